@@ -33,6 +33,8 @@ IMPORTED = [
     "pydantic.type_adapter",
     "shardio.loader.data_loader",
     "shardio.cli.main",
+    *(f"shardio.cli.{name}" for name in ("bench", "check", "dups", "info", "pack", "train", "verify", "view")),
+    "shardio.packing.packer",
     "pytest",
 ]
 """What the processes have imported when they begin."""

@@ -37,7 +37,7 @@ def append(
     from shardio.shards import open_table
 
     num_before = open_table(out).manifest.num_samples
-    with reporting(as_json=as_json, doing="packing", done="packed") as progress:
+    with reporting(as_json=as_json, doing="packing") as progress:
         manifest = packing.append(out, more, copy=copy, layout=layout, num_workers=num_workers, progress=progress)
     num_added = manifest.num_samples - num_before
     if as_json:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardio.cli.console import count, value_errors_as_usage_errors
-from shardio.cli.progress import CountReporter
+from shardio.cli.progress import ProgressReporter
 from shardio.cli.terminal import echo, printable
 from shardio.looking import DEFAULT_THRESHOLD, MAX_THRESHOLD
 
@@ -87,7 +87,7 @@ def dups(
         sources = [stack.enter_context(open_source(name)) for name in names]
         opened = stack.pop_all()
     with opened:
-        with CountReporter("hashing", "images") as reporter:
+        with ProgressReporter("hashing", "images") as reporter:
             report = find_duplicates(
                 sources,
                 threshold=None if exact else near,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardio.cli.console import count, format_bytes
-from shardio.cli.progress import ShardProgress
+from shardio.cli.progress import ProgressReporter
 from shardio.cli.terminal import echo, printable
 from shardio.errors import FormatError
 
@@ -41,16 +41,17 @@ def index(
     found = _find_tars(tars)
     reports, failures = list[dict[str, Any]](), dict[str, str]()
     has_repeated = False
-    with ShardProgress("indexing") as progress:
-        progress.found(sum(tar.stat().size for tar in found))
+    with ProgressReporter("indexing", "tars") as progress:
+        progress.start(len(found))
         for tar in found:
             try:
                 report = index_tar(tar)
             except (FormatError, OSError) as error:
                 failures[str(tar)] = str(error)
+                progress.advance(1)
                 echo(f"error: {error}", err=True)
                 continue
-            progress.verified(report.num_samples, tar.stat().size)
+            progress.advance(1, tar.stat().size)
             has_repeated = has_repeated or bool(report.repeated)
             if as_json:
                 reports.append(_dump(report))

@@ -4,53 +4,71 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 import shardio
-from shardio.cli.append import append
-from shardio.cli.augment import augment
-from shardio.cli.bench import bench
-from shardio.cli.cat import cat
-from shardio.cli.check import check
-from shardio.cli.dups import dups
-from shardio.cli.export_index import export_index
-from shardio.cli.extract import extract
-from shardio.cli.index import index
-from shardio.cli.info import info
-from shardio.cli.ls import ls
-from shardio.cli.merge import merge
-from shardio.cli.order import order
-from shardio.cli.pack import pack
-from shardio.cli.repair import repair
-from shardio.cli.reshard import reshard
-from shardio.cli.split import split
 from shardio.cli.terminal import echo, prepare_streams
-from shardio.cli.tile import tile, untile
-from shardio.cli.train import train
-from shardio.cli.verify import verify
-from shardio.cli.view import view
 from shardio.errors import ShardioError
 
+PANELS = {
+    "Make a dataset": ("pack", "index", "repair"),
+    "Change a dataset": ("append", "merge", "split", "reshard", "export-index"),
+    "Look into a dataset": ("info", "ls", "cat", "extract", "view", "dups"),
+    "Check a dataset or a loader": ("verify", "check", "order"),
+    "Transform and train": ("augment", "bench", "train"),
+    "Single JPEG files": ("tile", "untile"),
+}
+"""The commands by the panel of ``shardio --help`` that lists them.
+
+Each command is the function of its name in the module of its name, such as ``shardio.cli.export_index:export_index``.
+"""
+
+PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
+
+
+class Commands(Mapping[str, Any]):
+    """The commands by name, for typer. A command's module is imported when the command is looked up."""
+
+    def __getitem__(self, name: str) -> Any:
+        return _load_command(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(PANEL_OF)
+
+    def __len__(self) -> int:
+        return len(PANEL_OF)
+
+
+@cache
+def _load_command(name: str) -> Any:
+    """Import a command's module, and return the command as typer makes it. Unknown names raise KeyError."""
+    panel, function_name = PANEL_OF[name], name.replace("-", "_")
+    single = typer.Typer(add_completion=False)
+    function = getattr(import_module(f"shardio.cli.{function_name}"), function_name)
+    single.command(name, rich_help_panel=panel)(function)
+    return typer.main.get_command(single)
+
+
+class CommandGroup(TyperGroup):
+    """All commands. Running one imports only its own module; ``--help`` imports all of them."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{**settings, "commands": Commands()})
+
+
 app = typer.Typer(
+    cls=CommandGroup,
     help="Pack images into tar shards, and load them for training: each sample exactly once, in a reproducible order.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-PANELS = {
-    "Make a dataset": (pack, index, repair),
-    "Change a dataset": (append, merge, split, reshard, export_index),
-    "Look into a dataset": (info, ls, cat, extract, view, dups),
-    "Check a dataset or a loader": (verify, check, order),
-    "Transform and train": (augment, bench, train),
-    "Single JPEG files": (tile, untile),
-}
-"""The commands by the panel of ``shardio --help`` that lists them."""
-
-for panel, commands in PANELS.items():
-    for command in commands:
-        app.command(rich_help_panel=panel)(command)
 
 
 @app.callback(invoke_without_command=True)

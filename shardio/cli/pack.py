@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from shardio.classes import check_classes
-from shardio.cli.console import PackReporter, value_errors_as_usage_errors
-from shardio.cli.loading import find_class_folders, has_class_folders
+from shardio.cli.class_names import read_classes
+from shardio.cli.console import value_errors_as_usage_errors
 from shardio.cli.pack_summary import report
+from shardio.cli.progress import ProgressReporter
 from shardio.cli.sizes import MaxShardSize
 from shardio.cli.terminal import echo
 from shardio.images import DEFAULT_MAX_PIXELS, ConvertedFormat
@@ -33,13 +33,17 @@ from shardio.packing import (
     pack_parts,
     pack_source,
 )
-from shardio.shards import open_table
-from shardio.storage import read_as_utf8
 
 
 def pack(
-    images: Annotated[
-        Path, typer.Argument(metavar="IMAGES", help="Class folders with images, or a flat directory of images.")
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SOURCE",
+            help="Class folders with images, a flat directory, or the dataset of another tool: Parquet files, a saved "
+            "dataset of Hugging Face's, tars, MDS shards, LitData chunks, an LMDB environment, or a CSV or JSON Lines "
+            "file of paths.",
+        ),
     ],
     out: Annotated[
         Path,
@@ -196,7 +200,7 @@ def pack(
         Engine,
         typer.Option(
             help="Where to pack: in processes of this machine, or on a Ray cluster, one task for each shard. All "
-            "machines of the cluster must see IMAGES and OUT under the same paths."
+            "machines of the cluster must see SOURCE and OUT under the same paths."
         ),
     ] = "processes",
     address: Annotated[
@@ -208,7 +212,7 @@ def pack(
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress and no summary.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Pack a directory of images into tar shards, with an index for each shard and a manifest.
+    """Pack images or the dataset of another tool into tar shards, with an index for each shard and a manifest.
 
     Rerun the same command to resume an interrupted pack.
 
@@ -228,7 +232,7 @@ def pack(
             check=not no_check,
         )
         names = None if classes is None else read_classes(classes)
-        source = make_options(
+        options = make_options(
             layout=layout,
             fields=None if fields is None else fields.split(","),
             converts=convert_to is not None,
@@ -242,13 +246,13 @@ def pack(
         parts = None if split is None else make_split(split, split_names)
     run = RunOptions(strict=strict, on_changed=on_changed, num_workers=num_workers, engine=engine, ray_address=address)
     start = time.perf_counter()
-    reporter = nullcontext(PackProgress()) if quiet or as_json else PackReporter()
+    reporter = nullcontext(PackProgress()) if quiet or as_json else ProgressReporter("packing")
     try:
         with reporter as progress:
             if parts is None:
-                results = {out: pack_source(images, out, settings, source, run, progress)}
+                results = {out: pack_source(source, out, settings, options, run, progress)}
             else:
-                by_name = pack_parts(images, out, parts, settings, source, run, progress)
+                by_name = pack_parts(source, out, parts, settings, options, run, progress)
                 results = {out / name: result for name, result in by_name.items()}
     except KeyboardInterrupt:
         echo("interrupted: finished shards are kept; rerun the same command to resume", err=True)
@@ -261,36 +265,3 @@ def make_split(fractions: str, names: str) -> Parts:
     each = fractions.split(",")
     chosen = names.split(",")
     return make_parts(each, chosen[: len(each)] if names == "train,val,test" else chosen)
-
-
-def read_classes(source: Path) -> tuple[str, ...]:
-    """Return the class names in a text file or of a dataset."""
-    if source.is_file() and source.suffix != ".json":
-        return check_classes(_read_lines(source))
-    if has_class_folders(source):
-        return check_classes(sorted(read_as_utf8(path.name) for path in find_class_folders(source)))
-    return check_classes(open_table(source).manifest)
-
-
-def _read_lines(path: Path) -> list[str]:
-    """Return a text file's lines without empty lines at its end.
-
-    Raises:
-        ValueError: If another line is empty, or the file is not UTF-8.
-    """
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} is not a UTF-8 text file: pass a text file with one class name per line, a packed directory, or "
-            "class folders"
-        ) from error
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
-    while lines and not lines[-1].strip():
-        lines.pop()
-    for line_number, line in enumerate(lines, 1):
-        if not line.strip():
-            raise ValueError(
-                f"line {line_number} of {path} is empty, but each line defines a label: delete it or write a class name"
-            )
-    return lines

@@ -1,105 +1,109 @@
-"""The progress of work on shards or images: a bar on a terminal, otherwise a line every few seconds."""
+"""The progress of long work on standard error: a bar on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from typing import TYPE_CHECKING
 
-from shardio.cli.console import LINE_EVERY_S, count, format_bytes, make_bar
+from shardio.cli.console import count, format_bytes
 from shardio.cli.terminal import echo
+from shardio.packing import PackProgress
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+LINE_EVERY_S = 5.0
+"""Seconds between progress lines if standard error is not a terminal."""
 
 
-class ShardProgress:
-    """Shows how many bytes of shards are done. A context manager.
+def make_bar() -> Progress:
+    """Return a progress bar on standard error, with a description, a rate and the remaining time."""
+    from rich.console import Console  # Only terminals need rich, which takes 30 ms.
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    Args:
-        doing: What is done with the shards, such as ``verifying``.
-    """
-
-    def __init__(self, doing: str) -> None:
-        self._doing = doing
-        self._bar = make_bar() if sys.stderr.isatty() else None
-        self.num_samples = self.num_shards = self.num_bytes = self._total_bytes = 0
-        self._start = self._last_line = time.monotonic()
-
-    def found(self, num_bytes: int) -> None:
-        """Receive the total size of the shards."""
-        self._total_bytes = num_bytes
-        self._start = self._last_line = time.monotonic()
-        if self._bar is not None:
-            self._bar.start()
-            self._bar.add_task(self._doing, total=num_bytes >> 20, rate="")
-
-    def verified(self, num_samples: int, num_bytes: int) -> None:
-        """Receive the numbers of samples and bytes of a shard that is done."""
-        self.num_samples += num_samples
-        self.num_shards += 1
-        self.num_bytes += num_bytes
-        now = time.monotonic()
-        rate = f"{format_bytes(self.num_bytes / max(now - self._start, 1e-9))}/s"
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=self.num_bytes >> 20, rate=f"MiB, {rate}")
-        elif now - self._last_line >= LINE_EVERY_S:
-            self._last_line = now
-            done = f"{format_bytes(self.num_bytes)} of {format_bytes(self._total_bytes)}"
-            echo(f"{self._doing}: {count(self.num_shards, 'shard')}, {done}, {rate}", err=True)
-
-    @property
-    def elapsed_s(self) -> float:
-        """The time since the start, in seconds."""
-        return time.monotonic() - self._start
-
-    def __enter__(self) -> ShardProgress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
 
 
-class CountReporter:
-    """Shows how much of a number of things is done, on standard error: a bar on a terminal, else lines.
+class ProgressReporter(PackProgress):
+    """Shows how many things are done. A context manager. Threads may report at the same time.
 
-    A context manager.
+    Attributes:
+        num_done: The number of things that are done.
+        num_bytes: Their size in bytes, if reported.
+        num_samples: The number of samples in them, if reported.
 
     Args:
-        verb: What is being done, such as "hashing".
+        doing: What is being done, such as ``verifying``.
         noun: What is counted, in the plural.
     """
 
-    def __init__(self, verb: str, noun: str) -> None:
-        self._verb, self._noun = verb, noun
-        self._bar = make_bar() if sys.stderr.isatty() else None
-        self._num_done = self._total = 0
+    def __init__(self, doing: str, noun: str = "samples") -> None:
+        self.num_done = self.num_bytes = self.num_samples = 0
+        self._doing, self._noun = doing, noun
+        self._total = 0
+        self._lock = threading.Lock()
+        self._bar: Progress | None = None
         self._start = self._last_line = time.monotonic()
 
     def start(self, total: int) -> None:
         """Begin, given the number of things."""
         self._total = total
         self._start = self._last_line = time.monotonic()
-        if self._bar is not None and total:
+        if total and sys.stderr.isatty():
+            self._bar = make_bar()
             self._bar.start()
-            self._bar.add_task(self._verb, total=total, rate="")
+            self._bar.add_task(self._doing, total=total, rate="")
 
-    def advance(self, num_done: int) -> None:
-        """Report that further things are done."""
-        self._num_done += num_done
-        now = time.monotonic()
-        rate = self._num_done / max(now - self._start, 1e-9)
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=self._num_done, rate=f"{rate:.0f} {self._noun}/s")
-        elif now - self._last_line >= LINE_EVERY_S:
-            self._last_line = now
-            left_s = (self._total - self._num_done) / rate
-            echo(
-                f"{self._verb}: {self._num_done} of {self._total} {self._noun}, {rate:.0f} {self._noun}/s, "
-                f"about {left_s:.0f} s left",
-                err=True,
-            )
+    def advance(self, num_done: int, num_bytes: int = 0, num_samples: int = 0) -> None:
+        """Report that further things are done, their size in bytes, and the number of samples in them."""
+        with self._lock:
+            self.num_done += num_done
+            self.num_bytes += num_bytes
+            self.num_samples += num_samples
+            now = time.monotonic()
+            if self._bar is not None:
+                self._bar.update(self._bar.task_ids[0], completed=self.num_done, rate=self._rate(now))
+            elif now - self._last_line >= LINE_EVERY_S:
+                self._last_line = now
+                left_s = (now - self._start) * (self._total / self.num_done - 1) if self.num_done else float("inf")
+                echo(
+                    f"{self._doing}: {self.num_done} of {self._total} {self._noun}, {self._rate(now)}, "
+                    f"about {left_s:.0f} s left",
+                    err=True,
+                )
 
-    def __enter__(self) -> CountReporter:
+    def planned(self, num_samples: int, num_bytes: int) -> None:
+        self.start(num_samples)
+        if self._bar is None:
+            echo(f"{self._doing} {count(num_samples, 'sample')}, {format_bytes(num_bytes)}", err=True)
+
+    def packed(self, num_samples: int, num_bytes: int) -> None:
+        self.advance(num_samples, num_bytes)
+
+    @property
+    def elapsed_s(self) -> float:
+        """The time since the start, in seconds."""
+        return time.monotonic() - self._start
+
+    def __enter__(self) -> ProgressReporter:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+    def _rate(self, now: float) -> str:
+        seconds = max(now - self._start, 1e-9)
+        rate = self.num_done / seconds
+        bytes_rate = f", {format_bytes(self.num_bytes / seconds)}/s" if self.num_bytes else ""
+        return f"{rate:.{1 if rate < 10 else 0}f} {self._noun}/s{bytes_rate}"

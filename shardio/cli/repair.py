@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from shardio.cli.class_names import read_classes
 from shardio.cli.console import count, format_bytes, value_errors_as_usage_errors
-from shardio.cli.pack import read_classes
 from shardio.cli.terminal import echo, printable
 from shardio.whole_writes import remove_unfinished
 

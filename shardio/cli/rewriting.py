@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardio.cli.console import PackReporter, count, format_bytes, value_errors_as_usage_errors
+from shardio.cli.console import count, format_bytes, value_errors_as_usage_errors
+from shardio.cli.progress import ProgressReporter
 from shardio.cli.terminal import echo
 from shardio.packing import PackProgress
 
@@ -24,9 +25,9 @@ OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="A new or empty
 
 
 @contextmanager
-def reporting(*, as_json: bool, doing: str = "copying", done: str = "copied") -> Iterator[PackProgress]:
+def reporting(*, as_json: bool, doing: str = "copying") -> Iterator[PackProgress]:
     """Report progress on standard error unless ``as_json``, and turn wrong settings into usage errors."""
-    reporter = nullcontext(PackProgress()) if as_json else PackReporter(doing, done)
+    reporter = nullcontext(PackProgress()) if as_json else ProgressReporter(doing)
     with value_errors_as_usage_errors(), reporter as progress:
         yield progress
 

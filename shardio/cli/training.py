@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.utils.data import Subset
 
-from shardio.cli.console import make_bar
 from shardio.cli.loading import has_class_folders
+from shardio.cli.progress import make_bar
 from shardio.cli.recipes import make_transform
 from shardio.cli.terminal import echo
 from shardio.datasets import EpochSampler, ImageFolder, ShardMapDataset

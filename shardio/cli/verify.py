@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shardio.cli.console import count, format_bytes
-from shardio.cli.progress import ShardProgress
+from shardio.cli.progress import ProgressReporter
 from shardio.cli.terminal import echo, printable
+
+if TYPE_CHECKING:
+    from shardio.shards.shard_problems import ContentCheck
 
 SHOWN = 20
 """The maximum number of problems of each kind to print."""
@@ -36,14 +39,16 @@ def verify(
 
     Example: shardio verify out --deep
     """
-    from shardio.decoding.verification import check_image
     from shardio.shards import find_problems
 
+    check_content: ContentCheck | None = None
+    if deep:
+        from shardio.decoding.verification import check_image
+
+        check_content = check_image
     problems, kinds = [], Counter[str]()
-    with ShardProgress("verifying") as progress:
-        for problem in find_problems(
-            source, check_content=check_image if deep else None, num_workers=workers, progress=progress
-        ):
+    with ProgressReporter("verifying", "shards") as progress:
+        for problem in find_problems(source, check_content=check_content, num_workers=workers, progress=progress):
             kinds[problem.kind] += 1
             if as_json:
                 problems.append(problem.dump())
@@ -53,7 +58,7 @@ def verify(
         values = {
             "problems": problems,
             "kinds": dict(kinds),
-            "shards": progress.num_shards,
+            "shards": progress.num_done,
             "samples": progress.num_samples,
             "bytes": progress.num_bytes,
             "elapsed_s": progress.elapsed_s,
@@ -66,7 +71,7 @@ def verify(
         found = ", ".join(f"{num_problems} {kind}" for kind, num_problems in kinds.items())
         summary = f"{count(kinds.total(), 'problem')} ({found})" if kinds else "no problems"
         rate = f"{format_bytes(progress.num_bytes / max(progress.elapsed_s, 1e-9))}/s"
-        read = f"{count(progress.num_shards, 'shard')}, {count(progress.num_samples, 'sample')}"
+        read = f"{count(progress.num_done, 'shard')}, {count(progress.num_samples, 'sample')}"
         echo(f"{summary} in {read}, {format_bytes(progress.num_bytes)} ({progress.elapsed_s:.1f} s, {rate})")
     if kinds:
         raise typer.Exit(1)

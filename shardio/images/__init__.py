@@ -1,40 +1,47 @@
 """Decode images: only the parts that a crop needs, with exactly the pixels of a full decode."""
 
-from shardio.images.by_kernel import why_not_by_kernel
-from shardio.images.by_libjpeg import JpegPicture
-from shardio.images.chunk import IMAGES_AT_ONCE, DecodeError, RenderedImages, render_chunk, render_crops
-from shardio.images.crop_plan import Boxes, CropPlan, PlannedCrop, PlanRow, Rows, Sizes
-from shardio.images.decode import decode_image, decode_pil
-from shardio.images.editing import Operations, edit_images, make_operations
-from shardio.images.formats import (
-    CONVERTIBLE,
-    IMAGE_FIELDS,
-    IMAGE_FORMATS,
-    ConvertedFormat,
-    describe_other_images,
-    find_field,
-    find_format,
-    holds_images,
-    is_convertible,
-    read_format,
-)
-from shardio.images.kernel import check_kernel, find_kernel, prepare_kernel, why_no_kernel
-from shardio.images.moving import move_boxes, move_mask, move_points
-from shardio.images.normalizing import Floats, normalize_floats, normalize_image
-from shardio.images.opening import open_image
-from shardio.images.orientation import Orientation
-from shardio.images.pictures import (
-    DECODER_DESCRIPTIONS,
-    DEFAULT_MAX_PIXELS,
-    DecodedPicture,
-    DecoderName,
-    Picture,
-    TooManyPixels,
-    sizes_of,
-)
-from shardio.images.pixels import Pixels
-from shardio.images.resizing import Resampling, resize, use_one_thread
-from shardio.images.unconverted import decode_unconverted, decode_unconverted_pil
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardio.lazy import import_on_use
+
+if TYPE_CHECKING:
+    from shardio.images.by_kernel import why_not_by_kernel
+    from shardio.images.by_libjpeg import JpegPicture
+    from shardio.images.chunk import IMAGES_AT_ONCE, DecodeError, RenderedImages, render_chunk, render_crops
+    from shardio.images.crop_plan import Boxes, CropPlan, PlannedCrop, PlanRow, Rows, Sizes
+    from shardio.images.decode import decode_image, decode_pil
+    from shardio.images.editing import Operations, edit_images, make_operations
+    from shardio.images.formats import (
+        CONVERTIBLE,
+        IMAGE_FIELDS,
+        IMAGE_FORMATS,
+        ConvertedFormat,
+        describe_other_images,
+        find_field,
+        find_format,
+        holds_images,
+        is_convertible,
+        read_format,
+    )
+    from shardio.images.kernel import check_kernel, find_kernel, prepare_kernel, why_no_kernel
+    from shardio.images.moving import move_boxes, move_mask, move_points
+    from shardio.images.normalizing import Floats, normalize_floats, normalize_image
+    from shardio.images.opening import open_image
+    from shardio.images.orientation import Orientation
+    from shardio.images.pictures import (
+        DECODER_DESCRIPTIONS,
+        DEFAULT_MAX_PIXELS,
+        DecodedPicture,
+        DecoderName,
+        Picture,
+        TooManyPixels,
+        sizes_of,
+    )
+    from shardio.images.pixels import Pixels
+    from shardio.images.resizing import Resampling, resize, use_one_thread
+    from shardio.images.unconverted import decode_unconverted, decode_unconverted_pil
 
 __all__ = [
     "CONVERTIBLE",
@@ -91,3 +98,27 @@ __all__ = [
     "why_no_kernel",
     "why_not_by_kernel",
 ]
+
+__getattr__ = import_on_use(
+    __name__,
+    {
+        ".by_kernel": "why_not_by_kernel",
+        ".by_libjpeg": "JpegPicture",
+        ".chunk": "IMAGES_AT_ONCE DecodeError RenderedImages render_chunk render_crops",
+        ".crop_plan": "Boxes CropPlan PlannedCrop PlanRow Rows Sizes",
+        ".decode": "decode_image decode_pil",
+        ".editing": "Operations edit_images make_operations",
+        ".formats": "CONVERTIBLE IMAGE_FIELDS IMAGE_FORMATS ConvertedFormat describe_other_images find_field "
+        "find_format holds_images is_convertible read_format",
+        ".kernel": "check_kernel find_kernel prepare_kernel why_no_kernel",
+        ".moving": "move_boxes move_mask move_points",
+        ".normalizing": "Floats normalize_floats normalize_image",
+        ".opening": "open_image",
+        ".orientation": "Orientation",
+        ".pictures": "DECODER_DESCRIPTIONS DEFAULT_MAX_PIXELS DecodedPicture DecoderName Picture TooManyPixels "
+        "sizes_of",
+        ".pixels": "Pixels",
+        ".resizing": "Resampling resize use_one_thread",
+        ".unconverted": "decode_unconverted decode_unconverted_pil",
+    },
+)

@@ -13,13 +13,10 @@ from shardio.images.jpeg import has_tiles
 from shardio.images.jpeg.codec import decode_whole, prepare_part
 from shardio.images.jpeg.head import JpegHead, read_head, why_irregular
 from shardio.images.jpeg.regions import Box
-from shardio.images.jpeg.standard import APP1, JPEG_START
+from shardio.images.jpeg.standard import APP1, JPEG_START, USUAL_FACTORS
 from shardio.images.orientation import UPRIGHT, Orientation, Turn, read_jpeg_turn
 from shardio.images.pictures import Part, Picture, check_size
 from shardio.images.pixels import Pixels
-
-_USUAL_FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in [(1, 1), (2, 1), (2, 2), (1, 2), (4, 1), (1, 4)])
-"""Sampling factors of 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1 and 4:4:1."""
 
 
 class JpegPicture(Picture):
@@ -92,7 +89,7 @@ def _can_convert(content: bytes, head: JpegHead) -> bool:
     """Return whether simplejpeg can convert a JPEG to RGB. It needs 1 or 3 components and known sampling factors."""
     if len(head.factors) not in (1, 3) or not head.height or not head.width:
         return False
-    if len(head.factors) == 1 or head.factors in _USUAL_FACTORS:
+    if len(head.factors) == 1 or head.factors in USUAL_FACTORS:
         return True
     try:
         simplejpeg.decode_jpeg_header(content)

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from shardio.images import (
-    DEFAULT_MAX_PIXELS,
-    IMAGE_FORMATS,
-    TooManyPixels,
-    decode_image,
-    decode_unconverted,
-    find_format,
-)
+from shardio.images import DEFAULT_MAX_PIXELS, IMAGE_FORMATS, TooManyPixels, find_format
 
 
 def find_mislabelled(field: str, content: bytes) -> str | None:
@@ -26,6 +19,8 @@ def why_rejected(field: str, content: bytes, max_pixels: int | None) -> str | No
         content: The content of the image file.
         max_pixels: Larger images are rejected; None for Pillow's limit.
     """
+    from shardio.images import decode_image, decode_unconverted  # Packing without a check does not need decoders.
+
     if find_format(content) is None:
         return "is not an image"
     # A mask's values are read as they are stored: conversion to RGB may be impossible.

@@ -11,8 +11,6 @@ from typing import Any
 from shardio.errors import PackError
 from shardio.images import DEFAULT_MAX_PIXELS, TooManyPixels
 from shardio.images.jpeg import has_tiles
-from shardio.images.kernel import compiled_functions
-from shardio.images.tiling import NotTileable, reencode_jpeg, tile_jpeg
 from shardio.packing.plan import PackSettings
 from shardio.packing.sources.files import FileProblem
 from shardio.packing.sources.source import SourceSample
@@ -106,6 +104,8 @@ def require_compiled_functions() -> None:
     Raises:
         PackError: If shardio was built without them for this processor, and numba is not installed.
     """
+    from shardio.images.kernel import compiled_functions
+
     try:
         compiled_functions()
     except ImportError as error:
@@ -123,6 +123,8 @@ def choose_rewrite(settings: PackSettings) -> Rewrite:
     """
     if settings.jpeg == "copy":
         return lambda content: (content, TILED if has_tiles(content) else "copied")
+    from shardio.images.tiling import NotTileable, reencode_jpeg, tile_jpeg  # Copying does not need it.
+
     require_compiled_functions()
     quality, max_pixels = settings.quality or DEFAULT_QUALITY, settings.max_pixels or DEFAULT_MAX_PIXELS
 
@@ -151,3 +153,20 @@ def choose_rewrite(settings: PackSettings) -> Rewrite:
 def is_jpeg(content: bytes) -> bool:
     """Return whether a content begins as a JPEG does."""
     return content.startswith(_JPEG_START)
+
+
+def tiling_proves_soundness(content: bytes, max_pixels: int | None) -> bool:
+    """Return whether an image needs no other check if it can be tiled, which reads every code of a JPEG.
+
+    Args:
+        content: The content of an image file.
+        max_pixels: The largest permitted number of pixels; None for Pillow's limit.
+    """
+    from shardio.images.tiling import decodes_if_tileable
+
+    if not is_jpeg(content):
+        return False
+    try:
+        return decodes_if_tileable(content, max_pixels=max_pixels or DEFAULT_MAX_PIXELS)
+    except ValueError:  # The check will say what is wrong with its head.
+        return False

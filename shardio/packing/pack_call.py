@@ -56,7 +56,7 @@ def pack(
     engine: Engine = "processes",
     ray_address: str | None = None,
 ) -> Manifest:
-    """Pack a directory of images into tar shards.
+    """Pack images, or the dataset of another tool, into tar shards.
 
     ``src/class/…/name.jpg`` becomes the members ``class/…/name.jpg`` and ``class/…/name.cls`` of a shard. Files
     with the same stem become further fields of the sample. Image bytes are copied unchanged unless ``jpeg`` says

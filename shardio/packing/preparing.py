@@ -17,7 +17,7 @@ from shardio.images import (
     is_convertible,
 )
 from shardio.packing.checking import find_mislabelled, why_rejected
-from shardio.packing.jpegs import DEFAULT_QUALITY, JpegTally, choose_rewrite, is_jpeg
+from shardio.packing.jpegs import DEFAULT_QUALITY, TILED, JpegTally, choose_rewrite, is_jpeg, tiling_proves_soundness
 from shardio.packing.packed_shard import RejectedSample
 from shardio.packing.plan import PackSettings
 from shardio.packing.sources.files import FileProblem
@@ -139,15 +139,29 @@ class Preparation:
         to = self._settings.convert_to
         if to is not None and is_convertible(field):
             self._convert(image, to)
-        if image.converted_from is None and self._settings.check:
-            if (why := why_rejected(image.field, content, self._settings.max_pixels)) is not None:
-                raise _RejectedError(field, why)
-            image.mislabelled_as = find_mislabelled(image.field, content)
+        is_kept = image.converted_from is None
+        needs_check = is_kept and self._settings.check
+        can_prove = (
+            needs_check
+            and self._settings.jpeg == "tile"
+            and tiling_proves_soundness(content, self._settings.max_pixels)
+        )
+        if needs_check and not can_prove:
+            self._check(image.field, content)
         if is_jpeg(image.content) and is_convertible(image.field):
             image.num_bytes_before = len(image.content)
-            rewrite = self._rewrite if image.converted_from is None else self._rewrite_converted
+            rewrite = self._rewrite if is_kept else self._rewrite_converted
             image.content, image.jpeg_outcome = rewrite(image.content)
+        if can_prove and image.jpeg_outcome != TILED:
+            self._check(image.field, content)
+        if needs_check:
+            image.mislabelled_as = find_mislabelled(image.field, content)
         return image
+
+    def _check(self, field: str, content: bytes) -> None:
+        """Raise _RejectedError if an image cannot be decoded."""
+        if (why := why_rejected(field, content, self._settings.max_pixels)) is not None:
+            raise _RejectedError(field, why)
 
     def _convert(self, image: _PreparedImage, to: ConvertedFormat) -> None:
         """Convert an image if it is in another format, and give its field the name of the format."""

@@ -40,10 +40,9 @@ class KeyColumn:
 
     def hash_all(self) -> NDArray[np.uint64]:
         """Return the hash of each key, uint64 [n]: see :func:`hash_key`."""
-        bounds = self.bounds.tolist()
-        view = memoryview(self.content)
+        bounds = pairwise(self.bounds.tolist())
         return np.fromiter(
-            (xxhash.xxh3_64_intdigest(view[start:stop]) for start, stop in pairwise(bounds)), np.uint64, len(bounds) - 1
+            (xxhash.xxh3_64_intdigest(self.content[start:stop]) for start, stop in bounds), np.uint64, len(self)
         )
 
 

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from shardio.errors import FormatError
 from shardio.shards.index_columns import IndexColumns
 from shardio.shards.manifest import ShardEntry
 from shardio.shards.member_names import MemberNames
+from shardio.shards.plain_headers import are_plain_headers
 from shardio.shards.problems import Problem, ProblemKind
 from shardio.shards.tar import BLOCK, MAX_MEMBER, MAX_PLAIN_NAME, TOO_LARGE, header_fits
 from shardio.shards.tar_scan import check_end
@@ -18,6 +20,9 @@ from shardio.storage import Location, StoredFile, read_pieces
 
 ContentCheck = Callable[[str, bytes], str | None]
 """Returns what is wrong with a content, given the name of its field; None if nothing is wrong."""
+
+MEMBERS_AT_ONCE = 512
+"""About how many headers to compare at once. Fewer make numpy's calls cost more; more leave the processor's cache."""
 
 
 def find_entry_problems(
@@ -61,6 +66,7 @@ class ShardVerification:
         order = np.argsort(self._starts, kind="stable")
         self._members, self._starts = self._members[order], self._starts[order]
         self._stops = self._starts + columns.sizes.ravel()[self._members]
+        self._suffixes = [f".{field}".encode(errors="surrogateescape") for field in columns.header.fields]
 
     def find_problems(self) -> Iterator[Problem]:
         """Yield the problems: first those of the whole tar, then those of its members in tar order."""
@@ -72,28 +78,28 @@ class ShardVerification:
             message = "its index is damaged: it has sizes without offsets, or offsets without sizes"
             yield Problem(kind="index", where=str(tar.location), message=message)
         yield from self._leave_out_impossible()
-        digest, doubted, found = xxhash.xxh3_128(), list[int](), list[Problem]()
+        digest, doubted, found = xxhash.xxh3_128(), set[int](), list[Problem]()
         intact = np.ones(len(self._starts), np.bool_)
-        hashes = self._columns.hashes.ravel()[self._members].tolist()
-        content, bounds = self._columns.keys.content, self._columns.keys.bounds.tolist()  # Faster than arrays here.
-        suffixes = [f".{field}".encode(errors="surrogateescape") for field in header.fields]
-        samples, field_indices = self._places()
-        sizes = (self._stops - self._starts).tolist()
-        for i, block, content_hash in _read_members(tar, self._starts.tolist(), self._stops.tolist(), digest):
-            sample = samples[i]
-            key = content[bounds[sample] : bounds[sample + 1]]
-            if not _proves_name(block, key, suffixes[field_indices[i]], sizes[i]):
-                doubted.append(i)
-            if content_hash != hashes[i]:
-                intact[i] = False
-                message = f"the content is damaged: {sizes[i]} bytes with xxh3-64 {content_hash:016x}, expected "
-                found.append(self._problem("content", i, f"{message}{hashes[i]:016x}"))
+        hashes, first = self._columns.hashes.ravel()[self._members], 0
+        for blocks, content_hashes in _read_members(tar, self._starts, self._stops, digest):
+            stop = first + len(blocks)
+            doubted.update(self._doubt_names(blocks, first, stop))
+            is_damaged = content_hashes != hashes[first:stop]
+            intact[first:stop] = ~is_damaged
+            for row in np.flatnonzero(is_damaged).tolist():
+                num_bytes = self._stops[first + row] - self._starts[first + row]
+                message = (
+                    f"the content is damaged: {num_bytes} bytes with xxh3-64 {content_hashes[row]:016x}, expected "
+                    f"{hashes[first + row]:016x}"
+                )
+                found.append(self._problem("content", first + row, message))
+            first = stop
         is_same = digest.hexdigest() == header.digest
         if not is_same:
             message = f"the tar has xxh3-128 {digest.hexdigest()}, expected {header.digest}"
             yield Problem(kind="digest", where=str(tar.location), message=message)
         if doubted or not is_same or not self._is_covered():
-            found += self._compare_names(set(doubted))
+            found += self._compare_names(doubted)
         if self._check_content is not None:
             found += self._check_contents(self._check_content, np.flatnonzero(intact).tolist())
         yield from sorted(found, key=lambda problem: problem.offset or 0)
@@ -117,6 +123,20 @@ class ShardVerification:
                 yield self._problem("content", i, f"it has {stops[i] - starts[i]} bytes, {TOO_LARGE}")
         kept = ~(is_outside | overlaps)
         self._members, self._starts, self._stops = self._members[kept], starts[kept], stops[kept]
+
+    def _doubt_names(self, blocks: NDArray[np.uint8], first: int, stop: int) -> Iterator[int]:
+        """Yield the places of the members from ``first`` to ``stop`` whose plain headers do not prove name and size."""
+        field_indices, samples = np.divmod(self._members[first:stop], len(self._columns.keys))
+        keys, suffixes = self._columns.keys, self._suffixes
+        parts = zip(
+            keys.bounds[samples].tolist(), keys.bounds[samples + 1].tolist(), field_indices.tolist(), strict=True
+        )
+        names = [keys.content[start:end] + suffixes[field_index] for start, end, field_index in parts]
+        sizes = self._stops[first:stop] - self._starts[first:stop]
+        for row in np.flatnonzero(~are_plain_headers(blocks, names, sizes)).tolist():
+            block, key, suffix = blocks[row].tobytes(), keys[samples[row]], suffixes[field_indices[row]]
+            if not _proves_name(block, key, suffix, int(sizes[row])):
+                yield first + row
 
     def _is_covered(self) -> bool:
         """Return whether the tar holds nothing but the members in the index, each with one header block."""
@@ -203,31 +223,50 @@ def _proves_name(block: bytes, key: bytes, suffix: bytes, num_bytes: int) -> boo
 
 
 def _read_members(
-    tar: StoredFile, starts: list[int], stops: list[int], digest: xxhash.xxh3_128
-) -> Iterator[tuple[int, bytes, int]]:
-    """Read a tar once, in pieces. Update its digest, and yield each member's place, header block and xxh3-64.
+    tar: StoredFile, starts: NDArray[np.int64], stops: NDArray[np.int64], digest: xxhash.xxh3_128
+) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint64]]]:
+    """Read a tar once, in pieces, and update its digest. Yield the members' header blocks and xxh3-64, many at a time.
 
     Args:
         tar: The tar.
-        starts: The offsets of contents that do not overlap, sorted.
-        stops: Where the contents end.
+        starts: int64 [n], the offsets of contents that do not overlap, sorted.
+        stops: int64 [n], where the contents end.
         digest: Updated with all bytes.
+
+    Yields:
+        Header blocks, uint8 [k, 512], and hashes of contents, uint64 [k], of the next k members.
     """
     i, begin = 0, 0
-    head, partial = b"", xxhash.xxh3_64()
+    blocks, hashes = list[NDArray[np.uint8]](), list[int]()
+    head, partial = b"", xxhash.xxh3_64()  # Of a member that is only partly in the pieces so far.
     for piece in read_pieces(tar):
         digest.update(piece)
         end = begin + len(piece)
+        num_ended = int(np.searchsorted(stops, end, side="right"))
         while i < len(starts) and starts[i] - BLOCK < end:
-            start, stop = starts[i] - begin, stops[i] - begin
-            if start >= BLOCK and stop <= len(piece):  # Nearly always.
-                yield i, bytes(piece[start - BLOCK : start]), xxhash.xxh3_64_intdigest(piece[start:stop])
-                i += 1
+            if starts[i] - BLOCK >= begin and i < num_ended:  # Nearly always. All members up to num_ended are inside.
+                starts_here = starts[i:num_ended] - begin
+                blocks.append(_take_blocks(piece, starts_here - BLOCK))
+                bounds = zip(starts_here.tolist(), (stops[i:num_ended] - begin).tolist(), strict=True)
+                hashes += [xxhash.xxh3_64_intdigest(piece[start:stop]) for start, stop in bounds]
+                i = num_ended
                 continue
+            start, stop = int(starts[i]) - begin, int(stops[i]) - begin
             head += bytes(piece[max(0, start - BLOCK) : max(0, start)])
             partial.update(piece[max(0, start) : max(0, stop)])
             if stop > len(piece):
                 break
-            yield i, head, partial.intdigest()
+            blocks.append(np.frombuffer(head, np.uint8)[None])
+            hashes.append(partial.intdigest())
             head, partial, i = b"", xxhash.xxh3_64(), i + 1
+        if len(hashes) >= MEMBERS_AT_ONCE or (hashes and end == tar.size):
+            yield np.concatenate(blocks), np.array(hashes, np.uint64)
+            blocks.clear()
+            hashes.clear()
         begin = end
+
+
+def _take_blocks(piece: memoryview, offsets: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Return copies of the blocks at n offsets, uint8 [n, 512]."""
+    at_each_byte = np.ndarray((len(piece) - BLOCK + 1, BLOCK), np.uint8, buffer=piece, strides=(1, 1))
+    return at_each_byte[offsets]

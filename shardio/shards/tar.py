@@ -83,7 +83,7 @@ def header_fits(header: bytes, key: bytes, suffix: bytes, num_bytes: int) -> boo
         header.
     """
     name = key + suffix
-    if header.startswith(name + b"\0") and header[124:136] == b"%011o\0" % num_bytes:
+    if header.startswith(name + b"\0") and header[124:136] == b"%011o\0" % num_bytes and not header[345]:
         return True  # Nearly always.
     if num_bytes < 8**11 and _read_size(header) not in (num_bytes, None):
         return False
@@ -91,9 +91,8 @@ def header_fits(header: bytes, key: bytes, suffix: bytes, num_bytes: int) -> boo
         return True
     found = header[:MAX_PLAIN_NAME].split(b"\0", 1)[0]
     prefix = header[345:500].split(b"\0", 1)[0]
-    return any(
-        whole.startswith(key) and whole[len(key) :].lower() == suffix for whole in (found, prefix + b"/" + found)
-    )
+    whole = prefix + b"/" + found if prefix else found
+    return whole.startswith(key) and whole[len(key) :].lower() == suffix
 
 
 def _read_size(header: bytes) -> int | None:

@@ -35,11 +35,11 @@ MAX_DUPLICATES = 100_000
 class VerifyProgress(Protocol):
     """Receives progress reports."""
 
-    def found(self, num_bytes: int) -> None:
-        """Receive the total size of the tars; called once, before the first tar is read."""
+    def start(self, total: int) -> None:
+        """Receive the number of shards; called once, before the first tar is read."""
 
-    def verified(self, num_samples: int, num_bytes: int) -> None:
-        """Receive the numbers of samples and bytes of a shard; called for each shard."""
+    def advance(self, num_done: int, num_bytes: int, num_samples: int) -> None:
+        """Receive the numbers of shards, bytes and samples that are done since the last call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ def find_problems(
     shards, problems = find_shards(source)
     yield from problems
     if progress is not None:
-        progress.found(sum(shard.num_bytes for shard in shards))
+        progress.start(len(shards))
     num_threads = num_workers or min(MAX_WORKERS, count_processors())
     hashes = list[NDArray[np.uint64]]()
     with ThreadPoolExecutor(num_threads, thread_name_prefix="shardio-verify") as pool:
@@ -88,7 +88,7 @@ def find_problems(
                 yield from verified.problems
                 hashes.append(verified.key_hashes)
                 if progress is not None:
-                    progress.verified(len(verified.key_hashes), shard.num_bytes)
+                    progress.advance(1, shard.num_bytes, len(verified.key_hashes))
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     yield from _find_duplicates(shards, hashes)

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import shardio
+from shardio.cli.class_names import read_classes
 from shardio.cli.main import app
-from shardio.cli.pack import read_classes
 from shardio.cli.sizes import parse_shard_size
 from shardio.errors import PackError
 from shardio.packing import PackSettings, packer

@@ -272,5 +272,5 @@ def read_by_tarfile(content: bytes) -> list[tuple[str, int, int]] | None:
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
             return [(info.name, info.offset_data, info.size) for info in tar if info.isreg()]
-    except (tarfile.TarError, ValueError, EOFError, IndexError):
+    except (tarfile.TarError, ValueError, EOFError, IndexError, OverflowError):
         return None

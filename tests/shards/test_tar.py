@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from shardio.errors import FormatError
 from shardio.sample import Sample
 from shardio.shards import END, size_in_tar, write_shard
+from shardio.shards.tar import header_fits
 from shardio.shards.tar_scan import TarMember, TarScan
 from shardio.storage import parse_location
 from tests.tars import open_file, read_members, write_tar
@@ -187,3 +188,16 @@ def write_tar_with(path: Path, kind: bytes, name: str) -> None:
         other = tarfile.TarInfo(name)
         other.type, other.linkname = kind, "a.jpg"
         tar.addfile(other)
+
+
+def test_a_header_with_another_folder_does_not_fit() -> None:
+    """Long names are divided: the folder is elsewhere in the header, and what remains may be another member's name."""
+    folder, name = "f" * 90, "n" * 20 + ".JPG"
+    info = tarfile.TarInfo(f"{folder}/{name}")
+    info.size = 35
+    header = info.tobuf(tarfile.USTAR_FORMAT)
+    assert header.startswith(name.encode() + b"\0")
+    key = "n" * 20
+    assert header_fits(header, f"{folder}/{key}".encode(), b".jpg", 35)
+    assert not header_fits(header, key.encode(), b".jpg", 35)
+    assert not header_fits(header, f"other/{key}".encode(), b".jpg", 35)

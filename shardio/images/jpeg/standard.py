@@ -24,6 +24,9 @@ MAX_SEGMENT_LENGTH = 65535
 MAX_BLOCKS_IN_MCU = 10
 """The maximum number of blocks in an MCU, in a scan of several components (B.2.3)."""
 
+USUAL_FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in [(1, 1), (2, 1), (2, 2), (1, 2), (4, 1), (1, 4)])
+"""Sampling factors of 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1 and 4:4:1."""
+
 MAX_TABLE_ID = 3
 """Quantisation tables are numbered 0 to 3, and so are DC and AC Huffman tables (B.2.4)."""
 
@@ -42,6 +45,9 @@ MAX_DC = 2047
 
 MAX_DC_SYMBOL = 15
 """libjpeg refuses DC tables with larger symbols, whether the scan uses them or not (jdhuff.c)."""
+
+ICC_SIGNATURE = b"ICC_PROFILE\0"
+"""The beginning of an APP2 segment that contains a part of a colour profile (ICC.1:2022, annex B.4)."""
 
 EOB, ZRL = 0x00, 0xF0
 """The AC symbols for the end of the block and for sixteen zeros (F.1.2.2)."""

@@ -10,12 +10,11 @@ import simplejpeg
 from shardio.images.decode import decode_image
 from shardio.images.errors_of_pillow import errors_of_pillow
 from shardio.images.jpeg.head import JpegHead, read_head
-from shardio.images.jpeg.standard import APP0, APP2
+from shardio.images.jpeg.standard import APP0, APP2, ICC_SIGNATURE
 from shardio.images.pixels import Pixels
 from shardio.images.tiling.transcode import tile_jpeg
 from shardio.images.unconverted import decode_unconverted_pil
 
-_ICC = b"ICC_PROFILE\0"  # ICC.1:2022, annex B.4
 _SOI_LENGTH = 2
 
 
@@ -91,7 +90,7 @@ def _read_profile(content: bytes, head: JpegHead) -> bytes:
     return b"".join(
         content[segment.start : segment.stop]
         for segment in head.segments
-        if segment.marker == APP2 and content.startswith(_ICC, segment.payload_start)
+        if segment.marker == APP2 and content.startswith(ICC_SIGNATURE, segment.payload_start)
     )
 
 

@@ -91,14 +91,14 @@ def read_tokens(scan: Scan, interval: int) -> Tokens:
     # A token has at least one bit, and a block at most 64 tokens. Each interval may get a token that means nothing.
     max_tokens = min(8 * len(scan.data), 64 * scan.num_mcus * len(scan.blocks)) + num_intervals + _SLACK
     tokens = scratch("tokens", 4 * max_tokens).view(np.uint32)
-    bits = scratch("scan", len(scan.data) + READ_PADDING)
+    unstuffed = scratch("scan", len(scan.data) + READ_PADDING)
     stops = np.empty(num_intervals, np.int64)
     reader = np.empty(1, READER)
     call = np.zeros(1, SCAN)
     call[0] = (
         *(scan.data.ctypes.data, len(scan.data), scan.tables.ctypes.data),
         *(scan.components.ctypes.data, len(scan.components), scan.blocks.ctypes.data, len(scan.blocks)),
-        *(scan.num_mcus, scan.interval, interval, reader.ctypes.data, bits.ctypes.data, len(bits)),
+        *(scan.num_mcus, scan.interval, interval, reader.ctypes.data, unstuffed.ctypes.data, len(unstuffed)),
         *(tokens.ctypes.data, len(tokens), stops.ctypes.data, num_intervals),
         *(0, 0, 0, 0),
     )

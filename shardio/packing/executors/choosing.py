@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import Literal, Protocol
 
-from shardio.packing.executors.on_ray import OnRay, import_ray
-from shardio.packing.executors.worker_processes import InProcesses
 from shardio.packing.packed_shard import PackedShard
 from shardio.packing.plan import PackSettings
 from shardio.packing.progress import PackProgress
 from shardio.packing.shard_job import ShardJob, pack_shard
+from shardio.packing.sources.records import close_records
 from shardio.processors import count_processors
 
 Engine = Literal["processes", "ray"]
@@ -38,8 +37,11 @@ class PackExecutor(Protocol):
 
 def pack_here(jobs: Iterator[ShardJob], progress: PackProgress) -> Generator[tuple[int, PackedShard]]:
     """Pack one shard after the other in this process. See :class:`PackExecutor`."""
-    for job in jobs:
-        yield job.number, pack_shard(job, progress.packed)
+    try:
+        for job in jobs:
+            yield job.number, pack_shard(job, progress.packed)
+    finally:
+        close_records()
 
 
 def choose_executor(
@@ -61,11 +63,17 @@ def choose_executor(
         ray_address: The address of the Ray cluster; None to start Ray on this machine.
     """
     if engine == "ray":
+        from shardio.packing.executors.on_ray import OnRay, import_ray
+
         import_ray()
         return OnRay(address=ray_address, num_workers=num_workers)
     if num_workers is None:
-        does_decode = settings.check or settings.jpeg != "copy"
+        does_decode = settings.check or settings.jpeg != "copy" or settings.convert_to is not None
         worth = num_bytes // BYTES_PER_WORKER["decoded" if does_decode else "copied"]
         num_workers = min(MAX_WORKERS, count_processors(), worth)
     num_workers = min(num_workers, num_shards)
-    return InProcesses(num_workers=num_workers) if num_workers > 1 else pack_here
+    if num_workers <= 1:
+        return pack_here
+    from shardio.packing.executors.worker_processes import InProcesses  # It imports multiprocessing.
+
+    return InProcesses(num_workers=num_workers)

@@ -122,9 +122,9 @@ class FileTable:
             keys = [self.keys[row] for row in rows.tolist()]
             for i, name in enumerate(kind):
                 files = self.first_files[rows] + i
-                total[rows] += padded[files] + _header_sizes(keys, name.field, self.sizes[files])
+                total[rows] += padded[files] + header_sizes(keys, name.field, self.sizes[files])
             if self.labels is not None:
-                total[rows] += BLOCK + _header_sizes(keys, LABEL_FIELD, np.ones(len(rows), np.int64))
+                total[rows] += BLOCK + header_sizes(keys, LABEL_FIELD, np.ones(len(rows), np.int64))
         return total
 
     def digest(self) -> bytes:
@@ -137,7 +137,7 @@ class FileTable:
         return digest.digest()
 
 
-def _header_sizes(keys: Sequence[str], field: str, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+def header_sizes(keys: Sequence[str], field: str, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the sizes of the headers of one field's members, in bytes, int64 [n]."""
     headers = np.full(len(keys), BLOCK, np.int64)
     for i, (key, size) in enumerate(zip(keys, sizes.tolist(), strict=True)):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -44,9 +46,11 @@ def stat_file(path: str) -> SourceFile:
     """Return a file as it is now.
 
     Raises:
-        OSError: If it does not exist.
+        OSError: If it does not exist, or is a directory.
     """
     status = os.stat(path)  # noqa: PTH116  # A million Paths cost seconds.
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     return SourceFile(path, status.st_size, status.st_mtime_ns)
 
 

@@ -106,7 +106,7 @@ def scan_parquet(src: Path, options: SourceOptions) -> RecordScan:
 
 def _find_parquet(src: Path) -> list[Path]:
     if "*" in src.name:
-        return sorted(src.parent.glob(src.name))
+        return sorted(path for path in src.parent.glob(src.name) if path.suffix == ".parquet")
     for folder in (src, src / "data"):  # The second is Hugging Face's own.
         if found := [path for path in folder.glob("*.parquet") if path.name != "metadata.parquet"]:
             return sorted(found)
@@ -146,7 +146,9 @@ def _load(kind: Literal["parquet", "saved"], src: Path, files: Sequence[SourceFi
     try:
         import datasets
     except ImportError as error:
-        raise PackError(f"{src} is read by the package datasets ({error}): pip install datasets") from error
+        raise PackError(
+            f"{src} is read by the package datasets ({error}): pip install 'shardio-loader[parquet]'"
+        ) from error
     with _without_progress_bars(datasets):
         try:
             if kind == "saved":

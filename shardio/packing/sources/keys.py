@@ -9,6 +9,8 @@ from shardio.errors import PackError
 from shardio.images import IMAGE_FORMATS
 from shardio.packing.names import check_key
 
+_OTHER_COLUMN = "Choose another --key-column (key_column), or none to number the records"
+
 
 class Described(Protocol):
     """A dataset whose records have names in messages."""
@@ -16,13 +18,22 @@ class Described(Protocol):
     def describe(self, row: int) -> str: ...
 
 
-def make_keys(records: Described, values: Sequence[object], *, rename_dots: bool) -> list[str]:
+def make_keys(
+    records: Described,
+    values: Sequence[object],
+    *,
+    rename_dots: bool,
+    where: str = "in the key column",
+    remedy: str = _OTHER_COLUMN,
+) -> list[str]:
     """Return the keys of records, given the values of the key column.
 
     Args:
         records: Names the records in messages.
         values: Keys (``cats/0001``) or paths of images (``cats/0001.jpg``), one for each record.
         rename_dots: Whether each dot in the last part of a key becomes an underscore.
+        where: Where the values are, for messages.
+        remedy: What to do about an invalid key, for messages.
 
     Raises:
         PackError: If a value cannot be a key, or two records have the same key.
@@ -33,14 +44,12 @@ def make_keys(records: Described, values: Sequence[object], *, rename_dots: bool
             key = check_key(_make_key(value, rename_dots=rename_dots))
         except (TypeError, ValueError) as error:
             raise PackError(
-                f"{records.describe(row)} has {value!r} in the key column, which cannot be a key: {error}. Choose "
-                "another --key-column (key_column), or none to number the records; for dots, pass --rename-dots "
-                "(rename_dots=True)"
+                f"{records.describe(row)} has {value!r} {where}, which cannot be a key: {error}. {remedy}; for dots, "
+                "pass --rename-dots (rename_dots=True)"
             ) from error
         if (other := rows.setdefault(key, row)) != row:
             raise PackError(
-                f"{records.describe(other)} and {records.describe(row)} have the same key {key!r}: choose another "
-                "--key-column (key_column), or none to number the records"
+                f"{records.describe(other)} and {records.describe(row)} have the same key {key!r}. {remedy}"
             )
         keys.append(key)
     return keys

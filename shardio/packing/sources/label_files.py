@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import csv
-import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,9 @@ from numpy.typing import NDArray
 
 from shardio.classes import number_classes
 from shardio.errors import PackError
-from shardio.json_text import parse_json
 from shardio.packing.sources.files import SHOWN
 from shardio.packing.sources.keys import without_image_suffix
-from shardio.storage import parse_location
-
-Row = dict[str, Any]
+from shardio.packing.sources.table_rows import TABLE_SUFFIXES, read_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,13 +102,13 @@ def number_labels(
 
 def _read_labels(file: LabelFile) -> dict[str, str | int]:
     """Return the label of each key in a file: a class name or an integer."""
-    suffix = file.path.suffix.lower()
-    if suffix not in _READERS:
-        raise PackError(f"{file.path} is not a file of labels: pass a {', '.join(_READERS)} file")
+    if file.path.suffix.lower() not in TABLE_SUFFIXES:
+        raise PackError(f"{file.path} is not a file of labels: pass a {', '.join(TABLE_SUFFIXES)} file")
     labels, rows = dict[str, str | int](), dict[str, int]()
-    key_column, label_column = _columns(file)
+    key_column, label_column = file.key_column, file.label_column
+    columns = None if key_column is None or label_column is None else [key_column, label_column]
     try:
-        for number, row in enumerate(_READERS[suffix](file), 1):
+        for number, row in enumerate(read_rows(file.path, columns), 1):
             if key_column is None or label_column is None:
                 key_column, label_column = _choose_columns(file, list(row))
             for column in (key_column, label_column):
@@ -135,10 +131,6 @@ def _read_labels(file: LabelFile) -> dict[str, str | int]:
     if not labels:
         raise PackError(f"{file.path} has no rows")
     return labels
-
-
-def _columns(file: LabelFile) -> tuple[str | None, str | None]:
-    return file.key_column, file.label_column
 
 
 def _choose_columns(file: LabelFile, names: Sequence[str]) -> tuple[str, str]:
@@ -164,35 +156,3 @@ def as_label(value: Any) -> str | int | None:
     if isinstance(value, str):
         return int(value) if value.removeprefix("-").isdecimal() and value.isascii() else value
     return None
-
-
-def _read_csv(file: LabelFile) -> Iterator[Row]:
-    text = parse_location(file.path).read_whole().decode("utf-8-sig")
-    yield from csv.DictReader(io.StringIO(text, newline=""), strict=True)
-
-
-def _read_json_lines(file: LabelFile) -> Iterator[Row]:
-    for line in parse_location(file.path).read_whole().splitlines():
-        if line.strip():
-            if not isinstance(row := parse_json(line), dict):
-                raise ValueError(f"a line is not an object: {line[:40]!r}")
-            yield row
-
-
-def _read_parquet(file: LabelFile) -> Iterator[Row]:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise PackError(f"labels in Parquet need pyarrow ({error}): pip install pyarrow") from error
-    columns = None if None in _columns(file) else list(_columns(file))
-    content = parse_location(file.path).read_whole()
-    table = pyarrow.parquet.read_table(io.BytesIO(content), columns=columns)
-    for batch in table.to_batches():
-        yield from batch.to_pylist()
-
-
-_READERS: dict[str, Callable[[LabelFile], Iterator[Row]]] = {
-    ".csv": _read_csv,
-    ".jsonl": _read_json_lines,
-    ".parquet": _read_parquet,
-}

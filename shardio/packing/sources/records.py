@@ -15,7 +15,7 @@ from shardio.errors import PackError
 from shardio.images import find_field
 from shardio.packing.names import check_name
 from shardio.packing.sources.files import FileProblem, SourceFile, check_unchanged, find_change
-from shardio.packing.sources.keys import make_keys
+from shardio.packing.sources.keys import Described, make_keys
 from shardio.packing.sources.label_files import as_label, find_labels, number_labels
 from shardio.packing.sources.source import SourceOptions, SourceScan
 from shardio.sample import Sample
@@ -37,10 +37,7 @@ class RecordReader(Protocol):
 
 
 class Records(Protocol):
-    """A dataset of another tool. Worker processes receive it, and open it themselves: it holds paths and names.
-
-    Two of them are equal if they are the same dataset in the same state.
-    """
+    """A dataset of another tool. Worker processes receive it, and open it themselves: it holds paths and names."""
 
     @property
     def path(self) -> Path:
@@ -68,6 +65,7 @@ class RecordScan:
         keys: The value of the key column for each record; None to number the records.
         labels: The label of each record, an integer or a class name; None if the records have none.
         classes: The class names by label, if the dataset has them.
+        ignored: What does not belong to a record, as paths below the dataset.
     """
 
     records: Records
@@ -76,6 +74,7 @@ class RecordScan:
     keys: Sequence[str] | None = None
     labels: Sequence[int | str] | None = None
     classes: tuple[str, ...] = ()
+    ignored: Sequence[Path] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +88,7 @@ class RecordSample:
 
     def read(self) -> Sample:
         try:
-            found = _open(self.records).read(self.row)
+            found = _opened.get(self.records).read(self.row)
             fields = {name or find_field(content): content for name, content in found.items()}
             for name in fields:
                 check_name(self.key, name)  # It comes from the name of a column.
@@ -106,12 +105,20 @@ class RecordSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordTable:
-    """The records of a dataset in its order: see :class:`~shardio.packing.sources.source.SourceTable`."""
+    """The records of a dataset in its order: see :class:`~shardio.packing.sources.source.SourceTable`.
+
+    Attributes:
+        records: The dataset.
+        keys: The keys of the records.
+        sizes: int64 [n], the size of each record's fields in bytes.
+        tar_sizes: int64 [n], the size of each record in a tar in bytes.
+        labels: int64 [n]; None if the records have none, or have them among their fields.
+    """
 
     records: Records
     keys: Sequence[str]
     sizes: NDArray[np.int64]
-    num_fields: int
+    tar_sizes: NDArray[np.int64]
     labels: NDArray[np.int64] | None
 
     @property
@@ -126,13 +133,12 @@ class RecordTable:
         return int(self.sizes.sum())
 
     def sizes_in_tar(self) -> NDArray[np.int64]:
-        overhead = self.num_fields * (BLOCK + BLOCK // 2) + (0 if self.labels is None else 2 * BLOCK)
-        return self.sizes + overhead
+        return self.tar_sizes
 
     def digest(self) -> bytes:
         digest = xxhash.xxh3_128(repr(self.records).encode(errors="surrogateescape"))
         digest.update("\n".join(self.keys).encode(errors="surrogateescape"))
-        for column in self.sizes, self.labels:
+        for column in self.sizes, self.tar_sizes, self.labels:
             digest.update(b"none" if column is None else np.ascontiguousarray(column).data)
         return digest.digest()
 
@@ -167,56 +173,78 @@ def scan_records(found: RecordScan, options: SourceOptions) -> SourceScan:
     if options.labels is not None:
         numbers, classes = find_labels(options.labels, keys, options.classes)
     elif found.labels is not None:
-        numbers, classes = _number_labels(found, found.labels, options.classes)
+        numbers, classes = number_record_labels(path, found.records, found.labels, found.classes, options.classes)
     elif options.classes is not None:
         raise PackError(f"classes are given, but {path} has no labels: omit --classes (classes=…)")
+    overhead = found.num_fields * (BLOCK + BLOCK // 2) + (0 if numbers is None else 2 * BLOCK)
     table = RecordTable(
-        records=found.records, keys=keys, sizes=found.sizes, num_fields=found.num_fields, labels=numbers
+        records=found.records, keys=keys, sizes=found.sizes, tar_sizes=found.sizes + overhead, labels=numbers
     )
-    return SourceScan(samples=table, classes=classes)
+    return SourceScan(samples=table, classes=classes, ignored=found.ignored)
 
 
-def _number_labels(
-    found: RecordScan, values: Sequence[Any], classes: Sequence[str] | None
+def number_record_labels(
+    path: Path, records: Described, values: Sequence[Any], names: Sequence[str], classes: Sequence[str] | None
 ) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
-    """Return the labels of records, int64 [n], and the class names; no labels if no record has one."""
-    path = found.records.path
-    if all(value is None or (value == -1 and not isinstance(value, bool)) for value in values):
+    """Return the labels of records, int64 [n], and the class names; no labels if no record has one.
+
+    Args:
+        path: The dataset, for messages.
+        records: Names the records in messages.
+        values: The label of each record, an integer or a class name.
+        names: The class names by label, if the dataset has them.
+        classes: The class names that define the labels; None to find them in the dataset.
+
+    Raises:
+        PackError: If a label is missing or invalid, or class names and integers are mixed.
+    """
+    if all(value in (None, "", -1, "-1") for value in values):
         return None, ()  # Hugging Face's mark of a missing label is -1, which test sets have in all rows.
     labels = [as_label(value) for value in values]
-    if found.classes:  # Integers have names there, which may have other numbers here.
-        labels = [_name_label(found.classes, label) for label in labels]
+    if names:  # Integers have names there, which may have other numbers here.
+        labels = [_name_label(names, label) for label in labels]
     if None in labels:
         row = labels.index(None)
         raise PackError(
-            f"{found.records.describe(row)} of {path} has the label {values[row]!r}: it must be a class name or an "
-            "integer"
+            f"{records.describe(row)} of {path} has the label {values[row]!r}: it must be a class name or an integer"
         )
     known = [label for label in labels if label is not None]
-    return number_labels(path, known, known, classes or found.classes or None)
+    return number_labels(path, known, known, classes or names or None)
 
 
 def _name_label(classes: Sequence[str], label: int | str | None) -> int | str | None:
     return classes[label] if isinstance(label, int) and 0 <= label < len(classes) else label
 
 
-_opened: list[tuple[Records, RecordReader]] = []
-"""The dataset that is open in this process, and its reader."""
+def close_records() -> None:
+    """Close the dataset that is open in this process, if there is one: some can be opened only once."""
+    _opened.close()
 
 
-def _open(records: Records) -> RecordReader:
-    """Open a dataset, or return the reader of the one that is open.
+class _Opened:
+    """The dataset that is open in this process: opening one for each sample would be slow."""
 
-    Raises:
-        FileChangedError: If its files have changed since the scan.
-    """
-    if _opened and _opened[0][0] is records:  # Comparing the names of thousands of files takes milliseconds.
-        return _opened[0][1]
-    if _opened and _opened[0][0] == records:
-        reader = _opened[0][1]
-    else:
-        for file in records.files:
-            check_unchanged(file)
-        reader = records.open()
-    _opened[:] = [(records, reader)]
-    return reader
+    def __init__(self) -> None:
+        self._records: Records | None = None
+        self._reader: RecordReader | None = None
+
+    def get(self, records: Records) -> RecordReader:
+        """Open a dataset, or return the one that is open.
+
+        Raises:
+            FileChangedError: If its files have changed since the scan.
+        """
+        # The samples of a shard share the object. Comparing the values takes long for thousands of files.
+        if self._reader is None or (records is not self._records and records != self._records):
+            self.close()
+            for file in records.files:
+                check_unchanged(file)
+            self._reader = records.open()
+        self._records = records
+        return self._reader
+
+    def close(self) -> None:
+        self._records = self._reader = None
+
+
+_opened = _Opened()

@@ -58,7 +58,7 @@ def read_scan(call):
     tokens = carray(pointer(call.tokens), call.max_tokens, np.uint32)
     stops = carray(pointer(call.stops), call.num_intervals, np.int64)
     reader = carray(pointer(call.reader), 1, READER)[0]
-    bits = carray(pointer(call.bits), call.num_bits_bytes, np.uint8)
+    bits = carray(pointer(call.unstuffed), call.num_unstuffed, np.uint8)
     _make_lookups(carray(pointer(call.tables), NUM_HUFFMAN_TABLES, HUFFMAN_TABLE), reader)
     reader.counts[:] = 0
     at = num_tokens = 0
@@ -75,8 +75,9 @@ def read_scan(call):
             bit, limit = np.uint64(0), np.uint64(8 * num_bytes)
             for component in components:
                 component.dc_read = 0
-        if mcu and call.new_interval and mcu % call.new_interval == 0:
-            num_tokens = _finish_interval(tokens, num_tokens, stops, mcu // call.new_interval - 1)
+        if mcu == 0 or (call.new_interval and mcu % call.new_interval == 0):
+            if mcu:
+                num_tokens = _finish_interval(tokens, num_tokens, stops, mcu // call.new_interval - 1)
             for component in components:
                 component.dc_written = 0
         for block in blocks:

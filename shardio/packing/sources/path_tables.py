@@ -1,0 +1,233 @@
+"""Tables that name image files: CSV, JSON Lines or Parquet with a column of paths."""
+
+from __future__ import annotations
+
+import csv
+import os
+from array import array
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.errors import PackError
+from shardio.images import IMAGE_FORMATS, read_format
+from shardio.packing.sources.columns import Columns, choose_columns
+from shardio.packing.sources.file_table import FileName, FileTable
+from shardio.packing.sources.files import SHOWN, stat_file
+from shardio.packing.sources.json_fields import dump_json
+from shardio.packing.sources.keys import make_keys, without_image_suffix
+from shardio.packing.sources.label_files import find_labels
+from shardio.packing.sources.layouts import split_suffix
+from shardio.packing.sources.path_samples import PathTable
+from shardio.packing.sources.records import number_record_labels
+from shardio.packing.sources.source import SourceOptions, SourceScan
+from shardio.packing.sources.table_rows import Row, read_rows
+from shardio.shards import MAX_MEMBER, TOO_LARGE
+from shardio.storage import absolute_path
+
+_USUAL_NAMES = ("file", "file_name", "file_path", "filename", "filepath", "image", "image_path", "img_path", "path")
+"""The usual names of columns of paths."""
+
+
+def is_path_table(src: Path) -> bool:
+    """Return whether a path is a CSV or JSON Lines file, or a Parquet file in which no column holds contents."""
+    suffix = src.suffix.lower()
+    return src.is_file() and (suffix in (".csv", ".jsonl") or (suffix == ".parquet" and not _may_hold_contents(src)))
+
+
+def scan_path_table(src: Path, options: SourceOptions) -> SourceScan:
+    """Find the samples of a table of paths. Each file's size and time are read.
+
+    Paths are absolute, or relative to the table's folder. Without a key column, they are the keys, without suffixes.
+
+    Raises:
+        PackError: If the table cannot be read, files are missing, or keys or labels are missing, equal or invalid.
+    """
+    rows = _Rows(src, options.main_fields)
+    columns: Columns | None = None
+    try:
+        for row in read_rows(src):
+            columns = columns or _choose_columns(src, list(row), options)
+            rows.add(row, columns)
+    except (OSError, ValueError, csv.Error) as error:
+        raise PackError(f"{src} cannot be read as a table of paths: {error}") from error
+    if columns is None:
+        raise PackError(f"{src} has no rows: there is nothing to pack")
+    table = rows.finish(columns, rename_dots=options.rename_dots)
+    numbers: NDArray[np.int64] | None = None
+    classes: tuple[str, ...] = ()
+    if options.labels is not None:
+        numbers, classes = find_labels(options.labels, table.keys, options.classes)
+    elif columns.label is not None:
+        numbers, classes = number_record_labels(src, rows, rows.labels, (), options.classes)
+    elif options.classes is not None:
+        raise PackError(f"classes are given, but {src} has no labels: omit --classes (classes=…)")
+    if numbers is not None:
+        table = replace(table, files=table.files.with_labels(numbers))
+    return SourceScan(samples=table, classes=classes)
+
+
+class _Rows:
+    """Collects rows in columns.
+
+    Attributes:
+        labels: The label of each row.
+
+    Args:
+        path: The table.
+        main_fields: The suffixes of images.
+    """
+
+    def __init__(self, path: Path, main_fields: Collection[str]) -> None:
+        self._main_fields = main_fields
+        self._path, self._folder = path, absolute_path(path.parent).as_posix()
+        self._root = f"{path.parent}/".replace("//", "/")
+        self.labels = list[Any]()
+        self._keys, self._stems = list[Any](), list[str]()
+        self._kind_ids, self._kinds = dict[FileName, int](), array("i")
+        self._sizes, self._mtimes = array("q"), array("q")
+        self._json, self._json_bounds, self._has_json = bytearray(), array("q", [0]), False
+        self._num_rows, self._num_errors, self._errors = 0, 0, list[str]()
+
+    def describe(self, row: int) -> str:
+        return f"row {row + 1}"
+
+    def add(self, row: Row, columns: Columns) -> None:
+        """Add a row. Problems of files are noted.
+
+        Raises:
+            ValueError: If the row is not one of the table's.
+        """
+        self._num_rows += 1
+        path = row.get(str(columns.image))
+        if not isinstance(path, str) or not path:
+            raise ValueError(f"row {self._num_rows} has {path!r} in the column {columns.image!r}, which must be a path")
+        if (problem := self._add_file(path)) is not None:
+            self._num_errors += 1
+            if len(self._errors) < SHOWN:
+                self._errors.append(f"row {self._num_rows}: {problem}")
+            return
+        self._keys.append(self._key_of(path) if columns.key is None else row.get(columns.key))
+        self.labels.append(None if columns.label is None else row.get(columns.label))
+        used = (columns.image, columns.label, columns.key)
+        others = {name: value for name, value in row.items() if name not in used}
+        try:
+            self._json += dump_json(others)
+        except ValueError as error:
+            raise ValueError(f"row {self._num_rows}: {error}") from error
+        self._json_bounds.append(len(self._json))
+        self._has_json = self._has_json or bool(others)
+
+    def finish(self, columns: Columns, *, rename_dots: bool) -> PathTable:
+        """Return the samples, without labels.
+
+        Raises:
+            PackError: If files are missing or no images, or keys are invalid or equal.
+        """
+        if self._errors:
+            more = [f"and {self._num_errors - SHOWN} more"] if self._num_errors > SHOWN else []
+            raise PackError(
+                "\n".join(
+                    [
+                        f"{self._num_errors} of {self._num_rows} rows of {self._path} name files that cannot be "
+                        "packed:",
+                        *self._errors,
+                        *more,
+                        f"Paths are relative to {self._root}, or absolute. Correct or remove these rows",
+                    ]
+                )
+            )
+        keys = make_keys(
+            self,
+            self._keys,
+            rename_dots=rename_dots,
+            where=f"in the column {columns.image if columns.key is None else columns.key!r}",
+            remedy="Name a column with other keys by --key-column (key_column)",
+        )
+        files = FileTable(
+            root="",
+            keys=keys,
+            stems=keys if keys == self._stems else self._stems,
+            kinds=tuple((kind,) for kind in self._kind_ids),
+            kind_ids=np.array(self._kinds, np.int32),
+            first_files=np.arange(len(keys) + 1),
+            sizes=np.array(self._sizes, np.int64),
+            mtimes_ns=np.array(self._mtimes, np.int64),
+            labels=None,
+        )
+        json = bytes(self._json) if self._has_json else None
+        return PathTable(root=self._root, files=files, json=json, json_bounds=np.array(self._json_bounds, np.int64))
+
+    def _add_file(self, path: str) -> str | None:
+        """Add the file of a row; return the problem if it cannot be packed."""
+        prefix = "" if path.startswith("/") else self._root
+        try:
+            file = stat_file(prefix + path)
+            folder, slash, name = path.rpartition("/")
+            stem, suffix = split_suffix(name)
+            field = suffix[1:].lower()
+            if field not in self._main_fields:
+                field = _find_field(prefix + path)
+        except FileNotFoundError:
+            return f"{prefix + path} does not exist" if "://" not in path else f"{path} is a URL: download the files"
+        except (OSError, ValueError) as error:
+            return f"{prefix + path} cannot be read: {error}"
+        if not field:
+            return f"{prefix + path} is not an image (supported: {', '.join(IMAGE_FORMATS)})"
+        if file.size > MAX_MEMBER:
+            return f"{prefix + path} has {file.size} bytes, {TOO_LARGE}"
+        kind = FileName(field, prefix, suffix)
+        self._stems.append(folder + slash + stem)
+        self._kinds.append(self._kind_ids.setdefault(kind, len(self._kind_ids)))
+        self._sizes.append(file.size)
+        self._mtimes.append(file.mtime_ns)
+        return None
+
+    def _key_of(self, path: str) -> str:
+        """Return a path relative to the table's folder if it is below it; otherwise, without its first slash."""
+        if without_image_suffix(path) == path:  # Another suffix, such as .jfif, or none.
+            path = self._stems[-1]
+        if path.startswith(("/", ".")) or "//" in path or "/." in path:
+            path = os.path.normpath(os.path.join(self._folder, path))  # noqa: PTH118  # A million Paths cost seconds.
+            inner = path.removeprefix(f"{self._folder.rstrip('/')}/")
+            path = inner if inner != path else path.lstrip("/")
+        return path
+
+
+def _choose_columns(src: Path, names: Sequence[str], options: SourceOptions) -> Columns:
+    """Return the columns of images, labels and keys."""
+    usual = [name for name in names if name.lower() in _USUAL_NAMES and name != options.key_column]
+    candidates = [options.image_column] if options.image_column in names else usual
+    columns = choose_columns(src, names, contents=[name for name in candidates if name], labels=(), options=options)
+    if columns.image is None:
+        raise PackError(
+            f"{src} has the columns {', '.join(map(str, names))}: name the one with the paths of the images by "
+            "--image-column (image_column)"
+        )
+    return columns
+
+
+def _find_field(path: str) -> str:
+    """Return the field of an image whose suffix is not that of an image, such as .jfif; "" if it is no image."""
+    if (found := read_format(Path(path))) is None:
+        return ""
+    return next((suffix for suffix, name in IMAGE_FORMATS.items() if name == found), "image")
+
+
+def _may_hold_contents(src: Path) -> bool:
+    """Return whether a Parquet file may have a column of contents: bytes, alone or in a structure."""
+    try:
+        import pyarrow.parquet
+        from pyarrow import types
+    except ImportError:
+        return True
+    try:
+        schema = pyarrow.parquet.read_schema(src)
+    except (OSError, ValueError):
+        return True
+    tests = types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_struct
+    return any(test(field.type) for field in schema for test in tests)

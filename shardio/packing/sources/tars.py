@@ -1,0 +1,208 @@
+"""Tars of WebDataset and packed datasets as a source, to check, tile, re-encode or label what they hold."""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from shardio.classes import number_classes
+from shardio.errors import FormatError, PackError, SampleError
+from shardio.images import IMAGE_FORMATS
+from shardio.packing.changes.copying import CopySource
+from shardio.packing.changes.uniting import refuse_duplicates
+from shardio.packing.sources.file_table import header_sizes
+from shardio.packing.sources.files import SourceFile, check_unchanged, stat_file
+from shardio.packing.sources.label_files import find_labels
+from shardio.packing.sources.layouts import is_main
+from shardio.packing.sources.records import RecordTable
+from shardio.packing.sources.source import SourceOptions, SourceScan
+from shardio.shards import (
+    BLOCK,
+    LABEL_FIELD,
+    MANIFEST_NAME,
+    Manifest,
+    ShardEntry,
+    ShardTable,
+    is_compressed,
+    open_table,
+    read_columns,
+)
+from shardio.storage import parse_location
+
+_TAR = re.compile(r".+\.(tar(\.\w+)?|tgz)", re.IGNORECASE)
+"""The names of tars, also of compressed ones, which are refused with what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tars:
+    """The samples of tars: see :class:`~shardio.packing.sources.records.Records`.
+
+    Attributes:
+        path: The source.
+        digest: A hash of all the rest. With it, comparing the values for thousands of tars takes no time.
+        files: The tars.
+        indexes: The paths of their indexes.
+        counts: Their numbers of samples.
+        new_labels: The new label of each label; None if labels stay as they are.
+    """
+
+    path: Path
+    digest: str
+    files: tuple[SourceFile, ...] = field(compare=False)
+    indexes: tuple[str, ...] = field(compare=False)
+    counts: tuple[int, ...] = field(compare=False)
+    new_labels: tuple[int, ...] | None = field(compare=False)
+
+    def open(self) -> _Reader:
+        return _Reader(self)
+
+    def describe(self, row: int) -> str:
+        shard_id, number = self.find(row)
+        return f"sample {number} of {Path(self.files[shard_id].path).name}"
+
+    def find(self, row: int) -> tuple[int, int]:
+        """Return the tar of a sample, and its number there."""
+        stops = list(accumulate(self.counts))
+        shard_id = bisect_right(stops, row)
+        return shard_id, row - (stops[shard_id - 1] if shard_id else 0)
+
+
+class _Reader:
+    """Reads samples: see :class:`~shardio.packing.sources.records.RecordReader`."""
+
+    def __init__(self, source: _Tars) -> None:
+        tars = tuple(parse_location(file.path) for file in source.files)
+        entries = tuple(
+            ShardEntry(name=tar.name, num_bytes=file.size, num_samples=num_samples, digest="")
+            for tar, file, num_samples in zip(tars, source.files, source.counts, strict=True)
+        )
+        indexes = tuple(map(parse_location, source.indexes))
+        self._source = source
+        self._copies = CopySource([ShardTable(manifest=Manifest(shards=entries), tars=tars, indexes=indexes)])
+
+    def read(self, row: int) -> Mapping[str, bytes]:
+        try:
+            (sample,) = self._copies.read(np.array([row]))
+        except (FormatError, SampleError) as error:
+            shard_id, _ = self._source.find(row)
+            check_unchanged(self._source.files[shard_id])
+            raise ValueError(str(error)) from error
+        if self._source.new_labels is None or LABEL_FIELD not in sample.fields:
+            return sample.fields
+        label = _renumber(sample.fields[LABEL_FIELD], self._source.new_labels)
+        return {**sample.fields, LABEL_FIELD: b"%d" % label}
+
+
+def is_tars(src: Path) -> bool:
+    """Return whether a path is a packed dataset, a tar, a pattern of tars, or a directory that holds only tars."""
+    if src.is_dir():
+        return (src / MANIFEST_NAME).is_file() or _holds_only_tars(src)
+    return src.name == MANIFEST_NAME or _TAR.fullmatch(src.name) is not None
+
+
+def scan_tars(src: Path, options: SourceOptions) -> SourceScan:
+    """Find the samples of tars, in their order. Tars without an index are indexed first.
+
+    Labels and class names stay as they are, unless a file of labels or other class names are given.
+
+    Raises:
+        PackError: If a tar is compressed, damaged or missing, two samples have the same key, or labels do not fit.
+    """
+    if options.rename_dots:
+        raise PackError(f"--rename-dots (rename_dots) does not apply to {src}: omit it")
+    if src.is_file() and is_compressed(parse_location(src)):
+        raise PackError(f"{src} is a compressed tar, in which samples cannot be found quickly: decompress it (gunzip)")
+    tars: list[Path] = sorted(src.parent.glob(src.name)) if "*" in src.name else []
+    try:
+        table = open_table(tars or src)
+        refuse_duplicates([table])
+        files = tuple(stat_file(tar.key) for tar in table.tars)
+        keys, sizes, tar_sizes = _measure(table, with_label=options.labels is None)
+    except (FormatError, OSError, ValueError) as error:
+        raise PackError(f"{src} cannot be packed: {error}") from error
+    classes, new_labels = table.manifest.classes, None
+    labels: NDArray[np.int64] | None = None
+    if options.labels is not None:
+        labels, classes = find_labels(options.labels, keys, options.classes)
+        tar_sizes += BLOCK + header_sizes(keys, LABEL_FIELD, np.ones(len(keys), np.int64))
+    elif options.classes is not None:
+        new_labels = _choose_labels(src, table.manifest, options.classes)
+        classes = tuple(options.classes)
+    records = _Tars(
+        path=src,
+        digest=xxhash.xxh3_128_hexdigest(
+            repr((files, table.manifest.digest, new_labels)).encode(errors="surrogateescape")
+        ),
+        files=files,
+        indexes=tuple(index.key for index in table.indexes),
+        counts=tuple(entry.num_samples for entry in table.manifest.shards),
+        new_labels=new_labels,
+    )
+    samples = RecordTable(records=records, keys=keys, sizes=sizes, tar_sizes=tar_sizes, labels=labels)
+    return SourceScan(samples=samples, classes=classes)
+
+
+def _holds_only_tars(folder: Path) -> bool:
+    """Return whether a directory holds tars, and neither directories nor images."""
+    found = False
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if is_main(entry.name, IMAGE_FORMATS) or entry.is_dir():
+                return False
+            found = found or _TAR.fullmatch(entry.name) is not None
+    return found
+
+
+def _measure(table: ShardTable, *, with_label: bool) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the keys of all samples, their sizes, int64 [n], and their sizes in a tar, int64 [n]."""
+    keys, sizes, tar_sizes = list[str](), list[NDArray[np.int64]](), list[NDArray[np.int64]]()
+    for index in table.indexes:
+        columns = read_columns(index)
+        texts = [columns.keys.text(sample) for sample in range(len(columns.keys))]
+        size, tar_size = np.zeros(len(texts), np.int64), np.zeros(len(texts), np.int64)
+        for name, starts, field_sizes in zip(columns.header.fields, columns.starts, columns.sizes, strict=True):
+            if name == LABEL_FIELD and not with_label:
+                continue
+            rows = np.flatnonzero(starts >= 0)
+            there = field_sizes[rows]
+            size[rows] += there
+            tar_size[rows] += -(-there // BLOCK) * BLOCK
+            tar_size[rows] += header_sizes([texts[row] for row in rows.tolist()], name, there)
+        keys += texts
+        sizes.append(size)
+        tar_sizes.append(tar_size)
+    return keys, np.concatenate(sizes), np.concatenate(tar_sizes)
+
+
+def _choose_labels(src: Path, manifest: Manifest, classes: Sequence[str]) -> tuple[int, ...]:
+    """Return the new label of each label, given the class names that define the labels."""
+    if LABEL_FIELD not in manifest.fields:
+        raise PackError(f"classes are given, but {src} has no labels: omit --classes (classes=…)")
+    if not manifest.classes:
+        return tuple(range(len(classes)))
+    try:
+        numbers = number_classes(manifest.classes, classes, str(src))
+    except ValueError as error:
+        raise PackError(str(error)) from error
+    return tuple(numbers[name] for name in manifest.classes)
+
+
+def _renumber(label: bytes, new_labels: Sequence[int]) -> int:
+    digits = label.strip()
+    if not digits.isdigit() or int(digits) >= len(new_labels):
+        raise ValueError(
+            f"its label is {label[:40]!r}, but it must be an integer below {len(new_labels)}, the number of classes: "
+            "pass --classes (classes=…) with all class names, or --labels (labels=…)"
+        )
+    return new_labels[int(digits)]

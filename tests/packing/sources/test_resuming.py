@@ -1,0 +1,54 @@
+"""Interrupted packs of other tools' datasets are resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardio
+from shardio.packing import PackProgress, PackSettings, RunOptions, pack_source
+from tests.files import read_files
+from tests.sources import write_images
+
+SETTINGS = PackSettings(max_shard_size=1 << 20, max_shard_samples=4)
+
+
+def make_lmdb(images: dict[str, bytes], folder: Path) -> Path:
+    lmdb = pytest.importorskip("lmdb")
+    with lmdb.open(str(folder / "in"), map_size=1 << 24) as environment, environment.begin(write=True) as transaction:
+        for key, content in images.items():
+            transaction.put(f"{key}.jpg".encode(), content)
+    return folder / "in"
+
+
+def make_tars(images: dict[str, bytes], folder: Path) -> Path:
+    shardio.pack(folder / "images", folder / "in", max_shard_samples=5)
+    return folder / "in"
+
+
+def make_table(images: dict[str, bytes], folder: Path) -> Path:
+    (folder / "in.csv").write_text("\n".join(["path", *(f"images/{key}.jpg" for key in images)]))
+    return folder / "in.csv"
+
+
+@pytest.mark.parametrize("make", [make_lmdb, make_tars, make_table])
+def test_an_interrupted_pack_is_resumed(tmp_path: Path, make: Any) -> None:
+    source = make(write_images(tmp_path / "images"), tmp_path)
+    run = RunOptions(num_workers=1)
+
+    class Interrupt(PackProgress):
+        num_samples = 0
+
+        def packed(self, num_samples: int, num_bytes: int) -> None:
+            self.num_samples += num_samples
+            if self.num_samples > 10:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pack_source(source, tmp_path / "out", SETTINGS, None, run, Interrupt())
+    assert len(list((tmp_path / "out").glob("*.tar"))) == 2
+    assert pack_source(source, tmp_path / "out", SETTINGS, None, run).num_kept == 8
+    pack_source(source, tmp_path / "whole", SETTINGS, None, run)
+    assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
