@@ -16,6 +16,20 @@ def check_name(key: object, field: object) -> tuple[str, str]:
             says how to change it.
     """
     key = check_key(key)
+    return key, check_field(key, field)
+
+
+def check_field(key: str, field: object) -> str:
+    """Return a field name if readers find it and the key again.
+
+    Args:
+        key: The key of the sample, which other tools may have made.
+        field: The name.
+
+    Raises:
+        TypeError: If it is not a string.
+        ValueError: If it cannot be a field name.
+    """
     if not isinstance(field, str):
         raise TypeError(f"the field names of sample {key!r} must be strings such as 'jpg', got {field!r}")
     if not field or "/" in field or not _is_printable(field):
@@ -30,7 +44,7 @@ def check_name(key: object, field: object) -> tuple[str, str]:
         )
     if split_name(join_name(key, field)) != (key, field):
         raise ValueError(f"field {field!r} of sample {key!r} would be read as {split_name(join_name(key, field))}")
-    return key, field
+    return field
 
 
 def check_key(key: object) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import PackError
 from shardio.images import find_field
-from shardio.packing.names import check_name
+from shardio.packing.names import check_field
 from shardio.packing.sources.files import FileProblem, SourceFile, check_unchanged, find_change
 from shardio.packing.sources.keys import Described, make_keys
 from shardio.packing.sources.label_files import as_label, find_labels, number_labels
@@ -91,7 +91,7 @@ class RecordSample:
             found = _opened.get(self.records).read(self.row)
             fields = {name or find_field(content): content for name, content in found.items()}
             for name in fields:
-                check_name(self.key, name)  # It comes from the name of a column.
+                check_field(self.key, name)  # It comes from the name of a column.
         except (OSError, ValueError) as error:
             what = self.records.describe(self.row)
             raise PackError(f"{what} of {self.records.path} cannot be read: {error}") from error
