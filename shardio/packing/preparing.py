@@ -106,9 +106,11 @@ class Preparation:
         else:
             for image in images:
                 self._note(source, image)
-            fields = {name: content for name, content in sample.fields.items() if not self._is_image(name)}
-            fields |= {image.field: image.content for image in images}
-            stored = replace(sample, fields=dict(sorted(fields.items())))
+            stored = sample
+            if any(image.content is not sample.fields.get(image.field) for image in images):
+                fields = {name: content for name, content in sample.fields.items() if not self._is_image(name)}
+                fields |= {image.field: image.content for image in images}
+                stored = replace(sample, fields=dict(sorted(fields.items())))
         if self._strict:
             found = self.findings
             refuse_problems(self._root, found.mislabelled, found.rejected, found.jpegs.damaged)

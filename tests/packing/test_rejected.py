@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import shardio
 from shardio.errors import PackError
-from shardio.packing import REJECTED_NAME, PackResult, PackSettings, RunOptions, SourceOptions, pack_source
+from shardio.packing import REJECTED_NAME, TILED, PackResult, PackSettings, RunOptions, SourceOptions, pack_source
 from tests.files import read_files
 from tests.images.pictures import make_picture, save
 from tests.sources import encode
@@ -107,3 +108,22 @@ def test_masks_that_have_no_rgb_values_are_sound(tmp_path: Path) -> None:
     result = pack_source(tmp_path / "in", tmp_path / "out", settings, SourceOptions(layout="pairs"))
     assert result.rejected == [("9", "masks/9.png", "is not an image")]
     assert result.manifest.num_samples == 4
+
+
+def test_tiling_leaves_out_the_same_images_as_copying(tmp_path: Path) -> None:
+    """A JPEG that can be tiled is not decoded as well: no damage may escape by that."""
+    random = np.random.default_rng(0)
+    (tmp_path / "in").mkdir()
+    for number in range(150):
+        content = bytearray(encode(number % 7, width=64, height=48, quality=int(random.integers(30, 95))))
+        if number % 5:
+            offset = int(random.integers(2, len(content)))
+            content[offset] ^= 1 << int(random.integers(8))
+        if number % 11 == 3:
+            del content[int(random.integers(2, len(content))) :]
+        (tmp_path / "in" / f"{number:03d}.jpg").write_bytes(content)
+    copied = pack(tmp_path / "in", tmp_path / "copied", max_pixels=None)
+    tiled = pack(tmp_path / "in", tmp_path / "tiled", max_pixels=None, jpeg="tile")
+    assert tiled.rejected == copied.rejected
+    assert 30 < len(copied.rejected) < 130
+    assert tiled.jpegs.outcomes[TILED] > 20
