@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from shardio.packing.shard_job import OnChanged, ShardJob
 from shardio.packing.sources.choosing import scan_source
 from shardio.packing.sources.files import FileChangedError, FileProblem, explain_changes
 from shardio.packing.sources.layouts import refuse_urls
-from shardio.packing.sources.selection import select
+from shardio.packing.sources.selection import divide
 from shardio.packing.sources.source import SourceOptions, SourceScan, SourceTable
 from shardio.shards import Manifest, hash_key
 from shardio.storage import absolute_path
@@ -68,7 +68,7 @@ def pack_source(
     progress: PackProgress | None = None,
 ) -> PackResult:
     """Pack as :func:`~shardio.packing.pack` does, report to ``progress``, and return the manifest with details."""
-    (result,) = _pack(src, [dst], settings, source, run, progress, lambda scan: [scan])
+    (result,) = _pack(src, dst, [dst], settings, source, run, progress, lambda scan: [scan])
     return result
 
 
@@ -96,33 +96,36 @@ def pack_parts(
         progress: Receives reports.
 
     Returns:
-        The result for each part, by name.
+        The result for each part, by name. The first one has the ignored files of the whole source.
 
     Raises:
         PackError: If a part would have no samples, or for the same reasons as :func:`~shardio.packing.pack`.
     """
 
-    def divide(scan: SourceScan) -> list[SourceScan]:
-        hashes = np.fromiter(map(hash_key, scan.samples.keys), np.uint64, len(scan.samples))
-        numbers = parts.assign(hashes)
+    def divide_scan(scan: SourceScan) -> list[SourceScan]:
+        numbers = parts.assign(np.fromiter(map(hash_key, scan.samples.keys), np.uint64, len(scan.samples)))
         parts.refuse_empty(np.bincount(numbers, minlength=len(parts.names)).tolist(), str(src))
-        rows = [np.flatnonzero(numbers == number) for number in range(len(parts.names))]
-        return [replace(scan, samples=select(scan.samples, each), ignored=()) for each in rows]
+        selections = divide(scan.samples, numbers, len(parts.names))
+        return [
+            SourceScan(samples=each, classes=scan.classes, ignored=scan.ignored if number == 0 else ())
+            for number, each in enumerate(selections)
+        ]
 
-    results = _pack(src, [out / name for name in parts.names], settings, source, run, progress, divide)
+    results = _pack(src, out, [out / name for name in parts.names], settings, source, run, progress, divide_scan)
     return dict(zip(parts.names, results, strict=True))
 
 
 def _pack(
     src: Path,
+    out: Path,
     dsts: Sequence[Path],
     settings: PackSettings,
     source: SourceOptions | None,
     run: RunOptions | None,
     progress: PackProgress | None,
-    divide: Callable[[SourceScan], Sequence[SourceScan]],
+    divide_scan: Callable[[SourceScan], Sequence[SourceScan]],
 ) -> list[PackResult]:
-    """Scan a source, divide it over some datasets, and write them."""
+    """Scan a source, divide it over some datasets in or at ``out``, and write them."""
     source, run, progress = source or SourceOptions(), run or RunOptions(), progress or PackProgress()
     choose_rewrite(settings)  # It raises an error if packages are missing.
     for dst in dsts:
@@ -132,7 +135,7 @@ def _pack(
     are_ending = destination.are_ending(dsts)
     for dst in () if are_ending else dsts:
         destination.check_destination(src, dst)
-    scans = divide(scan_source(src, dsts[0], source))
+    scans = divide_scan(scan_source(src, out, source))
     targets = [
         _Target(dst=dst, scan=scan, plan=make_plan(scan.samples, scan.classes, settings))
         for dst, scan in zip(dsts, scans, strict=True)

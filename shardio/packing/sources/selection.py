@@ -21,11 +21,13 @@ class Selection:
         table: The table.
         rows: int64 [n], the rows in ascending order.
         keys: Their keys.
+        tar_sizes: int64 [n], their sizes in a tar in bytes.
     """
 
     table: SourceTable
     rows: NDArray[np.int64]
     keys: Sequence[str]
+    tar_sizes: NDArray[np.int64]
 
     @property
     def root(self) -> str:
@@ -33,13 +35,13 @@ class Selection:
 
     @property
     def num_bytes(self) -> int:
-        return int(self.sizes_in_tar().sum())
+        return int(self.tar_sizes.sum())
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def sizes_in_tar(self) -> NDArray[np.int64]:
-        return self.table.sizes_in_tar()[self.rows]
+        return self.tar_sizes
 
     def digest(self) -> bytes:
         return xxhash.xxh3_128(self.table.digest() + self.rows.tobytes()).digest()
@@ -51,6 +53,17 @@ class Selection:
         return self.table.find_changes()
 
 
-def select(table: SourceTable, rows: NDArray[np.int64]) -> Selection:
-    """Return some rows of a table, int64 [n] in ascending order."""
-    return Selection(table=table, rows=rows, keys=[table.keys[row] for row in rows.tolist()])
+def divide(table: SourceTable, numbers: NDArray[np.int64], num_parts: int) -> list[Selection]:
+    """Return the rows of each part of a table.
+
+    Args:
+        table: The table.
+        numbers: int64 [n], the number of the part of each row.
+        num_parts: The number of parts.
+    """
+    sizes, selections = table.sizes_in_tar(), list[Selection]()
+    for number in range(num_parts):
+        rows = np.flatnonzero(numbers == number)
+        keys = [table.keys[row] for row in rows.tolist()]
+        selections.append(Selection(table=table, rows=rows, keys=keys, tar_sizes=sizes[rows]))
+    return selections
