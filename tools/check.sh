@@ -10,4 +10,4 @@ cd "$(dirname "$0")/.."
 unset PYTHONDONTWRITEBYTECODE
 # Two test processes share the processors, so each computes in one thread.
 export OMP_NUM_THREADS=1
-exec .venv/bin/pytest --numprocesses 2 --dist worksteal "$@"
+exec .venv/bin/pytest --numprocesses 2 --dist worksteal --durations 20 --durations-min 3 "$@"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from shardio.errors import PackError
 from shardio.packing.finished import refuse_unplanned
 from shardio.packing.journal import JOURNAL_NAME
+from shardio.packing.locking import LOCK_NAME, locked_folder
 from shardio.packing.plan import PackPlan
 from shardio.shards import (
     MANIFEST_NAME,
@@ -21,8 +20,6 @@ from shardio.shards import (
 )
 from shardio.storage import parse_location
 from shardio.whole_writes import find_target, remove_unfinished, write_whole
-
-LOCK_NAME = ".shardio-pack.lock"
 
 
 def check_destination(src: Path, dst: Path) -> None:
@@ -53,27 +50,13 @@ def locked(src: Path, dst: Path) -> Iterator[None]:
     Another pack may have finished since the first check.
 
     Raises:
-        PackError: If the destination cannot be created or written, another process is packing into it, or it can no
+        PackError: If the destination cannot be created or written, another process is writing to it, or it can no
             longer be packed into.
     """
-    existed = dst.exists()
     try:
-        dst.mkdir(parents=True, exist_ok=True)
-        with FileLock(dst / LOCK_NAME, timeout=0):
-            try:
-                check_destination(src, dst)
-                yield
-            finally:
-                (dst / LOCK_NAME).unlink(missing_ok=True)
-                if not existed:
-                    with suppress(OSError):  # It is not empty.
-                        dst.rmdir()
-    except Timeout as error:
-        raise PackError(
-            f"another process is packing into {dst}: wait until it has finished, or choose another destination"
-        ) from error
-    except (FileExistsError, NotADirectoryError) as error:
-        raise PackError(f"cannot create the destination {dst}: {error.strerror or error}") from error
+        with locked_folder(dst):
+            check_destination(src, dst)
+            yield
     except OSError as error:
         raise PackError(
             f"packing into {dst} failed: {error}. Fix the cause (if the disk is full, free some space) and rerun the "

@@ -169,7 +169,7 @@ def test_a_locked_destination_is_refused_and_the_lock_is_removed(tmp_path: Path)
     (tmp_path / "out").mkdir()
     with (
         FileLock(tmp_path / "out" / ".shardio-pack.lock"),
-        pytest.raises(PackError, match=r"another process is packing into .*out"),
+        pytest.raises(PackError, match=r"another process is writing to .*out"),
     ):
         shardio.pack(tmp_path / "in", tmp_path / "out")
     shardio.pack(tmp_path / "in", tmp_path / "out")

@@ -82,8 +82,8 @@ def test_a_pack_that_starts_writing_while_another_one_writes_is_refused(
     late = pack_until("scanned", sources[1], out)
     writing = pack_until("locked", sources[0], out)
     _, message = late.communicate("\n", timeout=60)
-    assert message.startswith(f"refused: another process is packing into {out}")
-    with pytest.raises(shardio.PackError, match=r"holds an unfinished pack|another process is packing"):
+    assert message.startswith(f"refused: another process is writing to {out}")
+    with pytest.raises(shardio.PackError, match=r"holds an unfinished pack|another process is writing"):
         shardio.pack(sources[1], out)
     assert writing.communicate("\n", timeout=60)[0] == "2\n"
     assert sorted(read_files(out)) == ["shard-000000.tar", "shard-000000.tar.idx", "shardio.json"]

@@ -15,14 +15,13 @@ import xxhash
 from shardio.errors import FormatError, PackError
 from shardio.json_text import parse_json
 from shardio.packing.changes.uniting import count_tiled, refuse_duplicates, unite_classes, unite_fields
-from shardio.packing.destination import LOCK_NAME
+from shardio.packing.locking import locked_folder
 from shardio.packing.pack_call import DEFAULT_SHARD_SIZE
 from shardio.packing.packer import RunOptions, pack_source
 from shardio.packing.plan import PackSettings
 from shardio.packing.progress import PackProgress
 from shardio.packing.sources.layouts import Layout
 from shardio.packing.sources.source import SourceOptions
-from shardio.packing.writing.output_folder import locked_folder
 from shardio.packing.writing.shard_sequence import name_shard
 from shardio.shards import (
     MANIFEST_NAME,
@@ -97,7 +96,7 @@ def append(
             f"{folder} is not a packed directory with {MANIFEST_NAME}: pack the first images with shardio pack"
         )
     requested = [absolute_path(source).as_posix() for source in sources]
-    with locked_folder(folder, LOCK_NAME):
+    with locked_folder(folder):
         table = open_table(folder)
         if _end_earlier(folder, table.manifest, requested):
             return table.manifest

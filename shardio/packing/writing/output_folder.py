@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from shardio.errors import PackError
-from shardio.packing.destination import LOCK_NAME
+from shardio.packing.locking import locked_folder
 from shardio.shards import MANIFEST_NAME, UNFINISHED_NAME
 from shardio.storage import parse_location
 from shardio.whole_writes import find_target, remove_unfinished
@@ -38,8 +36,7 @@ def new_dataset(out: Path, *, overwrite: bool) -> Iterator[None]:
     Raises:
         PackError: If the directory cannot be used.
     """
-    existed = out.exists()
-    with locked_folder(out, LOCK_NAME):
+    with locked_folder(out):
         _check_content(out, overwrite=overwrite)
         write_mark(out, MARK)
         _clear(out)
@@ -51,43 +48,12 @@ def new_dataset(out: Path, *, overwrite: bool) -> Iterator[None]:
                 if not any(out.glob("*.tar")):
                     (out / UNFINISHED_NAME).unlink(missing_ok=True)
             raise
-        finally:
-            if not existed:
-                (out / LOCK_NAME).unlink(missing_ok=True)
-                with suppress(OSError):  # It is not empty.
-                    out.rmdir()
 
 
 def holds_unfinished(out: Path) -> bool:
     """Return whether a directory holds a dataset that a program has not finished writing."""
     mark = out / UNFINISHED_NAME
     return mark.exists() and parse_location(mark).read_whole() == MARK
-
-
-@contextmanager
-def locked_folder(folder: Path, lock_name: str) -> Iterator[None]:
-    """Create a directory, and lock it for this process.
-
-    Raises:
-        PackError: If it cannot be created, or another process has locked it.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / lock_name, timeout=0)
-        lock.acquire()
-    except Timeout as error:
-        raise PackError(
-            f"another process is writing to {folder}: wait until it has finished, or choose another directory"
-        ) from error
-    except OSError as error:
-        raise PackError(
-            f"cannot write to the directory {folder}: {error.strerror or error}. Choose another directory"
-        ) from error
-    try:
-        yield
-    finally:
-        (folder / lock_name).unlink(missing_ok=True)
-        lock.release()
 
 
 def write_mark(out: Path, content: bytes) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 from shardio.errors import FormatError, PackError
 from shardio.json_text import parse_json
-from shardio.packing.destination import LOCK_NAME
+from shardio.packing.locking import locked_folder
 from shardio.packing.writing.key_hashes import find_duplicate
-from shardio.packing.writing.output_folder import locked_folder, visible_names, write_mark
+from shardio.packing.writing.output_folder import visible_names, write_mark
 from shardio.shards import (
     MANIFEST_NAME,
     UNFINISHED_NAME,
@@ -108,7 +108,7 @@ def finalize(out: str | os.PathLike[str]) -> Manifest:
     folder = make_path(out)
     if not folder.is_dir():
         raise PackError(f"the directory {folder} does not exist: pass the directory that the workers wrote to")
-    with locked_folder(folder, LOCK_NAME):
+    with locked_folder(folder):
         if (folder / MANIFEST_NAME).exists() and not (folder / UNFINISHED_NAME).exists():
             _remove_records(folder)  # An earlier call was interrupted after it had written the manifest.
             return read_manifest(parse_location(folder / MANIFEST_NAME))
