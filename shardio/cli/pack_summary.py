@@ -32,11 +32,14 @@ def report(
     if as_json:
         echo(json.dumps(summaries if len(summaries) > 1 else summaries[0], indent=1))
     elif not quiet:
+        num_packed = sum(result.manifest.num_samples - result.num_kept for result in results.values())
+        timing = f"in {seconds:.1f} s ({num_packed / max(seconds, 1e-3):.0f} samples/s)"
+        is_single = len(results) == 1
         for (out, result), summary in zip(results.items(), summaries, strict=True):
-            if len(results) > 1:
-                echo(f"{printable(out)}:")
-            print_summary(result, summary)
+            print_summary(result, summary, "" if is_single else f"{printable(out)}: ", timing if is_single else "")
             warn_of_large_samples(result, max_shard_size)
+        if not is_single:
+            echo(timing)
 
 
 def summarise(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:
@@ -71,13 +74,19 @@ def _as_row(problem: FileProblem) -> dict[str, str]:
     return {"path": str(problem.path), "what": problem.what}
 
 
-def print_summary(result: PackResult, summary: dict[str, Any]) -> None:
-    """Print the summary, and on standard error the files that need attention."""
+def print_summary(result: PackResult, summary: dict[str, Any], where: str, timing: str) -> None:
+    """Print the summary of one dataset, and on standard error the files that need attention.
+
+    Args:
+        result: The result.
+        summary: Its summary.
+        where: What the first line begins with.
+        timing: What it ends with; "" for nothing.
+    """
     classes = f" of {count(summary['classes'], 'class', 'classes')}" if summary["classes"] else ""
-    rate = (summary["samples"] - result.num_kept) / max(summary["seconds"], 1e-3)
     echo(
-        f"packed {count(summary['samples'], 'sample')}{classes} into {count(summary['shards'], 'shard')}, "
-        f"{format_bytes(summary['bytes'])}, in {summary['seconds']:.1f} s ({rate:.0f} samples/s)"
+        f"{where}packed {count(summary['samples'], 'sample')}{classes} into {count(summary['shards'], 'shard')}, "
+        f"{format_bytes(summary['bytes'])}{timing and ', ' + timing}"
     )
     if result.num_kept:
         echo(f"kept {count(result.num_kept, 'sample')} from an earlier run")
