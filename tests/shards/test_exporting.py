@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import tarfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,45 @@ def test_dalis_index_locates_each_member(out: Path) -> None:
             expected = [(m.name.partition(".")[2], m.offset_data, m.size, m.name) for m in members]
             assert line == " ".join(" ".join(map(str, part)) for part in expected)
     assert shardio.verify(out) == []
+
+
+# A process of its own, because DALI loads libraries of 500 MB.
+DALI = """
+import sys
+from pathlib import Path
+
+import numpy as np
+from nvidia.dali import fn, pipeline_def
+
+tars = sorted(map(str, Path(sys.argv[1]).glob("*.tar")))
+
+
+@pipeline_def(batch_size=1, num_threads=1, device_id=None)
+def read():
+    indexes = [tar.replace(".tar", ".idx") for tar in tars]
+    contents = fn.readers.webdataset(
+        paths=tars, index_paths=indexes, ext=["jpg", "json"], missing_component_behavior="error", name="tars"
+    )
+    return tuple(contents)
+
+
+pipeline = read()
+pipeline.build()
+for _ in range(pipeline.reader_meta()["tars"]["epoch_size"]):
+    print(*(bytes(np.asarray(output[0])).hex() for output in pipeline.run()))
+"""
+
+
+def test_dali_reads_by_its_index(out: Path) -> None:
+    if find_spec("nvidia") is None or find_spec("nvidia.dali") is None:
+        pytest.skip("DALI is not installed: pip install -e '.[bench]'")
+    export_index(out, "dali")
+    done = subprocess.run([sys.executable, "-c", DALI, out], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = [
+        (fields["jpg"].hex(), fields["json"].hex()) for _, fields in read_with_webdataset(*sorted(out.glob("*.tar")))
+    ]
+    assert [tuple(line.split(" ")) for line in done.stdout.splitlines()] == expected
 
 
 def test_dalis_index_of_foreign_tars_is_in_the_order_of_the_members(tmp_path: Path) -> None:
