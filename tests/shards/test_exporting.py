@@ -184,16 +184,16 @@ def test_the_shard_index_of_wids_has_its_form(out: Path, tmp_path: Path) -> None
     assert all((tmp_path / "elsewhere" / shard["url"]).samefile(out / shard["url"][7:]) for shard in shards)
 
 
-def test_wids_reads_its_shard_index(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some releases of WebDataset contain wids."""
+def test_wids_reads_its_shard_index(packed: Path) -> None:
+    """Some releases of WebDataset contain wids, which cannot read names with extended headers."""
     wids = pytest.importorskip("wids")
-    export_index(out, "wids")
-    dataset = wids.ShardListDataset(str(out / "wids.json"), transformations=[lambda sample: sample], keep=True)
-    expected = read_with_webdataset(*(out / name for name in TARS))
+    export_index(packed, "wids")
+    dataset = wids.ShardListDataset(str(packed / "wids.json"), transformations=[lambda sample: sample], keep=True)
+    expected = read_with_webdataset(*sorted(packed.glob("*.tar")))
     assert len(dataset) == len(expected)
     for i, (key, fields) in enumerate(expected):
         assert dataset[i]["__key__"] == key
-        assert dataset[i][".json"].read() == fields["json"]
+        assert dataset[i][".jpg"].read() == fields["jpg"]
 
 
 def test_the_sizes_of_webdatasets_count_the_samples(out: Path) -> None:
