@@ -105,7 +105,7 @@ def settle() -> None:
     """Wait until nothing works in the background: some loaders prepare the next epoch's first batches."""
     before = cpu_s()
     while True:
-        time.sleep(0.3)
+        time.sleep(0.3)  # Loaders do not say when they rest: CPU time over a while shows it.
         if (after := cpu_s()) - before < 0.01:
             return
         before = after

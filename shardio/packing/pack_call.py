@@ -154,8 +154,10 @@ def pack(
             image_column=image_column is not None,
             label_column=label_column is not None,
             key_column=key_column is not None,
+            on_changed=on_changed != "raise",
             num_workers=num_workers not in (None, 1),
             engine=engine != "processes",
+            ray_address=ray_address is not None,
         )
         return _finish(pack_iterable(src, make_path(dst), settings, classes=names or (), strict=strict), "the iterable")
     source = make_options(

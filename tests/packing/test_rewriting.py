@@ -12,7 +12,7 @@ import xxhash
 
 import shardio
 from shardio.errors import FormatError, PackError, SampleError
-from shardio.packing.changes import copying
+from shardio.packing import copying
 from shardio.shards import open_table
 from tests.files import read_files
 from tests.tars import Samples, read_with_webdataset, write_tar

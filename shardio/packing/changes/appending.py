@@ -14,7 +14,6 @@ import xxhash
 
 from shardio.errors import FormatError, PackError
 from shardio.json_text import parse_json
-from shardio.packing.changes.uniting import count_tiled, refuse_duplicates, unite_classes, unite_fields
 from shardio.packing.locking import locked_folder
 from shardio.packing.pack_call import DEFAULT_SHARD_SIZE
 from shardio.packing.packer import RunOptions, pack_source
@@ -22,6 +21,7 @@ from shardio.packing.plan import PackSettings
 from shardio.packing.progress import PackProgress
 from shardio.packing.sources.layouts import Layout
 from shardio.packing.sources.source import SourceOptions
+from shardio.packing.uniting import count_tiled, refuse_duplicates, unite_classes, unite_fields
 from shardio.packing.writing.shard_sequence import name_shard
 from shardio.shards import (
     MANIFEST_NAME,

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from shardio.errors import PackError
 from shardio.order import make_rng_key, permute
-from shardio.packing.changes.copying import CopySource
-from shardio.packing.changes.uniting import Settings, describe, refuse_duplicates, unite_classes, unite_settings
+from shardio.packing.copying import CopySource
 from shardio.packing.destination import finish
 from shardio.packing.parts import make_parts
 from shardio.packing.progress import PackProgress
 from shardio.packing.sizes import parse_size
+from shardio.packing.uniting import Settings, describe, refuse_duplicates, unite_classes, unite_settings
 from shardio.packing.writing.output_folder import new_dataset
 from shardio.packing.writing.shard_sequence import ShardLimits, ShardSequence
 from shardio.sample import Sample

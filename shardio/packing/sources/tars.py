@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from shardio.classes import number_classes
 from shardio.errors import FormatError, PackError, SampleError
 from shardio.images import IMAGE_FORMATS
-from shardio.packing.changes.copying import CopySource
-from shardio.packing.changes.uniting import refuse_duplicates
+from shardio.packing.copying import CopySource
 from shardio.packing.sources.file_table import header_sizes
 from shardio.packing.sources.files import SourceFile, check_unchanged, stat_file
 from shardio.packing.sources.label_files import find_labels
 from shardio.packing.sources.layouts import is_main
 from shardio.packing.sources.records import RecordTable
 from shardio.packing.sources.source import SourceOptions, SourceScan
+from shardio.packing.uniting import refuse_duplicates
 from shardio.shards import (
     BLOCK,
     LABEL_FIELD,

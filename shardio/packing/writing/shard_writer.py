@@ -13,9 +13,9 @@ from shardio.classes import Classes, check_classes
 from shardio.errors import PackError
 from shardio.packing.destination import finish
 from shardio.packing.jpegs import DEFAULT_QUALITY
+from shardio.packing.key_hashes import KeyHashes
 from shardio.packing.sizes import parse_size
 from shardio.packing.writing.encoding import ValueEncoder, encode_sample
-from shardio.packing.writing.key_hashes import KeyHashes
 from shardio.packing.writing.output_folder import new_dataset
 from shardio.packing.writing.shard_sequence import ShardLimits, ShardSequence, name_shard
 from shardio.packing.writing.worker_parts import WorkerRecord, name_worker_shard, worker_part, write_record

@@ -13,8 +13,8 @@ from typing import Any
 
 from shardio.errors import FormatError, PackError
 from shardio.json_text import parse_json
+from shardio.packing.key_hashes import find_duplicate
 from shardio.packing.locking import locked_folder
-from shardio.packing.writing.key_hashes import find_duplicate
 from shardio.packing.writing.output_folder import visible_names, write_mark
 from shardio.shards import (
     MANIFEST_NAME,

@@ -17,6 +17,7 @@ from PIL import Image
 import shardio
 from shardio import PackError
 from tests.files import read_files
+from tests.packing.sources.changes import assert_change_is_refused
 from tests.sources import encode
 from tests.tars import by_key
 
@@ -81,7 +82,7 @@ def test_every_row_is_packed_with_its_bytes(dataset: Any, kind: str, tmp_path: P
         assert len(sample) == 3
 
 
-def test_any_number_of_worker_processes_and_a_resumed_pack_write_the_same_bytes(dataset: Any, tmp_path: Path) -> None:
+def test_any_number_of_worker_processes_writes_the_same_bytes(dataset: Any, tmp_path: Path) -> None:
     source = save(dataset, "folder", tmp_path)
     options: dict[str, Any] = {"max_shard_samples": 9, "jpeg": "tile"}
     shardio.pack(source, tmp_path / "1", num_workers=1, **options)
@@ -164,13 +165,10 @@ def test_a_file_that_changed_after_the_scan_is_refused(
 ) -> None:
     source = save(dataset, "file", tmp_path)
 
-    class Rewrite(shardio.packing.PackProgress):
-        def planned(self, num_samples: int, num_bytes: int) -> None:
-            dataset.select(range(20)).to_parquet(str(source))
+    def rewrite(path: Path) -> None:
+        dataset.select(range(20)).to_parquet(str(path))
 
-    settings = shardio.packing.PackSettings(max_shard_size=1 << 20)
-    with pytest.raises(PackError, match=r"all\.parquet changed from \d+ to \d+ bytes"):
-        shardio.packing.pack_source(source, tmp_path / "out", settings, progress=Rewrite())
+    assert_change_is_refused(source, tmp_path / "out", rewrite, r"all\.parquet changed from \d+ to \d+ bytes")
 
 
 def _break_the_third(row: dict[str, Any], number: int) -> dict[str, Any]:

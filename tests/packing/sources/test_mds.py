@@ -10,7 +10,6 @@ import shutil
 import sys
 import tempfile
 from decimal import Decimal
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,10 @@ from PIL import Image
 
 import shardio
 from shardio import PackError
-from shardio.libraries import import_torchvision
 from tests.files import read_files
+from tests.packing.sources.mds_datasets import streaming, write, write_simple
 from tests.sources import encode
 from tests.tars import by_key
-
-if find_spec("streaming") is not None:
-    import_torchvision()  # Streaming imports it.
-streaming = pytest.importorskip("streaming")
 
 NUM = 30
 COLUMNS = {
@@ -67,19 +62,6 @@ def make_sample(seed: int) -> dict[str, Any]:
         "views": [make_pixels(seed + i) for i in range(seed % 3)],
         "frames": [encode(seed), encode(seed + 1)],
     }
-
-
-def write(folder: Path, columns: dict[str, str], samples: Any, **options: Any) -> Path:
-    """Write a dataset with several shards."""
-    with streaming.MDSWriter(out=str(folder), columns=columns, **{"size_limit": 1 << 16, **options}) as writer:
-        for sample in samples:
-            writer.write(sample)
-    return folder
-
-
-def write_simple(folder: Path, num: int = 12, **options: Any) -> Path:
-    samples = ({"image": encode(seed), "label": seed % 3} for seed in range(num))
-    return write(folder, {"image": "jpeg", "label": "int"}, samples, **{"size_limit": 1 << 12, **options})
 
 
 def read_packed(folder: Path) -> dict[str, dict[str, bytes]]:
@@ -227,93 +209,6 @@ def test_an_image_that_cannot_be_decoded_is_left_out_with_its_place(tmp_path: Pa
     assert shardio.pack(source, tmp_path / "out", num_workers=1).num_samples == 11
     (line,) = (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()
     assert json.loads(line)["reason"].startswith("sample 3 of shard.00001.mds, field 'jpg': cannot be decoded")
-
-
-def _cut_a_shard(source: Path) -> None:
-    path = source / "shard.00001.mds"
-    path.write_bytes(path.read_bytes()[:-9])
-
-
-def _cut_a_compressed_shard(source: Path) -> None:
-    shutil.rmtree(source)
-    path = write_simple(source, compression="gz") / "shard.00001.mds.gz"
-    index = json.loads((source / "index.json").read_text())
-    content = path.read_bytes()[:-30]
-    index["shards"][1]["zip_data"]["bytes"] = len(content)
-    path.write_bytes(content)
-    (source / "index.json").write_text(json.dumps(index))
-
-
-def _change_a_size(source: Path) -> None:
-    content = bytearray((source / "shard.00001.mds").read_bytes())
-    start = int.from_bytes(content[4:8], "little")
-    content[start] ^= 8  # The least significant byte of the image's size.
-    (source / "shard.00001.mds").write_bytes(content)
-
-
-def _change_an_offset(source: Path) -> None:
-    content = bytearray((source / "shard.00001.mds").read_bytes())
-    content[11] ^= 128
-    (source / "shard.00001.mds").write_bytes(content)
-
-
-def _cut_the_index(source: Path) -> None:
-    (source / "index.json").write_text((source / "index.json").read_text()[:-9])
-
-
-def _edit_the_index(**changes: Any) -> Any:
-    def edit(source: Path) -> None:
-        index = json.loads((source / "index.json").read_text())
-        for name, value in changes.items():
-            if value is None:
-                del index["shards"][1][name]
-            else:
-                index["shards"][1][name] = value
-        (source / "index.json").write_text(json.dumps(index))
-
-    return edit
-
-
-_OUTSIDE = {"basename": "../secret", "bytes": 1, "hashes": {}}
-
-DAMAGES = {
-    "a cut shard": (_cut_a_shard, r"shard\.00001\.mds has \d+ bytes, but \d+ according to .*index\.json: download"),
-    "a missing shard": (lambda source: (source / "shard.00001.mds").unlink(), r"00001\.mds, which .* cannot be read"),
-    "a cut compressed shard": (_cut_a_compressed_shard, r"shard\.00001\.mds\.gz cannot be decompressed: .*Download"),
-    "a changed size": (_change_a_size, r"00001\.mds cannot be read: .*columns of sample 0 do not have \d+ bytes"),
-    "a changed size, without labels": (_change_a_size, r"sample 0 of shard\.00001\.mds of .* cannot be read: .*do not"),
-    "a changed offset": (_change_an_offset, r"00001\.mds cannot be read: .*positions of its samples are invalid"),
-    "a cut index": (_cut_the_index, r"index\.json cannot be read: .*Download or create it again"),
-    "no raw_data": (_edit_the_index(raw_data=None), r"index\.json is invalid: it has no 'raw_data'"),
-    "no sizes": (_edit_the_index(column_sizes=None), r"shard 1 in .*index\.json is invalid: TypeError"),
-    "other columns": (_edit_the_index(column_encodings=["png", "int"]), r"shards 0 and 1 in .* different columns"),
-    "unknown columns": (_edit_the_index(column_encodings="x"), r"different columns"),
-    "a file elsewhere": (_edit_the_index(raw_data=_OUTSIDE), r"names the file '\.\./secret', which is not below"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_dataset_is_an_error_that_says_where(damage: str, tmp_path: Path) -> None:
-    source = write_simple(tmp_path / "mds")
-    change, message = DAMAGES[damage]
-    change(source)
-    (tmp_path / "labels.csv").write_text("key,label\n" + "".join(f"{row:08d},1\n" for row in range(12)))
-    options: dict[str, Any] = {"labels": tmp_path / "labels.csv"} if damage.endswith("without labels") else {}
-    with pytest.raises(PackError, match=message):
-        shardio.pack(source, tmp_path / "out", num_workers=1, **options)
-    assert not (tmp_path / "out" / "shardio.json").exists()
-
-
-def test_a_shard_that_changed_after_the_scan_is_refused(tmp_path: Path) -> None:
-    source = write_simple(tmp_path / "mds")
-
-    class Rewrite(shardio.packing.PackProgress):
-        def planned(self, num_samples: int, num_bytes: int) -> None:
-            _cut_a_shard(source)
-
-    settings = shardio.packing.PackSettings(max_shard_size=1 << 20)
-    with pytest.raises(PackError, match=r"shard\.00001\.mds changed from \d+ to \d+ bytes"):
-        shardio.packing.pack_source(source, tmp_path / "out", settings, progress=Rewrite())
 
 
 def test_columns_that_differ_only_in_case_are_refused(tmp_path: Path) -> None:

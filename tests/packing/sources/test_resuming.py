@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import shardio
+from shardio.libraries import import_torchvision
 from shardio.packing import PackProgress, PackSettings, RunOptions, pack_source
 from tests.files import read_files
 from tests.sources import write_images
@@ -33,7 +37,23 @@ def make_table(images: dict[str, bytes], folder: Path) -> Path:
     return folder / "in.csv"
 
 
-@pytest.mark.parametrize("make", [make_lmdb, make_tars, make_table])
+def make_parquet(images: dict[str, bytes], folder: Path) -> Path:
+    pytest.importorskip("datasets")
+    pq.write_table(pa.table({"image": list(images.values())}), folder / "in.parquet")
+    return folder / "in.parquet"
+
+
+def make_mds(images: dict[str, bytes], folder: Path) -> Path:
+    if find_spec("streaming") is not None:
+        import_torchvision()  # Streaming imports it.
+    streaming = pytest.importorskip("streaming")
+    with streaming.MDSWriter(out=str(folder / "in"), columns={"image": "jpeg"}, size_limit=1 << 12) as writer:
+        for content in images.values():
+            writer.write({"image": content})
+    return folder / "in"
+
+
+@pytest.mark.parametrize("make", [make_lmdb, make_tars, make_table, make_parquet, make_mds])
 def test_an_interrupted_pack_is_resumed(tmp_path: Path, make: Any) -> None:
     source = make(write_images(tmp_path / "images"), tmp_path)
     run = RunOptions(num_workers=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardio.errors import PackError
-from shardio.packing.writing.key_hashes import find_duplicate
+from shardio.packing.key_hashes import find_duplicate
 from shardio.shards import LABEL_FIELD, Manifest, ShardTable
 
 Settings = dict[str, str | int | None]

@@ -1,0 +1,22 @@
+"""Sources that change after they were scanned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shardio import PackError
+from shardio.packing import PackProgress, PackSettings, pack_source
+
+
+def assert_change_is_refused(source: Path, out: Path, change: Callable[[Path], object], message: str) -> None:
+    """Change a source after its scan, and check that the pack is refused with a message, which is a pattern."""
+
+    class Change(PackProgress):
+        def planned(self, num_samples: int, num_bytes: int) -> None:
+            change(source)
+
+    with pytest.raises(PackError, match=message):
+        pack_source(source, out, PackSettings(max_shard_size=1 << 20), progress=Change())
