@@ -194,9 +194,7 @@ def _apply_chosen(choice: Any, images: list[Any], rng_keys: Words, calls: Calls)
                 changed = render_all(*plan_transform(transform, [images[row] for row in rows], keys, calls))
             except DecodeError as error:
                 raise DecodeError(int(rows[error.row]), str(error)) from error
-            except (
-                BaseException
-            ):  # Re-raised: whatever people's code raises, Ctrl-C too, the row is that of this chunk.
+            except BaseException:  # Re-raised, whatever people's code raises: only the row becomes the chunk's.
                 if calls.failed_row is not None:
                     calls.failed_row = int(rows[calls.failed_row])
                 raise

@@ -102,13 +102,8 @@ def test_wrong_samples_and_options_are_refused(tmp_path: Path) -> None:
         shardio.pack([{"jpg": b"none"}], out)
     with pytest.raises(PackError, match="no samples were written"):
         shardio.pack([], out)
-    for name, value in (
-        ("layout", "flat"),
-        ("num_workers", 2),
-        ("on_changed", "skip"),
-        ("labels", "x.csv"),
-        ("key_column", "key"),
-    ):
+    options = {"layout": "flat", "num_workers": 2, "on_changed": "skip", "labels": "x.csv", "key_column": "key"}
+    for name, value in options.items():
         with pytest.raises(ValueError, match=f"{name} does not apply to an iterable of samples: omit it"):
             shardio.pack(SAMPLES, out, **{name: value})  # type: ignore[arg-type]
     assert not out.exists()
