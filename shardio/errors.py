@@ -6,6 +6,7 @@
     ├── PackError           a pack cannot read its source or use its destination: change the directory or the options
     ├── FormatError         a manifest, index, tar, checkpoint or recording is invalid: create or download it again
     │   └── StaleIndexError     an index does not match its tar: download both, or pack again
+    ├── StoreError          an object store keeps failing: check network and credentials, and resume (also an OSError)
     ├── SampleError         a sample cannot be read or decoded: repair or remove it
     ├── WorkerError         worker processes die: check memory, or the samples that it names (also a RuntimeError)
     ├── StateError          a saved state or a run's directory does not fit: use those of this run
@@ -42,6 +43,10 @@ class FormatError(ShardioError):
 
 class StaleIndexError(FormatError):
     """An index does not match its tar."""
+
+
+class StoreError(ShardioError, OSError):
+    """An object store or a server keeps failing. The data is not the cause."""
 
 
 class SampleError(ShardioError):

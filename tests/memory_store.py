@@ -78,6 +78,10 @@ class MemoryFile:
         self.location, self.size, self.version = location, len(content), version
         self._content = content
 
+    @property
+    def is_local(self) -> bool:
+        return True
+
     def read(self, start: int, stop: int) -> bytes:
         self._check(start, stop)
         return self._content[start:stop]
@@ -89,6 +93,12 @@ class MemoryFile:
         for start, buffer in zip(starts, buffers, strict=True):
             self._check(start, start + len(buffer))
             buffer[:] = self._content[start : start + len(buffer)]
+
+    def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Do nothing: all is in memory."""
+
+    def discard(self, start: int, stop: int) -> bool:
+        return False
 
     def close(self) -> None:
         """Keep the content: other openings share it."""

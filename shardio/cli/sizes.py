@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from shardio.packing import parse_size
+from shardio.values import parse_size
 
 
 def parse_shard_size(text: str | int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from shardio.decoding import Decode, FieldDecoder, Fields, Missing
 from shardio.images import DEFAULT_MAX_PIXELS, Orientation
 from shardio.reading import SampleReader, Verify
 from shardio.shards import DatasetSource, open_table
+from shardio.storage import StorageOptions, make_access
 
 
 class ShardMapDataset(MapDataset):
@@ -42,6 +44,11 @@ class ShardMapDataset(MapDataset):
             Albumentations' transforms get the values as keyword arguments.
         decoders: Your own decoders: a function from bytes to the value, for each field that shardio shall not decode.
         missing: What happens if a sample lacks a field other than the image: ``error``, or None as its value.
+        storage_options: Settings of the store of a remote source, such as ``endpoint``, ``region``, ``profile``,
+            ``retries`` or ``timeout_s``. By default, they come from the environment, as for the store's own tools.
+        cache: For a remote source, a local folder in which processes and jobs of this machine keep what they have read;
+            by default, a temporary one, which is removed at the end.
+        cache_size: The size of the cache, such as ``200GB``; by default, a fifth of the free space.
 
     Raises:
         FileNotFoundError: If ``source`` does not exist.
@@ -67,6 +74,9 @@ class ShardMapDataset(MapDataset):
         transform_sample: Callable[[dict[str, Any]], Any] | None = None,
         decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
         missing: Missing = "error",
+        storage_options: StorageOptions | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_size: str | int | None = None,
     ) -> None:
         decoder = FieldDecoder(
             fields=fields,
@@ -80,7 +90,7 @@ class ShardMapDataset(MapDataset):
             decoders=dict(decoders or {}),
             missing=missing,
         )
-        self.table = open_table(source)
+        self.table = open_table(source, make_access(storage_options, cache, cache_size))
         decoder.check_fields(self.table.manifest.fields, str(source))
         self._classes, decoder = follow_classes(self.table.manifest.classes, classes, decoder, str(source))
         self.shard_sizes = self.table.manifest.shard_sizes

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from shardio.packing.progress import PackProgress
     from shardio.packing.results import REJECTED_NAME, PackResult
     from shardio.packing.shard_job import OnChanged
-    from shardio.packing.sizes import parse_size
     from shardio.packing.sources.files import FileProblem
     from shardio.packing.sources.layouts import Layout
     from shardio.packing.sources.source import SourceOptions, make_options
@@ -53,7 +52,6 @@ __all__ = [
     "pack",
     "pack_parts",
     "pack_source",
-    "parse_size",
     "reshard",
     "split",
 ]
@@ -73,7 +71,6 @@ __getattr__ = import_on_use(
         ".progress": "PackProgress",
         ".results": "REJECTED_NAME PackResult",
         ".shard_job": "OnChanged",
-        ".sizes": "parse_size",
         ".sources.files": "FileProblem",
         ".sources.layouts": "Layout",
         ".sources.source": "SourceOptions make_options",

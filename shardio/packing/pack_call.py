@@ -15,12 +15,11 @@ from shardio.packing.packer import RunOptions, pack_source
 from shardio.packing.plan import JpegMode, PackSettings
 from shardio.packing.results import PackResult
 from shardio.packing.shard_job import OnChanged
-from shardio.packing.sizes import parse_size
 from shardio.packing.sources.layouts import Layout
 from shardio.packing.sources.source import make_options
 from shardio.shards import Manifest
 from shardio.storage import make_path
-from shardio.values import check_choice, check_optional_integer
+from shardio.values import check_choice, check_optional_integer, parse_size
 
 DEFAULT_SHARD_SIZE = 256 * 2**20
 """256 MiB."""

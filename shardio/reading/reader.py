@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -11,14 +11,16 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import SampleError, StaleIndexError
+from shardio.errors import FormatError, SampleError, StaleIndexError
 from shardio.reading.seen import Seen, Verify
 from shardio.reading.stored import StoredSamples
 from shardio.shards import PartCache, Shard, ShardTable
-from shardio.storage import ReplacedError
 from shardio.values import check_choice
 
 Result = TypeVar("Result")
+
+MAX_FAILURES = 3
+"""How often to fetch a remote sample, or open a shard, that is damaged. Then the store's copy is damaged, too."""
 
 MAX_OPEN_SHARDS = 1024
 """The maximum number of shards that a reader keeps open, at about 5 kB each. Other shards are reopened as needed."""
@@ -69,7 +71,7 @@ class SampleReader:
         columns: list[list[bytes | None]] = [[None] * len(indices) for _ in fields]
         for shard, rows, inner in self._by_shard(indices):
             try:
-                found = self._use(shard, partial(self._read_shard, shard, inner, fields))
+                found = self._read_checked(shard, inner, fields)
             except SampleError as error:
                 raise error.at_row(int(rows[error.row])) from error
             for column, contents in zip(columns, found, strict=True):
@@ -126,13 +128,40 @@ class SampleReader:
             seen.add(inner[unseen])
         return found
 
-    def _use(self, shard: int, use: Callable[[Shard], Result]) -> Result:
-        """Call a function with an open shard. If the shard's files were replaced, call it again with the new ones."""
+    def _read_checked(self, shard: int, inner: NDArray[np.int64], fields: Sequence[str]) -> list[list[bytes | None]]:
         try:
-            return use(self._get_open(shard))
-        except ReplacedError:
+            return self._use(shard, partial(self._read_shard, shard, inner, fields))
+        except SampleError as error:
+            return self._read_again(shard, inner, fields, error)
+
+    def _read_again(
+        self, shard: int, inner: NDArray[np.int64], fields: Sequence[str], error: SampleError
+    ) -> list[list[bytes | None]]:
+        """Read samples again because one is damaged. If its bytes came over a network, fetch them again."""
+        num_failures = Counter[int]()
+        while True:
+            sample, opened = int(inner[error.row]), self._get_open(shard)
+            num_failures[sample] += 1
+            if num_failures[sample] > MAX_FAILURES or not opened.discard(sample, fields):
+                raise error
+            if num_failures[sample] > 1:
+                opened.index.discard()
+                self._open.pop(shard, None)
+            try:
+                return self._use(shard, partial(self._read_shard, shard, inner, fields))
+            except SampleError as another:
+                error = another
+
+    def _use(self, shard: int, use: Callable[[Shard], Result]) -> Result:
+        """Call a function with an open shard.
+
+        If the shard's files were replaced, or its index was damaged on the way, call it again with the current files.
+        """
+        for _ in range(MAX_FAILURES):
+            with suppress(FormatError):
+                return use(self._get_open(shard))
             self._open.pop(shard, None)
-            return use(self._get_open(shard))
+        return use(self._get_open(shard))
 
     def _get_open(self, shard: int) -> Shard:
         opened = self._open.get(shard)

@@ -1,4 +1,7 @@
-"""Track which samples were compared with the index file, with one bit per sample of each shard that was read."""
+"""Track which samples were compared with the index file, with one bit per sample of each shard that was read.
+
+Samples of remote shards are compared each time, because their bytes may be fetched again.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +41,15 @@ class Seen:
         name = shard, tuple(fields)
         seen = self._seen.get(name)
         if seen is None or seen.version != tar.version:
-            seen = self._seen[name] = _SeenOfShard(int(self._shard_sizes[shard]), tar.version)
+            seen = self._seen[name] = _SeenOfShard(int(self._shard_sizes[shard]), tar.version, is_kept=tar.is_local)
         return seen
 
 
 class _SeenOfShard:
-    __slots__ = ("_bits", "_num_unseen", "version")
+    __slots__ = ("_bits", "_is_kept", "_num_unseen", "version")
 
-    def __init__(self, num_samples: int, version: str) -> None:
-        self.version = version
+    def __init__(self, num_samples: int, version: str, *, is_kept: bool = True) -> None:
+        self.version, self._is_kept = version, is_kept
         self._bits = np.packbits(np.arange(-num_samples % 8 + num_samples) >= num_samples, bitorder="little")
         self._num_unseen = num_samples  # Approximate: threads update it concurrently.
 
@@ -61,7 +64,7 @@ class _SeenOfShard:
     def add(self, samples: NDArray[np.int64]) -> None:
         """Record that samples were seen."""
         bits = self._bits
-        if not len(bits):
+        if not len(bits) or not self._is_kept:
             return
         np.bitwise_or.at(bits, samples >> 3, _bits_of(samples))
         self._num_unseen -= len(samples)

@@ -134,6 +134,18 @@ class DecompressedFile:
                 self._fill(skipped[: start - self._position])
             self._fill(buffer)
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the compressed tar is local."""
+        return self._file.is_local
+
+    def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Do nothing: a compressed tar is read forwards."""
+
+    def discard(self, start: int, stop: int) -> bool:
+        """Return False: nothing is cached."""
+        return False
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()

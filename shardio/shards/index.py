@@ -71,8 +71,8 @@ def digest_headers(tar: StoredFile, starts: Iterable[NDArray[np.int64]]) -> str:
     Returns:
         xxh3-64 in hexadecimal.
     """
+    found = np.concatenate([fields[fields >= BLOCK] for fields in starts] or [np.empty(0, np.int64)])
     digest = xxhash.xxh3_64()
-    for fields in starts:
-        for start in fields[fields >= BLOCK].tolist():
-            digest.update(tar.read(start - BLOCK, start))
+    for header in tar.read_many(found - BLOCK, found):
+        digest.update(header)
     return digest.hexdigest()

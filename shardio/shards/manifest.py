@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from shardio.errors import FormatError
+from shardio.errors import FormatError, StoreError
 from shardio.json_text import parse_json
 from shardio.storage import Location
 from shardio.whole_writes import PARTIAL_SUFFIX
@@ -103,6 +103,8 @@ def read_manifest(location: Location) -> Manifest:
 
     try:
         values: Any = parse_json(location.read_whole())
+    except StoreError:  # The manifest is not the cause.
+        raise
     except (OSError, ValueError) as error:
         raise FormatError(f"the manifest {location} cannot be read: {error}") from error
     if not isinstance(values, dict) or "format" not in values:

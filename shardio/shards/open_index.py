@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import FormatError, StaleIndexError
+from shardio.errors import FormatError, StaleIndexError, StoreError
 from shardio.json_text import parse_json
 from shardio.shards.index import INDEX_FORMAT, IndexHeader, digest_headers
 from shardio.shards.parts import PartCache
@@ -24,6 +24,9 @@ PART = 512
 
 HEAD = 4096
 """The number of bytes to read first. They usually contain the whole header."""
+
+MAX_WHOLE = 2**22
+"""The largest index in bytes that is fetched from a remote store as a whole. Its parts are needed soon anyway."""
 
 MAX_HEADER = 2**24
 """The maximum size of a header in bytes: that of a thousand fields with the longest names."""
@@ -55,10 +58,14 @@ class ShardIndex:
         self._identity = object()  # Distinguishes this index's parts in a cache that several indexes share.
         self._file = open_index(location)
         try:
+            if self._file.size <= MAX_WHOLE:
+                self._file.prefetch([(0, self._file.size)])
             self.header, self._begins, self._num_key_bytes = read_layout(self._file)
             self.field_indices = {field: i for i, field in enumerate(self.header.fields)}
             self._check()
-        except BaseException:  # Ctrl-C must not leave the file open either.
+        except BaseException as error:  # Ctrl-C must not leave the file open either.
+            if isinstance(error, FormatError):
+                self.discard()
             self.close()
             raise
 
@@ -104,6 +111,10 @@ class ShardIndex:
                 found[:, :, row] = self._ranges_part(sample // PART, fields)[:, :, sample % PART]
         starts, stops, hashes = found.transpose(0, 2, 1)
         return starts, stops, hashes.view(np.uint64)
+
+    def discard(self) -> bool:
+        """Forget what is cached of the file. Return whether another read may give other bytes."""
+        return self._file.discard(0, self._file.size)
 
     def close(self) -> None:
         """Close the file."""
@@ -220,6 +231,8 @@ def read_range(file: StoredFile, start: int, stop: int) -> bytes:
     """Return the bytes [start, stop) of an index. Raise FormatError if they cannot be read."""
     try:
         return file.read(start, stop)
+    except StoreError:  # The index is not the cause.
+        raise
     except (EOFError, OSError) as error:
         raise FormatError(f"the index {file.location} cannot be read: {error}") from error
 

@@ -8,7 +8,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import SampleError
+from shardio.errors import SampleError, StoreError
 from shardio.interruptions import let_through
 from shardio.sample import Sample
 from shardio.shards.comparison import Comparison, describe_offset
@@ -99,6 +99,8 @@ class Shard:
             range_stops = np.concatenate([range_stops, starts[compared]])
         try:
             found = self.tar.read_many(range_starts, range_stops)
+        except StoreError:  # No sample is the cause.
+            raise
         except (OSError, EOFError) as error:
             let_through(error)
             self._raise_unreadable(samples, there, starts, stops)
@@ -122,6 +124,14 @@ class Shard:
         starts, _, _ = self.index.locate(np.array([sample]), tuple(fields))
         found = starts[starts >= 0]
         return self.index.key(sample), describe_offset(self.tar, int(found.min()) if len(found) else 0)
+
+    def discard(self, sample: int, fields: Sequence[str]) -> bool:
+        """Forget what is cached of a damaged sample. Return whether another read may give other bytes."""
+        starts, stops, _ = self.index.locate(np.array([sample]), tuple(fields))
+        found = False
+        for start, stop in zip(starts[starts >= 0].tolist(), stops[starts >= 0].tolist(), strict=True):
+            found |= self.tar.discard(start - BLOCK, stop)
+        return found
 
     def _raise_too_large(
         self,
@@ -148,7 +158,9 @@ class Shard:
         for row, field_index in np.argwhere(starts >= 0).tolist():
             try:
                 self.tar.read(int(starts[row, field_index]) - BLOCK, int(stops[row, field_index]))
-            except (OSError, EOFError) as error:  # noqa: PERF203  # Only the first bad sample ends the loop.
+            except StoreError:  # noqa: PERF203  # Only the first bad sample ends the loop.
+                raise
+            except (OSError, EOFError) as error:
                 let_through(error)
                 key, origin = self.describe(int(samples[row]), fields)
                 message = f"sample {key} cannot be read from {origin}: {error}"

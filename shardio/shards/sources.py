@@ -17,7 +17,7 @@ from shardio.shards.numbering import find_gaps
 from shardio.shards.shard import Shard
 from shardio.shards.table import ShardTable
 from shardio.shards.tar import BLOCK
-from shardio.storage import Location, parse_location
+from shardio.storage import Location, RemoteAccess, parse_location
 
 DatasetSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A directory, a manifest, a tar, a brace pattern of tars, or a list of tars and patterns."""
@@ -29,7 +29,7 @@ MAX_NAMED = 8
 """The maximum number of files that a message names."""
 
 
-def open_table(source: DatasetSource) -> ShardTable:
+def open_table(source: DatasetSource, access: RemoteAccess | None = None) -> ShardTable:
     """Find the shards that ``source`` names.
 
     Args:
@@ -37,6 +37,7 @@ def open_table(source: DatasetSource) -> ShardTable:
             tar, a pattern in brace notation such as ``shard-{000000..000012}.tar``, or a list of tars and patterns.
             Tars without a manifest are indexed on first use. A RuntimeWarning reports tars with equal contents and
             gaps in the numbers of a directory's tars.
+        access: How remote shards are reached.
 
     Raises:
         FileNotFoundError: If the source does not exist or holds no tars, or a list names a directory.
@@ -45,7 +46,7 @@ def open_table(source: DatasetSource) -> ShardTable:
         ValueError: If a name is empty.
     """
     if isinstance(source, str | os.PathLike):
-        location = parse_location(source)
+        location = parse_location(source, access)
         if (location / MANIFEST_NAME).exists():
             return _table_of_manifest(location / MANIFEST_NAME)
         if location.name.endswith(".json"):
@@ -53,7 +54,7 @@ def open_table(source: DatasetSource) -> ShardTable:
         if location.is_folder():
             return _table_of_tars(_find_tars(location))
         source = [source]
-    tars = [tar for pattern in source for tar in expand_pattern(pattern)]
+    tars = [tar for pattern in source for tar in expand_pattern(pattern, access)]
     _refuse_folders(tars)
     return _table_of_tars(tars)
 
@@ -104,14 +105,14 @@ def _refuse_unfinished(folder: Location, tars: Sequence[Location]) -> None:
         )
 
 
-def expand_pattern(pattern: str | os.PathLike[str]) -> list[Location]:
+def expand_pattern(pattern: str | os.PathLike[str], access: RemoteAccess | None = None) -> list[Location]:
     """Return the locations that a pattern in brace notation names. They need not exist."""
     from braceexpand import braceexpand
 
-    location = parse_location(pattern)
+    location = parse_location(pattern, access)
     if location.exists() or location.is_folder():
         return [location]
-    return [parse_location(name) for name in braceexpand(os.fspath(pattern))]
+    return [parse_location(name, access) for name in braceexpand(os.fspath(pattern))]
 
 
 def _table_of_manifest(location: Location) -> ShardTable:

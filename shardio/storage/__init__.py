@@ -1,10 +1,12 @@
 """Dataset storage: locations, stores and local files."""
 
+from shardio.storage.access import RemoteAccess, make_access
 from shardio.storage.linking import link_or_copy
 from shardio.storage.local import FolderFiles, read_and_stat, walk_files, walk_folders
 from shardio.storage.local_file import make_version
 from shardio.storage.locations import parse_location
 from shardio.storage.paths import absolute_path, find_url, make_path, read_as_utf8
+from shardio.storage.remote.options import StorageOptions
 from shardio.storage.store import FileStat, Location, ReplacedError, Store, StoredFile, Writer
 from shardio.storage.streaming import PIECE, read_pieces
 
@@ -13,13 +15,16 @@ __all__ = [
     "FileStat",
     "FolderFiles",
     "Location",
+    "RemoteAccess",
     "ReplacedError",
+    "StorageOptions",
     "Store",
     "StoredFile",
     "Writer",
     "absolute_path",
     "find_url",
     "link_or_copy",
+    "make_access",
     "make_path",
     "make_version",
     "parse_location",

@@ -11,8 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.storage.descriptors import Descriptor, open_files
-from shardio.storage.runs import read_runs
+from shardio.storage.runs import RunLimits, read_runs
 from shardio.storage.store import FileStat, Location, ReplacedError
+
+LIMITS = RunLimits(max_gap=4096, max_small=16 * 1024, max_run=2**20)
+"""Reading a gap of a page costs as much as another call. Copying a range of more than 16 kB from a run costs more than
+a separate call. A run of more than a megabyte would leave the processor's caches before it is split."""
 
 
 class LocalFile:
@@ -42,6 +46,10 @@ class LocalFile:
         found = stat_of(status)
         self.size, self.version, self._mtime_ns = found.size, found.version, status.st_mtime_ns
 
+    @property
+    def is_local(self) -> bool:
+        return True
+
     def read(self, start: int, stop: int) -> bytes:
         descriptor = self._find()
         content = os.pread(descriptor.number, stop - start, start)
@@ -53,7 +61,7 @@ class LocalFile:
         return content
 
     def read_many(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
-        return read_runs(self.read, starts, stops)
+        return read_runs(self._read_all, starts, stops, LIMITS)
 
     def read_into(self, starts: Sequence[int], buffers: Sequence[memoryview]) -> None:
         for start, buffer in zip(starts, buffers, strict=True):
@@ -64,9 +72,18 @@ class LocalFile:
                     raise self._truncated(descriptor, start, start + len(buffer))
                 num_read += num_more
 
+    def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
+        pass
+
+    def discard(self, start: int, stop: int) -> bool:
+        return False
+
     def close(self) -> None:
         self._is_open = False
         self._files.close(self._serial)
+
+    def _read_all(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
+        return list(map(self.read, starts, stops))
 
     def _find(self) -> Descriptor:
         """Return the descriptor. Reopen the file if its descriptor was closed to stay within the budget."""

@@ -62,6 +62,10 @@ class StoredFile(Protocol):
     def version(self) -> str:
         """Its version when it was opened, as in :class:`FileStat`."""
 
+    @property
+    def is_local(self) -> bool:
+        """Whether content that was right once stays right. What comes over a network may be damaged each time."""
+
     def read(self, start: int, stop: int) -> bytes:
         """Return the bytes [start, stop).
 
@@ -88,6 +92,12 @@ class StoredFile(Protocol):
         Raises:
             The same errors as :meth:`read`. The buffers' contents are then undefined.
         """
+
+    def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Make ranges, given by start and stop, quick to read, if the store has a cache. Return when they are."""
+
+    def discard(self, start: int, stop: int) -> bool:
+        """Forget a damaged range if it was cached. Return whether reading it again may give other bytes."""
 
     def close(self) -> None:
         """Close the object. Closing it again does nothing."""

@@ -91,12 +91,6 @@ def test_a_directory_without_tars_is_not_a_dataset(tmp_path: Path) -> None:
         open_table(tmp_path)
 
 
-@pytest.mark.parametrize("url", ["https://example.com/x.tar", Path("https://example.com/x.tar"), "s3://b/x-{0..1}.tar"])
-def test_a_url_is_refused(url: str | Path) -> None:
-    with pytest.raises(FileNotFoundError, match="URLs are not supported yet"):
-        open_table(url)
-
-
 def test_an_empty_list_is_not_a_dataset() -> None:
     with pytest.raises(FileNotFoundError):
         open_table([])

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from shardio.storage import Location, parse_location
-from tests.storage.memory_store import MemoryStore
+from shardio.storage import Location, make_access, parse_location
 
 BACKENDS: dict[str, Callable[[Path], Location]] = {
     "local": parse_location,
-    "memory": lambda folder: Location(store=MemoryStore(name=uuid.uuid4().hex), key=folder.name),
+    "memory": lambda folder: parse_location(f"memory://{uuid.uuid4().hex}/{folder.name}"),
+    "cached": lambda folder: parse_location(
+        f"memory://{uuid.uuid4().hex}/{folder.name}", make_access(cache=folder / "cache", cache_size="100MB")
+    ),
 }
 """For each backend, a function that returns an empty folder. It may use a local directory."""
 

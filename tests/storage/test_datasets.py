@@ -20,7 +20,7 @@ SAMPLES = [Sample(key=f"ü/{i}", fields={"cls": b"%d" % i, "jpg": bytes([i]) * 1
 @pytest.fixture
 def store(root: Location, monkeypatch: pytest.MonkeyPatch) -> Location:
     """A folder of a store; names are looked up in it."""
-    monkeypatch.setattr("shardio.shards.sources.parse_location", lambda name: root / str(name))
+    monkeypatch.setattr("shardio.shards.sources.parse_location", lambda name, access: root / str(name))
     return root
 
 

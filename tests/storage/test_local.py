@@ -156,12 +156,6 @@ def test_a_name_that_no_file_has_is_refused(name: str) -> None:
         parse_location(name)
 
 
-@pytest.mark.parametrize("name", ["s3://bucket/a", Path("https://example.com/a"), "gs://b/x-{0..1}.tar"])
-def test_a_url_is_refused(name: str | Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"URLs are not supported yet, got (s3|https|gs)://.*: download"):
-        parse_location(name)
-
-
 def test_a_directory_that_looks_like_a_url_is_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run:" / "a").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

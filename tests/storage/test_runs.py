@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio.storage.runs import MAX_GAP, MAX_RUN, MAX_SMALL, read_runs
+from shardio.storage.local_file import LIMITS
+from shardio.storage.runs import read_runs
 
+MAX_GAP, MAX_SMALL, MAX_RUN = LIMITS.max_gap, LIMITS.max_small, LIMITS.max_run
 SIZE = 3 * MAX_RUN
 CONTENT = np.random.default_rng(0).bytes(SIZE)
 
@@ -17,11 +21,11 @@ def read(ranges: list[tuple[int, int]]) -> tuple[list[bytes], list[int]]:
     starts, stops = (np.array([each[side] for each in ranges], dtype=np.int64) for side in (0, 1))
     sizes = list[int]()
 
-    def count_and_read(start: int, stop: int) -> bytes:
-        sizes.append(stop - start)
-        return CONTENT[start:stop]
+    def count_and_read(starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
+        sizes.extend(stop - start for start, stop in zip(starts, stops, strict=True))
+        return [CONTENT[start:stop] for start, stop in zip(starts, stops, strict=True)]
 
-    return read_runs(count_and_read, starts, stops), sizes
+    return read_runs(count_and_read, starts, stops, LIMITS), sizes
 
 
 lengths = st.sampled_from([0, 1, 100, 1024, MAX_SMALL, MAX_SMALL + 1, 100_000])

@@ -17,14 +17,13 @@ from shardio.packing.copying import CopySource
 from shardio.packing.destination import finish
 from shardio.packing.parts import make_parts
 from shardio.packing.progress import PackProgress
-from shardio.packing.sizes import parse_size
 from shardio.packing.uniting import Settings, describe, refuse_duplicates, unite_classes, unite_settings
 from shardio.packing.writing.output_folder import new_dataset
 from shardio.packing.writing.shard_sequence import ShardLimits, ShardSequence
 from shardio.sample import Sample
 from shardio.shards import DatasetSource, Manifest, ShardTable, hash_key, open_table, read_keys
 from shardio.storage import make_path, parse_location
-from shardio.values import check_flag, check_optional_integer
+from shardio.values import check_flag, check_optional_integer, parse_size
 
 DEFAULT_SIZE = "256MiB"
 

@@ -14,14 +14,13 @@ from shardio.errors import PackError
 from shardio.packing.destination import finish
 from shardio.packing.jpegs import DEFAULT_QUALITY
 from shardio.packing.key_hashes import KeyHashes
-from shardio.packing.sizes import parse_size
 from shardio.packing.writing.encoding import ValueEncoder, encode_sample
 from shardio.packing.writing.output_folder import new_dataset
 from shardio.packing.writing.shard_sequence import ShardLimits, ShardSequence, name_shard
 from shardio.packing.writing.worker_parts import WorkerRecord, name_worker_shard, worker_part, write_record
 from shardio.shards import Manifest, hash_key, index_location, read_keys
 from shardio.storage import absolute_path, make_path, parse_location
-from shardio.values import check_flag, check_integer, check_optional_integer
+from shardio.values import check_flag, check_integer, check_optional_integer, parse_size
 from shardio.whole_writes import naming
 
 

@@ -1,0 +1,139 @@
+"""The local copy of a remote object. Some of its blocks may be missing.
+
+A copy is a sparse file: the object's bytes at their own offsets, then one byte for each block of 512 bytes, which is 1
+if the block is present. Members of tars begin at multiples of 512 bytes, so samples share no block.
+
+Bytes are written before they are marked, and a copy that is removed keeps its content for those who are reading it. So
+a process that is killed at any point leaves a copy that is correct. After a power failure, marks may be on disk without
+their content. Samples are compared with their hashes when a process first reads them, and damaged blocks are unmarked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+BLOCK = 512
+"""The size of a block in bytes."""
+
+_PRESENT = b"\1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedCopy:
+    """The name of a copy, which may not exist yet.
+
+    Attributes:
+        path: Its path.
+        size: The object's size in bytes.
+    """
+
+    path: str
+    size: int
+
+    @property
+    def num_blocks(self) -> int:
+        """The number of blocks. The last one may be shorter."""
+        return -(-self.size // BLOCK)
+
+    def read(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes | None]:
+        """Return the contents of ranges; None for those that are not present as a whole."""
+        with self._opened(os.O_RDONLY) as descriptor:
+            if descriptor is None:
+                return [b"" if start == stop else None for start, stop in zip(starts, stops, strict=True)]
+            return [_read_range(descriptor, self.size, start, stop) for start, stop in zip(starts, stops, strict=True)]
+
+    def read_into(self, start: int, buffer: memoryview) -> bool:
+        """Fill a buffer with the bytes from ``start`` on; return False if they are not present as a whole."""
+        with self._opened(os.O_RDONLY) as descriptor:
+            if descriptor is None or not _is_present(descriptor, self.size, start, start + len(buffer)):
+                return False
+            num_read = 0
+            while num_read < len(buffer):
+                num_more = os.preadv(descriptor, [buffer[num_read:]], start + num_read)
+                if not num_more:
+                    return False
+                num_read += num_more
+            return True
+
+    def find_missing(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Return the parts of a range that are not present, as ranges of whole blocks."""
+        first, last = start // BLOCK, -(-stop // BLOCK)
+        marks = np.zeros(last - first, np.uint8)
+        with self._opened(os.O_RDONLY) as descriptor:
+            if descriptor is not None:
+                found = os.pread(descriptor, last - first, self.size + first)
+                marks[: len(found)] = np.frombuffer(found, np.uint8)
+        bounds = np.flatnonzero(np.diff(marks == 0, prepend=False, append=False)).reshape(-1, 2) + first
+        return [(begin * BLOCK, min(end * BLOCK, self.size)) for begin, end in bounds.tolist()]
+
+    def write(self, start: int, content: memoryview) -> None:
+        """Add a range of whole blocks, and mark it as present.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        stop = start + len(content)
+        assert start % BLOCK == 0, "a range of whole blocks"
+        assert stop % BLOCK == 0 or stop == self.size, "a range of whole blocks"
+        with self._opened(os.O_RDWR | os.O_CREAT) as descriptor:
+            assert descriptor is not None, "it was created"
+            if os.fstat(descriptor).st_size < self.size + self.num_blocks:
+                os.ftruncate(descriptor, self.size + self.num_blocks)
+            _write_all(descriptor, content, start)
+            first, last = start // BLOCK, -(-stop // BLOCK)
+            _write_all(descriptor, memoryview(_PRESENT * (last - first)), self.size + first)
+
+    def unmark(self, start: int, stop: int) -> bool:
+        """Mark a range as missing, because its content is damaged. Return whether the copy exists."""
+        with self._opened(os.O_RDWR) as descriptor:
+            if descriptor is None:
+                return False
+            first, last = start // BLOCK, -(-stop // BLOCK)
+            _write_all(descriptor, memoryview(bytes(last - first)), self.size + first)
+            return True
+
+    def touch(self) -> None:
+        """Record that the copy is in use."""
+        with suppress(FileNotFoundError):
+            os.utime(self.path)
+
+    @contextmanager
+    def _opened(self, flags: int) -> Iterator[int | None]:
+        # It is opened for each use: a descriptor that stays open would keep the space of a copy that was removed.
+        try:
+            descriptor = os.open(self.path, flags | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            yield None
+            return
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+def _read_range(descriptor: int, size: int, start: int, stop: int) -> bytes | None:
+    if not _is_present(descriptor, size, start, stop):
+        return None
+    content = os.pread(descriptor, stop - start, start)
+    while len(content) < stop - start:  # A single read on Linux returns at most 2 GiB.
+        more = os.pread(descriptor, stop - start - len(content), start + len(content))
+        if not more:
+            return None
+        content += more
+    return content
+
+
+def _is_present(descriptor: int, size: int, start: int, stop: int) -> bool:
+    first, num_blocks = start // BLOCK, -(-stop // BLOCK) - start // BLOCK
+    return os.pread(descriptor, num_blocks, size + first) == _PRESENT * num_blocks
+
+
+def _write_all(descriptor: int, content: memoryview, start: int) -> None:
+    num_written = 0
+    while num_written < len(content):
+        num_written += os.pwrite(descriptor, content[num_written:], start + num_written)

@@ -1,0 +1,179 @@
+"""A remote store whose objects are read through a cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.errors import StoreError
+from shardio.storage.cache.cached_copy import CachedCopy
+from shardio.storage.cache.settings import CacheSettings
+from shardio.storage.remote.client import client
+from shardio.storage.remote.messages import Fill, OpenCached
+from shardio.storage.remote.object_store import ObjectStore
+from shardio.storage.runs import RunLimits, read_runs
+from shardio.storage.store import FileStat, Location, Writer
+
+LIMITS = RunLimits(max_gap=4096, max_small=16 * 1024, max_run=2**20)
+"""As for local files, because most ranges are present."""
+
+TOUCH_S = 10.0
+"""How often a file that is read records that its copy is in use, in seconds."""
+
+MAX_FILLS = 5
+"""How often one read may find that what was just fetched has been removed: the cache is too small then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedStore:
+    """A remote store whose open objects are read through a cache. All else goes to the store.
+
+    Attributes:
+        inner: The remote store.
+        cache: The cache.
+    """
+
+    inner: ObjectStore
+    cache: CacheSettings
+
+    @property
+    def prefix(self) -> str:
+        return self.inner.prefix
+
+    def stat(self, key: str) -> FileStat:
+        return self.inner.stat(key)
+
+    def open(self, key: str) -> CachedFile:
+        inner = self.inner
+        request = OpenCached(root=inner.root, options=inner.options, key=key, cache=self.cache)
+        found, path = client().ask(request)
+        return CachedFile(self, key, found, path)
+
+    def read_whole(self, key: str) -> bytes:
+        return self.inner.read_whole(key)
+
+    def is_folder(self, key: str) -> bool:
+        return self.inner.is_folder(key)
+
+    def list(self, key: str) -> list[str]:
+        return self.inner.list(key)
+
+    def walk(self, key: str) -> Iterator[str]:
+        return self.inner.walk(key)
+
+    def write_whole(self, key: str) -> AbstractContextManager[Writer]:
+        return self.inner.write_whole(key)
+
+    def remove(self, key: str) -> None:
+        self.inner.remove(key)
+
+    def can_write(self, key: str) -> bool:
+        return self.inner.can_write(key)
+
+    def resolve(self, key: str) -> str:
+        return self.inner.resolve(key)
+
+
+class CachedFile:
+    """A remote object that is read through its copy in a cache. It can be shared between threads and across a fork.
+
+    Args:
+        store: The store.
+        key: The object's key.
+        found: What the store knows about the object.
+        path: The path of its copy.
+    """
+
+    def __init__(self, store: CachedStore, key: str, found: FileStat, path: str) -> None:
+        self._store, self._key = store, key
+        self._copy = CachedCopy(path=path, size=found.size)
+        self._touched = 0.0
+        self.location = Location(store=store, key=key)
+        self.size, self.version = found.size, found.version
+
+    @property
+    def is_local(self) -> bool:
+        return False
+
+    def read(self, start: int, stop: int) -> bytes:
+        return self._read_all([start], [stop])[0]
+
+    def read_many(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
+        return read_runs(self._read_all, starts, stops, LIMITS)
+
+    def read_into(self, starts: Sequence[int], buffers: Sequence[memoryview]) -> None:
+        for start, buffer in zip(starts, buffers, strict=True):
+            self._check(start, start + len(buffer))
+            for _ in range(MAX_FILLS):
+                if not len(buffer) or self._copy.read_into(start, buffer):
+                    break
+                self._fill([(start, start + len(buffer))], is_urgent=True)
+            else:
+                self._raise_removed()
+
+    def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
+        if ranges:
+            self._fill(ranges, is_urgent=False)
+
+    def discard(self, start: int, stop: int) -> bool:
+        return self._copy.unmark(start, stop)
+
+    def close(self) -> None:
+        pass
+
+    def _read_all(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
+        self._touch()
+        for start, stop in zip(starts, stops, strict=True):
+            self._check(start, stop)
+        contents = self._copy.read(starts, stops)
+        for _ in range(MAX_FILLS):
+            missing = [i for i, content in enumerate(contents) if content is None]
+            if not missing:
+                break
+            self._fill([(starts[i], stops[i]) for i in missing], is_urgent=True)
+            found = self._copy.read([starts[i] for i in missing], [stops[i] for i in missing])
+            for i, content in zip(missing, found, strict=True):
+                contents[i] = content
+        found_all = [content for content in contents if content is not None]
+        if len(found_all) < len(contents):
+            self._raise_removed()
+        return found_all
+
+    def _fill(self, ranges: Sequence[tuple[int, int]], *, is_urgent: bool) -> None:
+        inner = self._store.inner
+        request = Fill(
+            root=inner.root,
+            options=inner.options,
+            key=self._key,
+            size=self.size,
+            version=self.version,
+            ranges=tuple(ranges),
+            path=self._copy.path,
+            cache=self._store.cache,
+            is_urgent=is_urgent,
+        )
+        client().ask(request)
+
+    def _touch(self) -> None:
+        now = time.monotonic()
+        if now - self._touched > TOUCH_S:
+            self._touched = now
+            self._copy.touch()
+
+    def _check(self, start: int, stop: int) -> None:
+        if stop > self.size:
+            raise EOFError(
+                f"{self.location} ends at byte {self.size}, but bytes {start} to {stop} were requested: the object is "
+                "truncated. Restore it"
+            )
+
+    def _raise_removed(self) -> None:
+        raise StoreError(
+            f"the cache is too small: what was fetched of {self.location} was removed before it was read, {MAX_FILLS} "
+            "times in a row. Set a larger cache_size"
+        )

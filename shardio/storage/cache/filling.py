@@ -1,0 +1,165 @@
+"""Fill copies with what the other processes ask for. Only storage processes write to a cache."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import xxhash
+
+from shardio.storage.cache.budget import COPY_SUFFIX, Budget
+from shardio.storage.cache.cached_copy import BLOCK, CachedCopy
+from shardio.storage.cache.settings import CacheSettings, choose_size
+from shardio.storage.remote.attempts import Attempts
+from shardio.storage.remote.messages import Fill, OpenCached, Request, Stat
+from shardio.storage.remote.operations import read_range, stat
+from shardio.storage.store import FileStat, ReplacedError
+
+PIECE = 8 * 2**20
+"""The most bytes in one request, which takes 6 ms of CPU time. Longer requests would save nothing, and delay others."""
+
+URGENT_THREADS = 32
+"""How many urgent ranges are fetched at a time."""
+
+AHEAD_THREADS = 16
+"""How many ranges are read ahead at a time. The store's other requests are left to urgent ones."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Flight:
+    """A range that is being fetched."""
+
+    start: int
+    stop: int
+    arrival: Future[None] = field(default_factory=Future)
+
+
+class Filler:
+    """Fills copies. No byte is fetched twice by this process, however many ask for it at the same time.
+
+    Args:
+        private_folder: The folder of the private cache.
+    """
+
+    def __init__(self, private_folder: Path) -> None:
+        self._private_folder = private_folder
+        self._lock = threading.Lock()
+        self._budgets: dict[CacheSettings, Budget] = {}
+        self._found: dict[tuple[str, str], FileStat] = {}
+        self._flights: dict[str, list[_Flight]] = {}
+        self._urgent = ThreadPoolExecutor(URGENT_THREADS)
+        self._ahead = ThreadPoolExecutor(AHEAD_THREADS)
+
+    def open(self, attempts: Attempts, request: OpenCached) -> tuple[FileStat, str]:
+        """Return an object's status and the path of its copy. The store is asked once for each object.
+
+        A replaced object is noticed when a range of it is fetched, because each request names the version.
+        """
+        name = request.root, request.key
+        found = self._found.get(name)
+        if found is None:
+            found = stat(attempts, Stat(root=request.root, options=request.options, key=request.key))
+            self._found[name] = found
+        text = f"{request.root}/{request.key}\n{found.version}\n{found.size}"
+        copy_name = xxhash.xxh3_128_hexdigest(text.encode(errors="surrogateescape")) + COPY_SUFFIX
+        return found, str(self._budget(request.cache).folder / copy_name)
+
+    def forget(self, request: Request) -> None:
+        """Forget what is known about an object that is about to change."""
+        self._found.pop((request.root, request.key), None)
+
+    def fill(self, attempts: Attempts, request: Fill) -> None:
+        """Make ranges present.
+
+        Raises:
+            OSError: If the cache cannot be written.
+            Exception: The same errors as :meth:`Attempts.make`.
+        """
+        pieces = [piece for start, stop in request.ranges for piece in _split(start, stop, request.size)]
+        fill = partial(self._fill_piece, attempts, request)
+        try:
+            if len(pieces) == 1:
+                fill(pieces[0])
+            else:
+                list((self._urgent if request.is_urgent else self._ahead).map(fill, pieces))
+        except ReplacedError:
+            self.forget(request)
+            raise
+
+    def _fill_piece(self, attempts: Attempts, request: Fill, piece: tuple[int, int]) -> None:
+        copy = CachedCopy(path=request.path, size=request.size)
+        with self._lock:
+            others = [each for each in self._flights.get(request.path, ()) if _overlaps(each, *piece)]
+            own = [
+                _Flight(start, stop)
+                for missing in copy.find_missing(*piece)
+                for start, stop in _subtract(missing, others)
+            ]
+            self._flights.setdefault(request.path, []).extend(own)
+        try:
+            for flight in own:
+                content = read_range(attempts, request, flight.start, flight.stop)
+                self._write(copy, request.cache, flight.start, content)
+        except BaseException as error:
+            for flight in own:
+                flight.arrival.set_exception(error)
+            raise
+        else:
+            for flight in own:
+                flight.arrival.set_result(None)
+        finally:
+            self._forget(request.path, own)
+        for flight in others:
+            flight.arrival.result()
+
+    def _write(self, copy: CachedCopy, cache: CacheSettings, start: int, content: memoryview) -> None:
+        budget = self._budget(cache)
+        try:
+            budget.reserve(len(content), copy.path)
+            copy.write(start, content)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{error.strerror or error}: cannot write to the cache {budget.folder}. Free some space, set "
+                "cache_size, or set cache to a folder on another disk",
+            ) from error
+
+    def _forget(self, path: str, flights: list[_Flight]) -> None:
+        with self._lock:
+            left = [each for each in self._flights.pop(path, ()) if each not in flights]
+            if left:
+                self._flights[path] = left
+
+    def _budget(self, cache: CacheSettings) -> Budget:
+        with self._lock:
+            if cache not in self._budgets:
+                folder = self._private_folder if cache.folder is None else Path(cache.folder)
+                folder.mkdir(parents=True, exist_ok=True)
+                self._budgets[cache] = Budget(folder, choose_size(cache, folder))
+            return self._budgets[cache]
+
+
+def _split(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield a range in pieces of whole blocks."""
+    stop = min(-(-stop // BLOCK) * BLOCK, size)
+    for begin in range(start // BLOCK * BLOCK, stop, PIECE):
+        yield begin, min(begin + PIECE, stop)
+
+
+def _overlaps(flight: _Flight, start: int, stop: int) -> bool:
+    return flight.start < stop and start < flight.stop
+
+
+def _subtract(missing: tuple[int, int], flights: list[_Flight]) -> Iterator[tuple[int, int]]:
+    """Yield the parts of a range that are not being fetched."""
+    start, stop = missing
+    for flight in sorted(flights, key=lambda each: each.start):
+        if flight.start > start and start < stop:
+            yield start, min(flight.start, stop)
+        start = max(start, flight.stop)
+    if start < stop:
+        yield start, stop

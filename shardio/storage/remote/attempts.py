@@ -1,0 +1,141 @@
+"""Try requests again until they succeed, within the limits of a store's options."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_delay
+from tenacity.wait import wait_random_exponential
+
+from shardio.errors import StoreError
+from shardio.storage.remote.backends import make_backend
+from shardio.storage.remote.failures import RequestFailure, explain
+from shardio.storage.remote.options import RemoteOptions
+from shardio.storage.store import ReplacedError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore as Backend
+
+Result = TypeVar("Result")
+
+FIRST_WAIT_S = 0.1
+"""The upper bound of the first wait before a request is repeated. It doubles each time."""
+
+MAX_WAIT_S = 20.0
+"""The longest wait. S3 asks to slow down for a second or so; other servers are restarted within a minute."""
+
+UNREACHED_RETRIES = 3
+"""How often to repeat requests to a server that never answered: its name is probably wrong."""
+
+
+class TryAgainError(Exception):
+    """A request failed in a way that may end by itself.
+
+    Args:
+        failure: Why it failed.
+    """
+
+    def __init__(self, failure: RequestFailure) -> None:
+        super().__init__(failure.cause)
+        self.failure = failure
+
+
+class Attempts:
+    """A store's client, and the requests to it that may be repeated. Threads share it.
+
+    Args:
+        root: The root of the store.
+        options: Its settings.
+    """
+
+    def __init__(self, root: str, options: RemoteOptions) -> None:
+        self.root, self.options = root, options
+        self._backend: Backend | None = None
+        self._answered = False
+        self._places = threading.BoundedSemaphore(options.max_requests)
+
+    def make(self, what: str, request: Callable[[Backend], Result]) -> Result:
+        """Make a request until it succeeds.
+
+        Args:
+            what: What is requested, for messages: ``read s3://bucket/key``.
+            request: Makes the request. Progress that it keeps to itself is not lost when it is called again.
+
+        Raises:
+            FileNotFoundError: If the object does not exist.
+            PermissionError: If the credentials do not allow the request.
+            ReplacedError: If the object was replaced.
+            EOFError: If the object ends before the requested range.
+            StoreError: If the request keeps failing.
+        """
+        began = time.monotonic()
+        retrying = Retrying(
+            stop=lambda state: self._gives_up(state) or stop_after_delay(self.options.deadline_s)(state),
+            wait=wait_random_exponential(multiplier=FIRST_WAIT_S, max=MAX_WAIT_S),
+            retry=retry_if_exception_type(TryAgainError),
+            reraise=True,
+        )
+        try:
+            result: Result = retrying(self._make_once, what, request)
+        except TryAgainError as error:
+            num_attempts = int(retrying.statistics["attempt_number"])
+            raise self._give_up(what, error.failure, num_attempts, time.monotonic() - began) from None
+        return result
+
+    def _make_once(self, what: str, request: Callable[[Backend], Result]) -> Result:
+        from obstore.exceptions import BaseError
+
+        with self._places:
+            backend = self._backend
+            if backend is None:
+                backend = self._backend = make_backend(self.root, self.options)
+            try:
+                result = request(backend)
+            except (BaseError, FileNotFoundError, TimeoutError) as error:
+                self._raise(what, explain(error), backend)
+        self._answered = True
+        return result
+
+    def _raise(self, what: str, failure: RequestFailure, backend: Backend) -> None:
+        """Raise what a failure means to the caller."""
+        self._answered |= failure.reached
+        match failure.kind:
+            case "missing":
+                raise FileNotFoundError(errno.ENOENT, f"cannot {what}: it does not exist")
+            case "denied":
+                raise PermissionError(
+                    errno.EACCES,
+                    f"cannot {what}: {failure.cause}. Check the credentials, in the environment or storage_options, "
+                    "and what they allow",
+                )
+            case "changed":
+                raise ReplacedError(f"cannot {what}: the object was replaced while it was in use")
+            case "beyond_end":
+                raise EOFError(f"cannot {what}: {failure.cause}")
+            case "permanent":
+                raise StoreError(f"cannot {what}: {failure.cause}. Check the URL and the storage options")
+            case "expired":
+                if self._backend is backend:
+                    self._backend = None  # The next one reads the credentials again.
+        raise TryAgainError(failure)
+
+    def _gives_up(self, state: RetryCallState) -> bool:
+        retries = self.options.retries
+        if not self._answered:
+            retries = min(retries, UNREACHED_RETRIES)
+        return state.attempt_number > retries
+
+    def _give_up(self, what: str, failure: RequestFailure, num_attempts: int, elapsed_s: float) -> StoreError:
+        remedy = (
+            "The credentials have expired: renew them"
+            if failure.kind == "expired"
+            else "Check the network and the server"
+            if self._answered
+            else "Check the URL, the endpoint in the storage options or the environment, and the network"
+        )
+        times = f"after {num_attempts} attempts in {elapsed_s:.0f} s" if num_attempts > 1 else "at the first attempt"
+        return StoreError(f"cannot {what} {times}: {failure.cause}. {remedy}")

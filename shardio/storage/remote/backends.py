@@ -1,0 +1,118 @@
+"""Make obstore's clients. Only the storage process calls this, because obstore's threads do not survive a fork."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from shardio.storage.remote.options import RemoteOptions
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore as Backend
+
+CONNECT_S = 5.0
+"""The longest time in seconds to connect to a server, if ``timeout_s`` is not shorter."""
+
+CLIENT_OPTIONS = {
+    "allow_http",
+    "allow_invalid_certificates",
+    "proxy_ca_certificate",
+    "proxy_excludes",
+    "proxy_url",
+    "randomize_addresses",
+    "root_certificate",
+    "user_agent",
+}
+"""The options of obstore's HTTP client. All others are those of the backend."""
+
+_FLAGS = {"allow_http", "allow_invalid_certificates", "randomize_addresses"}
+
+_MEMORY: dict[str, Backend] = {}
+"""The stores of ``memory://`` URLs by their roots. They live as long as the storage process."""
+
+
+def make_backend(root: str, options: RemoteOptions) -> Backend:
+    """Return a new client for a store. It reads credentials from the options, the environment and profiles.
+
+    Args:
+        root: The root of the store, as :func:`~shardio.storage.remote.urls.split_url` returns it.
+        options: The settings.
+
+    Raises:
+        ValueError: If an option is unknown or invalid.
+    """
+    from obstore import exceptions, store
+
+    scheme, _, authority = root.partition("://")
+    if scheme == "memory":
+        return _MEMORY.setdefault(root, store.MemoryStore())
+    config = dict(options.config)
+    common: dict[str, Any] = {
+        "client_options": _client_options(config, scheme, options.timeout_s),
+        # Reads are resumed by shardio; obstore's own retries begin again.
+        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=options.deadline_s)},
+    }
+    own: Any = {name: value for name, value in config.items() if name not in CLIENT_OPTIONS}
+    try:
+        match scheme:
+            case "s3":
+                return store.S3Store(authority, config=own, **_find_profile(own), **common)
+            case "gs":
+                return store.GCSStore(authority, config=own, **common)
+            case "az":
+                return store.AzureStore(authority, config=own, **common)
+            case _:
+                if own:
+                    raise ValueError(f"unknown options for {root}: {', '.join(sorted(own))}")
+                return store.HTTPStore.from_url(root, **common)
+    except exceptions.BaseError as error:
+        message = str(error).partition("\n")[0]
+        raise ValueError(f"cannot use {root}: {message}. Check the storage options and the environment") from None
+
+
+def _client_options(config: Mapping[str, str], scheme: str, timeout_s: float) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "connect_timeout": timedelta(seconds=min(CONNECT_S, timeout_s)),
+        "read_timeout": timedelta(seconds=timeout_s),
+        # A server that sends a byte now and then must not hold a request for ever.
+        "timeout": timedelta(seconds=6 * timeout_s),
+        "pool_idle_timeout": timedelta(seconds=15),  # Shorter than most servers'.
+    }
+    for name in CLIENT_OPTIONS & config.keys():
+        options[name] = config[name] == "true" if name in _FLAGS else config[name]
+    if scheme == "http":
+        options["allow_http"] = True
+    return options
+
+
+def _find_profile(config: dict[str, str]) -> dict[str, Any]:
+    """Return boto3's credentials where object_store itself finds none: in profiles, and in ``~/.aws``.
+
+    The option ``profile`` is removed from ``config``.
+    """
+    profile = config.pop("profile", None)
+    explicit = {"access_key_id", "aws_access_key_id", "skip_signature", "aws_skip_signature"} & config.keys()
+    if explicit or (profile is None and not _has_aws_files()):
+        return {}
+    try:
+        import boto3  # type: ignore[import-untyped]  # It has no types.
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError:
+        if profile is None:
+            return {}
+        raise ValueError("storage_options['profile'] needs boto3: pip install boto3") from None
+    session = boto3.Session(profile_name=profile)
+    return {"credential_provider": Boto3CredentialProvider(session)} if session.get_credentials() else {}
+
+
+def _has_aws_files() -> bool:
+    """Return whether the user relies on AWS's configuration files rather than on the environment."""
+    if os.environ.get("AWS_ACCESS_KEY_ID"):
+        return False
+    files = (
+        os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+        os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"),
+    )
+    return any(os.path.exists(os.path.expanduser(file)) for file in files)  # noqa: PTH110, PTH111  # They are strings.

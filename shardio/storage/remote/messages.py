@@ -1,0 +1,138 @@
+"""What the other processes ask of the storage process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardio.storage.cache.settings import CacheSettings
+from shardio.storage.remote.options import RemoteOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request for one object or folder.
+
+    Attributes:
+        root: The root of the store, such as ``s3://bucket``.
+        options: The store's settings.
+        key: The key of the object or folder.
+    """
+
+    root: str
+    options: RemoteOptions
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stat(Request):
+    """Return an object's :class:`~shardio.storage.store.FileStat`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadWhole(Request):
+    """Return an object's content."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRanges(Request):
+    """Return the contents of ranges of an object, one after the other, while it has a version.
+
+    Attributes:
+        size: The object's size in bytes.
+        version: The object's version.
+        ranges: Start and stop of each range. None is empty or ends after the object.
+    """
+
+    size: int
+    version: str
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenCached(Request):
+    """Return an object's FileStat, and the path of its copy in a cache.
+
+    Attributes:
+        cache: The cache.
+    """
+
+    cache: CacheSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fill(ReadRanges):
+    """Make ranges of an object present in its copy.
+
+    Attributes:
+        path: The path of the copy.
+        cache: The cache that it belongs to.
+        is_urgent: Whether a sample waits for it. Otherwise it is read ahead.
+    """
+
+    path: str
+    cache: CacheSettings
+    is_urgent: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListFolder(Request):
+    """Return the names directly in a folder; those of folders end with a slash."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walk(Request):
+    """Return the keys of all objects below a folder, page by page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write(Request):
+    """Write an object.
+
+    Attributes:
+        path: The local file with its content.
+    """
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remove(Request):
+    """Remove an object if it exists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """The answer's next message is the content of a range."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A part of a listing.
+
+    Attributes:
+        keys: Its keys.
+    """
+
+    keys: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """The end of an answer.
+
+    Attributes:
+        value: What the request returns.
+    """
+
+    value: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFailed:
+    """The end of an answer to a request that failed.
+
+    Attributes:
+        error: Why.
+    """
+
+    error: Exception

@@ -1,0 +1,83 @@
+"""Object stores and HTTP servers as a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from shardio.storage.remote.client import client
+from shardio.storage.remote.messages import ListFolder, ReadWhole, Remove, Stat, Walk, Write
+from shardio.storage.remote.object_file import ObjectFile
+from shardio.storage.remote.options import RemoteOptions
+from shardio.storage.store import FileStat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectStore:
+    """A bucket, a container or an HTTP server. Keys have no leading slash; "" is the root.
+
+    A pickled store carries its options, with credentials, and the folder of the storage process, so that the processes
+    of a training run share one.
+
+    Attributes:
+        root: The URL of the root, such as ``s3://bucket``.
+        options: The store's settings.
+    """
+
+    root: str
+    options: RemoteOptions
+
+    @property
+    def prefix(self) -> str:
+        return f"{self.root}/"
+
+    def stat(self, key: str) -> FileStat:
+        found: FileStat = client().ask(Stat(root=self.root, options=self.options, key=key))
+        return found
+
+    def open(self, key: str) -> ObjectFile:
+        return ObjectFile(self, key, self.stat(key))
+
+    def read_whole(self, key: str) -> bytes:
+        content: bytes
+        _, content = client().ask(ReadWhole(root=self.root, options=self.options, key=key))
+        return content
+
+    def is_folder(self, key: str) -> bool:
+        return bool(self.list(key))
+
+    def list(self, key: str) -> list[str]:
+        found: list[str] = client().ask(ListFolder(root=self.root, options=self.options, key=key))
+        return found
+
+    def walk(self, key: str) -> Iterator[str]:
+        return client().walk(Walk(root=self.root, options=self.options, key=key))
+
+    @contextmanager
+    def write_whole(self, key: str) -> Iterator[BinaryIO]:
+        with client().make_file() as file:
+            yield file
+            file.flush()
+            client().ask(Write(root=self.root, options=self.options, key=key, path=str(file.name)))
+
+    def remove(self, key: str) -> None:
+        client().ask(Remove(root=self.root, options=self.options, key=key))
+
+    def can_write(self, key: str) -> bool:
+        return not self.root.startswith("http")
+
+    def resolve(self, key: str) -> str:
+        return f"{self.root}/{key}"
+
+    def __getstate__(self) -> tuple[str, RemoteOptions, Path | None]:
+        return self.root, self.options, client().folder
+
+    def __setstate__(self, state: tuple[str, RemoteOptions, Path | None]) -> None:
+        root, options, folder = state
+        object.__setattr__(self, "root", root)
+        object.__setattr__(self, "options", options)
+        if folder is not None:
+            client().adopt(folder)

@@ -1,0 +1,207 @@
+"""What the storage process does for each request, with obstore."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardio.storage.remote.attempts import Attempts, TryAgainError
+from shardio.storage.remote.failures import RequestFailure
+from shardio.storage.remote.messages import ListFolder, ReadRanges, ReadWhole, Remove, Request, Stat, Walk, Write
+from shardio.storage.remote.uploads import compare_upload
+from shardio.storage.store import FileStat, ReplacedError
+
+if TYPE_CHECKING:
+    from obstore import GetResult, ObjectMeta
+    from obstore.store import ObjectStore as Backend
+
+PROGRESS = 2**18
+"""Bytes that arrive together. A broken transfer is resumed from the last of them."""
+
+PART = 8 * 2**20
+"""Bytes per part of a multipart upload. S3 allows 10,000 parts, so an object can have 80 GB."""
+
+PAGE = 1000
+"""Keys per page of a listing, as many as S3 returns at a time."""
+
+MAX_PARTS_AT_A_TIME = 4
+"""How many parts of an object are uploaded at a time."""
+
+
+def stat(attempts: Attempts, request: Stat) -> FileStat:
+    """Return what the store knows about an object."""
+    import obstore
+
+    found = attempts.make(_name("read", request), lambda backend: obstore.head(backend, request.key))
+    return _stat_of(request.root, found)
+
+
+def read_whole(attempts: Attempts, request: ReadWhole) -> tuple[FileStat, bytes]:
+    """Return an object's status and content."""
+    import obstore
+
+    def read(backend: Backend) -> tuple[FileStat, bytes]:
+        result = obstore.get(backend, request.key)
+        content = bytes(result.bytes())
+        found = _stat_of(request.root, result.meta)
+        if len(content) != found.size:
+            raise _try_again(f"got {len(content)} of {found.size} bytes")
+        return found, content
+
+    return attempts.make(_name("read", request), read)
+
+
+def read_range(attempts: Attempts, request: ReadRanges, start: int, stop: int) -> memoryview:
+    """Return the bytes [start, stop) of an object. A transfer that breaks is resumed."""
+    transfer = _Transfer(request, start, stop)
+    attempts.make(f"read bytes {start} to {stop} of {request.root}/{request.key}", transfer.resume)
+    return transfer.content
+
+
+class _Transfer:
+    """The part of a range that has arrived.
+
+    Args:
+        request: The object.
+        start: Where the range starts.
+        stop: Where it stops.
+    """
+
+    def __init__(self, request: ReadRanges, start: int, stop: int) -> None:
+        self._request, self._start, self._stop = request, start, stop
+        self.content = np.empty(stop - start, np.uint8).data  # Unlike a bytearray, it is not cleared first.
+        self._num_read = 0
+
+    def resume(self, backend: Backend) -> None:
+        """Read on from the last byte that arrived."""
+        import obstore
+
+        begin = self._start + self._num_read
+        version = self._request.version
+        # Weak ETags, as servers that compress have, never match.
+        if_match = version if version.startswith('"') else None
+        try:
+            result = obstore.get(
+                backend, self._request.key, options={"range": (begin, self._stop), "if_match": if_match}
+            )
+        except obstore.exceptions.PreconditionError:
+            if _stat_of(self._request.root, obstore.head(backend, self._request.key)).version == version:
+                raise _try_again("the server said that the object had changed, but it has not") from None
+            raise
+        self._check(result, begin)
+        for piece in result.stream(min_chunk_size=PROGRESS):
+            view = memoryview(piece)
+            stop = self._num_read + len(view)
+            if stop > len(self.content):
+                raise _try_again("the server sent more bytes than were requested")
+            self.content[self._num_read : stop] = view
+            self._num_read = stop
+        if self._num_read < len(self.content):
+            raise _try_again(f"the answer ended at byte {self._start + self._num_read}")
+
+    def _check(self, result: GetResult, begin: int) -> None:
+        """Raise an error if the server answers for another range or another object."""
+        found = _stat_of(self._request.root, result.meta)
+        if found.version != self._request.version:
+            name = f"{self._request.root}/{self._request.key}"
+            raise ReplacedError(
+                f"{name} was replaced while it was in use: expected version {self._request.version}, got "
+                f"{found.version}. Restart with the current object"
+            )
+        if tuple(result.range) != (begin, self._stop) or found.size != self._request.size:
+            raise _try_again(f"the server answered with bytes {result.range[0]} to {result.range[1]} of {found.size}")
+
+
+def list_folder(attempts: Attempts, request: ListFolder) -> list[str]:
+    """Return the names directly in a folder."""
+    import obstore
+
+    found = attempts.make(
+        _name("list", request), lambda backend: obstore.list_with_delimiter(backend, request.key or None)
+    )
+    start = len(request.key) + 1 if request.key else 0
+    names = [each["path"][start:] for each in found["objects"]]
+    # Some stores list the folder itself, as an empty object with a slash at the end of its name.
+    return sorted([name for name in names if name] + [path[start:] + "/" for path in found["common_prefixes"]])
+
+
+def walk(attempts: Attempts, request: Walk) -> Iterator[list[str]]:
+    """Yield the keys below a folder, page by page. Hidden ones are skipped."""
+    listing, start = _Listing(request.key), len(request.key)
+    while keys := attempts.make(_name("list", request), listing.read_page):
+        yield [key for key in keys if key[start:].strip("/") and "/." not in f"/{key[start:].lstrip('/')}"]
+
+
+class _Listing:
+    """A listing of the keys below a folder, in order. If it breaks, it is resumed after the last key.
+
+    Args:
+        key: The folder.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._pages: Iterator[Sequence[ObjectMeta]] | None = None
+        self._last = ""
+
+    def read_page(self, backend: Backend) -> list[str]:
+        """Return the next keys; none at the end."""
+        import obstore
+
+        pages = self._pages or obstore.list(backend, self._key or None, offset=self._last or None, chunk_size=PAGE)
+        self._pages = None
+        keys = [each["path"] for each in next(pages, [])]
+        self._pages, self._last = pages, keys[-1] if keys else self._last
+        return keys
+
+
+def write(attempts: Attempts, request: Write) -> None:
+    """Write an object from a local file, and compare it with the file afterwards."""
+    import obstore
+
+    path = Path(request.path)
+    is_large = path.stat().st_size > PART
+
+    def upload(backend: Backend) -> None:
+        # obstore aborts a multipart upload that fails.
+        result = obstore.put(
+            backend,
+            request.key,
+            path,
+            use_multipart=is_large,
+            chunk_size=PART,
+            max_concurrency=MAX_PARTS_AT_A_TIME,
+        )
+        problem = compare_upload(backend, request.key, path, result["e_tag"], PART if is_large else None)
+        if problem is not None:
+            raise _try_again(problem)
+
+    attempts.make(_name("write", request), upload)
+
+
+def remove(attempts: Attempts, request: Remove) -> None:
+    """Remove an object if it exists."""
+    import obstore
+
+    def delete(backend: Backend) -> None:
+        with suppress(FileNotFoundError):
+            obstore.delete(backend, request.key)
+
+    attempts.make(_name("remove", request), delete)
+
+
+def _name(verb: str, request: Request) -> str:
+    return f"{verb} {request.root}/{request.key}"
+
+
+def _try_again(cause: str) -> TryAgainError:
+    return TryAgainError(RequestFailure(kind="transient", cause=cause))
+
+
+def _stat_of(root: str, meta: ObjectMeta) -> FileStat:
+    tag = meta["e_tag"] or meta["version"] or f"{meta['size']}-{meta['last_modified'].timestamp():.6f}"
+    return FileStat(size=meta["size"], version=tag, identity=f"{root}/{meta['path']}")

@@ -1,0 +1,154 @@
+"""The storage process: the background process that makes all requests to remote stores.
+
+obstore's threads do not survive a fork, and torch's DataLoader forks. So no process that may fork uses obstore itself:
+all processes of a training run connect to the storage process that its first process started. It ends when that process
+and its forked children have ended and the last connection is closed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NoReturn
+
+from shardio.storage.cache.filling import Filler
+from shardio.storage.remote import operations
+from shardio.storage.remote.attempts import Attempts
+from shardio.storage.remote.messages import (
+    Arrived,
+    Done,
+    Fill,
+    ListFolder,
+    OpenCached,
+    Page,
+    ReadRanges,
+    ReadWhole,
+    Remove,
+    Request,
+    RequestFailed,
+    Stat,
+    Walk,
+    Write,
+)
+from shardio.storage.remote.options import RemoteOptions
+
+MAX_THREADS = 64
+"""How many ranges are read at a time at most, from all stores together."""
+
+CACHE = "cache"
+"""The name of the private cache in the process's folder."""
+
+_SIMPLE: dict[type[Request], Callable[[Attempts, Any], object]] = {
+    Stat: operations.stat,
+    ReadWhole: operations.read_whole,
+    ListFolder: operations.list_folder,
+    Write: operations.write,
+    Remove: operations.remove,
+}
+"""The requests that are answered with one value."""
+
+
+class StorageProcess:
+    """The state of the storage process.
+
+    Args:
+        listener: The socket to which other processes connect.
+        folder: The folder of the socket and of unfinished uploads. It is removed at the end.
+    """
+
+    def __init__(self, listener: socket.socket, folder: Path) -> None:
+        self._listener, self._folder = listener, folder
+        self._filler = Filler(folder / CACHE)
+        self._stores: dict[tuple[str, RemoteOptions], Attempts] = {}
+        self._pool = ThreadPoolExecutor(MAX_THREADS)
+        self._num_connections = 0
+        self._family_ended = False
+        self._lock = threading.Lock()
+
+    def run(self) -> NoReturn:
+        """Accept connections until the process ends."""
+        while True:
+            end, _ = self._listener.accept()
+            with self._lock:
+                self._num_connections += 1
+            threading.Thread(target=self._serve, args=(Connection(end.detach()),), daemon=True).start()
+
+    def wait_for_family(self, lifeline: int) -> None:
+        """Wait until no process holds the other end of a pipe."""
+        os.read(lifeline, 1)
+        self._family_ended = True
+        self._end_if_unused()
+
+    def _end_if_unused(self) -> None:
+        with self._lock:
+            if self._family_ended and self._num_connections == 0:
+                shutil.rmtree(self._folder, ignore_errors=True)
+                os._exit(0)  # Without waiting for requests whose results nobody wants.
+
+    def _serve(self, connection: Connection) -> None:
+        with connection, suppress(EOFError, ConnectionError):  # The other process has ended or was interrupted.
+            while True:
+                self._answer(connection, connection.recv())
+        with self._lock:
+            self._num_connections -= 1
+        self._end_if_unused()
+
+    def _answer(self, connection: Connection, request: Request) -> None:
+        value: object = None
+        try:
+            attempts = self._find_store(request)
+            match request:
+                case Fill():
+                    self._filler.fill(attempts, request)
+                case ReadRanges():
+                    self._send_ranges(connection, attempts, request)
+                case OpenCached():
+                    value = self._filler.open(attempts, request)
+                case Walk():
+                    for keys in operations.walk(attempts, request):
+                        connection.send(Page(keys=keys))
+                case _:
+                    if isinstance(request, Write | Remove):
+                        self._filler.forget(request)
+                    value = _SIMPLE[type(request)](attempts, request)
+        except ConnectionError:
+            raise
+        except Exception as error:
+            connection.send(RequestFailed(error=error))
+        else:
+            connection.send(Done(value=value))
+
+    def _send_ranges(self, connection: Connection, attempts: Attempts, request: ReadRanges) -> None:
+        read = partial(operations.read_range, attempts, request)
+        if len(request.ranges) == 1:
+            contents = iter([read(*request.ranges[0])])
+        else:
+            reading = [self._pool.submit(read, start, stop) for start, stop in request.ranges]
+            contents = (each.result() for each in reading)
+        for content in contents:
+            connection.send(Arrived())
+            connection.send_bytes(content)
+
+    def _find_store(self, request: Request) -> Attempts:
+        with self._lock:
+            name = request.root, request.options
+            if name not in self._stores:
+                self._stores[name] = Attempts(*name)
+            return self._stores[name]
+
+
+def main() -> None:
+    """Run the storage process. The arguments are the listening socket's descriptor, the lifeline's, and the folder."""
+    listener, lifeline, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    process = StorageProcess(socket.socket(fileno=listener), folder)
+    threading.Thread(target=process.wait_for_family, args=(lifeline,), daemon=True).start()
+    process.run()
