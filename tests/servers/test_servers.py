@@ -15,9 +15,10 @@ from typing import Any
 
 import obstore
 import pytest
-from obstore.exceptions import AlreadyExistsError, PermissionDeniedError, PreconditionError
+from obstore.exceptions import AlreadyExistsError, GenericError, PermissionDeniedError, PreconditionError
 from obstore.store import ObjectStore, from_url
 
+from tests.faults.proxy import FaultProxy, Script
 from tests.servers.fixtures import (
     WebServer,
     azurite_server,
@@ -94,6 +95,30 @@ def test_object_stores_join_parts(server: Server) -> None:
     content = CONTENT * 1_200
     obstore.put(store, "parts", content, use_multipart=True)
     assert bytes(obstore.get(store, "parts").bytes()) == content
+
+
+def test_object_stores_work_through_a_proxy(server: Server) -> None:
+    with FaultProxy(server.host, server.port) as proxy:
+        store = open_store(server.behind(proxy.host, proxy.port))
+        obstore.put(store, "proxied/a b", CONTENT)
+        obstore.put(store, "proxied/parts", CONTENT * 600, use_multipart=True)
+        assert [each["size"] for each in obstore.list(store, "proxied").collect()] == [len(CONTENT), len(CONTENT) * 600]
+        assert bytes(obstore.get_range(store, "proxied/a b", start=300, end=400)) == CONTENT[300:400]
+        requests = proxy.requests()
+        assert "bytes=300-399" in [request.range for request in requests]
+        assert {request.fault for request in requests} == {None}
+
+
+@pytest.mark.parametrize("kind", ["too_long", "wrong_range"])
+def test_a_proxy_gets_other_ranges_in_spite_of_signatures(server: Server, kind: str) -> None:
+    store = open_store(server)
+    obstore.put(store, "ranges", CONTENT)
+    with FaultProxy(server.host, server.port, Script(faults={kind: 1.0}, max_faults=1)) as proxy:
+        spoiled = open_store(server.behind(proxy.host, proxy.port))
+        with pytest.raises(GenericError, match=r"range|Requested 300\.\.400"):
+            obstore.get_range(spoiled, "ranges", start=300, end=400)
+        assert proxy.counts().num_faults == {kind: 1}
+        assert bytes(obstore.get_range(spoiled, "ranges", start=300, end=400)) == CONTENT[300:400]
 
 
 def test_seaweedfs_refuses_wrong_credentials_and_lets_anyone_read(seaweedfs_server: Server) -> None:
