@@ -1,8 +1,8 @@
 """An emulation of Google Cloud Storage's XML interface, which obstore uses.
 
 The interface resembles that of S3, so moto serves it: :mod:`tests.servers.fake_gcs_program` translates headers. The
-emulators of Google Cloud Storage that can be installed (gcp-storage-emulator, fake-gcs-server) have the JSON interface;
-they neither write nor list through the XML interface.
+emulators of Google Cloud Storage that can be installed emulate its JSON interface: gcp-storage-emulator does not list
+through the XML interface, and fake-gcs-server does not write.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from tests.faults.proxying.streams import (
     END_OF_HEAD,
     Bytes,
     Framing,
+    Pieces,
     Stream,
     find_framing,
     find_header,
@@ -26,9 +27,6 @@ from tests.faults.proxying.timing import Pace, sleep_until
 
 STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
 EMPTY = Framing(length=0)
-
-Pieces = AsyncIterator[tuple[Bytes, Bytes]]
-"""The pieces of a body: what to pass on, and what of it is content."""
 
 
 class Turn(Protocol):
@@ -124,7 +122,7 @@ class Connection:
         status, answer, body = error_answer(kind)
         turn.note_status(status)
         content = b"" if head.startswith(b"HEAD ") else body
-        await self._client.send(answer + content)
+        await self._client.send(answer, content)
         turn.note_bytes(len(content))
         return True
 
@@ -149,8 +147,9 @@ class Connection:
                 raise
             self._server = Stream(connection)
         await self._server.send(head)
-        async for raw in self._read_request(head):
-            await self._server.send(raw)
+        if not head.startswith(b"GET "):
+            async for raw in self._read_request(head):
+                await self._server.send(raw)
         while True:
             answer = await self._server.read_until(END_OF_HEAD)
             found = STATUS.match(answer)
@@ -182,7 +181,7 @@ class Connection:
         head = response.head
         async for raw, content in pieces or self._read_response(response):
             await self._owner.carry(self._pace, len(content), turn.ready_at if head else None)
-            await self._client.send(head + raw if head else raw)
+            await self._client.send(head, raw)
             turn.note_bytes(len(content))
             head = b""
         if head:
@@ -214,7 +213,7 @@ class Connection:
             if 0 <= flipped - sent < len(piece):
                 piece[flipped - sent] ^= 1 << flipped % 8
             await self._owner.carry(self._pace, len(piece), turn.ready_at if head else None)
-            await self._client.send(head + piece)
+            await self._client.send(head, piece)
             turn.note_bytes(len(piece))
             head, sent = b"", sent + len(piece)
             if sent == end:

@@ -181,7 +181,9 @@ class Proxy:
         try:
             command, script = control.recv()
         except EOFError:
-            asyncio.get_running_loop().stop()
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(control.fileno())
+            loop.stop()
             return
         answer: object = None
         if command == "set":
@@ -210,10 +212,13 @@ def main(control_fd: int, host: str, port: int) -> None:
         listener.setblocking(False)
         proxy = Proxy((host, port), control.recv())
         loop.add_reader(control.fileno(), proxy.obey, control)
-        accepting = loop.create_task(proxy.accept(listener))
+        loop.create_task(proxy.accept(listener))
         control.send(listener.getsockname()[1])
         loop.run_forever()
-        accepting.cancel()
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,9 @@ END_OF_LINE = b"\r\n"
 
 Bytes = bytes | bytearray | memoryview
 
+Pieces = AsyncIterator[tuple[Bytes, Bytes]]
+"""The pieces of a body: what to pass on, and what of it is content."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framing:
@@ -106,36 +109,34 @@ class Stream:
         self._start = found
         return text
 
-    async def read_body(self, framing: Framing, piece_bytes: int) -> AsyncIterator[tuple[Bytes, Bytes]]:
+    def read_body(self, framing: Framing, piece_bytes: int) -> Pieces:
         """Yield pieces as they come: what to pass on, and what of it is content. They are valid until the next one."""
         if framing.length is not None:
-            async for piece in self._read(framing.length, piece_bytes):
-                yield piece, piece
-        elif framing.chunked:
-            async for raw, content in self._read_chunked(piece_bytes):
-                yield raw, content
-        else:
-            while self._start < self._end or await self._receive():
-                piece = self._take(piece_bytes)
-                yield piece, piece
+            return self._read(framing.length, piece_bytes)
+        return self._read_chunked(piece_bytes) if framing.chunked else self._read_all(piece_bytes)
 
-    async def _read(self, num_bytes: int, piece_bytes: int) -> AsyncIterator[Bytes]:
+    async def _read(self, num_bytes: int, piece_bytes: int) -> Pieces:
         while num_bytes:
             if self._start == self._end and not await self._receive():
                 raise EOFError(f"the connection ended {num_bytes} bytes before the end of the body")
             piece = self._take(min(num_bytes, piece_bytes))
             num_bytes -= len(piece)
-            yield piece
+            yield piece, piece
 
-    async def _read_chunked(self, piece_bytes: int) -> AsyncIterator[tuple[Bytes, Bytes]]:
+    async def _read_all(self, piece_bytes: int) -> Pieces:
+        while self._start < self._end or await self._receive():
+            piece = self._take(piece_bytes)
+            yield piece, piece
+
+    async def _read_chunked(self, piece_bytes: int) -> Pieces:
         while True:
             line = await self._read_line()
             yield line, b""
             num_bytes = int(line.split(b";")[0], 16)
             if num_bytes == 0:
                 break
-            async for piece in self._read(num_bytes, piece_bytes):
-                yield piece, piece
+            async for pair in self._read(num_bytes, piece_bytes):
+                yield pair
             yield await self._read_line(), b""
         while line != END_OF_LINE:  # The trailer.
             line = await self._read_line()
@@ -153,8 +154,16 @@ class Stream:
         self._start = end
         return piece
 
-    async def send(self, content: Bytes) -> None:
-        await self._loop.sock_sendall(self._socket, content)
+    async def send(self, *parts: Bytes) -> None:
+        """Send parts one after the other, without joining them in memory."""
+        try:
+            sent = self._socket.sendmsg(parts)
+        except BlockingIOError:
+            sent = 0
+        for part in parts:
+            if sent < len(part):
+                await self._loop.sock_sendall(self._socket, memoryview(part)[sent:])
+            sent = max(sent - len(part), 0)
 
     def has_ended(self) -> bool:
         """Return whether the other side has closed the connection, or sent what nothing asked for."""
@@ -206,10 +215,9 @@ def set_header(head: bytes, name: str, value: str | None) -> bytes:
 
 def find_framing(head: bytes) -> Framing | None:
     """Return the framing that headers give, or None if they give none."""
-    if "chunked" in (find_header(head, "transfer-encoding") or "").lower():
-        return Framing(chunked=True)
-    length = find_header(head, "content-length")
-    return None if length is None else Framing(length=int(length))
+    if (length := find_header(head, "content-length")) is not None:
+        return Framing(length=int(length))
+    return Framing(chunked=True) if "chunked" in (find_header(head, "transfer-encoding") or "").lower() else None
 
 
 def wants_close(head: bytes) -> bool:
