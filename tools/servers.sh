@@ -34,7 +34,9 @@ fi
 if [[ -z $(PATH="$PATH:/usr/sbin" type -P nginx || true) ]]; then
   if [[ -z $(type -P apt-get || true) || $(id -u) != 0 ]]; then
     echo "nginx is missing, and installing it needs apt-get and root: its tests will be skipped"
-  elif ! { apt-get update -qq && apt-get install -qq --yes nginx-light; } >"$servers/apt-get.log" 2>&1; then
+  # In runlevel 1, the package does not start its server, which would listen on all addresses.
+  elif ! { apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes nginx-light; } \
+    >"$servers/apt-get.log" 2>&1; then
     echo "apt-get could not install nginx-light (see $servers/apt-get.log): the tests with nginx will be skipped"
   fi
 fi

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.servers import fake_gcs_program, moto
-from tests.servers.server import BUCKET, HOST, INSTALLED, Server, answers, create, find_free_port, run_server
+from tests.servers.server import BUCKET, HOST, Server, answers, create, find_free_port, run_server
 
 
 def is_installed() -> bool:
@@ -33,7 +33,7 @@ def run_fake_gcs(folder: Path) -> Iterator[Server]:
         "private_key_id": "",
     }
     options = {"service_account_key": json.dumps(account), "allow_http": "true"}
-    command: list[str | Path] = [INSTALLED / "bin" / "python", "-I", fake_gcs_program.__file__, HOST, str(port)]
+    command: list[str | Path] = [moto.PYTHON, "-I", fake_gcs_program.__file__, HOST, str(port)]
     with run_server(command, folder, lambda: answers(f"{url}/moto-api/")):
         create("PUT", f"{url}/{BUCKET}")
         yield Server(url=f"gs://{BUCKET}", options=options, port=port)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from tests.servers.server import BUCKET, HOST, INSTALLED, Server, answers, create, find_free_port, run_server
 
-PROGRAM = INSTALLED / "bin" / "moto_server"
+PYTHON = INSTALLED / "bin" / "python"
 
 
 def is_installed() -> bool:
-    return PROGRAM.exists()
+    return (INSTALLED / "bin" / "moto_server").exists()
 
 
 @contextlib.contextmanager
@@ -28,6 +28,7 @@ def run_moto(folder: Path) -> Iterator[Server]:
         "virtual_hosted_style_request": "false",
         "allow_http": "true",
     }
-    with run_server([PROGRAM, "-H", HOST, "-p", str(port)], folder, lambda: answers(f"{url}/moto-api/")):
+    command: list[str | Path] = [PYTHON, "-I", "-m", "moto.server", "-H", HOST, "-p", str(port)]
+    with run_server(command, folder, lambda: answers(f"{url}/moto-api/")):
         create("PUT", f"{url}/{BUCKET}")
         yield Server(url=f"s3://{BUCKET}", options=options, port=port)
