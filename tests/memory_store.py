@@ -44,7 +44,7 @@ class MemoryStore:
         content = self.read_whole(key)
         return FileStat(size=len(content), version=xxhash.xxh3_64_hexdigest(content), identity=key)
 
-    def open(self, key: str) -> MemoryFile:
+    def open(self, key: str, *, whole: bool = False) -> MemoryFile:
         return MemoryFile(self.at(key), self.read_whole(key), self.stat(key).version)
 
     def read_whole(self, key: str) -> bytes:

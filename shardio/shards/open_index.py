@@ -25,9 +25,6 @@ PART = 512
 HEAD = 4096
 """The number of bytes to read first. They usually contain the whole header."""
 
-MAX_WHOLE = 2**22
-"""The largest index in bytes that is fetched from a remote store as a whole. Its parts are needed soon anyway."""
-
 MAX_HEADER = 2**24
 """The maximum size of a header in bytes: that of a thousand fields with the longest names."""
 
@@ -58,8 +55,6 @@ class ShardIndex:
         self._identity = object()  # Distinguishes this index's parts in a cache that several indexes share.
         self._file = open_index(location)
         try:
-            if self._file.size <= MAX_WHOLE:
-                self._file.prefetch([(0, self._file.size)])
             self.header, self._begins, self._num_key_bytes = read_layout(self._file)
             self.field_indices = {field: i for i, field in enumerate(self.header.fields)}
             self._check()
@@ -221,7 +216,7 @@ def read_header(location: Location) -> IndexHeader:
 def open_index(location: Location) -> StoredFile:
     """Open the file of an index. Raise FormatError if it does not exist."""
     try:
-        return location.open()
+        return location.open(whole=True)
     except (FileNotFoundError, IsADirectoryError) as error:  # Other errors do not mean that the index is bad.
         raise FormatError(
             f"the index {location} cannot be opened: {error}. Copy the index there, or pack the dataset again. If "

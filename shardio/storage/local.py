@@ -38,7 +38,7 @@ class LocalStore:
         refuse_other_kinds(key, status)
         return stat_of(status)
 
-    def open(self, key: str) -> LocalFile:
+    def open(self, key: str, *, whole: bool = False) -> LocalFile:
         return LocalFile(Location(store=self, key=key))
 
     def read_whole(self, key: str) -> bytes:

@@ -126,8 +126,13 @@ class Store(Protocol):
     def stat(self, key: str) -> FileStat:
         """Return an object's size, version and identity."""
 
-    def open(self, key: str) -> StoredFile:
-        """Open an object."""
+    def open(self, key: str, *, whole: bool = False) -> StoredFile:
+        """Open an object.
+
+        Args:
+            key: Its key.
+            whole: Whether a cache fetches all of it when a part is read. It can then be compared with its ETag.
+        """
 
     def read_whole(self, key: str) -> bytes:
         """Return an object's content."""
@@ -202,9 +207,9 @@ class Location:
         """Return the object's size, version and identity: see :meth:`Store.stat`."""
         return self.store.stat(self.key)
 
-    def open(self) -> StoredFile:
+    def open(self, *, whole: bool = False) -> StoredFile:
         """Open the object: see :meth:`Store.open`."""
-        return self.store.open(self.key)
+        return self.store.open(self.key, whole=whole)
 
     def read_whole(self) -> bytes:
         """Return the object's content: see :meth:`Store.read_whole`."""

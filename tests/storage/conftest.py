@@ -34,6 +34,10 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
     if request.param in BACKENDS:
         return BACKENDS[request.param](tmp_path)
     server: Server = request.getfixturevalue(request.param)
-    return parse_location(
-        f"{server.url}/{uuid.uuid4().hex}/{tmp_path.name}", RemoteAccess(options=make_options(server.options))
-    )
+    return at_server(server, f"{uuid.uuid4().hex}/{tmp_path.name}")
+
+
+def at_server(server: Server, key: str, **options: float) -> Location:
+    """Return a location in a server's bucket."""
+    access = RemoteAccess(options=make_options({**server.options, **options}))
+    return parse_location(f"{server.url}/{key}", access)

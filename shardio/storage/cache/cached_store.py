@@ -57,11 +57,11 @@ class CachedStore:
     def stat(self, key: str) -> FileStat:
         return self.inner.stat(key)
 
-    def open(self, key: str) -> CachedFile:
+    def open(self, key: str, *, whole: bool = False) -> CachedFile:
         inner = self.inner
         request = OpenCached(root=inner.root, options=inner.options, key=key, cache=self.cache)
         found, path = client().ask(request)
-        return CachedFile(self, key, found, path)
+        return CachedFile(self, key, found, path, whole=whole)
 
     def read_whole(self, key: str) -> bytes:
         return self.inner.read_whole(key)
@@ -96,10 +96,11 @@ class CachedFile:
         key: The object's key.
         found: What the store knows about the object.
         path: The path of its copy.
+        whole: Whether to fetch all of it when a part is read.
     """
 
-    def __init__(self, store: CachedStore, key: str, found: FileStat, path: str) -> None:
-        self._store, self._key = store, key
+    def __init__(self, store: CachedStore, key: str, found: FileStat, path: str, *, whole: bool) -> None:
+        self._store, self._key, self._is_whole = store, key, whole
         self._copy = CachedCopy(path=path, size=found.size)
         self._touched = 0.0
         self.location = Location(store=store, key=key)
@@ -130,7 +131,7 @@ class CachedFile:
             self._fill(ranges, is_urgent=False)
 
     def discard(self, start: int, stop: int) -> bool:
-        return self._copy.unmark(start, stop)
+        return self._copy.unmark(*((0, self.size) if self._is_whole else (start, stop)))
 
     def close(self) -> None:
         pass
@@ -165,6 +166,7 @@ class CachedFile:
             path=self._copy.path,
             cache=self._store.cache,
             is_urgent=is_urgent,
+            is_whole=self._is_whole,
         )
         client().ask(request)
 

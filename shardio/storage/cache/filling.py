@@ -16,7 +16,7 @@ from shardio.storage.cache.cached_copy import BLOCK, CachedCopy
 from shardio.storage.cache.settings import CacheSettings, choose_size
 from shardio.storage.remote.attempts import Attempts
 from shardio.storage.remote.messages import Fill, OpenCached, Request, Stat
-from shardio.storage.remote.operations import read_range, stat
+from shardio.storage.remote.operations import read_range, read_whole, stat
 from shardio.storage.store import FileStat, ReplacedError
 
 PIECE = 8 * 2**20
@@ -83,7 +83,10 @@ class Filler:
             OSError: If the cache cannot be written.
             Exception: The same errors as :meth:`Attempts.make`.
         """
-        pieces = [piece for start, stop in request.ranges for piece in _split(start, stop, request.size)]
+        if request.is_whole:
+            pieces = [(0, request.size)]
+        else:
+            pieces = [piece for start, stop in request.ranges for piece in _split(start, stop, request.size)]
         fill = partial(self._fill_piece, attempts, request)
         try:
             if len(pieces) == 1:
@@ -97,17 +100,15 @@ class Filler:
     def _fill_piece(self, attempts: Attempts, request: Fill, piece: tuple[int, int]) -> None:
         copy = CachedCopy(path=request.path, size=request.size)
         with self._lock:
+            missing = copy.find_missing(*piece)
+            if request.is_whole and missing:
+                missing = [piece]
             others = [each for each in self._flights.get(request.path, ()) if _overlaps(each, *piece)]
-            own = [
-                _Flight(start, stop)
-                for missing in copy.find_missing(*piece)
-                for start, stop in _subtract(missing, others)
-            ]
+            own = [_Flight(*part) for each in missing for part in _subtract(each, others)]
             self._flights.setdefault(request.path, []).extend(own)
         try:
             for flight in own:
-                content = read_range(attempts, request, flight.start, flight.stop)
-                self._write(copy, request.cache, flight.start, content)
+                self._write(copy, request.cache, flight.start, _fetch(attempts, request, flight))
         except BaseException as error:
             for flight in own:
                 flight.arrival.set_exception(error)
@@ -123,6 +124,7 @@ class Filler:
     def _write(self, copy: CachedCopy, cache: CacheSettings, start: int, content: memoryview) -> None:
         budget = self._budget(cache)
         try:
+            budget.folder.mkdir(parents=True, exist_ok=True)  # Another storage process may have removed it.
             budget.reserve(len(content), copy.path)
             copy.write(start, content)
         except OSError as error:
@@ -145,6 +147,12 @@ class Filler:
                 folder.mkdir(parents=True, exist_ok=True)
                 self._budgets[cache] = Budget(folder, choose_size(cache, folder))
             return self._budgets[cache]
+
+
+def _fetch(attempts: Attempts, request: Fill, flight: _Flight) -> memoryview:
+    if request.is_whole:
+        return memoryview(read_whole(attempts, request, request.version))
+    return read_range(attempts, request, flight.start, flight.stop)
 
 
 def _split(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:

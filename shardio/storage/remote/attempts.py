@@ -15,7 +15,6 @@ from shardio.errors import StoreError
 from shardio.storage.remote.backends import make_backend
 from shardio.storage.remote.failures import RequestFailure, explain
 from shardio.storage.remote.options import RemoteOptions
-from shardio.storage.store import ReplacedError
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Backend
@@ -118,8 +117,6 @@ class Attempts:
                     f"cannot {what}: {failure.cause}. Check the credentials, in the environment or storage_options, "
                     "and what they allow",
                 )
-            case "changed":
-                raise ReplacedError(f"cannot {what}: the object was replaced while it was in use")
             case "beyond_end":
                 raise EOFError(f"cannot {what}: {failure.cause}")
             case "permanent":

@@ -165,9 +165,17 @@ class Client:
         return _connect_to(self.folder)
 
     def _start(self) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="shardio-"))
+        """Start the storage process. If another one has died, use its folder, where a cache may be."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
         if self._lifeline >= 0:
             os.close(self._lifeline)
+        if self.folder is not None and self.folder.exists():
+            folder = self.folder
+            (folder / SOCKET).unlink(missing_ok=True)
+        else:
+            folder = Path(tempfile.mkdtemp(prefix="shardio-"))
         read_end, self._lifeline = os.pipe()
         try:
             with socket.socket(socket.AF_UNIX) as listener:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["transient", "expired", "missing", "denied", "changed", "beyond_end", "permanent"]
+Kind = Literal["transient", "expired", "missing", "denied", "beyond_end", "permanent"]
 
 _STATUS = re.compile(r"(?:status code|error response): (?P<code>\d{3})(?P<reason>[^:<\n]*)")
 _XML = re.compile(r"<(?P<tag>Code|Message)>(?P<text>[^<]*)</(?P=tag)>")
@@ -43,8 +43,6 @@ def explain(error: Exception) -> RequestFailure:
     status = _STATUS.search(text)
     answer = {found["tag"]: found["text"] for found in _XML.finditer(text)}
     cause = _describe(text, source, status, answer)
-    if isinstance(error, exceptions.PreconditionError | exceptions.NotModifiedError):
-        return RequestFailure(kind="changed", cause=cause)
     if isinstance(error, FileNotFoundError):
         return RequestFailure(kind="missing", cause=cause)
     if _EXPIRED.search(answer.get("Code", "")) or isinstance(error, exceptions.UnauthenticatedError):
@@ -55,7 +53,7 @@ def explain(error: Exception) -> RequestFailure:
         code = int(status["code"])
         if code == 416:
             return RequestFailure(kind="beyond_end", cause=cause)
-        is_transient = code >= 500 or code in (408, 425, 429) or answer.get("Code") in _TRANSIENT_CODES
+        is_transient = code >= 500 or code in (408, 412, 425, 429) or answer.get("Code") in _TRANSIENT_CODES
         return RequestFailure(kind="transient" if is_transient else "permanent", cause=cause)
     if "Range started" in text or "Range(" in source or "StartTooLarge" in source:
         return RequestFailure(kind="beyond_end", cause=cause)

@@ -78,11 +78,13 @@ class Fill(ReadRanges):
         path: The path of the copy.
         cache: The cache that it belongs to.
         is_urgent: Whether a sample waits for it. Otherwise it is read ahead.
+        is_whole: Whether to fetch the whole object, which can be compared with its ETag, rather than the ranges.
     """
 
     path: str
     cache: CacheSettings
     is_urgent: bool
+    is_whole: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

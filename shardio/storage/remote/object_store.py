@@ -46,7 +46,7 @@ class ObjectStore:
         found: FileStat = client().ask(Stat(root=self.root, options=self.options, key=key))
         return found
 
-    def open(self, key: str) -> ObjectFile:
+    def open(self, key: str, *, whole: bool = False) -> ObjectFile:
         return ObjectFile(self, key, self.stat(key))
 
     def read_whole(self, key: str) -> bytes:

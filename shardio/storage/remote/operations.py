@@ -12,7 +12,7 @@ import numpy as np
 from shardio.storage.remote.attempts import Attempts, TryAgainError
 from shardio.storage.remote.etags import is_md5_of
 from shardio.storage.remote.failures import RequestFailure
-from shardio.storage.remote.messages import ListFolder, ReadRanges, ReadWhole, Remove, Request, Stat, Walk, Write
+from shardio.storage.remote.messages import ListFolder, ReadRanges, Remove, Request, Stat, Walk, Write
 from shardio.storage.remote.uploads import compare_upload
 from shardio.storage.store import FileStat, ReplacedError
 
@@ -41,8 +41,8 @@ def stat(attempts: Attempts, request: Stat) -> FileStat:
     return _stat_of(request.root, found)
 
 
-def read_whole(attempts: Attempts, request: ReadWhole) -> bytes:
-    """Return an object's content.
+def read_whole(attempts: Attempts, request: Request, version: str | None = None) -> bytes:
+    """Return an object's content, if it has the version or there is none.
 
     Without TLS, it may be damaged on the way. If its ETag is not its MD5 either, it is read until two reads agree.
     """
@@ -51,6 +51,8 @@ def read_whole(attempts: Attempts, request: ReadWhole) -> bytes:
     def read(backend: Backend) -> bytes:
         result = obstore.get(backend, request.key)
         content = bytes(result.bytes())
+        if version is not None and (found := _stat_of(request.root, result.meta).version) != version:
+            raise _replaced(request, version, found)
         if attempts.is_protected or is_md5_of(result.meta["e_tag"], [content]):
             return content
         if bytes(obstore.get(backend, request.key).bytes()) != content:
@@ -82,7 +84,18 @@ class _Transfer:
         self._num_read = 0
 
     def resume(self, backend: Backend) -> None:
-        """Read on from the last byte that arrived."""
+        """Read on from the last byte that arrived. If the transfer breaks after further bytes, do so again at once."""
+        from obstore.exceptions import BaseError
+
+        while self._num_read < len(self.content):
+            before = self._num_read
+            try:
+                self._read_on(backend)
+            except (BaseError, TryAgainError):
+                if self._num_read == before:
+                    raise
+
+    def _read_on(self, backend: Backend) -> None:
         import obstore
 
         begin = self._start + self._num_read
@@ -94,9 +107,10 @@ class _Transfer:
                 backend, self._request.key, options={"range": (begin, self._stop), "if_match": if_match}
             )
         except obstore.exceptions.PreconditionError:
-            if _stat_of(self._request.root, obstore.head(backend, self._request.key)).version == version:
+            found = _stat_of(self._request.root, obstore.head(backend, self._request.key)).version
+            if found == version:
                 raise _try_again("the server said that the object had changed, but it has not") from None
-            raise
+            raise _replaced(self._request, version, found) from None
         self._check(result, begin)
         for piece in result.stream(min_chunk_size=PROGRESS):
             view = memoryview(piece)
@@ -112,11 +126,7 @@ class _Transfer:
         """Raise an error if the server answers for another range or another object."""
         found = _stat_of(self._request.root, result.meta)
         if found.version != self._request.version:
-            name = f"{self._request.root}/{self._request.key}"
-            raise ReplacedError(
-                f"{name} was replaced while it was in use: expected version {self._request.version}, got "
-                f"{found.version}. Restart with the current object"
-            )
+            raise _replaced(self._request, self._request.version, found.version)
         if tuple(result.range) != (begin, self._stop) or found.size != self._request.size:
             raise _try_again(f"the server answered with bytes {result.range[0]} to {result.range[1]} of {found.size}")
 
@@ -201,6 +211,13 @@ def remove(attempts: Attempts, request: Remove) -> None:
 
 def _name(verb: str, request: Request) -> str:
     return f"{verb} {request.root}/{request.key}"
+
+
+def _replaced(request: Request, expected: str, found: str) -> ReplacedError:
+    return ReplacedError(
+        f"{request.root}/{request.key} was replaced while it was in use: expected version {expected}, got {found}. "
+        "Restart with the current object"
+    )
 
 
 def _try_again(cause: str) -> TryAgainError:

@@ -1,0 +1,165 @@
+"""All processes of a run share a storage process. It is restarted if it dies, and ends after the last of them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from torch.utils.data import DataLoader, Dataset
+
+from shardio.storage import Location, parse_location
+from shardio.storage.remote.client import client
+from tests.servers.fixtures import seaweedfs_server
+from tests.servers.server import Server
+from tests.storage.conftest import at_server
+
+__all__ = ["seaweedfs_server"]
+
+
+@pytest.fixture
+def root(seaweedfs_server: Server) -> Location:
+    return at_server(seaweedfs_server, uuid.uuid4().hex)
+
+
+def put(location: Location, content: bytes) -> Location:
+    with location.write_whole() as file:
+        file.write(content)
+    return location
+
+
+def storage_process_id() -> int:
+    process = client()._process
+    assert process is not None
+    return process.pid
+
+
+def wait_until_gone(folder: Path) -> None:
+    deadline = time.monotonic() + 30
+    while folder.exists():
+        assert time.monotonic() < deadline, "the storage process has not ended"
+        time.sleep(0.01)  # Between two looks.
+
+
+class Contents(Dataset[bytes]):
+    """The contents of objects."""
+
+    def __init__(self, locations: list[Location]) -> None:
+        self.locations = locations
+
+    def __getitem__(self, index: int) -> bytes:
+        return self.locations[index].read_whole()
+
+    def __len__(self) -> int:
+        return len(self.locations)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_workers_of_torch_read_what_their_parent_has_read(root: Location, context: str) -> None:
+    locations = [put(root / str(i), b"%d" % i) for i in range(8)]
+    assert locations[0].read_whole() == b"0"
+    folder = client().folder
+    loader = DataLoader(
+        Contents(locations), batch_size=None, num_workers=2, multiprocessing_context=context, collate_fn=bytes
+    )
+    assert list(loader) == [b"%d" % i for i in range(8)]
+    assert client().folder == folder
+
+
+def test_a_forked_child_has_its_own_connections(root: Location) -> None:
+    location = put(root / "a", b"content")
+    read_end, write_end = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.write(write_end, location.read_whole())
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    assert os.read(read_end, 100) == location.read_whole() == b"content"
+    os.close(read_end)
+    os.waitpid(child, 0)
+
+
+def test_a_pickled_location_leads_to_the_same_storage_process() -> None:
+    location = put(parse_location(f"memory://{uuid.uuid4().hex}/a"), b"in the memory of the storage process")
+    program = "import pickle, sys; print(pickle.loads(bytes.fromhex(sys.argv[1])).read_whole().decode())"
+    command = [sys.executable, "-c", program, pickle.dumps(location).hex()]
+    assert subprocess.check_output(command, text=True) == "in the memory of the storage process\n"
+
+
+def test_a_location_that_was_pickled_by_a_process_that_has_ended_is_read(root: Location) -> None:
+    location = put(root / "a", b"content")
+    program = textwrap.dedent("""
+        import pickle, sys
+        location = pickle.loads(bytes.fromhex(sys.argv[1]))
+        location.read_whole()
+        print(pickle.dumps(location).hex())
+    """)
+    client().close()  # So that the other process starts one of its own.
+    command = [sys.executable, "-c", program, pickle.dumps(location).hex()]
+    copy: Location = pickle.loads(bytes.fromhex(subprocess.check_output(command, text=True)))
+    assert copy.read_whole() == b"content"
+
+
+def test_a_storage_process_that_was_killed_is_replaced(root: Location) -> None:
+    content = os.urandom(3_000_000)
+    location = put(root / "a", content)
+    file = location.open()
+    with ThreadPoolExecutor(4) as pool:
+        reading = [pool.submit(file.read, start, start + 1_000_000) for start in range(0, 2_000_000, 50_000)]
+        os.kill(storage_process_id(), signal.SIGKILL)
+        assert [each.result() for each in reading] == [
+            content[start : start + 1_000_000] for start in range(0, 2_000_000, 50_000)
+        ]
+    assert location.read_whole() == content
+
+
+@pytest.mark.parametrize("ending", ["pass", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_it_ends_after_the_process_that_started_it(ending: str) -> None:
+    program = textwrap.dedent(f"""
+        import os, signal
+        from shardio.storage import parse_location
+        from shardio.storage.remote.client import client
+        location = parse_location("memory://x/a")
+        with location.write_whole() as file:
+            file.write(b"1")
+        print(client().folder, flush=True)
+        {ending}
+    """)
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False)
+    wait_until_gone(Path(done.stdout.strip()))
+
+
+def test_it_lives_on_for_children_that_use_it() -> None:
+    program = textwrap.dedent("""
+        import os, sys, time
+        from shardio.storage import parse_location
+        from shardio.storage.remote.client import client
+        location = parse_location("memory://x/a")
+        with location.write_whole() as file:
+            file.write(b"1")
+        if os.fork() == 0:
+            sys.stdin.read()  # Until the test has seen that the parent has ended.
+            print(location.read_whole().decode(), flush=True)
+            os._exit(0)
+        print(client().folder, flush=True)
+        os._exit(0)
+    """)
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        process.wait()
+        process.stdin.close()
+        assert process.stdout.read() == "1\n"
+    wait_until_gone(folder)
