@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shardio.storage.remote.client import client
-from shardio.storage.remote.messages import ListFolder, ReadWhole, Remove, Stat, Walk, Write
+from shardio.storage.remote.messages import Create, ListFolder, ReadWhole, Remove, Stat, Walk, Write
 from shardio.storage.remote.object_file import ObjectFile
 from shardio.storage.remote.options import RemoteOptions
 from shardio.storage.store import FileStat
@@ -62,6 +62,10 @@ class ObjectStore:
             yield file
             file.flush()
             client().ask(Write(root=self.root, options=self.options, key=key, path=str(file.name)))
+
+    def create(self, key: str, content: bytes) -> bool:
+        is_ours: bool = client().ask(Create(root=self.root, options=self.options, key=key, content=content))
+        return is_ours
 
     def remove(self, key: str) -> None:
         client().ask(Remove(root=self.root, options=self.options, key=key))
