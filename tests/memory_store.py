@@ -28,6 +28,14 @@ class MemoryStore:
     def prefix(self) -> str:
         return "memory:"
 
+    @property
+    def is_local(self) -> bool:
+        return True
+
+    @property
+    def cache_bytes(self) -> None:
+        return None
+
     def at(self, key: str) -> Location:
         """Return the location of an object."""
         return Location(store=self, key=key)

@@ -12,6 +12,7 @@ from shardio.datasets.samples import as_tensor, decode_samples, mark_valid
 from shardio.datasets.shard_dataset import ShardDataset
 from shardio.datasets.shard_map_dataset import ShardMapDataset
 from shardio.datasets.transformed import TOO_LATE, Transformed
+from shardio.datasets.upcoming import read_ahead
 from shardio.datasets.wrappers import Unwrapped, unwrap, unwrap_parts
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "find_overridden",
     "known_epoch",
     "mark_valid",
+    "read_ahead",
     "unwrap",
     "unwrap_parts",
     "why_not_concatenated",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from shardio.datasets.sample_iterator import SampleIterator
 from shardio.datasets.samples import decode_samples, mark_valid
 from shardio.datasets.torch_length import warn_of_other_length
 from shardio.datasets.transformed import Transformed
+from shardio.datasets.upcoming import read_ahead
 from shardio.decoding import Decode, FieldDecoder, Fields, Missing
 from shardio.images import DEFAULT_MAX_PIXELS, Orientation
 from shardio.order import (
@@ -33,7 +35,7 @@ from shardio.order import (
     choose_settings,
     iterate_steps,
 )
-from shardio.reading import SampleReader, Verify
+from shardio.reading import SampleReader, Verify, ignore
 from shardio.shards import DatasetSource, open_table
 from shardio.storage import StorageOptions, make_access
 from shardio.torch_modes import own_tensors
@@ -267,13 +269,14 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         order = EpochOrder(self.shard_sizes, self.settings, cursor.epoch)
         num_steps, num_in_step = divmod(num_left_out, split.batch_size)  # Only the last step may be shorter.
         steps = range(worker.worker_id, split.num_batches, worker.num_workers)[num_steps:]
-        try:
+        with self._read_ahead(cursor, split) as advance, closing(self.reader):
             for positions, indices in iterate_steps(order, split, steps):
                 indices = indices[num_in_step:]
                 valid = (np.concatenate(positions)[num_in_step:] < self.num_all_samples).tolist()
                 num_in_step = 0
                 for start in range(0, len(indices), self.decoder.chunk_size):
                     chunk = slice(start, start + self.decoder.chunk_size)
+                    advance(len(indices[chunk]) * worker.num_workers)
                     rng_keys = augment_rng_keys(self.settings.seed, cursor.epoch, indices[chunk])
                     values = read_around(
                         self._bad_samples,
@@ -288,8 +291,12 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
                     for value, is_valid in zip(values, valid[chunk], strict=True):
                         is_marked = self.remainder == "mask" and not isinstance(value, Skipped | Broken)
                         yield mark_valid(value, is_valid) if is_marked else value
-        finally:
-            self.reader.close()
+
+    def _read_ahead(self, cursor: Cursor, split: Split) -> AbstractContextManager[Callable[[int], object]]:
+        """Return a context in which the first worker reads ahead for all workers of the rank."""
+        if find_worker().worker_id:
+            return nullcontext(ignore)
+        return read_ahead(self, self.table, self.decoder.stored_fields, cursor, split)
 
     def _read(self, indices: NDArray[np.int64], rng_keys: Words) -> list[Any]:
         self.check_transform()

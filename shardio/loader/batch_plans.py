@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -12,13 +13,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.datasets import Ordered, Unwrapped, check_indices
+from shardio.datasets import Ordered, ShardDataset, ShardMapDataset, Unwrapped, check_indices, read_ahead
 from shardio.decoding import FieldDecoder
 from shardio.handover import hand_over
 from shardio.loader.fetching.epochs import Epochs
 from shardio.loader.fetching.indices import Indices, SamplerPosition
 from shardio.loader.fetching.position import EpochPosition
 from shardio.order import Cursor, Split, Words, derive_rng_key, make_rng_key
+from shardio.reading import ignore
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,16 +104,27 @@ class OrderPlanner:
         return self._plan(cursor, split), source
 
     def _plan(self, cursor: Cursor, split: Split) -> Iterator[BatchPlan]:
-        for positions, indices in self._order.steps(cursor, split):
-            valid = np.concatenate(positions) < split.num_samples if split.remainder == "mask" else None
-            rng_keys, replacement_rng_keys = self.dataset.rng_keys(self._order.seed, cursor.epoch, indices)
-            plans = BatchPlan(
-                indices=indices, rng_keys=rng_keys, replacement_rng_keys=replacement_rng_keys, valid=valid
-            )
-            stop = 0
-            for batch in positions:
-                start, stop = stop, stop + len(batch)
-                yield plans.take(slice(start, stop))
+        with self._read_ahead(cursor, split) as advance:
+            for positions, indices in self._order.steps(cursor, split):
+                valid = np.concatenate(positions) < split.num_samples if split.remainder == "mask" else None
+                rng_keys, replacement_rng_keys = self.dataset.rng_keys(self._order.seed, cursor.epoch, indices)
+                plans = BatchPlan(
+                    indices=indices, rng_keys=rng_keys, replacement_rng_keys=replacement_rng_keys, valid=valid
+                )
+                stop = 0
+                for batch in positions:
+                    start, stop = stop, stop + len(batch)
+                    advance(len(batch))
+                    yield plans.take(slice(start, stop))
+
+    def _read_ahead(self, cursor: Cursor, split: Split) -> AbstractContextManager[Callable[[int], object]]:
+        """Return a context in which remote shards are read ahead."""
+        inner = self.dataset.dataset
+        if not isinstance(inner, ShardDataset | ShardMapDataset):
+            return nullcontext(ignore)
+        return read_ahead(
+            self._order, inner.table, inner.decoder.stored_fields, cursor, split, self.dataset.inner_indices
+        )
 
 
 class SamplerPlanner:

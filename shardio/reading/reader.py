@@ -15,6 +15,7 @@ from shardio.errors import FormatError, SampleError, StaleIndexError
 from shardio.reading.seen import Seen, Verify
 from shardio.reading.stored import StoredSamples
 from shardio.shards import PartCache, Shard, ShardTable
+from shardio.storage import StoredFile
 from shardio.values import check_choice
 
 Result = TypeVar("Result")
@@ -69,7 +70,7 @@ class SampleReader:
                 f"the dataset has {self._stops[-1]} samples, got indices {indices.min()} to {indices.max()}"
             )
         columns: list[list[bytes | None]] = [[None] * len(indices) for _ in fields]
-        for shard, rows, inner in self._by_shard(indices):
+        for shard, rows, inner in self.by_shard(indices):
             try:
                 found = self._read_checked(shard, inner, fields)
             except SampleError as error:
@@ -87,7 +88,7 @@ class SampleReader:
     def keys(self, indices: NDArray[np.int64]) -> list[str]:
         """Return the keys of some samples."""
         keys = [""] * len(indices)
-        for shard, rows, inner in self._by_shard(indices):
+        for shard, rows, inner in self.by_shard(indices):
             found = self._use(shard, partial(_keys, inner))
             for row, key in zip(rows.tolist(), found, strict=True):
                 keys[row] = key
@@ -95,7 +96,7 @@ class SampleReader:
 
     def describe(self, index: int, fields: Sequence[str]) -> tuple[str, str]:
         """Return a sample's key and where some of its fields are stored, for messages."""
-        ((shard, _, inner),) = self._by_shard(np.array([index]))
+        ((shard, _, inner),) = self.by_shard(np.array([index]))
         return self._use(shard, lambda opened: opened.describe(int(inner[0]), fields))
 
     def close(self) -> None:
@@ -103,7 +104,28 @@ class SampleReader:
         self._open.clear()
         self._parts.clear()
 
-    def _by_shard(self, indices: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+    def locate(
+        self, shard: int, inner: NDArray[np.int64], fields: Sequence[str]
+    ) -> tuple[StoredFile, NDArray[np.int64], NDArray[np.int64]]:
+        """Return a shard's tar, and where it holds some fields of some samples.
+
+        Args:
+            shard: The shard's place in the manifest.
+            inner: int64 [n], the samples' indices in the shard.
+            fields: F names of fields.
+
+        Returns:
+            The open tar; the start and the stop of each content, int64 [n, F], -1 if the sample lacks the field.
+        """
+
+        def locate(opened: Shard) -> tuple[StoredFile, NDArray[np.int64], NDArray[np.int64]]:
+            there = tuple(field for field in fields if field in opened.index.field_indices)
+            starts, stops, _ = opened.index.locate(inner, there)
+            return opened.tar, starts, stops
+
+        return self._use(shard, locate)
+
+    def by_shard(self, indices: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
         """Yield each shard's place in the manifest, the rows of its samples in ``indices``, and their indices in it.
 
         Shards and samples come in manifest order, so each shard is opened once and read forward.

@@ -25,6 +25,14 @@ class LocalStore:
     def prefix(self) -> str:
         return ""
 
+    @property
+    def is_local(self) -> bool:
+        return True
+
+    @property
+    def cache_bytes(self) -> None:
+        return None
+
     def stat(self, key: str) -> FileStat:
         status = Path(key).stat()
         refuse_other_kinds(key, status)

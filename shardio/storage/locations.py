@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 
 from shardio.storage.access import RemoteAccess
-from shardio.storage.cache.cached_store import CachedStore
 from shardio.storage.local import LocalStore
 from shardio.storage.paths import absolute_path, find_url, make_path
-from shardio.storage.remote.object_store import ObjectStore
-from shardio.storage.remote.urls import split_url
 from shardio.storage.store import Location
 
 
@@ -26,6 +23,11 @@ def parse_location(name: str | os.PathLike[str], access: RemoteAccess | None = N
     """
     path = make_path(name)
     if (url := find_url(name)) is not None and not path.exists():
+        # Imported here, because local commands need none of it.
+        from shardio.storage.cache.cached_store import CachedStore
+        from shardio.storage.remote.object_store import ObjectStore
+        from shardio.storage.remote.urls import split_url
+
         access = access or RemoteAccess()
         root, key = split_url(url)
         store = ObjectStore(root=root, options=access.options)

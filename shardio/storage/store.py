@@ -64,7 +64,7 @@ class StoredFile(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether content that was right once stays right. What comes over a network may be damaged each time."""
+        """Whether it is a local file, so that content that was right once stays right."""
 
     def read(self, start: int, stop: int) -> bytes:
         """Return the bytes [start, stop).
@@ -114,6 +114,14 @@ class Store(Protocol):
     @property
     def prefix(self) -> str:
         """The text that precedes a key in messages, such as ``s3://bucket/``."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether objects are local files. What comes over a network may be damaged each time."""
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """The size in bytes of the cache through which open objects are read; None if there is none."""
 
     def stat(self, key: str) -> FileStat:
         """Return an object's size, version and identity."""

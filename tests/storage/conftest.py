@@ -1,4 +1,4 @@
-"""The storage backends that pass the conformance suite. A new backend adds a line to BACKENDS."""
+"""The storage backends that pass the conformance suite. A new backend adds a line to BACKENDS or SERVERS."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from shardio.storage import Location, make_access, parse_location
+from shardio.storage import Location, RemoteAccess, make_access, parse_location
+from shardio.storage.remote.options import make_options
+from tests.servers.fixtures import azurite_server, fake_gcs_server, moto_server, nginx_server, seaweedfs_server
+from tests.servers.server import Server
+
+__all__ = ["azurite_server", "fake_gcs_server", "moto_server", "nginx_server", "seaweedfs_server"]
 
 BACKENDS: dict[str, Callable[[Path], Location]] = {
     "local": parse_location,
@@ -19,8 +24,16 @@ BACKENDS: dict[str, Callable[[Path], Location]] = {
 }
 """For each backend, a function that returns an empty folder. It may use a local directory."""
 
+SERVERS = ["seaweedfs_server", "moto_server", "fake_gcs_server", "azurite_server"]
+"""The fixtures of real servers."""
 
-@pytest.fixture(params=BACKENDS)
+
+@pytest.fixture(params=[*BACKENDS, *SERVERS])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
     """An empty folder of each backend."""
-    return BACKENDS[request.param](tmp_path)
+    if request.param in BACKENDS:
+        return BACKENDS[request.param](tmp_path)
+    server: Server = request.getfixturevalue(request.param)
+    return parse_location(
+        f"{server.url}/{uuid.uuid4().hex}/{tmp_path.name}", RemoteAccess(options=make_options(server.options))
+    )

@@ -14,7 +14,7 @@ from shardio.errors import StoreError
 from shardio.storage.cache.cached_copy import CachedCopy
 from shardio.storage.cache.settings import CacheSettings
 from shardio.storage.remote.client import client
-from shardio.storage.remote.messages import Fill, OpenCached
+from shardio.storage.remote.messages import Fill, MeasureCache, OpenCached
 from shardio.storage.remote.object_store import ObjectStore
 from shardio.storage.runs import RunLimits, read_runs
 from shardio.storage.store import FileStat, Location, Writer
@@ -44,6 +44,15 @@ class CachedStore:
     @property
     def prefix(self) -> str:
         return self.inner.prefix
+
+    @property
+    def is_local(self) -> bool:
+        return False
+
+    @property
+    def cache_bytes(self) -> int:
+        request = MeasureCache(root=self.inner.root, options=self.inner.options, key="", cache=self.cache)
+        return int(client().ask(request))
 
     def stat(self, key: str) -> FileStat:
         return self.inner.stat(key)

@@ -68,6 +68,10 @@ class Filler:
         copy_name = xxhash.xxh3_128_hexdigest(text.encode(errors="surrogateescape")) + COPY_SUFFIX
         return found, str(self._budget(request.cache).folder / copy_name)
 
+    def measure(self, cache: CacheSettings) -> int:
+        """Return the size of a cache in bytes."""
+        return self._budget(cache).max_bytes
+
     def forget(self, request: Request) -> None:
         """Forget what is known about an object that is about to change."""
         self._found.pop((request.root, request.key), None)

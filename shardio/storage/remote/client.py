@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing.connection import Connection
@@ -73,14 +73,13 @@ class Client:
 
         return self._try(read)
 
-    def read_into(self, request: ReadRanges, buffers: Sequence[memoryview]) -> None:
-        """Fill a buffer with the content of each range."""
+    def read_into(self, request: ReadRanges, buffer: memoryview) -> None:
+        """Fill a buffer with the content of the only range."""
 
         def read(connection: Connection) -> None:
             connection.send(request)
-            for buffer in buffers:
-                _receive(connection, Arrived)
-                connection.recv_bytes_into(buffer)
+            _receive(connection, Arrived)
+            connection.recv_bytes_into(buffer)
             _receive(connection, Done)
 
         self._try(read)

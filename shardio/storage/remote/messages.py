@@ -60,6 +60,17 @@ class OpenCached(Request):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureCache(Request):
+    """Return the size of a cache in bytes.
+
+    Attributes:
+        cache: The cache.
+    """
+
+    cache: CacheSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fill(ReadRanges):
     """Make ranges of an object present in its copy.
 

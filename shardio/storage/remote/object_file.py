@@ -50,11 +50,13 @@ class ObjectFile:
         return read_runs(self._read_all, starts, stops, LIMITS)
 
     def read_into(self, starts: Sequence[int], buffers: Sequence[memoryview]) -> None:
-        filled = [(start, buffer) for start, buffer in zip(starts, buffers, strict=True) if len(buffer)]
-        for first in range(0, len(filled), MAX_TOGETHER):
-            some = filled[first : first + MAX_TOGETHER]
-            request = self._request([(start, start + len(buffer)) for start, buffer in some])
-            client().read_into(request, [buffer for _, buffer in some])
+        if len(buffers) == 1 and len(buffers[0]):
+            client().read_into(self._request([(starts[0], starts[0] + len(buffers[0]))]), buffers[0])
+            return
+        stops = [start + len(buffer) for start, buffer in zip(starts, buffers, strict=True)]
+        contents = self.read_many(np.array(starts, np.int64), np.array(stops, np.int64))
+        for buffer, content in zip(buffers, contents, strict=True):
+            buffer[:] = content
 
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
         pass

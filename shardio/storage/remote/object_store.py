@@ -34,6 +34,14 @@ class ObjectStore:
     def prefix(self) -> str:
         return f"{self.root}/"
 
+    @property
+    def is_local(self) -> bool:
+        return False
+
+    @property
+    def cache_bytes(self) -> None:
+        return None
+
     def stat(self, key: str) -> FileStat:
         found: FileStat = client().ask(Stat(root=self.root, options=self.options, key=key))
         return found

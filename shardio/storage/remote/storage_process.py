@@ -29,6 +29,7 @@ from shardio.storage.remote.messages import (
     Done,
     Fill,
     ListFolder,
+    MeasureCache,
     OpenCached,
     Page,
     ReadRanges,
@@ -113,6 +114,8 @@ class StorageProcess:
                     self._filler.fill(attempts, request)
                 case ReadRanges():
                     self._send_ranges(connection, attempts, request)
+                case MeasureCache():
+                    value = self._filler.measure(request.cache)
                 case OpenCached():
                     value = self._filler.open(attempts, request)
                 case Walk():

