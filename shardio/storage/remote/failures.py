@@ -59,6 +59,9 @@ def explain(error: Exception) -> RequestFailure:
             return RequestFailure(kind="beyond_end", cause=cause)
         is_transient = code >= 500 or code in (408, 425, 429) or answer.get("Code") in _TRANSIENT_CODES
         return RequestFailure(kind="transient" if is_transient else "permanent", cause=cause)
+    if "builder error" in text:
+        cause = "the endpoint is not a URL, or uses http:// without the option allow_http (AWS_ALLOW_HTTP=true)"
+        return RequestFailure(kind="permanent", cause=cause)
     if "Range started" in text or "Range(" in source or "StartTooLarge" in source:
         return RequestFailure(kind="beyond_end", cause=cause)
     if _REACHED in text or "HttpError" in source or "body" in text:
