@@ -80,8 +80,8 @@ def repair(
             echo(f"{done}: {size}, {format_bytes(manifest.num_bytes)}")
     if result.are_classes_lost:
         echo(
-            f"warning: the class names were in the lost manifest. To give them again: shardio repair {name_of(out)} --classes "
-            "FILE (one name per line, by label), or --classes DATASET",
+            "warning: the class names were in the lost manifest. To give them again: shardio repair "
+            f"{name_of(out)} --classes FILE (one name per line, by label), or --classes DATASET",
             err=True,
         )
     if result.problems:

@@ -32,7 +32,10 @@ def read_access(texts: list[str] | None) -> RemoteAccess:
         if not name or not equals:
             raise ValueError(f"--storage-option must be NAME=VALUE, got {text!r}")
         options[name] = _read_value(value)
-    return make_direct_access(options)
+    try:
+        return make_direct_access(options)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
 
 
 def _read_value(text: str) -> str | int | float:

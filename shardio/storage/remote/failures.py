@@ -55,6 +55,8 @@ def explain(error: Exception) -> RequestFailure:
         return RequestFailure(kind="denied", cause=cause)
     if status is not None:
         code = int(status["code"])
+        if code in (401, 403):  # obstore has no error of its own for listings.
+            return RequestFailure(kind="denied", cause=cause)
         if code == 416:
             return RequestFailure(kind="beyond_end", cause=cause)
         is_transient = code >= 500 or code in (408, 425, 429) or answer.get("Code") in _TRANSIENT_CODES
