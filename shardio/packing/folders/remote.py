@@ -59,16 +59,13 @@ class RemoteFolder:
     location: Location
 
     def refuse_source(self, src: Path) -> None:
-        """Do nothing: the source is local."""
+        """Refuse a server that is read-only. The source is local, so it does not overlap."""
+        self._refuse_read_only()
 
     @contextmanager
     def locked(self, lock_name: str = LOCK_NAME) -> Iterator[None]:
         """Refuse a server that is read-only. Other writers are excluded by the mark alone."""
-        if not self.location.can_write():
-            raise PackError(
-                f"cannot write to {self.location}: HTTP servers are read-only for shardio. Choose a directory or an "
-                "object store (s3://, gs://, az://)"
-            )
+        self._refuse_read_only()
         yield
 
     def mark(self, content: bytes, *, replace: bool = False) -> None:
@@ -110,6 +107,13 @@ class RemoteFolder:
         except FileNotFoundError as error:
             return f"was damaged after it was written: {error.strerror or error}"
         return None if is_same else "or its index was replaced after it was written"
+
+    def _refuse_read_only(self) -> None:
+        if not self.location.can_write():
+            raise PackError(
+                f"cannot write to {self.location}: HTTP servers are read-only for shardio. Choose a directory or an "
+                "object store (s3://, gs://, az://)"
+            )
 
     def _list_records(self) -> list[str]:
         return [name for name in self.list_names() if name.startswith(RECORD_PREFIX)]
