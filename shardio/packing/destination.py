@@ -18,6 +18,7 @@ from shardio.shards import (
     read_manifest,
     write_manifest,
 )
+from shardio.storage import Location
 from shardio.whole_writes import find_target
 
 
@@ -143,6 +144,8 @@ def _write_manifest(unfinished: UnfinishedDataset, manifest: Manifest) -> None:
         PackError: If the destination was removed or replaced during the pack, so that shards are lost.
     """
     where, mark = unfinished.folder.location, _read_mark(unfinished.folder)
+    if mark is None and _has_manifest(where, manifest):
+        return  # Stores without locks admit several runs of one pack. Another one has ended first.
     if mark is None:
         raise PackError(
             f"{where} was removed during the pack: delete the directory of that name, if there is one, and pack again"
@@ -153,6 +156,12 @@ def _write_manifest(unfinished: UnfinishedDataset, manifest: Manifest) -> None:
             "destination, and pack again"
         )
     write_manifest(where / MANIFEST_NAME, manifest)
+
+
+def _has_manifest(where: Location, manifest: Manifest) -> bool:
+    """Return whether a folder has a manifest."""
+    location = where / MANIFEST_NAME
+    return location.exists() and read_manifest(location) == manifest
 
 
 def _unmark(folder: DatasetFolder) -> None:

@@ -207,6 +207,26 @@ def test_of_two_writers_that_begin_at_the_same_time_one_is_refused(out: Location
     assert (out / UNFINISHED_NAME).read_whole() == b"one"
 
 
+class Running(PackProgress):
+    """Runs another pack after some samples."""
+
+    def __init__(self, source: Path, out: Location) -> None:
+        self._source, self._out = source, out
+        self._num_packed = 0
+
+    def packed(self, num_samples: int, num_bytes: int) -> None:
+        self._num_packed += num_samples
+        if self._num_packed == 5:
+            shardio.pack(self._source, str(self._out), max_shard_samples=3, num_workers=1)
+
+
+def test_two_runs_of_one_pack_write_one_dataset(source: Path, expected: dict[str, bytes], out: Location) -> None:
+    """One begins and ends while the other one runs. No lock can exclude it, and the bytes are the same."""
+    run = RunOptions(num_workers=1)
+    pack_source(source, Path(str(out)), SETTINGS, run=run, progress=Running(source, out))
+    assert read_objects(out) == expected
+
+
 def test_a_read_only_server_and_urls_that_name_no_store_are_refused(source: Path) -> None:
     with pytest.raises(PackError, match="HTTP servers are read-only"):
         shardio.pack(source, "http://127.0.0.1:9/out")
