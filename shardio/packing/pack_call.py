@@ -126,6 +126,7 @@ def pack(
     Raises:
         PackError: If the source cannot be packed or changes during the pack, or the destination
             holds anything but an interrupted run of this pack.
+        OSError: If an object store denies access, or cannot be reached.
         TypeError: If ``classes`` is neither a list of names nor something that has class names, or if an argument that
             must be an integer is not one.
         ValueError: If a setting is out of range.

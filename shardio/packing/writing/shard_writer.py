@@ -51,6 +51,7 @@ class ShardWriter:
         maxsize: WebDataset's name for ``max_shard_size``.
 
     Raises:
+        LocationError: If ``out`` is a URL that names no store.
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of range.
     """
