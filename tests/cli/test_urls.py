@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import gzip
 import json
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -15,6 +18,8 @@ from shardio.cli.storage_options import read_access
 from shardio.errors import LocationError
 from shardio.shards import MANIFEST_NAME
 from shardio.storage import Location, parse_location
+from shardio.storage.remote.client import Client
+from shardio.storage.remote.messages import Request, Write
 from tests.files import read_files, read_objects
 from tests.sources import write_images
 from tests.tars import write_tar
@@ -111,6 +116,28 @@ def test_tars_are_indexed_next_to_them(tmp_path: Path) -> None:
     assert folder.list() == ["a.tar", "a.tar.idx"]
     assert "already current" in run("index", folder / "a.tar").stdout
     assert run("cat", folder / "a.tar", "x/2").stdout == "two"
+
+
+def test_indexes_of_tars_in_a_bucket_that_is_read_only_are_in_the_users_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = parse_location(f"memory://{uuid.uuid4().hex}/tars")
+    write_tar(tmp_path / "a.tar", [("x/1.txt", b"one"), ("x/2.txt", b"two")])
+    put(folder / "a.tar", (tmp_path / "a.tar").read_bytes())
+    put(folder / "b.tar.gz", gzip.compress((tmp_path / "a.tar").read_bytes()))
+    ask = Client.ask
+
+    def ask_or_deny(client: Client, request: Request) -> Any:
+        if isinstance(request, Write):
+            raise PermissionError(errno.EACCES, f"cannot write {request.key}: the server answered 403")
+        return ask(client, request)
+
+    monkeypatch.setattr(Client, "ask", ask_or_deny)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert run("index", folder).stdout.count(f"index: {tmp_path / 'cache'}") == 2
+    assert folder.list() == ["a.tar", "b.tar.gz"]
+    assert len(shardio.ShardDataset(str(folder / "a.tar"), fields="key")) == 2
+    assert run("cat", folder / "b.tar.gz", "x/2").stdout == "two"
 
 
 def test_indexes_of_other_tools_name_the_shards(remote: Location, local: Path, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def pack_and_die(source: Path, out: Location, n: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
         return ask(client, request)
 
-    Client.ask = ask_or_die  # type: ignore[method-assign]  # In a process of its own.
+    Client.ask = ask_or_die  # type: ignore[method-assign, assignment]  # In a process of its own.
     shardio.pack(source, str(out), max_shard_samples=3, num_workers=1)
 
 

@@ -18,7 +18,7 @@ from shardio.shards import MANIFEST_NAME, UNFINISHED_NAME, open_table
 from shardio.storage import Location, parse_location
 from shardio.storage.remote.client import Client
 from shardio.storage.remote.messages import Create, Remove, Request, Write
-from tests.files import read_files, read_objects, read_parts
+from tests.files import files_of_at_most, read_files, read_objects, read_parts
 from tests.sources import write_images
 
 SETTINGS = PackSettings(max_shard_size=1 << 28, max_shard_samples=3)
@@ -205,6 +205,17 @@ def test_of_two_writers_that_begin_at_the_same_time_one_is_refused(out: Location
     with pytest.raises(PackError, match="another program has just begun to write"):
         choose_folder(out).mark(b"other")
     assert (out / UNFINISHED_NAME).read_whole() == b"one"
+
+
+def test_a_full_disk_is_that_of_the_temporary_file(source: Path, expected: dict[str, bytes], out: Location) -> None:
+    out.list()  # The storage process, which has no such limit, runs.
+    with (
+        files_of_at_most(3000),
+        pytest.raises(PackError, match=r"packing into memory:.* failed: .*: '/.*/shardio-.*'\. 0 of 3 shards"),
+    ):
+        shardio.pack(source, str(out), max_shard_samples=3, num_workers=1)
+    shardio.pack(source, str(out), max_shard_samples=3, num_workers=1)
+    assert read_objects(out) == expected
 
 
 class Running(PackProgress):

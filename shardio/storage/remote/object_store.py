@@ -13,6 +13,7 @@ from shardio.storage.remote.messages import Create, ListFolder, ReadWhole, Remov
 from shardio.storage.remote.object_file import ObjectFile
 from shardio.storage.remote.options import RemoteOptions
 from shardio.storage.store import FileStat
+from shardio.whole_writes import naming
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +68,9 @@ class ObjectStore:
     @contextmanager
     def write_whole(self, key: str) -> Iterator[BinaryIO]:
         with client().make_file() as file:
-            yield file
-            file.flush()
+            with naming(file.name):  # A full disk is that of the temporary file.
+                yield file
+                file.flush()
             client().ask(Write(root=self.root, options=self.options, key=key, path=str(file.name)))
 
     def create(self, key: str, content: bytes) -> bool:
