@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from shardio.errors import ShardioError
 from shardio.reading.reader import SampleReader
 from shardio.shards import BLOCK, ShardTable
 from shardio.storage import StoredFile
+
+Item = TypeVar("Item")
 
 NUM_THREADS = 16
 """How many ranges are fetched at a time."""
@@ -102,28 +104,24 @@ class ReadAhead:
 
     def _run(self) -> None:
         num_before = begin = 0
-        with ThreadPoolExecutor(NUM_THREADS) as pool:
-            for stretch in self._stretches:
-                while self._num_read < begin and not self._is_closed:
-                    with self._moved:
-                        self._moved.wait(CHECK_S)
-                begin, num_before = num_before, num_before + len(stretch)
-                # Reads that miss what could not be fetched fetch it themselves, and report errors with the sample.
-                with suppress(ShardioError, OSError, EOFError):
-                    list(pool.map(self._fetch, self._plan(stretch, pool)))
-                if self._is_closed:
-                    return
+        for stretch in self._stretches:
+            while self._num_read < begin and not self._is_closed:
+                with self._moved:
+                    self._moved.wait(CHECK_S)
+            begin, num_before = num_before, num_before + len(stretch)
+            _map_in_threads(self._fetch, self._plan(stretch))
+            if self._is_closed:
+                return
 
     def _fetch(self, ranges: Sequence[_Range]) -> None:
         if not self._is_closed:
-            with suppress(ShardioError, OSError, EOFError):
-                ranges[0].file.prefetch([(each.start, each.stop) for each in ranges])
+            ranges[0].file.prefetch([(each.start, each.stop) for each in ranges])
 
-    def _plan(self, stretch: NDArray[np.int64], pool: ThreadPoolExecutor) -> list[list[_Range]]:
+    def _plan(self, stretch: NDArray[np.int64]) -> list[list[_Range]]:
         """Return what to fetch for a stretch, in the order in which it is needed: ranges of one tar at a time."""
-        by_shard = pool.map(lambda each: self._locate(*each), self._reader.by_shard(stretch))
-        ranges = sorted((each for found in by_shard for each in found), key=lambda each: each.row)
-        return _group(ranges)
+        found = list[_Range]()
+        _map_in_threads(lambda each: found.extend(self._locate(*each)), list(self._reader.by_shard(stretch)))
+        return _group(sorted(found, key=lambda each: each.row))
 
     def _locate(self, shard: int, rows: NDArray[np.int64], inner: NDArray[np.int64]) -> list[_Range]:
         if self._is_closed:
@@ -148,6 +146,25 @@ def start_reading_ahead(
     if cache_bytes is None:
         return nullcontext(ignore)
     return _reading_ahead(ReadAhead(table, fields, upcoming, first, size, cache_bytes))
+
+
+def _map_in_threads(function: Callable[[Item], object], items: Sequence[Item]) -> None:
+    """Call a function with each item, in several threads. They do not keep the process from exiting.
+
+    Errors are ignored: who reads what could not be fetched fetches it again, and reports the error with the sample.
+    """
+    remaining = iter(items)  # Threads share it: next() is atomic for iterators of sequences.
+
+    def work() -> None:
+        for item in remaining:
+            with suppress(ShardioError, OSError, EOFError):
+                function(item)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(NUM_THREADS, len(items)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def ignore(num_samples: int) -> None:

@@ -58,6 +58,12 @@ class Attempts:
         self._answered = False
         self._places = threading.BoundedSemaphore(options.max_requests)
 
+    @property
+    def is_protected(self) -> bool:
+        """Whether TLS protects what is transferred."""
+        config = dict(self.options.config)
+        return not self.root.startswith("http://") and config.get("allow_http") != "true"
+
     def make(self, what: str, request: Callable[[Backend], Result]) -> Result:
         """Make a request until it succeeds.
 

@@ -18,8 +18,6 @@ _INNERMOST = re.compile(r'(?:message|error|description): "(?P<text>[^"]+)"')
 _QUERY = re.compile(r"\?\S*")
 _EXPIRED = re.compile(r"Expired|RequestTimeTooSkewed|TokenRefreshRequired|invalid_token", re.IGNORECASE)
 _TRANSIENT_CODES = {"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "Throttling"}
-_REACHED = "HTTP error"
-"""What obstore writes if a connection failed or broke."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +64,8 @@ def explain(error: Exception) -> RequestFailure:
         return RequestFailure(kind="permanent", cause=cause)
     if "Range started" in text or "Range(" in source or "StartTooLarge" in source:
         return RequestFailure(kind="beyond_end", cause=cause)
-    if _REACHED in text or "HttpError" in source or "body" in text:
-        return RequestFailure(kind="transient", cause=cause, reached="Connect" not in source)
-    return RequestFailure(kind="permanent", cause=cause)
+    # A connection that failed or broke, or an answer that makes no sense.
+    return RequestFailure(kind="transient", cause=cause, reached="Connect" not in source)
 
 
 def _describe(text: str, source: str, status: re.Match[str] | None, answer: dict[str, str]) -> str:

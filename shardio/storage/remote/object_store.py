@@ -51,8 +51,7 @@ class ObjectStore:
         return ObjectFile(self, key, self.stat(key))
 
     def read_whole(self, key: str) -> bytes:
-        content: bytes
-        _, content = client().ask(ReadWhole(root=self.root, options=self.options, key=key))
+        content: bytes = client().ask(ReadWhole(root=self.root, options=self.options, key=key))
         return content
 
     def is_folder(self, key: str) -> bool:

@@ -8,10 +8,12 @@ and its forked children have ended and the last connection is closed.
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -46,6 +48,9 @@ from shardio.storage.remote.options import RemoteOptions
 MAX_THREADS = 64
 """How many ranges are read at a time at most, from all stores together."""
 
+CHECK_S = 0.2
+"""How often to look whether the last connections are closed, in seconds."""
+
 CACHE = "cache"
 """The name of the private cache in the process's folder."""
 
@@ -73,37 +78,30 @@ class StorageProcess:
         self._filler = Filler(folder / CACHE)
         self._stores: dict[tuple[str, RemoteOptions], Attempts] = {}
         self._pool = ThreadPoolExecutor(MAX_THREADS)
-        self._num_connections = 0
-        self._family_ended = False
+        self._connections = set[Connection]()
         self._lock = threading.Lock()
 
     def run(self) -> NoReturn:
         """Accept connections until the process ends."""
         while True:
             end, _ = self._listener.accept()
-            with self._lock:
-                self._num_connections += 1
-            threading.Thread(target=self._serve, args=(Connection(end.detach()),), daemon=True).start()
+            connection = Connection(end.detach())
+            self._connections.add(connection)
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
-    def wait_for_family(self, lifeline: int) -> None:
-        """Wait until no process holds the other end of a pipe."""
+    def end_with_family(self, lifeline: int) -> NoReturn:
+        """End the process when no other process holds the other end of a pipe, or a connection."""
         os.read(lifeline, 1)
-        self._family_ended = True
-        self._end_if_unused()
-
-    def _end_if_unused(self) -> None:
-        with self._lock:
-            if self._family_ended and self._num_connections == 0:
-                shutil.rmtree(self._folder, ignore_errors=True)
-                os._exit(0)  # Without waiting for requests whose results nobody wants.
+        while any(map(_is_in_use, list(self._connections))):
+            time.sleep(CHECK_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os._exit(0)  # Without waiting for requests whose results nobody wants.
 
     def _serve(self, connection: Connection) -> None:
         with connection, suppress(EOFError, ConnectionError):  # The other process has ended or was interrupted.
             while True:
                 self._answer(connection, connection.recv())
-        with self._lock:
-            self._num_connections -= 1
-        self._end_if_unused()
+        self._connections.discard(connection)
 
     def _answer(self, connection: Connection, request: Request) -> None:
         value: object = None
@@ -151,9 +149,18 @@ class StorageProcess:
             return self._stores[name]
 
 
+def _is_in_use(connection: Connection) -> bool:
+    """Return whether a process has the other end of a connection."""
+    if connection.closed:
+        return False
+    poll = select.poll()
+    poll.register(connection, 0)  # Nothing but its end is awaited.
+    return not poll.poll(0)
+
+
 def main() -> None:
     """Run the storage process. The arguments are the listening socket's descriptor, the lifeline's, and the folder."""
     listener, lifeline, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     process = StorageProcess(socket.socket(fileno=listener), folder)
-    threading.Thread(target=process.wait_for_family, args=(lifeline,), daemon=True).start()
+    threading.Thread(target=process.end_with_family, args=(lifeline,), daemon=True).start()
     process.run()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardio.storage.remote.etags import is_md5_of
+
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Backend
-
-_MD5 = re.compile(r'"?(?P<digest>[0-9a-f]{32})(-(?P<parts>\d+))?"?')
 
 
 def compare_upload(backend: Backend, key: str, path: Path, e_tag: str | None, part_size: int | None) -> str | None:
@@ -34,20 +32,12 @@ def compare_upload(backend: Backend, key: str, path: Path, e_tag: str | None, pa
         return f"the uploaded object has {found['size']} bytes, expected {expected}"
     if e_tag is not None and found["e_tag"] not in (None, e_tag):
         return None  # Another process has replaced it since.
-    tag = _MD5.fullmatch(found["e_tag"] or "")
-    if tag is not None and tag["digest"] == _md5_of(path, part_size):
-        return None
-    return None if _equals(backend, key, path) else "the uploaded object's content differs from the file's"
-
-
-def _md5_of(path: Path, part_size: int | None) -> str:
-    digests = list[bytes]()
     with path.open("rb") as file:
-        while part := file.read(part_size or -1):
-            digests.append(hashlib.md5(part, usedforsecurity=False).digest())
-    if part_size is None:
-        return (digests or [hashlib.md5(usedforsecurity=False).digest()])[0].hex()
-    return hashlib.md5(b"".join(digests), usedforsecurity=False).hexdigest()
+        # An empty file has one part.
+        parts = [b""] if not expected else iter(lambda: file.read(part_size or -1), b"")
+        if is_md5_of(found["e_tag"], parts):
+            return None
+    return None if _equals(backend, key, path) else "the uploaded object's content differs from the file's"
 
 
 def _equals(backend: Backend, key: str, path: Path) -> bool:
