@@ -11,7 +11,7 @@ import numpy as np
 import safetensors.numpy
 
 from shardio.errors import FormatError
-from shardio.shards.index import INDEX_FORMAT, TarHeaders, IndexHeader, digest_headers
+from shardio.shards.index import INDEX_FORMAT, IndexHeader, TarHeaders, digest_headers
 from shardio.storage import Location
 
 MAX_FIELDS = 1024
