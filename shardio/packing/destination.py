@@ -86,7 +86,7 @@ def begun(folder: DatasetFolder, plan: PackPlan) -> Iterator[UnfinishedDataset]:
     """
     folder.remove_partial()
     unfinished = UnfinishedDataset(folder=folder, mark=plan.digest.encode())
-    mark = _read_mark(folder)
+    mark = read_mark(folder)
     if mark is None:
         folder.mark(unfinished.mark)
     else:
@@ -130,7 +130,7 @@ def end(plans: Mapping[DatasetFolder, PackPlan]) -> list[Manifest]:
         PackError: If it was a pack of another plan.
     """
     for folder, plan in plans.items():
-        if (mark := _read_mark(folder)) is not None:
+        if (mark := read_mark(folder)) is not None:
             _refuse_other_plan(folder, mark, plan)
     for folder in plans:
         _unmark(folder)
@@ -143,7 +143,7 @@ def _write_manifest(unfinished: UnfinishedDataset, manifest: Manifest) -> None:
     Raises:
         PackError: If the destination was removed or replaced during the pack, so that shards are lost.
     """
-    where, mark = unfinished.folder.location, _read_mark(unfinished.folder)
+    where, mark = unfinished.folder.location, read_mark(unfinished.folder)
     if mark is None and _has_manifest(where, manifest):
         return  # Stores without locks admit several runs of one pack. Another one has ended first.
     if mark is None:
@@ -170,7 +170,7 @@ def _unmark(folder: DatasetFolder) -> None:
     folder.remove_journal()
 
 
-def _read_mark(folder: DatasetFolder) -> bytes | None:
+def read_mark(folder: DatasetFolder) -> bytes | None:
     """Return the content of the mark of an unfinished dataset; None if there is none."""
     try:
         return (folder.location / UNFINISHED_NAME).read_whole()

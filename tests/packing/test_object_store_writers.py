@@ -124,6 +124,18 @@ def test_a_writer_whose_shards_another_one_replaces_makes_no_dataset(out: Locati
         assert dataset["a"]["txt"] == b"second"
 
 
+def test_a_writer_that_fails_keeps_the_mark_of_another_one(out: Location) -> None:
+    first, second = shardio.ShardWriter(str(out)), shardio.ShardWriter(str(out), overwrite=True)
+    first.__enter__()
+    second.__enter__()
+    with pytest.raises(PackError, match="no samples were written"):
+        first.__exit__(None, None, None)
+    second.write({"__key__": "a", "txt": "second"})
+    second.__exit__(None, None, None)
+    with shardio.open(str(out)) as dataset:
+        assert list(dataset) == ["a"]
+
+
 def test_a_writer_that_fails_leaves_no_dataset(out: Location) -> None:
     def fail(num: int) -> None:
         with shardio.ShardWriter(str(out), max_shard_samples=4) as writer:

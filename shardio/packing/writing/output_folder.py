@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from shardio.errors import PackError
-from shardio.packing.destination import UnfinishedDataset
+from shardio.packing.destination import UnfinishedDataset, read_mark
 from shardio.packing.folders.folder import DatasetFolder
 from shardio.shards import MANIFEST_NAME, UNFINISHED_NAME
 from shardio.whole_writes import find_target
@@ -46,15 +46,16 @@ def new_dataset(folder: DatasetFolder, *, overwrite: bool) -> Iterator[Unfinishe
         except BaseException:  # Re-raised: Ctrl-C must not leave unfinished files either.
             with suppress(OSError):  # It may have been removed.
                 folder.remove_partial()
-                if not any(name.endswith(".tar") for name in folder.list_names()):
+                is_empty = not any(name.endswith(".tar") for name in folder.list_names())
+                if is_empty and read_mark(folder) == unfinished.mark:  # Not that of another writer.
                     (folder.location / UNFINISHED_NAME).remove()
             raise
 
 
 def holds_unfinished(folder: DatasetFolder) -> bool:
     """Return whether a folder holds a dataset that a program has not finished writing."""
-    mark = folder.location / UNFINISHED_NAME
-    return mark.exists() and mark.read_whole().startswith(MARK)
+    mark = read_mark(folder)
+    return mark is not None and mark.startswith(MARK)
 
 
 def whole_names(folder: DatasetFolder) -> list[str]:
