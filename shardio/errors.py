@@ -6,6 +6,7 @@
     ├── PackError           a pack cannot read its source or use its destination: change the directory or the options
     ├── FormatError         a manifest, index, tar, checkpoint or recording is invalid: create or download it again
     │   └── StaleIndexError     an index does not match its tar: download both, or pack again
+    ├── LocationError       a URL or a storage option is invalid: correct it (also a ValueError)
     ├── StoreError          an object store keeps failing: check network and credentials, and resume (also an OSError)
     ├── SampleError         a sample cannot be read or decoded: repair or remove it
     ├── WorkerError         worker processes die: check memory, or the samples that it names (also a RuntimeError)
@@ -43,6 +44,10 @@ class FormatError(ShardioError):
 
 class StaleIndexError(FormatError):
     """An index does not match its tar."""
+
+
+class LocationError(ShardioError, ValueError):
+    """A URL cannot name data, or a store cannot be used with the given options."""
 
 
 class StoreError(ShardioError, OSError):

@@ -44,6 +44,25 @@ def write_whole(path: Path, *, mode: int | None = None) -> Iterator[BinaryIO]:
         raise
 
 
+def create_whole(path: Path, content: bytes) -> bool:
+    """Write a file if none exists; it appears whole. Return whether it was written.
+
+    Raises:
+        OSError: If the file cannot be written, or the file system has no hard links.
+    """
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}{PARTIAL_SUFFIX}")
+    try:
+        with write_whole(temporary) as file:
+            file.write(content)
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+    return True
+
+
 def find_target(name: str) -> str | None:
     """Return the name that an unfinished file gets when it is whole; None if ``name`` is not that of such a file."""
     found = _UNFINISHED.fullmatch(name)
@@ -64,12 +83,12 @@ def remove_unfinished(directory: Path, targets: Container[str] | None = None) ->
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Add a file's name to an OSError that does not name a file, such as one from a write."""
+def naming(path: object) -> Iterator[None]:
+    """Add the name of a file or an object to an OSError that does not name it, such as one from a write."""
     try:
         yield
     except OSError as error:
-        if error.errno is not None and error.filename is None:
+        if error.errno is not None and error.filename is None and str(path) not in str(error):
             error.filename = str(path)
         raise
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from shardio.storage import Location
+
 
 def read_files(folder: Path) -> dict[str, bytes]:
     """Return the content of each file in a directory by its name; nothing if there is no such directory."""
@@ -32,3 +34,8 @@ def files_of_at_most(num_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def read_objects(folder: Location) -> dict[str, bytes]:
+    """Return the content of each object in a folder of any store by its name."""
+    return {name: (folder / name).read_whole() for name in folder.list()}

@@ -69,6 +69,9 @@ class MemoryStore:
             yield content
             self.objects[key] = content.getvalue()
 
+    def create(self, key: str, content: bytes) -> bool:
+        return self.objects.setdefault(key, content) == content
+
     def remove(self, key: str) -> None:
         self.objects.pop(key, None)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardio.whole_writes import find_target, remove_unfinished, write_whole
+from shardio.whole_writes import create_whole, find_target, remove_unfinished, write_whole
 from tests.files import files_of_at_most, read_files
 
 
@@ -126,3 +126,11 @@ def test_a_mode_holds_whatever_the_umask(tmp_path: Path, mode: int | None, expec
     finally:
         os.umask(old)
     assert (tmp_path / "file").stat().st_mode & 0o777 == expected
+
+
+def test_a_file_is_created_whole_and_only_if_there_is_none(tmp_path: Path) -> None:
+    assert create_whole(tmp_path / "a", b"first")
+    assert not create_whole(tmp_path / "a", b"second")
+    assert read_files(tmp_path) == {"a": b"first"}
+    with pytest.raises(FileNotFoundError):
+        create_whole(tmp_path / "missing" / "a", b"")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from shardio.cli.console import count
+from shardio.cli.console import count, name_of
 from shardio.cli.rewriting import AsJson, reporting, summarise
 from shardio.cli.terminal import echo
 from shardio.packing import Layout
@@ -44,4 +44,4 @@ def append(
         echo(json.dumps({**summarise(out, manifest), "added": num_added}, indent=1))
     else:
         now = f"{count(manifest.num_samples, 'sample')} in {count(len(manifest.shards), 'shard')}"
-        echo(f"{out}: added {count(num_added, 'sample')}; now {now}")
+        echo(f"{name_of(out)}: added {count(num_added, 'sample')}; now {now}")

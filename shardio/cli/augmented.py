@@ -20,7 +20,7 @@ from shardio.datasets import ImageFolder, MapDataset, ShardMapDataset
 from shardio.decoding import Decode, FieldDecoder
 from shardio.images import IMAGE_FIELDS
 from shardio.reading import FileReader, LabelledFile
-from shardio.storage import absolute_path, parse_location, walk_files
+from shardio.storage import absolute_path, find_path, parse_location, walk_files
 
 CHANNELS = (1, 3, 4)
 """The numbers of channels that can be shown: grey, RGB, and RGB with an alpha channel, which is ignored."""
@@ -60,6 +60,8 @@ def open_images(source: Path, transform: Transform, decode: Decode) -> MapDatase
         FormatError: If it is not a dataset.
         TypeError: If the transform does not accept what ``decode`` gives it.
     """
+    if find_path(parse_location(source)) is None:
+        return ShardMapDataset(source, fields=("image",), transform=transform, decode=decode)
     source = absolute_path(source)
     if source.is_file() and _is_image(source):
         return ImageFiles(source.parent, [source], transform, decode)

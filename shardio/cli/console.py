@@ -11,6 +11,7 @@ import typer
 
 from shardio.cli.terminal import echo, printable
 from shardio.looking import format_bytes as format_bytes
+from shardio.storage import find_url
 
 
 @contextmanager
@@ -36,6 +37,11 @@ def require_matplotlib() -> None:
     except ImportError as error:
         echo("error: --plot needs matplotlib: pip install matplotlib", err=True)
         raise typer.Exit(1) from error
+
+
+def name_of(path: Path) -> str:
+    """Return a path or a URL as the user wrote it. A Path keeps only one of a URL's slashes."""
+    return find_url(path) or str(path)
 
 
 def count(num_things: int, noun: str, plural: str | None = None) -> str:

@@ -98,5 +98,7 @@ def main() -> None:
 def _describe(error: ShardioError | OSError) -> str:
     if isinstance(error, OSError) and error.filename and error.strerror:  # Without the error's number.
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     # The message of an error from a worker process starts with the worker's traceback.
     return str(error).rpartition(f"{type(error).__module__}.{type(error).__qualname__}: ")[2].strip()

@@ -14,6 +14,7 @@ from shardio.cli.console import value_errors_as_usage_errors
 from shardio.cli.pack_summary import report
 from shardio.cli.progress import ProgressReporter
 from shardio.cli.sizes import MaxShardSize
+from shardio.cli.storage_options import StorageOptionTexts, read_access
 from shardio.cli.terminal import echo
 from shardio.images import DEFAULT_MAX_PIXELS, ConvertedFormat
 from shardio.packing import (
@@ -49,7 +50,8 @@ def pack(
         Path,
         typer.Argument(
             metavar="OUT",
-            help="Where to write the shards: a new or empty directory, or that of an interrupted pack to resume.",
+            help="Where to write the shards: a new or empty directory, or that of an interrupted pack to resume. Or a "
+            "URL such as s3://bucket/train.",
         ),
     ],
     max_shard_size: MaxShardSize = DEFAULT_SHARD_SIZE,
@@ -209,6 +211,7 @@ def pack(
             help="With --engine ray: address of the cluster, such as auto. Leave unset to start Ray on this machine."
         ),
     ] = None,
+    storage_option: StorageOptionTexts = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress and no summary.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
@@ -244,7 +247,15 @@ def pack(
             key_column=key_column,
         )
         parts = None if split is None else make_split(split, split_names)
-    run = RunOptions(strict=strict, on_changed=on_changed, num_workers=num_workers, engine=engine, ray_address=address)
+        access = read_access(storage_option)
+    run = RunOptions(
+        strict=strict,
+        on_changed=on_changed,
+        num_workers=num_workers,
+        engine=engine,
+        ray_address=address,
+        access=access,
+    )
     start = time.perf_counter()
     reporter = nullcontext(PackProgress()) if quiet or as_json else ProgressReporter("packing")
     try:

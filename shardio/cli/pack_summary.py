@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shardio.cli.console import count, format_bytes, format_counts
+from shardio.cli.console import count, format_bytes, format_counts, name_of
 from shardio.cli.terminal import echo, printable
 from shardio.packing import REJECTED_NAME, TILED, FileProblem, JpegTally, PackResult
 
@@ -36,7 +36,9 @@ def report(
         timing = f"in {seconds:.1f} s ({num_packed / max(seconds, 1e-3):.0f} samples/s)"
         is_single = len(results) == 1
         for (out, result), summary in zip(results.items(), summaries, strict=True):
-            print_summary(result, summary, "" if is_single else f"{printable(out)}: ", timing if is_single else "")
+            print_summary(
+                result, summary, "" if is_single else f"{printable(name_of(out))}: ", timing if is_single else ""
+            )
             warn_of_large_samples(result, max_shard_size)
         if not is_single:
             echo(timing)
@@ -46,7 +48,7 @@ def summarise(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:
     """Return the summary as JSON values."""
     manifest, jpegs = result.manifest, result.jpegs
     return {
-        "out": str(out),
+        "out": name_of(out),
         "samples": manifest.num_samples,
         "kept": result.num_kept,
         "classes": len(manifest.classes),

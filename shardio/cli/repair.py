@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from shardio.cli.class_names import read_classes
-from shardio.cli.console import count, format_bytes, value_errors_as_usage_errors
+from shardio.cli.console import count, format_bytes, name_of, value_errors_as_usage_errors
 from shardio.cli.terminal import echo, printable
 from shardio.whole_writes import remove_unfinished
 
@@ -46,12 +46,13 @@ def repair(
     """
     from shardio.shards import MANIFEST_NAME
     from shardio.shards.repairing import repair as repair_folder
-    from shardio.storage import parse_location
+    from shardio.storage import find_path, parse_location
 
     with value_errors_as_usage_errors():
         names = None if classes is None else read_classes(classes)
-    result = repair_folder(parse_location(out), classes=names, accept_changes=accept_changes)
-    if result.manifest is not None:
+    folder = parse_location(out)
+    result = repair_folder(folder, classes=names, accept_changes=accept_changes)
+    if result.manifest is not None and find_path(folder) is not None:
         names_of_tars = [shard.name for shard in result.manifest.shards]
         targets = {MANIFEST_NAME, *names_of_tars, *(name + ".idx" for name in names_of_tars)}
         remove_unfinished(out, targets)  # An earlier repair may have been killed.
@@ -79,8 +80,8 @@ def repair(
             echo(f"{done}: {size}, {format_bytes(manifest.num_bytes)}")
     if result.are_classes_lost:
         echo(
-            f"warning: the class names were in the lost manifest. To give them again: shardio repair {out} --classes "
-            "FILE (one name per line, by label), or --classes DATASET",
+            "warning: the class names were in the lost manifest. To give them again: shardio repair "
+            f"{name_of(out)} --classes FILE (one name per line, by label), or --classes DATASET",
             err=True,
         )
     if result.problems:

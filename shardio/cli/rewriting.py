@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardio.cli.console import count, format_bytes, value_errors_as_usage_errors
+from shardio.cli.console import count, format_bytes, name_of, value_errors_as_usage_errors
 from shardio.cli.progress import ProgressReporter
 from shardio.cli.terminal import echo
 from shardio.packing import PackProgress
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MaxShardSamples = Annotated[int | None, typer.Option(min=1, help="Maximum number of samples in a shard.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a dataset in the new directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")]
-OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="A new or empty directory.")]
+OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="A new or empty directory, or a URL.")]
 
 
 @contextmanager
@@ -40,13 +40,13 @@ def print_datasets(datasets: Mapping[Path, Manifest], *, as_json: bool) -> None:
         return
     for out, manifest in datasets.items():
         size = f"{count(len(manifest.shards), 'shard')}, {format_bytes(manifest.num_bytes)}"
-        echo(f"{out}: {count(manifest.num_samples, 'sample')} in {size}")
+        echo(f"{name_of(out)}: {count(manifest.num_samples, 'sample')} in {size}")
 
 
 def summarise(out: Path, manifest: Manifest) -> dict[str, Any]:
     """Return the summary of a dataset as a JSON object."""
     return {
-        "out": str(out),
+        "out": name_of(out),
         "samples": manifest.num_samples,
         "shards": len(manifest.shards),
         "bytes": manifest.num_bytes,

@@ -16,7 +16,7 @@ def split(
     source: Annotated[
         Path, typer.Argument(metavar="SOURCE", help="A packed directory, a manifest, a tar, or a directory of tars.")
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The directory of the new datasets.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The directory of the new datasets, or a URL.")],
     by: Annotated[str, typer.Option(metavar="FRACTIONS", help="The fraction of each part. They sum to 1.")] = "0.9,0.1",
     names: Annotated[
         str, typer.Option(metavar="NAMES", help="The name of each part: its directory in OUT.")

@@ -1,15 +1,15 @@
-"""The destination directory: what it may contain, and how to recognise an unfinished pack."""
+"""The destination of a pack: what it may contain, and how to recognise an unfinished pack."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from shardio.errors import PackError
 from shardio.packing.finished import refuse_unplanned
-from shardio.packing.journal import JOURNAL_NAME
-from shardio.packing.locking import LOCK_NAME, locked_folder
+from shardio.packing.folders.folder import DatasetFolder
 from shardio.packing.plan import PackPlan
 from shardio.shards import (
     MANIFEST_NAME,
@@ -18,33 +18,46 @@ from shardio.shards import (
     read_manifest,
     write_manifest,
 )
-from shardio.storage import parse_location
-from shardio.whole_writes import find_target, remove_unfinished, write_whole
+from shardio.storage import Location
+from shardio.whole_writes import find_target
 
 
-def check_destination(src: Path, dst: Path) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnfinishedDataset:
+    """A dataset that this program is writing.
+
+    Attributes:
+        folder: Its folder.
+        mark: The content of the mark in the folder. A different one is that of another writer.
+    """
+
+    folder: DatasetFolder
+    mark: bytes
+
+
+def check_destination(src: Path, folder: DatasetFolder) -> None:
     """Refuse a destination that overlaps the source or contains anything other than an unfinished pack.
 
     Raises:
-        PackError: If ``dst`` cannot be packed into.
+        PackError: If it cannot be packed into.
     """
-    if dst.exists() and not dst.is_dir():
-        raise PackError(f"the destination {dst} is not a directory: choose another path")
-    here, there = src.resolve(), dst.resolve()
-    if here == there or here in there.parents or there in here.parents:
-        raise PackError(f"the destination {dst} and the source {src} overlap: choose a separate directory")
-    if not dst.exists():
-        return
-    is_unfinished = (dst / UNFINISHED_NAME).exists()
-    if (dst / MANIFEST_NAME).exists() and not is_unfinished:
-        raise PackError(f"{dst} already holds a packed dataset: choose another destination or delete it first")
-    names = sorted(path.name for path in dst.iterdir() if not _is_ours(path.name))
+    folder.refuse_source(src)
+    names = folder.list_names()
+    is_unfinished = UNFINISHED_NAME in names
+    if MANIFEST_NAME in names and not is_unfinished:
+        raise PackError(
+            f"{folder.location} already holds a packed dataset: choose another destination or delete it first"
+        )
+    # A killed run may not have finished writing the mark.
+    names = [name for name in names if find_target(name) != UNFINISHED_NAME]
     if names and not is_unfinished:
-        raise PackError(f"the destination {dst} is not empty (it holds {names[0]}): choose an empty directory")
+        raise PackError(
+            f"the destination {folder.location} is not empty (it holds {names[0]}): choose an empty directory"
+        )
 
 
 @contextmanager
-def locked(src: Path, dst: Path) -> Iterator[None]:
+def locked(src: Path, folder: DatasetFolder) -> Iterator[None]:
     """Create the destination, lock it for this process, and check it again.
 
     Another pack may have finished since the first check.
@@ -54,102 +67,121 @@ def locked(src: Path, dst: Path) -> Iterator[None]:
             longer be packed into.
     """
     try:
-        with locked_folder(dst):
-            check_destination(src, dst)
+        with folder.locked():
+            check_destination(src, folder)
             yield
     except OSError as error:
         raise PackError(
-            f"packing into {dst} failed: {error}. Fix the cause (if the disk is full, free some space) and rerun the "
-            "same command to resume: finished shards are kept"
+            f"packing into {folder.location} failed: {error}. Fix the cause (if the disk is full, free some space) and "
+            "rerun the same command to resume: finished shards are kept"
         ) from error
 
 
 @contextmanager
-def begun(dst: Path, plan: PackPlan) -> Iterator[None]:
+def begun(folder: DatasetFolder, plan: PackPlan) -> Iterator[UnfinishedDataset]:
     """Prepare the destination to start or resume a plan. If that fails before a shard is finished, leave nothing there.
 
     Raises:
         PackError: If the destination holds an unfinished pack of another plan, or a tar that is not in this plan.
     """
-    remove_unfinished(dst)
-    marker = dst / UNFINISHED_NAME
-    if marker.exists():
-        _refuse_other_plan(dst, plan)
-        refuse_unplanned(dst, plan.names)
+    folder.remove_partial()
+    unfinished = UnfinishedDataset(folder=folder, mark=plan.digest.encode())
+    mark = read_mark(folder)
+    if mark is None:
+        folder.mark(unfinished.mark)
     else:
-        with write_whole(marker) as file:
-            file.write(plan.digest.encode())
+        _refuse_other_plan(folder, mark, plan)
+        refuse_unplanned(folder, plan.names)
     try:
-        yield
+        yield unfinished
     except Exception:  # Re-raised. Ctrl-C is not among them: what it interrupts can be resumed.
-        if dst.exists():
-            remove_unfinished(dst)
-        if not any(dst.glob("*.tar")):
-            (dst / JOURNAL_NAME).unlink(missing_ok=True)
-            marker.unlink(missing_ok=True)
+        with suppress(OSError):  # A store that cannot be reached.
+            folder.remove_partial()
+            if not any(name.endswith(".tar") for name in folder.list_names()):
+                _unmark(folder)
         raise
 
 
-def finish(manifests: Mapping[Path, Manifest]) -> None:
-    """Write the manifests of one pack's destinations, which makes them datasets, and remove the pack's journals.
+def finish(manifests: Mapping[UnfinishedDataset, Manifest]) -> None:
+    """Write the manifests of unfinished datasets, which makes them datasets, and remove their marks and journals.
 
     Raises:
-        PackError: If a destination was removed during the pack, so that shards are lost.
+        PackError: If a destination was removed or replaced meanwhile, so that shards are lost.
     """
-    for dst, manifest in manifests.items():
-        _write_manifest(dst, manifest)
-    for dst in manifests:  # From here on, nothing can be lost: see are_ending.
-        _unmark(dst)
+    for unfinished, manifest in manifests.items():
+        _write_manifest(unfinished, manifest)
+    for unfinished in manifests:  # From here on, nothing can be lost: see are_ending.
+        _unmark(unfinished.folder)
 
 
-def are_ending(dsts: Sequence[Path]) -> bool:
+def are_ending(folders: Sequence[DatasetFolder]) -> bool:
     """Return whether a pack with several destinations was interrupted after it had written all their manifests."""
-    are_marked = [(dst / UNFINISHED_NAME).exists() for dst in dsts]
-    return any(are_marked) and not all(are_marked) and all((dst / MANIFEST_NAME).exists() for dst in dsts)
+    if len(folders) == 1:
+        return False
+    names = [folder.list_names() for folder in folders]
+    are_marked = [UNFINISHED_NAME in each for each in names]
+    return any(are_marked) and not all(are_marked) and all(MANIFEST_NAME in each for each in names)
 
 
-def end(plans: Mapping[Path, PackPlan]) -> list[Manifest]:
+def end(plans: Mapping[DatasetFolder, PackPlan]) -> list[Manifest]:
     """End a pack that :func:`are_ending` recognised, and return the manifests.
 
     Raises:
         PackError: If it was a pack of another plan.
     """
-    for dst, plan in plans.items():
-        if (dst / UNFINISHED_NAME).exists():
-            _refuse_other_plan(dst, plan)
-    for dst in plans:
-        _unmark(dst)
-    return [read_manifest(parse_location(dst / MANIFEST_NAME)) for dst in plans]
+    for folder, plan in plans.items():
+        if (mark := read_mark(folder)) is not None:
+            _refuse_other_plan(folder, mark, plan)
+    for folder in plans:
+        _unmark(folder)
+    return [read_manifest(folder.location / MANIFEST_NAME) for folder in plans]
 
 
-def _write_manifest(dst: Path, manifest: Manifest) -> None:
+def _write_manifest(unfinished: UnfinishedDataset, manifest: Manifest) -> None:
     """Write the manifest. The destination stays marked as unfinished.
 
     Raises:
-        PackError: If the destination was removed during the pack, so that shards are lost.
+        PackError: If the destination was removed or replaced during the pack, so that shards are lost.
     """
-    if not (dst / UNFINISHED_NAME).exists():
+    where, mark = unfinished.folder.location, read_mark(unfinished.folder)
+    if mark is None and _has_manifest(where, manifest):
+        return  # Stores without locks admit several runs of one pack. Another one has ended first.
+    if mark is None:
         raise PackError(
-            f"{dst} was removed during the pack: delete the directory of that name, if there is one, and pack again"
+            f"{where} was removed during the pack: delete the directory of that name, if there is one, and pack again"
         )
-    write_manifest(parse_location(dst / MANIFEST_NAME), manifest)
+    if mark != unfinished.mark:
+        raise PackError(
+            f"another program has begun to write to {where}, and has replaced shards of this one: choose another "
+            "destination, and pack again"
+        )
+    write_manifest(where / MANIFEST_NAME, manifest)
 
 
-def _unmark(dst: Path) -> None:
+def _has_manifest(where: Location, manifest: Manifest) -> bool:
+    """Return whether a folder has a manifest."""
+    location = where / MANIFEST_NAME
+    return location.exists() and read_manifest(location) == manifest
+
+
+def _unmark(folder: DatasetFolder) -> None:
     """Remove the mark of an unfinished dataset and the pack's journal, if they are there."""
-    (dst / UNFINISHED_NAME).unlink(missing_ok=True)
-    (dst / JOURNAL_NAME).unlink(missing_ok=True)
+    (folder.location / UNFINISHED_NAME).remove()
+    folder.remove_journal()
 
 
-def _refuse_other_plan(dst: Path, plan: PackPlan) -> None:
-    """Raise PackError if an unfinished destination is that of another plan."""
-    if parse_location(dst / UNFINISHED_NAME).read_whole() != plan.digest.encode():
+def read_mark(folder: DatasetFolder) -> bytes | None:
+    """Return the content of the mark of an unfinished dataset; None if there is none."""
+    try:
+        return (folder.location / UNFINISHED_NAME).read_whole()
+    except FileNotFoundError:
+        return None
+
+
+def _refuse_other_plan(folder: DatasetFolder, mark: bytes, plan: PackPlan) -> None:
+    """Raise PackError if a mark is that of another plan."""
+    if mark != plan.digest.encode():
         raise PackError(
-            f"{dst} holds an unfinished pack of different images or with different settings: delete {dst} or choose "
-            "another destination"
+            f"{folder.location} holds an unfinished pack of different images or with different settings: delete "
+            f"{folder.location} or choose another destination"
         )
-
-
-def _is_ours(name: str) -> bool:
-    """Return whether a file is the lock, or a plan's digest that a killed run had not finished writing."""
-    return name == LOCK_NAME or find_target(name) == UNFINISHED_NAME

@@ -5,22 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from contextlib import closing
-from pathlib import Path
 
-import xxhash
-
-from shardio.errors import FormatError, PackError
+from shardio.errors import FormatError, PackError, StoreError
+from shardio.packing.folders.folder import DatasetFolder
 from shardio.packing.packed_shard import PackedShard
 from shardio.packing.sources.source import SourceSample
-from shardio.shards import Shard, index_location, list_names, split_name
-from shardio.storage import Location, parse_location, read_pieces
+from shardio.shards import index_location, list_names, split_name
+from shardio.storage import Location, find_path
 
 
-def find_finished(path: Path, samples: Sequence[SourceSample], earlier: PackedShard | None) -> PackedShard | str | None:
+def find_finished(
+    folder: DatasetFolder, tar: Location, samples: Sequence[SourceSample], earlier: PackedShard | None
+) -> PackedShard | str | None:
     """Return the shard that an earlier run finished, if its tar and its index are unchanged.
 
     Args:
-        path: The shard's path.
+        folder: The folder of the dataset.
+        tar: The shard's location.
         samples: The samples that it must hold.
         earlier: What the journal says about it.
 
@@ -34,72 +35,51 @@ def find_finished(path: Path, samples: Sequence[SourceSample], earlier: PackedSh
     if earlier is not None:
         if earlier.changed:
             return None  # Files had changed, and their samples were left out. By now, the files may be restored.
-        if (damage := _find_damage(path, earlier)) is None:
+        damage = folder.find_damage(tar, earlier) if earlier.entry.num_samples else None
+        if damage is None:
             return earlier.as_kept()
-    _refuse_foreign(path, samples, is_recorded=damage is not None)
+    _refuse_foreign(tar, samples, is_recorded=damage is not None)
     return damage
 
 
-def refuse_unplanned(folder: Path, names: Collection[str]) -> None:
+def refuse_unplanned(folder: DatasetFolder, names: Collection[str]) -> None:
     """Raise PackError if a folder holds a tar that is not one of the plan's."""
-    for path in sorted(folder.glob("*.tar")):
-        if path.name not in names and not path.name.startswith("."):
-            raise PackError(_explain_foreign(path, f"none of the pack's {len(names)} shards has that name"))
+    for name in folder.list_names():
+        if name.endswith(".tar") and name not in names and not name.startswith("."):
+            why = f"none of the pack's {len(names)} shards has that name"
+            raise PackError(_explain_foreign(folder.location / name, why))
 
 
-def remove_shard(path: Path) -> None:
+def remove_shard(tar: Location) -> None:
     """Remove a shard that has no samples, with its index."""
-    shard = parse_location(path)
-    for each in shard, index_location(shard):
+    for each in tar, index_location(tar):
         each.remove()
 
 
-def digest_file(location: Location) -> str:
-    """Return the xxh3-128 of a file's content in hexadecimal."""
-    digest = xxhash.xxh3_128()
-    with closing(location.open()) as file:
-        for piece in read_pieces(file):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-def _find_damage(path: Path, earlier: PackedShard) -> str | None:
-    """Return what is wrong with a shard that a run finished; None if it is as that run left it."""
-    if not earlier.entry.num_samples:
-        return None
-    tar = parse_location(path)
-    index = index_location(tar)
-    try:
-        if digest_file(index) != earlier.index_digest:
-            raise FormatError(f"the content of {index.name} has changed")
-        with Shard(tar, index) as shard:
-            if digest_file(tar) != shard.entry.digest:
-                raise FormatError("its content does not match its index")
-    except FileNotFoundError as error:
-        return f"was damaged after it was written: {error.filename} is missing"
-    except FormatError as error:
-        return f"was damaged after it was written: {error}"
-    return None
-
-
-def _refuse_foreign(path: Path, samples: Sequence[SourceSample], *, is_recorded: bool) -> None:
+def _refuse_foreign(tar: Location, samples: Sequence[SourceSample], *, is_recorded: bool) -> None:
     """Raise PackError if a tar holds samples that are not planned, or is unreadable and was not recorded."""
-    if not os.path.lexists(path):
-        return
     try:
-        with closing(parse_location(path).open()) as tar:
-            names = [split_name(name) for name in list_names(tar)]
+        with closing(tar.open()) as file:
+            names = [split_name(name) for name in list_names(file)]
+    except StoreError:  # The tar is not the cause.
+        raise
     except (FormatError, OSError) as error:
-        if is_recorded:
+        if is_recorded or _is_absent(tar, error):
             return
-        raise PackError(_explain_foreign(path, f"it is not a readable tar ({error})")) from error
+        raise PackError(_explain_foreign(tar, f"it is not a readable tar ({error})")) from error
     planned = {sample.key for sample in samples}
     for name in names:
         if name is None:
-            raise PackError(_explain_foreign(path, "it holds a member whose name has no key"))
+            raise PackError(_explain_foreign(tar, "it holds a member whose name has no key"))
         if name[0] not in planned:
-            raise PackError(_explain_foreign(path, f"this pack does not put the sample {name[0]!r} there"))
+            raise PackError(_explain_foreign(tar, f"this pack does not put the sample {name[0]!r} there"))
 
 
-def _explain_foreign(path: Path, why: str) -> str:
-    return f"{path} is not a shard of the unfinished pack in {path.parent}: {why}. Move it away or delete it"
+def _is_absent(tar: Location, error: Exception) -> bool:
+    """Return whether an error says that there is nothing at a location, not even a link that leads nowhere."""
+    path = find_path(tar)
+    return isinstance(error, FileNotFoundError) and (path is None or not os.path.lexists(path))
+
+
+def _explain_foreign(tar: Location, why: str) -> str:
+    return f"{tar} is not a shard of the unfinished pack in {tar.folder}: {why}. Move it away or delete it"

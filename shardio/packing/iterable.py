@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from shardio.errors import PackError
+from shardio.packing.folders.choosing import choose_folder
 from shardio.packing.jpegs import DEFAULT_QUALITY, describe_jpegs
 from shardio.packing.plan import PackSettings
 from shardio.packing.preparing import Preparation
@@ -16,6 +18,7 @@ from shardio.packing.writing.encoding import ValueEncoder, encode_sample
 from shardio.packing.writing.output_folder import holds_unfinished
 from shardio.packing.writing.shard_writer import ShardWriter
 from shardio.sample import Sample
+from shardio.storage import StorageOptions, make_direct_access, parse_location
 
 
 class _Given:
@@ -35,7 +38,9 @@ class _Given:
 class _Writer(ShardWriter):
     """A ShardWriter whose manifest says how the images were prepared."""
 
-    def __init__(self, out: Path, settings: PackSettings, preparation: Preparation, **options: Any) -> None:
+    def __init__(
+        self, out: str | os.PathLike[str], settings: PackSettings, preparation: Preparation, **options: Any
+    ) -> None:
         super().__init__(out, **options)
         self._settings, self._preparation = settings, preparation
 
@@ -46,11 +51,12 @@ class _Writer(ShardWriter):
 
 def pack_iterable(
     samples: Iterable[Mapping[str, Any]],
-    dst: Path,
+    dst: str | os.PathLike[str],
     settings: PackSettings,
     *,
     classes: tuple[str, ...] = (),
     strict: bool = False,
+    storage_options: StorageOptions | None = None,
 ) -> PackResult:
     """Pack the samples of an iterable, or of a sequence, in its order.
 
@@ -62,6 +68,7 @@ def pack_iterable(
         settings: The settings of the pack.
         classes: The class names that define the labels.
         strict: Whether an image that would be rejected, or whose format does not match its field, is an error.
+        storage_options: Settings of the object store that the dataset is written to.
 
     Raises:
         PackError: If the directory cannot be used, two samples have the same key, or nothing is packed.
@@ -70,6 +77,7 @@ def pack_iterable(
     """
     preparation = Preparation(settings, "", strict=strict)
     encoder = ValueEncoder(classes=classes, quality=settings.quality or DEFAULT_QUALITY)
+    out = parse_location(dst, make_direct_access(storage_options))
     writer = _Writer(
         dst,
         settings,
@@ -77,7 +85,8 @@ def pack_iterable(
         max_shard_size=settings.max_shard_size,
         max_shard_samples=settings.max_shard_samples,
         classes=classes or None,
-        overwrite=holds_unfinished(dst),
+        overwrite=holds_unfinished(choose_folder(out)),
+        storage_options=storage_options,
     )
     with writer:
         for number, sample in enumerate(_iterate(samples)):
@@ -93,7 +102,7 @@ def pack_iterable(
         found = preparation.findings
         if not writer.num_samples and found.rejected:
             raise PackError(f"no sample can be packed: {found.rejected[0].file} {found.rejected[0].reason}")
-        write_rejected(dst, found.rejected)
+        write_rejected(out, found.rejected)
     assert writer.manifest is not None, "the block has ended"
     return PackResult(
         manifest=writer.manifest,

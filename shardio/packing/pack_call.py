@@ -18,7 +18,7 @@ from shardio.packing.shard_job import OnChanged
 from shardio.packing.sources.layouts import Layout
 from shardio.packing.sources.source import make_options
 from shardio.shards import Manifest
-from shardio.storage import make_path
+from shardio.storage import StorageOptions, make_direct_access, make_path
 from shardio.values import check_choice, check_optional_integer, parse_size
 
 DEFAULT_SHARD_SIZE = 256 * 2**20
@@ -54,6 +54,7 @@ def pack(
     on_changed: OnChanged = "raise",
     engine: Engine = "processes",
     ray_address: str | None = None,
+    storage_options: StorageOptions | None = None,
 ) -> Manifest:
     """Pack images, or the dataset of another tool, into tar shards.
 
@@ -68,7 +69,8 @@ def pack(
             LitData chunks, an LMDB environment, or a CSV or JSON Lines file of paths. Or an iterable of samples, or a
             sequence, which are mappings as for :meth:`ShardWriter.write`; without ``__key__``, they are numbered. An
             iterable is packed in its order and in this process, and an interrupted call starts again.
-        dst: A new or empty directory, or that of an interrupted pack to resume.
+        dst: A new or empty directory, or that of an interrupted pack to resume. Or a URL such as
+            ``s3://bucket/train``: then shards are uploaded when they are complete, without a local copy of the dataset.
         max_shard_size: The maximum size of a shard, in bytes or as text such as ``"256MiB"``. Only a shard with a
             single sample may exceed it. If JPEGs are rewritten, the limit applies to the sizes of the original files.
         max_shard_samples: The maximum number of samples in a shard.
@@ -116,6 +118,7 @@ def pack(
         engine: ``processes`` packs on this machine. ``ray`` packs on a Ray cluster, one task for each shard; all its
             machines must see ``src`` and ``dst`` under these paths.
         ray_address: The address of the cluster; by default, Ray is started on this machine.
+        storage_options: Settings of the object store of ``dst``, as for :class:`shardio.ShardDataset`.
 
     Returns:
         The manifest of the packed dataset.
@@ -123,6 +126,7 @@ def pack(
     Raises:
         PackError: If the source cannot be packed or changes during the pack, or the destination
             holds anything but an interrupted run of this pack.
+        OSError: If an object store denies access, or cannot be reached.
         TypeError: If ``classes`` is neither a list of names nor something that has class names, or if an argument that
             must be an integer is not one.
         ValueError: If a setting is out of range.
@@ -158,7 +162,8 @@ def pack(
             engine=engine != "processes",
             ray_address=ray_address is not None,
         )
-        return _finish(pack_iterable(src, make_path(dst), settings, classes=names or (), strict=strict), "the iterable")
+        result = pack_iterable(src, dst, settings, classes=names or (), strict=strict, storage_options=storage_options)
+        return _finish(result, "the iterable")
     source = make_options(
         layout=layout,
         fields=fields,
@@ -171,7 +176,12 @@ def pack(
         key_column=key_column,
     )
     run = RunOptions(
-        strict=strict, on_changed=on_changed, num_workers=num_workers, engine=engine, ray_address=ray_address
+        strict=strict,
+        on_changed=on_changed,
+        num_workers=num_workers,
+        engine=engine,
+        ray_address=ray_address,
+        access=make_direct_access(storage_options),
     )
     return _finish(pack_source(make_path(src), make_path(dst), settings, source, run), src)
 

@@ -27,7 +27,8 @@ class PackedShard:
     Attributes:
         entry: Its entry in the manifest.
         fields: The names of its fields.
-        index_digest: xxh3-128 of its index in hexadecimal; "" if it has no samples, and so no files.
+        identity: What identifies the content of its tar and its index, as their folder determines it; "" if it has no
+            samples, and so no files.
         jpegs: How its JPEGs are stored.
         converted: How many images were converted, by their former format.
         mislabelled: Images whose format does not match their suffix. They are packed anyway.
@@ -39,7 +40,7 @@ class PackedShard:
 
     entry: ShardEntry
     fields: tuple[str, ...]
-    index_digest: str
+    identity: str
     jpegs: JpegTally = field(default_factory=JpegTally)
     converted: Counter[str] = field(default_factory=Counter)
     mislabelled: tuple[FileProblem, ...] = ()
@@ -53,7 +54,7 @@ class PackedShard:
         return {
             "entry": asdict(self.entry),
             "fields": self.fields,
-            "index_digest": self.index_digest,
+            "identity": self.identity,
             "jpegs": self.jpegs.dump(),
             "converted": self.converted,
             "mislabelled": _dump_problems(self.mislabelled),
@@ -71,7 +72,7 @@ class PackedShard:
         return cls(
             entry=ShardEntry(**values["entry"]),
             fields=tuple(values["fields"]),
-            index_digest=values["index_digest"],
+            identity=values["identity"],
             jpegs=JpegTally.load(values["jpegs"]),
             converted=Counter(values["converted"]),
             mislabelled=_load_problems(values["mislabelled"]),

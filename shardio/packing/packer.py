@@ -13,8 +13,10 @@ import numpy as np
 
 from shardio.errors import PackError
 from shardio.packing import destination
+from shardio.packing.destination import UnfinishedDataset
 from shardio.packing.executors.choosing import Engine, PackExecutor, choose_executor
-from shardio.packing.journal import open_journal
+from shardio.packing.folders.choosing import choose_folder
+from shardio.packing.folders.folder import DatasetFolder
 from shardio.packing.jpegs import choose_rewrite, describe_jpegs, sum_tallies
 from shardio.packing.packed_shard import PackedShard, RejectedSample
 from shardio.packing.parts import Parts
@@ -24,11 +26,11 @@ from shardio.packing.results import PackResult, write_rejected
 from shardio.packing.shard_job import OnChanged, ShardJob
 from shardio.packing.sources.choosing import scan_source
 from shardio.packing.sources.files import FileChangedError, FileProblem, explain_changes
-from shardio.packing.sources.layouts import refuse_urls
+from shardio.packing.sources.layouts import refuse_url
 from shardio.packing.sources.selection import divide
 from shardio.packing.sources.source import SourceOptions, SourceScan, SourceTable
 from shardio.shards import Manifest, hash_key
-from shardio.storage import absolute_path
+from shardio.storage import Location, RemoteAccess, absolute_path, parse_location
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,7 @@ class RunOptions:
         num_workers: The number of worker processes; None to choose it.
         engine: Where to pack.
         ray_address: The address of the Ray cluster; None to start Ray on this machine.
+        access: How an object store is reached that the dataset is written to; None for the settings of the environment.
     """
 
     strict: bool = False
@@ -48,13 +51,14 @@ class RunOptions:
     num_workers: int | None = None
     engine: Engine = "processes"
     ray_address: str | None = None
+    access: RemoteAccess | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Target:
-    """A dataset to write: its directory, its samples, and its shards."""
+    """A dataset to write: its folder, its samples, and its shards."""
 
-    dst: Path
+    folder: DatasetFolder
     scan: SourceScan
     plan: PackPlan
 
@@ -68,7 +72,8 @@ def pack_source(
     progress: PackProgress | None = None,
 ) -> PackResult:
     """Pack as :func:`~shardio.packing.pack` does, report to ``progress``, and return the manifest with details."""
-    (result,) = _pack(src, dst, [dst], settings, source, run, progress, lambda scan: [scan])
+    out = parse_location(dst, None if run is None else run.access)
+    (result,) = _pack(src, out, [out], settings, source, run, progress, lambda scan: [scan])
     return result
 
 
@@ -111,14 +116,16 @@ def pack_parts(
             for number, each in enumerate(selections)
         ]
 
-    results = _pack(src, out, [out / name for name in parts.names], settings, source, run, progress, divide_scan)
+    home = parse_location(out, None if run is None else run.access)
+    dsts = [home / name for name in parts.names]
+    results = _pack(src, home, dsts, settings, source, run, progress, divide_scan)
     return dict(zip(parts.names, results, strict=True))
 
 
 def _pack(
     src: Path,
-    out: Path,
-    dsts: Sequence[Path],
+    out: Location,
+    dsts: Sequence[Location],
     settings: PackSettings,
     source: SourceOptions | None,
     run: RunOptions | None,
@@ -128,28 +135,29 @@ def _pack(
     """Scan a source, divide it over some datasets in or at ``out``, and write them."""
     source, run, progress = source or SourceOptions(), run or RunOptions(), progress or PackProgress()
     choose_rewrite(settings)  # It raises an error if packages are missing.
-    for dst in dsts:
-        refuse_urls(src, dst)
+    refuse_url(src, out)
     if run.engine == "ray":  # Its tasks run in other directories.
-        src, dsts = absolute_path(src), [absolute_path(dst) for dst in dsts]
-    are_ending = destination.are_ending(dsts)
-    for dst in () if are_ending else dsts:
-        destination.check_destination(src, dst)
+        src = absolute_path(src)
+    folders = [choose_folder(dst) for dst in dsts]
+    are_ending = destination.are_ending(folders)
+    for folder in () if are_ending else folders:
+        destination.check_destination(src, folder)
     scans = divide_scan(scan_source(src, out, source))
     targets = [
-        _Target(dst=dst, scan=scan, plan=make_plan(scan.samples, scan.classes, settings))
-        for dst, scan in zip(dsts, scans, strict=True)
+        _Target(folder=folder, scan=scan, plan=make_plan(scan.samples, scan.classes, settings))
+        for folder, scan in zip(folders, scans, strict=True)
     ]
     if are_ending:
-        manifests = destination.end({target.dst: target.plan for target in targets})
+        manifests = destination.end({target.folder: target.plan for target in targets})
         return [_ended(scan, manifest) for scan, manifest in zip(scans, manifests, strict=True)]
     with ExitStack() as stack:
+        unfinished = list[UnfinishedDataset]()
         for target in targets:
-            stack.enter_context(destination.locked(src, target.dst))
-            stack.enter_context(destination.begun(target.dst, target.plan))
+            stack.enter_context(destination.locked(src, target.folder))
+            unfinished.append(stack.enter_context(destination.begun(target.folder, target.plan)))
         progress.planned(sum(len(scan.samples) for scan in scans), sum(scan.samples.num_bytes for scan in scans))
         results = [_write_dataset(src, target, settings, run, progress) for target in targets]
-        destination.finish({target.dst: result.manifest for target, result in zip(targets, results, strict=True)})
+        destination.finish({each: result.manifest for each, result in zip(unfinished, results, strict=True)})
     return results
 
 
@@ -162,18 +170,18 @@ def _write_dataset(
     src: Path, target: _Target, settings: PackSettings, run: RunOptions, progress: PackProgress
 ) -> PackResult:
     """Write the shards of a dataset, and return the result, whose manifest is not written yet."""
-    dst, samples, plan = target.dst, target.scan.samples, target.plan
+    folder, samples, plan = target.folder, target.scan.samples, target.plan
     execute = choose_executor(run.engine, run.num_workers, len(plan), samples.num_bytes, settings, run.ray_address)
     jobs = partial(ShardJob, root=samples.root, settings=settings, strict=run.strict, on_changed=run.on_changed)
     try:
-        shards = _write_shards(dst, samples, plan, jobs, execute, progress)
+        shards = _write_shards(folder, samples, plan, jobs, execute, progress)
     except FileChangedError as change:
-        raise explain_changes(change, samples.find_changes(), dst) from change
+        raise explain_changes(change, samples.find_changes(), folder.location) from change
     rejected = sorted(sample for shard in shards for sample in shard.rejected)
     manifest = _make_manifest(shards, target.scan, settings)
     if not manifest.num_samples:
         raise PackError(_explain_nothing_left(src, samples.root, rejected))
-    write_rejected(dst, rejected)
+    write_rejected(folder.location, rejected)
     return PackResult(
         manifest=manifest,
         ignored=target.scan.ignored,
@@ -183,12 +191,14 @@ def _write_dataset(
         mislabelled=sorted(problem for shard in shards for problem in shard.mislabelled),
         rejected=rejected,
         changed=sorted(problem for shard in shards for problem in shard.changed),
-        damaged_shards=[FileProblem(dst / shard.entry.name, shard.damage) for shard in shards if shard.damage],
+        damaged_shards=[
+            FileProblem(folder.location / shard.entry.name, shard.damage) for shard in shards if shard.damage
+        ],
     )
 
 
 def _write_shards(
-    dst: Path,
+    folder: DatasetFolder,
     samples: SourceTable,
     plan: PackPlan,
     make_job: Callable[..., ShardJob],
@@ -196,11 +206,12 @@ def _write_shards(
     progress: PackProgress,
 ) -> list[PackedShard]:
     """Write the shards of a plan, and record each one when it is finished; return them in manifest order."""
-    with open_journal(dst) as journal:
+    with folder.open_journal() as journal:
         jobs = (
             make_job(
                 number=number,
-                path=dst / shard.name,
+                folder=folder,
+                name=shard.name,
                 samples=samples.take(shard.rows),
                 earlier=journal.finished.get(shard.name),
             )
@@ -215,8 +226,8 @@ def _write_shards(
                         journal.add(shard)
         except OSError as error:
             raise PackError(
-                f"packing into {dst} failed: {error}. {len(shards)} of {len(plan)} shards are finished and kept. Fix "
-                "the cause (if the disk is full, free some space) and rerun the same command to resume"
+                f"packing into {folder.location} failed: {error}. {len(shards)} of {len(plan)} shards are finished and "
+                "kept. Fix the cause (if the disk is full, free some space) and rerun the same command to resume"
             ) from error
         return [shards[number] for number in range(len(plan))]
 

@@ -12,7 +12,7 @@ from shardio.packing.jpegs import JpegTally
 from shardio.packing.packed_shard import RejectedSample
 from shardio.packing.sources.files import FileProblem
 from shardio.shards import Manifest
-from shardio.storage import parse_location
+from shardio.storage import Location
 
 REJECTED_NAME = "rejected.jsonl"
 """The file in a packed dataset that lists the samples that were left out."""
@@ -45,9 +45,9 @@ class PackResult:
     damaged_shards: Sequence[FileProblem] = ()
 
 
-def write_rejected(dst: Path, rejected: Sequence[RejectedSample]) -> None:
+def write_rejected(folder: Location, rejected: Sequence[RejectedSample]) -> None:
     """Write the list of rejected samples; remove it if there are none."""
-    location = parse_location(dst / REJECTED_NAME)
+    location = folder / REJECTED_NAME
     if not rejected:
         location.remove()
         return

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from shardio.packing.finished import digest_file, find_finished, remove_shard
+from shardio.packing.finished import find_finished, remove_shard
+from shardio.packing.folders.folder import DatasetFolder
 from shardio.packing.packed_shard import PackedShard
 from shardio.packing.plan import PackSettings
 from shardio.packing.preparing import Preparation, refuse_problems
 from shardio.packing.sources.files import FileChangedError
 from shardio.packing.sources.source import SourceSample
 from shardio.sample import Sample
-from shardio.shards import index_location, write_shard
-from shardio.storage import parse_location
+from shardio.shards import write_shard
 
 OnChanged = Literal["raise", "skip"]
 """What to do with samples whose files change during the pack."""
@@ -30,7 +29,8 @@ class ShardJob:
 
     Attributes:
         number: Its number in the plan.
-        path: Where to write it.
+        folder: The folder to write it to.
+        name: Its file name.
         root: What precedes the names of the source's files, as a string that ends in a slash.
         samples: Its samples in order.
         settings: The settings of the pack.
@@ -40,7 +40,8 @@ class ShardJob:
     """
 
     number: int
-    path: Path
+    folder: DatasetFolder
+    name: str
     root: str
     samples: Sequence[SourceSample]
     settings: PackSettings
@@ -59,22 +60,22 @@ def pack_shard(job: ShardJob, report: Report) -> PackedShard:
         FileChangedError: If a file has changed since the scan.
         OSError: If the shard cannot be written.
     """
-    found = find_finished(job.path, job.samples, job.earlier)
+    tar = job.folder.location / job.name
+    found = find_finished(job.folder, tar, job.samples, job.earlier)
     if isinstance(found, PackedShard):
         if job.strict:
             refuse_problems(job.root, found.mislabelled, found.rejected, found.jpegs.damaged)
         report(len(job.samples), found.entry.num_bytes)
         return found
-    tar = parse_location(job.path)
     preparation = Preparation(job.settings, job.root, strict=job.strict)
     entry, fields = write_shard(tar, _make_samples(job, preparation, report))
     if not entry.num_samples:
-        remove_shard(job.path)
+        remove_shard(tar)
     findings = preparation.findings
     return PackedShard(
         entry=entry,
         fields=fields,
-        index_digest=digest_file(index_location(tar)) if entry.num_samples else "",
+        identity=job.folder.identify(tar) if entry.num_samples else "",
         jpegs=findings.jpegs,
         converted=findings.converted,
         mislabelled=tuple(findings.mislabelled),

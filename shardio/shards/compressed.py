@@ -13,6 +13,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError, SampleError
 from shardio.shards.comparison import describe_offset
-from shardio.shards.foreign import TarContents, explaining_failures, find_index, scan_contents, writable_index_location
+from shardio.shards.foreign import TarContents, find_index, scan_contents, write_where_allowed
 from shardio.shards.index_columns import read_columns
 from shardio.shards.index_writer import write_index
 from shardio.shards.open_index import read_header
@@ -61,19 +62,22 @@ def make_compressed_index(tar: Location) -> tuple[Location, TarContents]:
         FormatError: If the file is not a complete tar in a complete gzip file, or cannot be indexed.
         OSError: If the tar cannot be read, or the index cannot be written.
     """
-    index = writable_index_location(tar)
     with closing(DecompressedFile(tar)) as file:
         contents = scan_contents(file)
         file.remember(contents.headers)
         if tar.stat().version != file.version:
             raise FormatError(f"{tar} changed while it was being indexed: index it again when nothing is writing to it")
-        with explaining_failures(tar), TemporaryDirectory() as folder:
+        with TemporaryDirectory() as folder:
             unmarked = parse_location(Path(folder) / "index")
             write_index(unmarked, file, contents.samples, contents.digest, file.version)
             content = _mark_compressed(unmarked.read_whole())
-            with index.write_whole() as written:
-                written.write(content)
+        index = write_where_allowed(tar, partial(_write, content=content))
     return index, contents
+
+
+def _write(location: Location, content: bytes) -> None:
+    with location.write_whole() as file:
+        file.write(content)
 
 
 class DecompressedFile:

@@ -138,6 +138,8 @@ def _find_home(table: ShardTable) -> Location:
 
 
 def _find_prefix(folder: Location, home: Location) -> str:
-    """Return the path from a folder to the one of the shards: "", or a path that ends in a slash."""
+    """Return the path from a folder to the one of the shards: "", or a path or URL that ends in a slash."""
+    if folder.store != home.store:
+        return f"{home}/"
     path = os.path.relpath(home.resolve(), folder.resolve())
     return "" if path == "." else f"{path}/"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -77,13 +77,13 @@ def find_or_make_index(tar: Location) -> FoundIndex:
 
 def make_index(tar: Location) -> tuple[Location, TarContents]:
     """Create the index of a tar. Return its location, and what the tar contains. Errors are as above."""
-    index = writable_index_location(tar)
     with closing(tar.open()) as file:
         contents = scan_contents(file)
         if tar.stat().version != file.version:
             raise FormatError(f"{tar} changed while it was being indexed: open it again when nothing is writing to it")
-        with explaining_failures(tar):
-            write_index(index, file, contents.samples, contents.digest, file.version)
+        index = write_where_allowed(
+            tar, lambda location: write_index(location, file, contents.samples, contents.digest, file.version)
+        )
     return index, contents
 
 
@@ -112,14 +112,31 @@ def find_current_index(tar: Location) -> Location | None:
     return next((index for index in places if index.exists() and _is_current(index, tar)), None)
 
 
-def writable_index_location(tar: Location) -> Location:
-    """Return where to write the index of a tar: next to it if possible, otherwise in the user's cache."""
-    beside = index_location(tar)
-    return beside if beside.can_write() else _cached_index(tar)
+def write_where_allowed(tar: Location, write: Callable[[Location], object]) -> Location:
+    """Write the index of a tar next to it if this process may do so, otherwise to the user's cache.
+
+    Args:
+        tar: The tar.
+        write: Writes the index to a location.
+
+    Returns:
+        The location of the index.
+
+    Raises:
+        OSError: If the index cannot be written.
+    """
+    beside, cached = index_location(tar), _cached_index(tar)
+    with _explaining_failures(tar):
+        if beside.can_write():
+            with suppress(PermissionError):  # Object stores tell only when something is written.
+                write(beside)
+                return beside
+        write(cached)
+    return cached
 
 
 @contextmanager
-def explaining_failures(tar: Location) -> Iterator[None]:
+def _explaining_failures(tar: Location) -> Iterator[None]:
     """Add to an OSError which tar's index cannot be written, and the remedy."""
     try:
         yield

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from shardio.shards.tar import BLOCK
-from shardio.storage import Location, StoredFile
+from shardio.storage import Location
 
 INDEX_FORMAT = 1
 INDEX_SUFFIX = ".idx"
@@ -61,7 +62,22 @@ def index_location(tar: Location) -> Location:
     return tar.folder / (tar.name + INDEX_SUFFIX)
 
 
-def digest_headers(tar: StoredFile, starts: Iterable[NDArray[np.int64]]) -> str:
+class TarHeaders(Protocol):
+    """What an index needs of its tar: a StoredFile, or what is known of a tar that was just written."""
+
+    @property
+    def location(self) -> Location:
+        """The tar's location."""
+
+    @property
+    def size(self) -> int:
+        """Its size in bytes."""
+
+    def read_many(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
+        """Return blocks that are the headers of the first or the last sample's members."""
+
+
+def digest_headers(tar: TarHeaders, starts: Iterable[NDArray[np.int64]]) -> str:
     """Hash the plain tar headers of some samples, which are the blocks before their contents.
 
     Args:

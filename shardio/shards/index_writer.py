@@ -11,8 +11,8 @@ import numpy as np
 import safetensors.numpy
 
 from shardio.errors import FormatError
-from shardio.shards.index import INDEX_FORMAT, IndexHeader, digest_headers
-from shardio.storage import Location, StoredFile
+from shardio.shards.index import INDEX_FORMAT, IndexHeader, TarHeaders, digest_headers
+from shardio.storage import Location
 
 MAX_FIELDS = 1024
 """The maximum number of fields. A tar with more does not follow WebDataset's naming."""
@@ -41,13 +41,13 @@ class StoredSample(NamedTuple):
 
 
 def write_index(
-    location: Location, tar: StoredFile, samples: Sequence[StoredSample], digest: str, version: str | None = None
+    location: Location, tar: TarHeaders, samples: Sequence[StoredSample], digest: str, version: str | None = None
 ) -> None:
     """Write the index of a tar.
 
     Args:
         location: The location of the index.
-        tar: The finished tar.
+        tar: The finished tar, or what is known of it.
         samples: The tar's samples, in tar order.
         digest: xxh3-128 of the tar, in hexadecimal.
         version: The tar's version, if shardio did not pack it.

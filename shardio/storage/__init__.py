@@ -1,8 +1,8 @@
 """Dataset storage: locations, stores and local files."""
 
-from shardio.storage.access import RemoteAccess, make_access
+from shardio.storage.access import RemoteAccess, make_access, make_direct_access
 from shardio.storage.linking import link_or_copy
-from shardio.storage.local import FolderFiles, read_and_stat, walk_files, walk_folders
+from shardio.storage.local import FolderFiles, find_path, read_and_stat, walk_files, walk_folders
 from shardio.storage.local_file import make_version
 from shardio.storage.locations import parse_location
 from shardio.storage.paths import absolute_path, find_url, make_path, read_as_utf8
@@ -22,9 +22,11 @@ __all__ = [
     "StoredFile",
     "Writer",
     "absolute_path",
+    "find_path",
     "find_url",
     "link_or_copy",
     "make_access",
+    "make_direct_access",
     "make_path",
     "make_version",
     "parse_location",

@@ -34,3 +34,13 @@ def make_access(
         ValueError: If a setting is out of range.
     """
     return RemoteAccess(options=make_options(storage_options), cache=make_settings(cache, cache_size))
+
+
+def make_direct_access(storage_options: StorageOptions | None = None) -> RemoteAccess:
+    """Check a user's settings of a store that is used without a cache, such as one that is written to.
+
+    Raises:
+        TypeError: If a setting has the wrong type.
+        ValueError: If a setting is out of range.
+    """
+    return RemoteAccess(options=make_options(storage_options))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from shardio.storage.local_file import LocalFile, refuse_other_kinds, stat_of
 from shardio.storage.store import FileStat, Location
-from shardio.whole_writes import find_target, write_whole
+from shardio.whole_writes import create_whole, find_target, write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,11 @@ class LocalStore:
         with write_whole(path) as file:
             yield file
 
+    def create(self, key: str, content: bytes) -> bool:
+        path = Path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return create_whole(path, content) or self.read_whole(key) == content
+
     def remove(self, key: str) -> None:
         Path(key).unlink(missing_ok=True)
 
@@ -75,6 +80,11 @@ class LocalStore:
 
     def resolve(self, key: str) -> str:
         return str(Path(key).resolve())
+
+
+def find_path(location: Location) -> Path | None:
+    """Return the path of a location in the local file system; None for one in another store."""
+    return Path(location.key) if isinstance(location.store, LocalStore) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

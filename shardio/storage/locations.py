@@ -19,7 +19,8 @@ def parse_location(name: str | os.PathLike[str], access: RemoteAccess | None = N
 
     Raises:
         FileNotFoundError: If the name is a relative path and the working directory does not exist.
-        ValueError: If the name is empty or contains a NUL character, or the URL is not supported.
+        LocationError: If the URL is invalid or not supported.
+        ValueError: If the name is empty or contains a NUL character.
     """
     path = make_path(name)
     if (url := find_url(name)) is not None and not path.exists():

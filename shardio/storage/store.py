@@ -155,6 +155,13 @@ class Store(Protocol):
         If the block raises, the store is unchanged.
         """
 
+    def create(self, key: str, content: bytes) -> bool:
+        """Write a small object if none exists. Of several processes that do so at the same time, one succeeds.
+
+        Returns:
+            Whether the object has this content now: this call has written it, or it has had the same content.
+        """
+
     def remove(self, key: str) -> None:
         """Remove an object if it exists."""
 
@@ -230,6 +237,10 @@ class Location:
     def write_whole(self) -> AbstractContextManager[Writer]:
         """Write the object atomically: see :meth:`Store.write_whole`."""
         return self.store.write_whole(self.key)
+
+    def create(self, content: bytes) -> bool:
+        """Write the object if it does not exist: see :meth:`Store.create`."""
+        return self.store.create(self.key, content)
 
     def remove(self) -> None:
         """Remove the object if it exists."""

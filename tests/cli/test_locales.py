@@ -64,7 +64,7 @@ def test_the_c_locale_changes_nothing(root: Path) -> None:
     assert packed.endswith("ended 0\n")
     assert "ignored (not part of any sample):\n  Bilder/plain/é.txt" in errors
     assert refused.endswith("ended 1\n")
-    assert "error: übung already holds a packed dataset" in errors
+    assert "übung already holds a packed dataset" in errors
     assert "classes  3: Müller, plain, 日本" in info
     assert "6 samples in 1 batch" in of_shards
     assert "6 samples in 1 batch" in of_folder

@@ -94,6 +94,23 @@ def test_a_folder_is_not_an_object(root: Location, access: Callable[[Location], 
         access(root / "folder")
 
 
+def test_an_object_is_created_only_if_there_is_none(root: Location) -> None:
+    assert (root / "a").create(b"first")
+    assert not (root / "a").create(b"second")
+    assert (root / "a").create(b"first")  # It has this content: an earlier attempt may have written it.
+    assert (root / "a").read_whole() == b"first"
+    assert root.list() == ["a"]
+
+
+def test_of_those_who_create_an_object_at_the_same_time_one_succeeds(root: Location) -> None:
+    contents = [b"%d" % i for i in range(8)]
+    with ThreadPoolExecutor(len(contents)) as pool:
+        are_written = list(pool.map((root / "folder" / "a").create, contents))
+    assert [content for content, is_written in zip(contents, are_written, strict=True) if is_written] == [
+        (root / "folder" / "a").read_whole()
+    ]
+
+
 def test_a_removed_object_is_missing(root: Location) -> None:
     location = put(root / "folder" / "a")
     location.remove()

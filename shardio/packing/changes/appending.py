@@ -14,7 +14,7 @@ import xxhash
 
 from shardio.errors import FormatError, PackError
 from shardio.json_text import parse_json
-from shardio.packing.locking import locked_folder
+from shardio.packing.folders.choosing import choose_folder
 from shardio.packing.pack_call import DEFAULT_SHARD_SIZE
 from shardio.packing.packer import RunOptions, pack_source
 from shardio.packing.plan import PackSettings
@@ -34,7 +34,7 @@ from shardio.shards import (
     open_table,
     write_manifest,
 )
-from shardio.storage import Location, absolute_path, link_or_copy, make_path, parse_location
+from shardio.storage import Location, find_path, find_url, link_or_copy, make_path, parse_location
 from shardio.values import check_flag
 from shardio.whole_writes import remove_unfinished, sync_directory
 
@@ -87,6 +87,10 @@ def append(
         PackError: If two samples have the same key, labels have different names, or a directory cannot be used.
     """
     copy = check_flag("copy", copy)
+    if (url := find_url(out)) is not None and not make_path(out).exists():
+        raise PackError(
+            f"cannot append to {url}: append to a local copy and upload it, or write a new dataset with shardio merge"
+        )
     folder = make_path(out)
     sources = [make_path(source) for source in ([more] if isinstance(more, str | os.PathLike) else more)]
     if not sources:
@@ -95,8 +99,8 @@ def append(
         raise PackError(
             f"{folder} is not a packed directory with {MANIFEST_NAME}: pack the first images with shardio pack"
         )
-    requested = [absolute_path(source).as_posix() for source in sources]
-    with locked_folder(folder):
+    requested = [str(parse_location(source)) for source in sources]
+    with choose_folder(parse_location(folder)).locked():
         table = open_table(folder)
         if _end_earlier(folder, table.manifest, requested):
             return table.manifest
@@ -234,6 +238,8 @@ def _open_source(
     progress: PackProgress | None,
 ) -> ShardTable:
     """Open a packed dataset, or pack a directory of images into a hidden directory of the destination."""
+    if find_path(parse_location(source)) is None:
+        return open_table(source)
     if not source.exists():
         raise FileNotFoundError(f"{source} does not exist: pass a packed directory or a directory of images")
     if source.suffix == ".json" or (source / MANIFEST_NAME).exists():

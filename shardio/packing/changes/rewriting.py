@@ -6,7 +6,6 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from pathlib import Path, PurePath
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +14,7 @@ from shardio.errors import PackError
 from shardio.order import make_rng_key, permute
 from shardio.packing.copying import CopySource
 from shardio.packing.destination import finish
+from shardio.packing.folders.choosing import choose_folder
 from shardio.packing.parts import make_parts
 from shardio.packing.progress import PackProgress
 from shardio.packing.uniting import Settings, describe, refuse_duplicates, unite_classes, unite_settings
@@ -22,7 +22,7 @@ from shardio.packing.writing.output_folder import new_dataset
 from shardio.packing.writing.shard_sequence import ShardLimits, ShardSequence
 from shardio.sample import Sample
 from shardio.shards import DatasetSource, Manifest, ShardTable, hash_key, open_table, read_keys
-from shardio.storage import make_path, parse_location
+from shardio.storage import Location, parse_location
 from shardio.values import check_flag, check_optional_integer, parse_size
 
 DEFAULT_SIZE = "256MiB"
@@ -42,7 +42,7 @@ def merge(
     Samples are copied byte for byte, and compared with their indexes. Equal arguments give equal bytes.
 
     Args:
-        out: A new or empty directory.
+        out: A new or empty directory, or a URL such as ``s3://bucket/train``.
         sources: Packed directories, or tars of any tool, each as for :class:`shardio.ShardDataset`.
         max_shard_size: The maximum size of a shard, in bytes or as text such as ``"256MiB"``.
         max_shard_samples: The maximum number of samples in a shard.
@@ -62,7 +62,7 @@ def merge(
         raise ValueError("sources must be a list of at least one dataset")
     tables = [open_table(source) for source in sources]
     limits = _check_limits(max_shard_size, max_shard_samples)
-    return _rewrite(tables, make_path(out), limits, None, overwrite, progress)
+    return _rewrite(tables, parse_location(out), limits, None, overwrite, progress)
 
 
 def reshard(
@@ -81,7 +81,7 @@ def reshard(
 
     Args:
         src: A packed directory, or tars of any tool.
-        out: A new or empty directory.
+        out: A new or empty directory, or a URL such as ``s3://bucket/train``.
         max_shard_size: The maximum size of a shard, in bytes or as text such as ``"256MiB"``.
         max_shard_samples: The maximum number of samples in a shard.
         shuffle_seed: The seed of a new order of all samples; None keeps the order.
@@ -96,7 +96,7 @@ def reshard(
     """
     limits = _check_limits(max_shard_size, max_shard_samples)
     shuffle_seed = check_optional_integer("shuffle_seed", shuffle_seed, at_least=0, below=2**63)
-    return _rewrite([open_table(src)], make_path(out), limits, shuffle_seed, overwrite, progress)
+    return _rewrite([open_table(src)], parse_location(out), limits, shuffle_seed, overwrite, progress)
 
 
 def split(
@@ -117,7 +117,7 @@ def split(
 
     Args:
         src: A packed directory, or tars of any tool.
-        out: The directory of the new datasets.
+        out: The directory of the new datasets, or a URL.
         by: The fraction of each part. They sum to 1.
         names: The name of each part: its directory in ``out``.
         max_shard_size: The maximum size of a shard, in bytes or as text such as ``"256MiB"``.
@@ -140,23 +140,24 @@ def split(
         num_samples += np.bincount(parts.assign(read_keys(index).hash_all()), minlength=len(names))
     parts.refuse_empty(num_samples.tolist(), describe(table))
     refuse_duplicates([table])
-    folders = [make_path(out) / name for name in names]
+    folders = [parse_location(out) / name for name in names]
     _refuse_sources([table], folders)
     with ExitStack() as stack, CopySource([table]) as source:
-        for folder in folders:
-            stack.enter_context(new_dataset(folder, overwrite=overwrite))
-        sequences = [ShardSequence(parse_location(folder), limits) for folder in folders]
+        unfinished = [
+            stack.enter_context(new_dataset(choose_folder(folder), overwrite=overwrite)) for folder in folders
+        ]
+        sequences = [ShardSequence(folder, limits) for folder in folders]
         copied = _report(source.read(), [table], progress)
         _write(((bisect_right(parts.thresholds, hash_key(sample.key)), sample) for sample in copied), sequences)
         settings = {name: value for name, value in unite_settings([table.manifest]).items() if name != "num_tiled"}
         manifests = [_make_manifest(each, table.manifest.classes, settings | _describe(limits)) for each in sequences]
-        finish(dict(zip(folders, manifests, strict=True)))
+        finish(dict(zip(unfinished, manifests, strict=True)))
     return dict(zip(names, manifests, strict=True))
 
 
 def _rewrite(
     tables: Sequence[ShardTable],
-    out: Path,
+    out: Location,
     limits: ShardLimits,
     shuffle_seed: int | None,
     overwrite: bool,
@@ -166,16 +167,16 @@ def _rewrite(
     classes = unite_classes(tables)
     refuse_duplicates(tables)
     _refuse_sources(tables, [out])
-    with new_dataset(out, overwrite=overwrite), CopySource(tables) as source:
+    with new_dataset(choose_folder(out), overwrite=overwrite) as unfinished, CopySource(tables) as source:
         order: NDArray[np.int64] | None = None
         if shuffle_seed is not None:
             order = permute(np.arange(len(source)), np.array([len(source)]), make_rng_key(shuffle_seed, "pack"))
-        sequence = ShardSequence(parse_location(out), limits)
+        sequence = ShardSequence(out, limits)
         _write(((0, sample) for sample in _report(source.read(order), tables, progress)), [sequence])
         settings = unite_settings([table.manifest for table in tables])
         settings |= {**_describe(limits), "shuffle_seed": shuffle_seed}
         manifest = _make_manifest(sequence, classes, settings)
-        finish({out: manifest})
+        finish({unfinished: manifest})
     return manifest
 
 
@@ -216,9 +217,9 @@ def _describe(limits: ShardLimits) -> Settings:
     return {"max_shard_size": limits.max_size, "max_shard_samples": limits.max_samples}
 
 
-def _refuse_sources(tables: Sequence[ShardTable], folders: Sequence[Path]) -> None:
+def _refuse_sources(tables: Sequence[ShardTable], folders: Sequence[Location]) -> None:
     """Raise PackError if a new dataset would be written where the tars of a source are."""
-    homes = {PurePath(tar.folder.resolve()) for table in tables for tar in table.tars}
+    homes = {tar.folder.resolve() for table in tables for tar in table.tars}
     for folder in folders:
         if folder.resolve() in homes:
             raise PackError(f"{folder} holds tars that would be read: choose another directory for the new dataset")

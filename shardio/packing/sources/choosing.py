@@ -11,6 +11,7 @@ from shardio.packing.sources import hugging_face, litdata_chunks, lmdb_entries, 
 from shardio.packing.sources.directory import scan_directory
 from shardio.packing.sources.records import RecordScan, scan_records
 from shardio.packing.sources.source import SourceOptions, SourceScan
+from shardio.storage import Location
 
 
 class _Adapter(NamedTuple):
@@ -34,7 +35,7 @@ _ADAPTERS = (
 """To pack another tool's datasets, write a module with these two functions, and add a line here."""
 
 
-def scan_source(src: Path, dst: Path, options: SourceOptions) -> SourceScan:
+def scan_source(src: Path, dst: Location, options: SourceOptions) -> SourceScan:
     """Find the samples of a source.
 
     Args:

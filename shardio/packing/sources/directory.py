@@ -16,10 +16,10 @@ from shardio.packing.sources.label_files import find_labels
 from shardio.packing.sources.layouts import check_pairs, find_images_folder, refuse_ambiguous_layouts
 from shardio.packing.sources.source import SourceOptions, SourceScan
 from shardio.shards import LABEL_FIELD, MAX_MEMBER, TOO_LARGE
-from shardio.storage import read_as_utf8, walk_folders
+from shardio.storage import Location, read_as_utf8, walk_folders
 
 
-def scan_directory(src: Path, dst: Path, options: SourceOptions) -> SourceScan:
+def scan_directory(src: Path, dst: Location, options: SourceOptions) -> SourceScan:
     """Find the samples in ``src/class/…/name.jpg``, or in a flat directory ``src/name.jpg``.
 
     Args:

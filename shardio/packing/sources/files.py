@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardio.errors import PackError
-from shardio.storage import read_and_stat
+from shardio.storage import Location, read_and_stat
 
 SHOWN = 20
 """The maximum number of files that an error names."""
@@ -19,7 +19,7 @@ SHOWN = 20
 class FileProblem(NamedTuple):
     """A file that has changed, is damaged or is not what its suffix says."""
 
-    path: Path
+    path: Path | Location
     what: str
 
 
@@ -34,7 +34,7 @@ class SourceFile(NamedTuple):
 class FileChangedError(Exception):
     """A file has changed since the scan."""
 
-    def __init__(self, path: Path, what: str) -> None:
+    def __init__(self, path: Path | Location, what: str) -> None:
         super().__init__(path, what)  # All of it, so that the error can be pickled.
         self.problem = FileProblem(path, what)
 
@@ -78,7 +78,7 @@ def check_unchanged(file: SourceFile) -> None:
         raise FileChangedError(*problem)
 
 
-def explain_changes(first: FileChangedError, changes: Iterable[FileProblem], dst: Path) -> PackError:
+def explain_changes(first: FileChangedError, changes: Iterable[FileProblem], dst: Location) -> PackError:
     """Return the error for a pack that stopped at a changed file. It names all files that have changed so far."""
     problems = {first.problem.path: first.problem}
     for problem in changes:

@@ -14,7 +14,7 @@ import numpy as np
 from shardio.errors import PackError
 from shardio.packing.sources.file_table import FileTable
 from shardio.packing.sources.files import SHOWN
-from shardio.storage import FolderFiles, find_url
+from shardio.storage import FolderFiles, Location, find_url
 
 Layout = Literal["auto", "classes", "flat", "pairs"]
 """``classes``: each folder is a class. ``flat``: no classes. ``pairs``: files with the same name are one sample."""
@@ -31,32 +31,26 @@ COMPANIONS = re.compile(
 )
 
 COPIES = {"s3": "aws s3 sync {} {}", "gs": "gcloud storage rsync --recursive {} {}"}
-"""The command that copies a directory from or to a URL, by the URL's scheme."""
+"""The command that copies a directory from a URL, by the URL's scheme."""
 
 
-def refuse_urls(src: Path, dst: Path) -> None:
-    """Raise PackError if the source or the destination is a URL."""
+def refuse_url(src: Path, dst: Location) -> None:
+    """Raise PackError if the source is a URL."""
     if (url := find_url(src)) is not None:
         copy = COPIES.get(url.partition(":")[0], "# download {} into {}").format(quote(url), "images")
         raise PackError(
             f"the source {url} is a URL, but pack reads only local directories. Download it, then pack the copy:\n"
             f"  {copy}\n  shardio pack images {quote(dst)}"
         )
-    if (url := find_url(dst)) is not None:
-        copy = COPIES.get(url.partition(":")[0], "# upload {} to {}").format("packed", quote(url))
-        raise PackError(
-            f"the destination {url} is a URL, but pack writes only to local directories. Pack locally, then upload:\n"
-            f"  shardio pack {quote(src)} packed\n  {copy}"
-        )
 
 
-def quote(path: str | Path) -> str:
+def quote(path: str | Path | Location) -> str:
     """Return a path quoted for a shell."""
     return shlex.quote(str(path))
 
 
 def refuse_ambiguous_layouts(
-    src: Path, dst: Path, folders: Sequence[FolderFiles], main: Collection[str], *, rename_dots: bool
+    src: Path, dst: Location, folders: Sequence[FolderFiles], main: Collection[str], *, rename_dots: bool
 ) -> None:
     """Raise PackError, with the right command, if the files look like a layout other than class folders.
 
@@ -174,7 +168,7 @@ def _is_companion(file: PurePosixPath, images: str | None, fields: Collection[st
     return field in fields or (suffix in main and any(kind == other.rpartition(".")[0] for other in fields))
 
 
-def _refuse_splits(src: Path, dst: Path, folders: Sequence[FolderFiles], main: Collection[str]) -> None:
+def _refuse_splits(src: Path, dst: Location, folders: Sequence[FolderFiles], main: Collection[str]) -> None:
     tops = {_top(folder) for folder in folders if folder.path and _has_main(folder, main)}
     if not tops or not all(_is_split(name) for name in tops):
         return
@@ -190,7 +184,7 @@ def _refuse_splits(src: Path, dst: Path, folders: Sequence[FolderFiles], main: C
     )
 
 
-def _refuse_parallel_folders(src: Path, dst: Path, folders: Sequence[FolderFiles]) -> None:
+def _refuse_parallel_folders(src: Path, dst: Location, folders: Sequence[FolderFiles]) -> None:
     tops = list(dict.fromkeys(_top(folder) for folder in folders if folder.path and folder.names))
     images = [name for name in tops if IMAGES.fullmatch(_last_word(name))]
     companions = [name for name in tops if COMPANIONS.fullmatch(_last_word(name))]
@@ -220,7 +214,9 @@ def _are_common_numbers(stems: set[str], others: Sequence[set[str]]) -> bool:
     return len({re.sub(r"[0-9]+", "", stem) for stem in stems}) == 1 and 2 * num_with_same > len(others)
 
 
-def _refuse_one_folder_of_folders(src: Path, dst: Path, folders: Sequence[FolderFiles], main: Collection[str]) -> None:
+def _refuse_one_folder_of_folders(
+    src: Path, dst: Location, folders: Sequence[FolderFiles], main: Collection[str]
+) -> None:
     paths = [folder.path for folder in folders if _has_main(folder, main)]
     tops, seconds = {path.split("/")[0] for path in paths}, {path.split("/")[1] for path in paths if "/" in path}
     if len(tops) == 1 and all("/" in path for path in paths) and len(seconds) > 1:
@@ -231,7 +227,7 @@ def _refuse_one_folder_of_folders(src: Path, dst: Path, folders: Sequence[Folder
         )
 
 
-def _refuse_companions(src: Path, dst: Path, folders: Sequence[FolderFiles], main: Collection[str]) -> None:
+def _refuse_companions(src: Path, dst: Location, folders: Sequence[FolderFiles], main: Collection[str]) -> None:
     num_undotted, companions = 0, defaultdict[str, list[str]](list)
     for folder in folders:
         undotted = find_main_stems(folder, main)

@@ -1,20 +1,20 @@
-"""The directory of a new dataset that a program writes: what it may hold, and what marks it as unfinished."""
+"""The folder of a new dataset that a program writes: what it may hold, and what marks it as unfinished."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from shardio.errors import PackError
-from shardio.packing.locking import locked_folder
+from shardio.packing.destination import UnfinishedDataset, read_mark
+from shardio.packing.folders.folder import DatasetFolder
 from shardio.shards import MANIFEST_NAME, UNFINISHED_NAME
-from shardio.storage import parse_location
-from shardio.whole_writes import find_target, remove_unfinished
+from shardio.whole_writes import find_target
 
 MARK = b"written by a program"
-"""The content of the marker. It differs from a pack's, so a pack refuses to continue here."""
+"""The start of the mark. It differs from a pack's, so a pack refuses to continue here."""
 
 SHARD_NAME = re.compile(r"shard-([0-9]{5}-)?[0-9]{6,}\.tar(\.idx)?")
 """The names of shards that shardio writes, and of their indexes."""
@@ -23,68 +23,63 @@ _OTHER_NAMES = {MANIFEST_NAME, "rejected.jsonl"}
 
 
 @contextmanager
-def new_dataset(out: Path, *, overwrite: bool) -> Iterator[None]:
-    """Create or clear a directory, lock it and mark it as unfinished for the duration of a block.
+def new_dataset(folder: DatasetFolder, *, overwrite: bool) -> Iterator[UnfinishedDataset]:
+    """Create or clear a folder, lock it and mark it as unfinished for the duration of a block.
 
     The block must write the manifest and remove the mark. If it raises, finished shards and the mark stay; if no shard
     is finished, nothing stays.
 
     Args:
-        out: The directory. It must not exist or be empty, or hold a dataset that ``overwrite`` replaces.
+        folder: The folder. It must not exist or be empty, or hold a dataset that ``overwrite`` replaces.
         overwrite: Whether to remove the shards and the manifest that are there.
 
     Raises:
-        PackError: If the directory cannot be used.
+        PackError: If the folder cannot be used.
     """
-    with locked_folder(out):
-        _check_content(out, overwrite=overwrite)
-        write_mark(out, MARK)
-        _clear(out)
+    with folder.locked():
+        _check_content(folder, overwrite=overwrite)
+        unfinished = UnfinishedDataset(folder=folder, mark=MARK + b" " + os.urandom(8).hex().encode())
+        folder.mark(unfinished.mark, replace=overwrite)
+        _clear(folder)
         try:
-            yield
+            yield unfinished
         except BaseException:  # Re-raised: Ctrl-C must not leave unfinished files either.
             with suppress(OSError):  # It may have been removed.
-                remove_unfinished(out)
-                if not any(out.glob("*.tar")):
-                    (out / UNFINISHED_NAME).unlink(missing_ok=True)
+                folder.remove_partial()
+                is_empty = not any(name.endswith(".tar") for name in folder.list_names())
+                if is_empty and read_mark(folder) == unfinished.mark:  # Not that of another writer.
+                    (folder.location / UNFINISHED_NAME).remove()
             raise
 
 
-def holds_unfinished(out: Path) -> bool:
-    """Return whether a directory holds a dataset that a program has not finished writing."""
-    mark = out / UNFINISHED_NAME
-    return mark.exists() and parse_location(mark).read_whole() == MARK
+def holds_unfinished(folder: DatasetFolder) -> bool:
+    """Return whether a folder holds a dataset that a program has not finished writing."""
+    mark = read_mark(folder)
+    return mark is not None and mark.startswith(MARK)
 
 
-def write_mark(out: Path, content: bytes) -> None:
-    """Mark a directory as unfinished."""
-    with parse_location(out / UNFINISHED_NAME).write_whole() as file:
-        file.write(content)
+def whole_names(folder: DatasetFolder) -> list[str]:
+    """Return the names of the files in a folder, sorted, without locks and partial files."""
+    return [name for name in folder.list_names() if find_target(name) is None]
 
 
-def visible_names(folder: Path) -> list[str]:
-    """Return the names of the files in a directory, sorted, without locks and partial files."""
-    names = (path.name for path in folder.iterdir())
-    return sorted(name for name in names if not name.endswith(".lock") and find_target(name) is None)
-
-
-def _check_content(out: Path, *, overwrite: bool) -> None:
-    names = visible_names(out)
+def _check_content(folder: DatasetFolder, *, overwrite: bool) -> None:
+    names, where = whole_names(folder), folder.location
     foreign = [name for name in names if not _is_ours(name)]
     if foreign:
         raise PackError(
-            f"the directory {out} holds {foreign[0]}, which shardio did not write: choose an empty directory"
+            f"the directory {where} holds {foreign[0]}, which shardio did not write: choose an empty directory"
         )
     if not names or overwrite:
         return
     if UNFINISHED_NAME in names:
         raise PackError(
-            f"{out} holds an unfinished dataset: if nothing is writing to it, pass --overwrite (overwrite=True) to "
+            f"{where} holds an unfinished dataset: if nothing is writing to it, pass --overwrite (overwrite=True) to "
             "start again, or choose another directory"
         )
     raise PackError(
-        f"{out} is not empty (it holds {names[0]}): choose another directory, or pass --overwrite (overwrite=True) to "
-        "replace the dataset there"
+        f"{where} is not empty (it holds {names[0]}): choose another directory, or pass --overwrite (overwrite=True) "
+        "to replace the dataset there"
     )
 
 
@@ -92,9 +87,8 @@ def _is_ours(name: str) -> bool:
     return bool(SHARD_NAME.fullmatch(name)) or name in _OTHER_NAMES or name.startswith(".shardio-")
 
 
-def _clear(out: Path) -> None:
-    """Remove a former dataset, the manifest first: from then on, readers refuse the directory."""
-    remove_unfinished(out)
-    for name in sorted(visible_names(out), key=lambda name: name != MANIFEST_NAME):
-        if name != UNFINISHED_NAME:
-            (out / name).unlink()
+def _clear(folder: DatasetFolder) -> None:
+    """Remove a former dataset, the manifest first: from then on, readers refuse the folder."""
+    folder.remove_partial()
+    (folder.location / MANIFEST_NAME).remove()
+    folder.remove([name for name in whole_names(folder) if name not in (MANIFEST_NAME, UNFINISHED_NAME)])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from shardio.sample import Sample
-from shardio.shards import END, Shard, ShardEntry, index_location, join_name, size_in_tar
-from shardio.shards.index_writer import write_index
-from shardio.shards.writer import TarWriter
+from shardio.shards import END, ShardEntry, join_name, size_in_tar
+from shardio.shards.writer import TarWriter, write_index_of
 from shardio.storage import Location
 from shardio.values import check_integer, check_optional_integer
 
@@ -88,12 +87,9 @@ class ShardSequence:
         tar, writer = self.current, self._writer
         writer.end()
         self._open.close()
-        index = index_location(tar)
-        with closing(tar.open()) as opened:
-            write_index(index, opened, writer.stored, writer.digest)
-        with Shard(tar, index) as shard:
-            self.entries.append(shard.entry)
-            self.fields.update(shard.index.header.fields)
+        entry, fields = write_index_of(tar, writer)
+        self.entries.append(entry)
+        self.fields.update(fields)
         self._writer = None
 
     def discard(self, error: BaseException) -> None:

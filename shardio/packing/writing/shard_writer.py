@@ -11,7 +11,8 @@ from typing import Any
 
 from shardio.classes import Classes, check_classes
 from shardio.errors import PackError
-from shardio.packing.destination import finish
+from shardio.packing.destination import UnfinishedDataset, finish
+from shardio.packing.folders.choosing import choose_folder
 from shardio.packing.jpegs import DEFAULT_QUALITY
 from shardio.packing.key_hashes import KeyHashes
 from shardio.packing.writing.encoding import ValueEncoder, encode_sample
@@ -19,7 +20,7 @@ from shardio.packing.writing.output_folder import new_dataset
 from shardio.packing.writing.shard_sequence import ShardLimits, ShardSequence, name_shard
 from shardio.packing.writing.worker_parts import WorkerRecord, name_worker_shard, worker_part, write_record
 from shardio.shards import Manifest, hash_key, index_location, read_keys
-from shardio.storage import absolute_path, make_path, parse_location
+from shardio.storage import StorageOptions, make_direct_access, parse_location
 from shardio.values import check_flag, check_integer, check_optional_integer, parse_size
 from shardio.whole_writes import naming
 
@@ -36,7 +37,7 @@ class ShardWriter:
     when all have ended, :func:`shardio.finalize` writes the manifest.
 
     Args:
-        out: A new or empty directory.
+        out: A new or empty directory, or the URL of one in an object store, such as ``s3://bucket/train``.
         max_shard_size: The maximum size of a shard, in bytes or as text such as ``"256MiB"``. Only a shard with a
             single sample may exceed it.
         max_shard_samples: The maximum number of samples in a shard.
@@ -45,10 +46,12 @@ class ShardWriter:
         overwrite: Whether to replace the dataset, or this worker's shards, in ``out``.
         worker: The number of this worker, from 0.
         num_workers: The number of workers.
+        storage_options: Settings of the object store, as for :class:`shardio.ShardDataset`.
         maxcount: WebDataset's name for ``max_shard_samples``.
         maxsize: WebDataset's name for ``max_shard_size``.
 
     Raises:
+        LocationError: If ``out`` is a URL that names no store.
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of range.
     """
@@ -64,12 +67,14 @@ class ShardWriter:
         overwrite: bool = False,
         worker: int | None = None,
         num_workers: int | None = None,
+        storage_options: StorageOptions | None = None,
         maxcount: int | None = None,
         maxsize: float | None = None,
     ) -> None:
-        self._out = absolute_path(make_path(out))  # The program may change its working directory.
-        if self._out.suffix == ".tar":
-            raise ValueError(f"out must be a directory, not a pattern of tars: pass {str(self._out.parent)!r}")
+        self._out = parse_location(out, make_direct_access(storage_options))
+        if self._out.name.endswith(".tar"):
+            raise ValueError(f"out must be a directory, not a pattern of tars: pass {str(self._out.folder)!r}")
+        self._folder = choose_folder(self._out)
         size = _choose("max_shard_size", max_shard_size, "maxsize", maxsize)
         if isinstance(size, float) and size.is_integer():
             size = int(size)
@@ -87,6 +92,7 @@ class ShardWriter:
         self._num_workers = check_optional_integer("num_workers", num_workers, at_least=1, below=10**5)
         self._worker = check_optional_integer("worker", worker, at_least=0, below=self._num_workers)
         self._resources = ExitStack()
+        self._unfinished: UnfinishedDataset | None = None
         self._sequence: ShardSequence | None = None
         self._failure: OSError | None = None
         self.num_samples = 0
@@ -116,7 +122,7 @@ class ShardWriter:
         encoded = encode_sample(self._encoder, sample)
         self._refuse_second(encoded.key)
         try:
-            with naming(self._out / self._sequence.current.name):
+            with naming(self._sequence.current):
                 self._sequence.add(encoded)
         except OSError as error:
             self._failure = error
@@ -127,14 +133,15 @@ class ShardWriter:
         if self._sequence is not None or self.manifest is not None:
             raise RuntimeError("this ShardWriter has been used: create another one")
         if self._worker is None or self._num_workers is None:
-            self._resources.enter_context(new_dataset(self._out, overwrite=self._overwrite))
+            dataset = new_dataset(self._folder, overwrite=self._overwrite)
+            self._unfinished = self._resources.enter_context(dataset)
             make_name = name_shard
         else:
-            part = worker_part(self._out, self._worker, self._num_workers, overwrite=self._overwrite)
+            part = worker_part(self._folder, self._worker, self._num_workers, overwrite=self._overwrite)
             self._resources.enter_context(part)
             make_name = partial(name_worker_shard, self._worker)
         self._hashes = KeyHashes()
-        self._sequence = ShardSequence(parse_location(self._out), self._limits, make_name)
+        self._sequence = ShardSequence(self._out, self._limits, make_name)
         return self
 
     def __exit__(
@@ -168,7 +175,7 @@ class ShardWriter:
         assert self._sequence is not None, "called by write"
         raw = key.encode()
         for entry in self._sequence.entries:
-            tar = parse_location(self._out / entry.name)
+            tar = self._out / entry.name
             keys = read_keys(index_location(tar))
             for sample in range(len(keys)):
                 if keys[sample] == raw:
@@ -184,7 +191,9 @@ class ShardWriter:
         sequence.end_shard()
         entries, fields = tuple(sequence.entries), tuple(sorted(sequence.fields))
         pack = self._describe()
-        if self._worker is not None and self._num_workers is not None:
+        if self._unfinished is None:
+            assert self._worker is not None, "one of several"
+            assert self._num_workers is not None, "as worker"
             record = WorkerRecord(
                 worker=self._worker,
                 num_workers=self._num_workers,
@@ -198,7 +207,7 @@ class ShardWriter:
         if not entries:
             raise PackError(f"no samples were written to {self._out}: write at least one")
         manifest = Manifest(shards=entries, fields=fields, classes=self._classes, pack=pack)
-        finish({self._out: manifest})
+        finish({self._unfinished: manifest})
         self.manifest = manifest
 
 

@@ -8,14 +8,14 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from shardio.errors import FormatError, PackError
 from shardio.json_text import parse_json
+from shardio.packing.folders.choosing import choose_folder
+from shardio.packing.folders.folder import DatasetFolder
 from shardio.packing.key_hashes import find_duplicate
-from shardio.packing.locking import locked_folder
-from shardio.packing.writing.output_folder import visible_names, write_mark
+from shardio.packing.writing.output_folder import whole_names
 from shardio.shards import (
     MANIFEST_NAME,
     UNFINISHED_NAME,
@@ -27,7 +27,7 @@ from shardio.shards import (
     read_manifest,
     write_manifest,
 )
-from shardio.storage import make_path, parse_location
+from shardio.storage import Location, StorageOptions, make_direct_access, parse_location
 from shardio.whole_writes import find_target
 
 _RECORD = re.compile(r"\.shardio-worker-([0-9]{5})\.json")
@@ -61,42 +61,45 @@ def name_worker_shard(worker: int, number: int) -> str:
 
 
 @contextmanager
-def worker_part(out: Path, worker: int, num_workers: int, *, overwrite: bool) -> Iterator[None]:
-    """Prepare a directory for one of several workers, and lock this worker's part for the duration of a block.
+def worker_part(folder: DatasetFolder, worker: int, num_workers: int, *, overwrite: bool) -> Iterator[None]:
+    """Prepare a folder for one of several workers, and lock this worker's part for the duration of a block.
 
     Raises:
-        PackError: If the directory holds anything but parts of a run with as many workers, or this worker's part is
+        PackError: If the folder holds anything but parts of a run with as many workers, or this worker's part is
             there and ``overwrite`` is off.
     """
-    with locked_folder(out, f".shardio-worker-{worker:05d}.lock"):
-        _check_folder(out, num_workers)
-        own = [name for name in visible_names(out) if name.startswith(_prefix(worker)) or name == _record_name(worker)]
+    out = folder.location
+    with folder.locked(f".shardio-worker-{worker:05d}.lock"):
+        _check_folder(folder, num_workers)
+        names = folder.list_names()
+        own = [name for name in names if name.startswith(_prefix(worker)) or name == _record_name(worker)]
         if own and not overwrite:
             raise PackError(
                 f"{out} already holds files of worker {worker}, such as {own[-1]}: pass overwrite=True to write "
                 "this worker's part again, or choose another directory"
             )
-        partial = [path.name for path in out.iterdir() if (find_target(path.name) or "").startswith(_prefix(worker))]
-        for name in (*own, *partial):
-            (out / name).unlink()
-        write_mark(out, _mark(num_workers))
+        partial = [name for name in names if (find_target(name) or "").startswith(_prefix(worker))]
+        (out / _record_name(worker)).remove()  # First: without it, the part is unfinished.
+        folder.remove([*own, *partial])
+        folder.mark(_mark(num_workers))
         yield
 
 
-def write_record(out: Path, record: WorkerRecord) -> None:
+def write_record(out: Location, record: WorkerRecord) -> None:
     """Record that a worker has finished."""
-    with parse_location(out / _record_name(record.worker)).write_whole() as file:
+    with (out / _record_name(record.worker)).write_whole() as file:
         file.write(json.dumps(asdict(record), sort_keys=True).encode())
 
 
-def finalize(out: str | os.PathLike[str]) -> Manifest:
+def finalize(out: str | os.PathLike[str], *, storage_options: StorageOptions | None = None) -> Manifest:
     """Join what several ShardWriters with ``worker=`` have written: check that all ended, and write the manifest.
 
     Shards are listed by worker, then by number. Call this once, after all workers have ended. If it is interrupted,
     call it again.
 
     Args:
-        out: The directory.
+        out: The directory, or its URL.
+        storage_options: Settings of the object store, as for :class:`shardio.ShardDataset`.
 
     Returns:
         The manifest of the dataset.
@@ -105,29 +108,32 @@ def finalize(out: str | os.PathLike[str]) -> Manifest:
         PackError: If a worker has not ended, a shard is missing or damaged, two samples have the same key, or there
             are no samples.
     """
-    folder = make_path(out)
-    if not folder.is_dir():
-        raise PackError(f"the directory {folder} does not exist: pass the directory that the workers wrote to")
-    with locked_folder(folder):
-        if (folder / MANIFEST_NAME).exists() and not (folder / UNFINISHED_NAME).exists():
+    location = parse_location(out, make_direct_access(storage_options))
+    if not location.is_folder():
+        raise PackError(f"the directory {location} does not exist: pass the directory that the workers wrote to")
+    folder = choose_folder(location)
+    with folder.locked():
+        names = whole_names(folder)
+        if MANIFEST_NAME in names and UNFINISHED_NAME not in names:
             _remove_records(folder)  # An earlier call was interrupted after it had written the manifest.
-            return read_manifest(parse_location(folder / MANIFEST_NAME))
+            return read_manifest(location / MANIFEST_NAME)
         records = _read_records(folder)
         manifest = _join(folder, records)
-        write_manifest(parse_location(folder / MANIFEST_NAME), manifest)
-        (folder / UNFINISHED_NAME).unlink(missing_ok=True)
+        write_manifest(location / MANIFEST_NAME, manifest)
+        (location / UNFINISHED_NAME).remove()
         _remove_records(folder)
     return manifest
 
 
-def _join(folder: Path, records: Sequence[WorkerRecord]) -> Manifest:
+def _join(folder: DatasetFolder, records: Sequence[WorkerRecord]) -> Manifest:
+    location = folder.location
     entries = [entry for record in records for entry in record.shards]
     if not entries:
-        raise PackError(f"no worker wrote a sample to {folder}: there is no dataset to finish")
+        raise PackError(f"no worker wrote a sample to {location}: there is no dataset to finish")
     names = {entry.name for entry in entries}
-    if unlisted := [path.name for path in sorted(folder.glob("*.tar")) if path.name not in names]:
-        raise PackError(f"{folder / unlisted[0]} belongs to no worker that has ended: move it away or delete it")
-    tars = tuple(parse_location(folder / entry.name) for entry in entries)
+    if unlisted := [name for name in folder.list_names() if name.endswith(".tar") and name not in names]:
+        raise PackError(f"{location / unlisted[0]} belongs to no worker that has ended: move it away or delete it")
+    tars = tuple(location / entry.name for entry in entries)
     indexes = tuple(map(index_location, tars))
     for tar, index, entry in zip(tars, indexes, entries, strict=True):
         try:
@@ -152,58 +158,58 @@ def _join(folder: Path, records: Sequence[WorkerRecord]) -> Manifest:
     return manifest
 
 
-def _check_folder(out: Path, num_workers: int) -> None:
+def _check_folder(folder: DatasetFolder, num_workers: int) -> None:
+    out, names = folder.location, whole_names(folder)
     mark = out / UNFINISHED_NAME
-    if (out / MANIFEST_NAME).exists():
+    if MANIFEST_NAME in names:
         raise PackError(f"{out} already holds a packed dataset: choose another directory or delete it first")
-    if mark.exists() and parse_location(mark).read_whole() != _mark(num_workers):
+    if UNFINISHED_NAME in names and mark.read_whole() != _mark(num_workers):
         raise PackError(
             f"{out} holds an unfinished dataset that was not written by {num_workers} workers: delete {out} or choose "
             "another directory"
         )
-    foreign = [name for name in visible_names(out) if not _is_of_workers(name)]
+    foreign = [name for name in names if not _is_of_workers(name)]
     if foreign:
         raise PackError(f"the directory {out} holds {foreign[0]}, which no worker wrote: choose an empty directory")
 
 
-def _read_records(folder: Path) -> list[WorkerRecord]:
-    names = [name for name in visible_names(folder) if _RECORD.fullmatch(name)]
-    records = [_read_record(folder / name) for name in names]
+def _read_records(folder: DatasetFolder) -> list[WorkerRecord]:
+    where = folder.location
+    names = [name for name in whole_names(folder) if _RECORD.fullmatch(name)]
+    records = [_read_record(where / name) for name in names]
     if not records:
         raise PackError(
-            f"{folder} holds no finished part of a ShardWriter with worker=: wait until the workers have ended"
+            f"{where} holds no finished part of a ShardWriter with worker=: wait until the workers have ended"
         )
     num_workers = records[0].num_workers
     if missing := sorted(set(range(num_workers)) - {record.worker for record in records}):
         listed = ", ".join(map(str, missing[:20]))
         raise PackError(
-            f"{len(missing)} of the {num_workers} workers of {folder} have not ended ({listed}): wait for them, or run "
+            f"{len(missing)} of the {num_workers} workers of {where} have not ended ({listed}): wait for them, or run "
             "them again with overwrite=True"
         )
     for record in records:
         if (record.num_workers, record.classes) != (num_workers, records[0].classes):
             raise PackError(
-                f"workers 0 and {record.worker} of {folder} had different num_workers or classes: write all parts "
+                f"workers 0 and {record.worker} of {where} had different num_workers or classes: write all parts "
                 "with the same ones"
             )
     return records
 
 
-def _read_record(path: Path) -> WorkerRecord:
+def _read_record(location: Location) -> WorkerRecord:
     try:
-        values = parse_json(parse_location(path).read_whole())
+        values = parse_json(location.read_whole())
         values["shards"] = tuple(ShardEntry(**entry) for entry in values["shards"])
         for name in "fields", "classes":
             values[name] = tuple(values[name])
         return WorkerRecord(**values)
     except (ValueError, TypeError, KeyError) as error:
-        raise PackError(f"{path} is damaged ({error!r}): write this worker's part again") from error
+        raise PackError(f"{location} is damaged ({error!r}): write this worker's part again") from error
 
 
-def _remove_records(folder: Path) -> None:
-    for name in visible_names(folder):
-        if _RECORD.fullmatch(name):
-            (folder / name).unlink()
+def _remove_records(folder: DatasetFolder) -> None:
+    folder.remove([name for name in whole_names(folder) if _RECORD.fullmatch(name)])
 
 
 def _is_of_workers(name: str) -> bool:

@@ -78,6 +78,9 @@ class CachedStore:
     def write_whole(self, key: str) -> AbstractContextManager[Writer]:
         return self.inner.write_whole(key)
 
+    def create(self, key: str, content: bytes) -> bool:
+        return self.inner.create(key, content)
+
     def remove(self, key: str) -> None:
         self.inner.remove(key)
 

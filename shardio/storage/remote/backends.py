@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from shardio.errors import LocationError
 from shardio.storage.remote.options import RemoteOptions
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def make_backend(root: str, options: RemoteOptions) -> Backend:
         options: The settings.
 
     Raises:
-        ValueError: If an option is unknown or invalid.
+        LocationError: If an option is unknown or invalid.
     """
     from obstore import exceptions, store
 
@@ -65,11 +66,11 @@ def make_backend(root: str, options: RemoteOptions) -> Backend:
                 return store.AzureStore(authority, config=own, **common)
             case _:
                 if own:
-                    raise ValueError(f"unknown options for {root}: {', '.join(sorted(own))}")
+                    raise LocationError(f"unknown options for {root}: {', '.join(sorted(own))}")
                 return store.HTTPStore.from_url(root, **common)
     except exceptions.BaseError as error:
         message = str(error).partition("\n")[0]
-        raise ValueError(f"cannot use {root}: {message}. Check the storage options and the environment") from None
+        raise LocationError(f"cannot use {root}: {message}. Check the storage options and the environment") from None
 
 
 def _client_options(config: Mapping[str, str], scheme: str, timeout_s: float) -> dict[str, Any]:
@@ -82,8 +83,9 @@ def _client_options(config: Mapping[str, str], scheme: str, timeout_s: float) ->
     }
     for name in CLIENT_OPTIONS & config.keys():
         options[name] = config[name] == "true" if name in _FLAGS else config[name]
-    if scheme == "http":
-        options["allow_http"] = True
+    # These options replace those that object_store reads from the environment.
+    if scheme == "http" or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
+        options.setdefault("allow_http", True)
     return options
 
 
@@ -102,7 +104,7 @@ def _find_profile(config: dict[str, str]) -> dict[str, Any]:
     except ImportError:
         if profile is None:
             return {}
-        raise ValueError("storage_options['profile'] needs boto3: pip install boto3") from None
+        raise LocationError("storage_options['profile'] needs boto3: pip install boto3") from None
     session = boto3.Session(profile_name=profile)
     return {"credential_provider": Boto3CredentialProvider(session)} if session.get_credentials() else {}
 

@@ -99,8 +99,12 @@ class Client:
         """Return a temporary file that the storage process can read by its name. It is removed afterwards."""
         with self._connect():
             folder = self.folder
-        with tempfile.NamedTemporaryFile(dir=folder) as file:
+        file = tempfile.NamedTemporaryFile(dir=folder)  # noqa: SIM115  # Closing it may fail as writing did.
+        try:
             yield file  # type: ignore[misc]  # typeshed calls it a wrapper of a file.
+        finally:
+            with suppress(OSError):
+                file.close()
 
     def adopt(self, folder: Path) -> None:
         """Use the storage process of another process, unless this one has its own. It may have ended."""

@@ -51,10 +51,15 @@ def explain(error: Exception) -> RequestFailure:
         return RequestFailure(kind="denied", cause=cause)
     if status is not None:
         code = int(status["code"])
+        if code in (401, 403):  # obstore has no error of its own for listings.
+            return RequestFailure(kind="denied", cause=cause)
         if code == 416:
             return RequestFailure(kind="beyond_end", cause=cause)
         is_transient = code >= 500 or code in (408, 412, 425, 429) or answer.get("Code") in _TRANSIENT_CODES
         return RequestFailure(kind="transient" if is_transient else "permanent", cause=cause)
+    if "builder error" in text:
+        cause = "the endpoint is not a URL, or uses http:// without the option allow_http (AWS_ALLOW_HTTP=true)"
+        return RequestFailure(kind="permanent", cause=cause)
     if "Range started" in text or "Range(" in source or "StartTooLarge" in source:
         return RequestFailure(kind="beyond_end", cause=cause)
     # A connection that failed or broke, or an answer that makes no sense.

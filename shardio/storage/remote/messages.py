@@ -109,6 +109,17 @@ class Write(Request):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Create(Request):
+    """Write a small object if none exists. Return whether the object has this content now.
+
+    Attributes:
+        content: The content.
+    """
+
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Remove(Request):
     """Remove an object if it exists."""
 

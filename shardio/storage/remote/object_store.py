@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shardio.storage.remote.client import client
-from shardio.storage.remote.messages import ListFolder, ReadWhole, Remove, Stat, Walk, Write
+from shardio.storage.remote.messages import Create, ListFolder, ReadWhole, Remove, Stat, Walk, Write
 from shardio.storage.remote.object_file import ObjectFile
 from shardio.storage.remote.options import RemoteOptions
 from shardio.storage.store import FileStat
+from shardio.whole_writes import naming
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +67,14 @@ class ObjectStore:
     @contextmanager
     def write_whole(self, key: str) -> Iterator[BinaryIO]:
         with client().make_file() as file:
-            yield file
-            file.flush()
+            with naming(file.name):  # A full disk is that of the temporary file.
+                yield file
+                file.flush()
             client().ask(Write(root=self.root, options=self.options, key=key, path=str(file.name)))
+
+    def create(self, key: str, content: bytes) -> bool:
+        is_ours: bool = client().ask(Create(root=self.root, options=self.options, key=key, content=content))
+        return is_ours
 
     def remove(self, key: str) -> None:
         client().ask(Remove(root=self.root, options=self.options, key=key))

@@ -12,7 +12,7 @@ import numpy as np
 from shardio.storage.remote.attempts import Attempts, TryAgainError
 from shardio.storage.remote.etags import is_md5_of
 from shardio.storage.remote.failures import RequestFailure
-from shardio.storage.remote.messages import ListFolder, ReadRanges, Remove, Request, Stat, Walk, Write
+from shardio.storage.remote.messages import Create, ListFolder, ReadRanges, Remove, Request, Stat, Walk, Write
 from shardio.storage.remote.uploads import compare_upload
 from shardio.storage.store import FileStat, ReplacedError
 
@@ -196,6 +196,20 @@ def write(attempts: Attempts, request: Write) -> None:
             raise _try_again(problem)
 
     attempts.make(_name("write", request), upload)
+
+
+def create(attempts: Attempts, request: Create) -> bool:
+    """Write an object if none exists. Return whether it has the requested content now."""
+    import obstore
+
+    def put(backend: Backend) -> bool:
+        try:
+            obstore.put(backend, request.key, request.content, mode="create")
+        except obstore.exceptions.AlreadyExistsError:  # Perhaps by an earlier attempt, whose answer was lost.
+            return bytes(obstore.get(backend, request.key).bytes()) == request.content
+        return True
+
+    return attempts.make(_name("write", request), put)
 
 
 def remove(attempts: Attempts, request: Remove) -> None:

@@ -27,6 +27,7 @@ from shardio.storage.remote import operations
 from shardio.storage.remote.attempts import Attempts
 from shardio.storage.remote.messages import (
     Arrived,
+    Create,
     Done,
     Fill,
     ListFolder,
@@ -58,6 +59,7 @@ _SIMPLE: dict[type[Request], Callable[[Attempts, Any], object]] = {
     ReadWhole: operations.read_whole,
     ListFolder: operations.list_folder,
     Write: operations.write,
+    Create: operations.create,
     Remove: operations.remove,
 }
 """The requests that are answered with one value."""
@@ -118,7 +120,7 @@ class StorageProcess:
                     for keys in operations.walk(attempts, request):
                         connection.send(Page(keys=keys))
                 case _:
-                    if isinstance(request, Write | Remove):
+                    if isinstance(request, Write | Create | Remove):
                         self._filler.forget(request)
                     value = _SIMPLE[type(request)](attempts, request)
         except ConnectionError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import unquote, urlsplit
 
+from shardio.errors import LocationError
+
 SCHEMES = ("s3", "gs", "az", "http", "https", "memory")
 """The schemes of URLs that name objects in remote stores."""
 
@@ -20,29 +22,31 @@ def split_url(url: str) -> tuple[str, str]:
     ('https://example.org', 'a b.tar')
 
     Raises:
-        ValueError: If the URL has an unknown scheme or a query, or if its key has parts that no store can name.
+        LocationError: If the URL has an unknown scheme or a query, or if its key has parts that no store can name.
     """
     scheme, _, rest = url.partition("://")
     scheme = scheme.lower()
     if scheme not in SCHEMES:
-        raise ValueError(
+        raise LocationError(
             f"cannot read {url}: the scheme {scheme}:// is not supported. Use a local path or "
             f"{', '.join(f'{each}://' for each in SCHEMES)}"
         )
     authority, _, key = rest.partition("/")
     if not authority:
-        raise ValueError(f"the URL {url} names no {'host' if scheme.startswith('http') else 'bucket'}")
+        raise LocationError(f"the URL {url} names no {'host' if scheme.startswith('http') else 'bucket'}")
     if scheme in ("http", "https"):
         if "@" in authority:
-            raise ValueError(f"an {scheme} URL must not contain a user name or a password: use storage_options")
+            raise LocationError(f"an {scheme} URL must not contain a user name or a password: use storage_options")
         parts = urlsplit(url)
         if parts.query or parts.fragment:
-            raise ValueError(
+            raise LocationError(
                 f"the URL {parts._replace(query='', fragment='').geturl()} has a query or a fragment, which shardio "
                 "cannot pass on: use a URL without them"
             )
         key = unquote(key)
     key = key.rstrip("/")
     if key and any(part in ("", ".", "..") for part in key.split("/")):
-        raise ValueError(f"the URL {url} has an empty part, '.' or '..', which cannot be requested: rename the object")
+        raise LocationError(
+            f"the URL {url} has an empty part, '.' or '..', which cannot be requested: rename the object"
+        )
     return f"{scheme}://{authority}", key

@@ -1,4 +1,4 @@
-"""The journal of an unfinished pack: one line of JSON for each finished shard."""
+"""The journal of an unfinished pack in a local directory: one line of JSON for each finished shard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardio.whole_writes import naming
 JOURNAL_NAME = ".shardio-pack.journal"
 
 
-class Journal:
+class LocalJournal:
     """Records finished shards, each durably before the next.
 
     A run that is killed may leave a torn last line. It counts as missing, as do other damaged lines: their shards are
@@ -51,11 +51,11 @@ class Journal:
 
 
 @contextmanager
-def open_journal(folder: Path) -> Iterator[Journal]:
+def open_journal(folder: Path) -> Iterator[LocalJournal]:
     """Open the journal of a pack; create it if there is none."""
     path = folder / JOURNAL_NAME
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        yield Journal(path, descriptor)
+        yield LocalJournal(path, descriptor)
     finally:
         os.close(descriptor)
