@@ -195,7 +195,7 @@ class ShardIndex:
                     f"the index {self.location} is damaged: its keys do not end where their bytes do. {self._remedy}"
                 )
         if digest_headers(self._tar, first_and_last) != header.header_digest:
-            for start in np.concatenate(first_and_last).tolist():
+            for start in (start for starts in first_and_last for start in starts.tolist() if start >= BLOCK):
                 self._tar.discard(start - BLOCK, start)
             raise StaleIndexError(
                 f"the index {self.location} was created for a tar with other members: {self._tar.location} has "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -53,7 +54,7 @@ class Attempts:
 
     def __init__(self, root: str, options: RemoteOptions) -> None:
         self.root, self.options = root, options
-        self._backend: Backend | None = None
+        self._backends: dict[bool, Backend] = {}
         self._answered = False
         self._places = threading.BoundedSemaphore(options.max_requests)
 
@@ -61,14 +62,16 @@ class Attempts:
     def is_protected(self) -> bool:
         """Whether TLS protects what is transferred."""
         config = dict(self.options.config)
-        return not self.root.startswith("http://") and config.get("allow_http") != "true"
+        allows_http = config.get("allow_http") or os.environ.get("AWS_ALLOW_HTTP", "")
+        return not self.root.startswith("http://") and allows_http.lower() not in ("1", "true")
 
-    def make(self, what: str, request: Callable[[Backend], Result]) -> Result:
+    def make(self, what: str, request: Callable[[Backend], Result], *, is_upload: bool = False) -> Result:
         """Make a request until it succeeds.
 
         Args:
             what: What is requested, for messages: ``read s3://bucket/key``.
             request: Makes the request. Progress that it keeps to itself is not lost when it is called again.
+            is_upload: Whether it consists of parts, which obstore repeats one by one.
 
         Raises:
             FileNotFoundError: If the object does not exist.
@@ -85,19 +88,19 @@ class Attempts:
             reraise=True,
         )
         try:
-            result: Result = retrying(self._make_once, what, request)
+            result: Result = retrying(self._make_once, what, request, is_upload)
         except TryAgainError as error:
             num_attempts = int(retrying.statistics["attempt_number"])
             raise self._give_up(what, error.failure, num_attempts, time.monotonic() - began) from None
         return result
 
-    def _make_once(self, what: str, request: Callable[[Backend], Result]) -> Result:
+    def _make_once(self, what: str, request: Callable[[Backend], Result], is_upload: bool) -> Result:
         from obstore.exceptions import BaseError
 
         with self._places:
-            backend = self._backend
+            backend = self._backends.get(is_upload)
             if backend is None:
-                backend = self._backend = make_backend(self.root, self.options)
+                backend = self._backends[is_upload] = make_backend(self.root, self.options, retries=is_upload)
             try:
                 result = request(backend)
             except (BaseError, FileNotFoundError, TimeoutError) as error:
@@ -122,8 +125,8 @@ class Attempts:
             case "permanent":
                 raise StoreError(f"cannot {what}: {failure.cause}. Check the URL and the storage options")
             case "expired":
-                if self._backend is backend:
-                    self._backend = None  # The next one reads the credentials again.
+                if backend in self._backends.values():
+                    self._backends = {}  # The next ones read the credentials again.
         raise TryAgainError(failure)
 
     def _gives_up(self, state: RetryCallState) -> bool:

@@ -34,12 +34,13 @@ _MEMORY: dict[str, Backend] = {}
 """The stores of ``memory://`` URLs by their roots. They live as long as the storage process."""
 
 
-def make_backend(root: str, options: RemoteOptions) -> Backend:
+def make_backend(root: str, options: RemoteOptions, *, retries: bool) -> Backend:
     """Return a new client for a store. It reads credentials from the options, the environment and profiles.
 
     Args:
         root: The root of the store, as :func:`~shardio.storage.remote.urls.split_url` returns it.
         options: The settings.
+        retries: Whether obstore repeats failed requests itself. It does so for each part of an upload.
 
     Raises:
         LocationError: If an option is unknown or invalid.
@@ -52,8 +53,10 @@ def make_backend(root: str, options: RemoteOptions) -> Backend:
     config = dict(options.config)
     common: dict[str, Any] = {
         "client_options": _client_options(config, scheme, options.timeout_s),
-        # Reads are resumed by shardio; obstore's own retries begin again.
-        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=options.deadline_s)},
+        "retry_config": {
+            "max_retries": options.retries if retries else 0,
+            "retry_timeout": timedelta(seconds=options.deadline_s),
+        },
     }
     own: Any = {name: value for name, value in config.items() if name not in CLIENT_OPTIONS}
     try:

@@ -195,7 +195,7 @@ def write(attempts: Attempts, request: Write) -> None:
         if problem is not None:
             raise _try_again(problem)
 
-    attempts.make(_name("write", request), upload)
+    attempts.make(_name("write", request), upload, is_upload=True)
 
 
 def create(attempts: Attempts, request: Create) -> bool:

@@ -81,7 +81,7 @@ def test_a_transfer_is_resumed_where_it_broke(root: Location, proxy: FaultProxy)
 @pytest.mark.parametrize("num_bytes", [1000, 20_000_000])
 def test_uploads_are_right_in_spite_of_faults(root: Location, proxy: FaultProxy, kind: str, num_bytes: int) -> None:
     content = os.urandom(num_bytes)
-    proxy.set(Script(faults={kind: 0.3}, methods=("PUT", "POST", "GET", "HEAD")))
+    proxy.set(Script(faults={kind: 0.2}, methods=("PUT", "POST", "GET", "HEAD")))
     location = put(root / "a", content)
     proxy.set(Script())
     assert location.read_whole() == content
