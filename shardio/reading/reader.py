@@ -15,7 +15,7 @@ from shardio.errors import FormatError, SampleError, StaleIndexError
 from shardio.reading.seen import Seen, Verify
 from shardio.reading.stored import StoredSamples
 from shardio.shards import PartCache, Shard, ShardTable
-from shardio.storage import StoredFile
+from shardio.storage import ReplacedError, StoredFile
 from shardio.values import check_choice
 
 Result = TypeVar("Result")
@@ -177,13 +177,21 @@ class SampleReader:
     def _use(self, shard: int, use: Callable[[Shard], Result]) -> Result:
         """Call a function with an open shard.
 
-        If the shard's files were replaced, or its index was damaged on the way, call it again with the current files.
+        If the shard's files were replaced, or a remote index was damaged on the way, call it again with the current
+        files.
         """
-        for _ in range(MAX_FAILURES):
-            with suppress(FormatError):
+        num_failures = 0
+        while True:
+            try:
                 return use(self._get_open(shard))
+            except FormatError as error:
+                num_failures += 1
+                is_local = self._table.tars[shard].store.is_local
+                if num_failures > (1 if is_local else MAX_FAILURES) or (
+                    is_local and not isinstance(error, ReplacedError)
+                ):
+                    raise
             self._open.pop(shard, None)
-        return use(self._get_open(shard))
 
     def _get_open(self, shard: int) -> Shard:
         opened = self._open.get(shard)

@@ -64,9 +64,7 @@ class Filler:
         if found is None:
             found = stat(attempts, Stat(root=request.root, options=request.options, key=request.key))
             self._found[name] = found
-        text = f"{request.root}/{request.key}\n{found.version}\n{found.size}"
-        copy_name = xxhash.xxh3_128_hexdigest(text.encode(errors="surrogateescape")) + COPY_SUFFIX
-        return found, str(self._budget(request.cache).folder / copy_name)
+        return found, str(self._budget(request.cache).folder / name_copy(found))
 
     def measure(self, cache: CacheSettings) -> int:
         """Return the size of a cache in bytes."""
@@ -147,6 +145,12 @@ class Filler:
                 folder.mkdir(parents=True, exist_ok=True)
                 self._budgets[cache] = Budget(folder, choose_size(cache, folder))
             return self._budgets[cache]
+
+
+def name_copy(found: FileStat) -> str:
+    """Return the name of the copy of an object of a remote store."""
+    text = f"{found.identity}\n{found.version}\n{found.size}"
+    return xxhash.xxh3_128_hexdigest(text.encode(errors="surrogateescape")) + COPY_SUFFIX
 
 
 def _fetch(attempts: Attempts, request: Fill, flight: _Flight) -> memoryview:

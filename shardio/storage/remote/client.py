@@ -137,6 +137,9 @@ class Client:
         for _ in range(MAX_DEATHS):
             with suppress(EOFError, ConnectionError), self._connect() as connection:
                 return use(connection)
+            with self._lock:  # The others lead to the same process, which has died.
+                while self._idle:
+                    self._idle.pop().close()
         raise StoreError(
             f"the background process that makes requests to object stores has died {MAX_DEATHS} times in a row: check "
             "the memory of this machine"

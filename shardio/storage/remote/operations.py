@@ -37,8 +37,14 @@ def stat(attempts: Attempts, request: Stat) -> FileStat:
     """Return what the store knows about an object."""
     import obstore
 
-    found = attempts.make(_name("read", request), lambda backend: obstore.head(backend, request.key))
-    return _stat_of(request.root, found)
+    def head(backend: Backend) -> ObjectMeta:
+        try:
+            return obstore.head(backend, request.key)
+        except (obstore.exceptions.PermissionDeniedError, obstore.exceptions.UnauthenticatedError):
+            # The answer to a HEAD has no body. That to a GET says why: the credentials may have expired.
+            return obstore.get(backend, request.key).meta
+
+    return _stat_of(request.root, attempts.make(_name("read", request), head))
 
 
 def read_whole(attempts: Attempts, request: Request, version: str | None = None) -> bytes:

@@ -1,0 +1,180 @@
+"""Kill processes that share a cache at random moments: the cache stays within its size, and never holds a wrong byte.
+
+    python tools/cache_campaign.py --kills 50
+
+Three processes read a dataset from an object store (SeaweedFS) through one cache that is smaller than the dataset,
+epoch after epoch, and compare each sample with the local dataset. One of them, or its storage process, is killed at a
+random moment and replaced by a new one. After each kill, every block that a copy in the cache marks as present is
+compared with the object.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
+
+from shardio import ShardDataset, ShardWriter
+from shardio.storage import make_access, parse_location
+from shardio.storage.cache.budget import COPY_SUFFIX
+from shardio.storage.cache.cached_copy import BLOCK
+from shardio.storage.cache.filling import name_copy
+from shardio.storage.remote.client import client
+from tests.servers.seaweedfs import run_seaweedfs
+from tests.storage.uploading import upload
+
+NUM_READERS = 3
+NUM_SAMPLES = 3000
+NUM_SHARDS = 30
+
+
+def main(
+    kills: Annotated[int, typer.Option(min=1, help="Number of processes to kill.")] = 50,
+    seed: Annotated[int, typer.Option(help="Seed of data and moments.")] = 0,
+) -> None:
+    """Kill processes, and exit with code 1 if the cache is ever wrong."""
+    choose = random.Random(seed)
+    with tempfile.TemporaryDirectory(prefix="shardio-cache-") as name:
+        folder = Path(name)
+        write_dataset(folder / "data", seed)
+        total = sum(path.stat().st_size for path in (folder / "data").iterdir())
+        with run_seaweedfs(folder / "server") as server:
+            upload(folder / "data", f"{server.url}/data", server.options)
+            originals = find_originals(f"{server.url}/data", server.options, folder / "data")
+            readers = [Reader(folder, server.url, dict(server.options), total // 2, seed) for _ in range(NUM_READERS)]
+            killed = Counter[str]()
+            while killed.total() < kills:
+                place = choose.randrange(NUM_READERS)
+                time.sleep(choose.uniform(0.05, 1.5))  # The random moment.
+                killed[readers[place].kill(storage_process=choose.random() < 0.5)] += 1
+                num_checked = check_copies(folder / "cache", originals, total // 2 + total // NUM_SHARDS)
+                if readers[place].is_dead():
+                    readers[place] = Reader(folder, server.url, dict(server.options), total // 2, killed.total())
+                print(f"{killed.total()} killed; {num_checked} blocks present, all right", flush=True)
+            epochs = [reader.finish() for reader in readers]
+    print(f"{dict(killed)}: the cache was consistent after each; the last readers read {sum(epochs)} epochs, all right")
+
+
+def write_dataset(folder: Path, seed: int) -> None:
+    """Write a dataset of random bytes."""
+    content = np.random.default_rng(seed)
+    with ShardWriter(folder, max_shard_samples=NUM_SAMPLES // NUM_SHARDS) as writer:
+        for number in range(NUM_SAMPLES):
+            writer.write({"__key__": f"{number:06d}", "bin": content.bytes(int(content.integers(1, 20_000)))})
+
+
+class Reader:
+    """A process that reads epochs until it is killed or asked to stop."""
+
+    def __init__(self, folder: Path, url: str, options: dict[str, str], cache_size: int, seed: int) -> None:
+        self._end, other = multiprocessing.get_context("spawn").Pipe()
+        self._process = multiprocessing.get_context("spawn").Process(
+            target=read_epochs, args=(other, folder, url, options, cache_size, seed), daemon=True
+        )
+        self._process.start()
+        other.close()
+        self._storage_process = int(self._end.recv())
+
+    def kill(self, *, storage_process: bool) -> str:
+        """Kill the process or its storage process. Return which."""
+        if not self._process.is_alive():
+            sys.exit(f"a reader has failed with exit code {self._process.exitcode}: see its message above")
+        victim = self._storage_process if storage_process else self._process.pid
+        assert victim is not None
+        try:
+            os.kill(victim, signal.SIGKILL)
+        except ProcessLookupError:  # The storage process was killed before: its successor is unknown here.
+            return self.kill(storage_process=False)
+        if not storage_process:
+            self._process.join()
+        return "storage process" if storage_process else "reader"
+
+    def is_dead(self) -> bool:
+        """Return whether the process was killed."""
+        return not self._process.is_alive()
+
+    def finish(self) -> int:
+        """Ask the process to stop after its epoch. Return how many it has read."""
+        self._end.send("stop")
+        num_epochs = int(self._end.recv())
+        self._process.join()
+        return num_epochs
+
+
+def read_epochs(end: Connection, folder: Path, url: str, options: dict[str, str], cache_size: int, seed: int) -> None:
+    """Read epochs through the cache, and compare them with the local dataset."""
+    expected = dict(ShardDataset(folder / "data", fields=("key", "bin")))
+    dataset = ShardDataset(
+        f"{url}/data",
+        fields=("key", "bin"),
+        shuffle=True,
+        seed=seed,
+        storage_options=options,
+        cache=folder / "cache",
+        cache_size=cache_size,
+    )
+    process = client()._process
+    assert process is not None
+    end.send(process.pid)
+    num_epochs = 0
+    while not end.poll():
+        dataset.set_epoch(num_epochs)
+        found = list(dataset)
+        if len(found) != len(expected) or dict(found) != expected:
+            sys.exit(f"epoch {num_epochs} is wrong")
+        num_epochs += 1
+    end.send(num_epochs)
+
+
+def find_originals(url: str, options: Mapping[str, str], folder: Path) -> dict[str, bytes]:
+    """Return the content of each object by the name of its copy."""
+    access = make_access(options, cache=folder / "unused")
+    found = {}
+    for path in folder.iterdir():
+        found[name_copy(parse_location(f"{url}/{path.name}", access).stat())] = path.read_bytes()
+    return found
+
+
+def check_copies(cache: Path, originals: Mapping[str, bytes], max_bytes: int) -> int:
+    """Compare all blocks that are present with the objects. Return their number."""
+    num_present = used = 0
+    for path in cache.glob(f"*{COPY_SUFFIX}"):
+        original = originals.get(path.name)
+        if original is None:
+            sys.exit(f"{path.name} is not a copy of any object")
+        try:
+            with path.open("rb") as file:
+                used += os.fstat(file.fileno()).st_blocks * 512
+                # The marks first: a block that is marked later may be written meanwhile.
+                file.seek(len(original))
+                marks = np.frombuffer(file.read(), np.uint8)
+                file.seek(0)
+                content = file.read(len(original))
+        except FileNotFoundError:  # It was just removed.
+            continue
+        for block in np.flatnonzero(marks).tolist():
+            span = slice(block * BLOCK, min((block + 1) * BLOCK, len(original)))
+            if content[span] != original[span]:
+                sys.exit(f"block {block} of {path.name} is wrong")
+        num_present += int(np.count_nonzero(marks))
+    if used > max_bytes:
+        sys.exit(f"the cache takes {used} bytes, more than {max_bytes}")
+    return num_present
+
+
+if __name__ == "__main__":
+    typer.run(main)
