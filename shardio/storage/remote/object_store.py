@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from shardio.errors import LocationError
 from shardio.storage.remote.client import client
 from shardio.storage.remote.messages import Create, ListFolder, ReadWhole, Remove, Stat, Walk, Write
 from shardio.storage.remote.object_file import ObjectFile
@@ -55,13 +56,15 @@ class ObjectStore:
         return content
 
     def is_folder(self, key: str) -> bool:
-        return bool(self.list(key))
+        return not self._is_web_server and bool(self.list(key))
 
     def list(self, key: str) -> list[str]:
+        self._refuse_listing(key)
         found: list[str] = client().ask(ListFolder(root=self.root, options=self.options, key=key))
         return found
 
     def walk(self, key: str) -> Iterator[str]:
+        self._refuse_listing(key)
         return client().walk(Walk(root=self.root, options=self.options, key=key))
 
     @contextmanager
@@ -80,7 +83,18 @@ class ObjectStore:
         client().ask(Remove(root=self.root, options=self.options, key=key))
 
     def can_write(self, key: str) -> bool:
-        return not self.root.startswith("http")
+        return not self._is_web_server
+
+    @property
+    def _is_web_server(self) -> bool:
+        return self.root.startswith("http")
+
+    def _refuse_listing(self, key: str) -> None:
+        if self._is_web_server:
+            raise LocationError(
+                f"cannot list {self.prefix}{key}: a web server does not list its files. Name a manifest "
+                "(https://…/shardio.json), or tars with a pattern (https://…/shard-{000000..000012}.tar)"
+            )
 
     def resolve(self, key: str) -> str:
         return f"{self.root}/{key}"
