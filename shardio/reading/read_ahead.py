@@ -8,6 +8,7 @@ samples lie next to each other in few shards, so that few large requests fetch t
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -83,6 +84,15 @@ class ReadAhead:
         self._reader, self._fields = SampleReader(table, "off"), tuple(fields)
         mean = max(1, table.manifest.num_bytes // table.manifest.num_samples)
         largest = max(1, cache_bytes // SHARE_OF_CACHE // mean)
+        if size is not None and size > largest:
+            warnings.warn(
+                f"the cache of {cache_bytes / 1e9:.1f} GB is too small for the shuffle: {size} samples of "
+                f"{mean / 1e3:.0f} kB are mixed, and the cache should hold {SHARE_OF_CACHE} times as much. Samples may be "
+                f"fetched more than once. Set cache_size to {SHARE_OF_CACHE * size * mean / 1e9:.1f} GB, or a smaller "
+                "window or fewer lanes",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         size = min(size or UNSHUFFLED // mean or 1, largest)
         self._stretches = _cut(upcoming, min(first or size, size), size)
         self._num_read = 0
