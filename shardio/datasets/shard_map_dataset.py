@@ -48,7 +48,8 @@ class ShardMapDataset(MapDataset):
             ``retries`` or ``timeout_s``. By default, they come from the environment, as for the store's own tools.
         cache: For a remote source, a local folder in which processes and jobs of this machine keep what they have read;
             by default, a temporary one, which is removed at the end.
-        cache_size: The size of the cache, such as ``200GB``; by default, a fifth of the free space.
+        cache_size: The size of the cache, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB
+            if ``cache`` is not given.
 
     Raises:
         FileNotFoundError: If ``source`` does not exist.
