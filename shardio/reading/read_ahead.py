@@ -87,9 +87,9 @@ class ReadAhead:
         if size is not None and size > largest:
             warnings.warn(
                 f"the cache of {cache_bytes / 1e9:.1f} GB is too small for the shuffle: {size} samples of "
-                f"{mean / 1e3:.0f} kB are mixed, and the cache should hold {SHARE_OF_CACHE} times as much. Samples may be "
-                f"fetched more than once. Set cache_size to {SHARE_OF_CACHE * size * mean / 1e9:.1f} GB, or a smaller "
-                "window or fewer lanes",
+                f"{mean / 1e3:.0f} kB are mixed, and the cache should hold {SHARE_OF_CACHE} times as much. Samples may "
+                f"be fetched more than once. Set cache_size to {SHARE_OF_CACHE * size * mean / 1e9:.1f} GB, or a "
+                "smaller window or fewer lanes",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -8,7 +8,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import SampleError, StoreError
+from shardio.errors import SampleError
 from shardio.interruptions import let_through
 from shardio.sample import Sample
 from shardio.shards.comparison import Comparison, describe_offset
@@ -99,10 +99,9 @@ class Shard:
             range_stops = np.concatenate([range_stops, starts[compared]])
         try:
             found = self.tar.read_many(range_starts, range_stops)
-        except StoreError:  # No sample is the cause.
-            raise
         except (OSError, EOFError) as error:
             let_through(error)
+            self._let_store_errors_through(error)
             self._raise_unreadable(samples, there, starts, stops)
             found = self.tar.read_many(range_starts, range_stops)  # All samples can be read now.
         num_contents = np.count_nonzero(present)
@@ -124,6 +123,11 @@ class Shard:
         starts, _, _ = self.index.locate(np.array([sample]), tuple(fields))
         found = starts[starts >= 0]
         return self.index.key(sample), describe_offset(self.tar, int(found.min()) if len(found) else 0)
+
+    def _let_store_errors_through(self, error: OSError | EOFError) -> None:
+        """Re-raise an error that no sample causes, such as a failing store or a cache that cannot be written."""
+        if not self.tar.is_local and not isinstance(error, FileNotFoundError | EOFError):
+            raise error
 
     def discard(self, sample: int, fields: Sequence[str]) -> bool:
         """Forget what is cached of a damaged sample. Return whether another read may give other bytes."""
@@ -158,10 +162,9 @@ class Shard:
         for row, field_index in np.argwhere(starts >= 0).tolist():
             try:
                 self.tar.read(int(starts[row, field_index]) - BLOCK, int(stops[row, field_index]))
-            except StoreError:  # noqa: PERF203  # Only the first bad sample ends the loop.
-                raise
-            except (OSError, EOFError) as error:
+            except (OSError, EOFError) as error:  # noqa: PERF203  # Only the first bad sample ends the loop.
                 let_through(error)
+                self._let_store_errors_through(error)
                 key, origin = self.describe(int(samples[row]), fields)
                 message = f"sample {key} cannot be read from {origin}: {error}"
                 raise SampleError(message, row=row, key=key, where=origin) from error

@@ -22,12 +22,12 @@ class RemoteOptions:
         retries: How often a failed request is repeated.
         timeout_s: The longest time in seconds without any progress, after which a request counts as failed.
         deadline_s: The time in seconds after which a request that keeps failing is not repeated any more.
-        max_requests: The maximum number of requests that this machine's storage process makes at a time to one store.
+        max_requests: The maximum number of requests that a run's storage process makes at a time to one store.
         config: The other options, sorted by name: those of the backend, such as ``endpoint`` or ``region``. They may
             contain credentials, so they are not shown.
     """
 
-    retries: int = 10
+    retries: int = 20
     timeout_s: float = 10.0
     deadline_s: float = 300.0
     max_requests: int = 32

@@ -22,6 +22,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
+import obstore.exceptions
+import obstore.store  # noqa: F401  # Now, because threads that import it at the same time would see a part of it.
+
 from shardio.storage.cache.filling import Filler
 from shardio.storage.remote import operations
 from shardio.storage.remote.attempts import Attempts
