@@ -34,6 +34,7 @@ from tests.servers.server import Server
 from tests.storage.uploading import upload
 
 BATCH_SIZE = 64
+MAX_TRIES = 3
 NUM_WORKERS = 2
 LOADERS_ON, STORE_ON = {0}, {1}
 """The processors of the loaders, and of the store and the proxy."""
@@ -180,9 +181,13 @@ def _run(name: str, source: str, options: dict[str, str], server: Server, cache:
     }
     arguments = json.dumps({"name": name, "source": source, "options": options, "cache": str(cache)})
     command = [sys.executable, "-m", "benchmarks.bench_remote", "-", "--run", arguments]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    for _ in range(MAX_TRIES):
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode == 0:
+            found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+            return found
+        print(f"{name} failed with exit code {done.returncode}, see its message above: trying again", flush=True)
+    sys.exit(f"{name} failed {MAX_TRIES} times")
 
 
 def _measure(name: str, source: str, options: dict[str, str], cache: str) -> dict[str, float]:
