@@ -10,22 +10,16 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import ShardioError
 from shardio.reading.reader import SampleReader
+from shardio.reading.threads import map_in_threads
 from shardio.shards import BLOCK, ShardTable
 from shardio.storage import StoredFile
-
-Item = TypeVar("Item")
-
-NUM_THREADS = 16
-"""How many ranges are fetched at a time."""
 
 MAX_GAP = 4096
 """The largest gap in bytes that is fetched along with its neighbours."""
@@ -119,7 +113,7 @@ class ReadAhead:
                 with self._moved:
                     self._moved.wait(CHECK_S)
             begin, num_before = num_before, num_before + len(stretch)
-            _map_in_threads(self._fetch, self._plan(stretch))
+            map_in_threads(self._fetch, self._plan(stretch))
             if self._is_closed:
                 return
 
@@ -130,7 +124,7 @@ class ReadAhead:
     def _plan(self, stretch: NDArray[np.int64]) -> list[list[_Range]]:
         """Return what to fetch for a stretch, in the order in which it is needed: ranges of one tar at a time."""
         found = list[_Range]()
-        _map_in_threads(lambda each: found.extend(self._locate(*each)), list(self._reader.by_shard(stretch)))
+        map_in_threads(lambda each: found.extend(self._locate(*each)), list(self._reader.by_shard(stretch)))
         return _group(sorted(found, key=lambda each: each.row))
 
     def _locate(self, shard: int, rows: NDArray[np.int64], inner: NDArray[np.int64]) -> list[_Range]:
@@ -156,25 +150,6 @@ def start_reading_ahead(
     if cache_bytes is None:
         return nullcontext(ignore)
     return _reading_ahead(ReadAhead(table, fields, upcoming, first, size, cache_bytes))
-
-
-def _map_in_threads(function: Callable[[Item], object], items: Sequence[Item]) -> None:
-    """Call a function with each item, in several threads. They do not keep the process from exiting.
-
-    Errors are ignored: who reads what could not be fetched fetches it again, and reports the error with the sample.
-    """
-    remaining = iter(items)  # Threads share it: next() is atomic for iterators of sequences.
-
-    def work() -> None:
-        for item in remaining:
-            with suppress(ShardioError, OSError, EOFError):
-                function(item)
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(NUM_THREADS, len(items)))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def ignore(num_samples: int) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from shardio.errors import FormatError, SampleError, StaleIndexError
 from shardio.reading.seen import Seen, Verify
 from shardio.reading.stored import StoredSamples
+from shardio.reading.threads import map_in_threads
 from shardio.shards import PartCache, Shard, ShardTable
 from shardio.storage import ReplacedError, StoredFile
 from shardio.values import check_choice
@@ -70,7 +71,9 @@ class SampleReader:
                 f"the dataset has {self._stops[-1]} samples, got indices {indices.min()} to {indices.max()}"
             )
         columns: list[list[bytes | None]] = [[None] * len(indices) for _ in fields]
-        for shard, rows, inner in self.by_shard(indices):
+        by_shard = list(self.by_shard(indices))
+        self._open_remote([shard for shard, _, _ in by_shard])
+        for shard, rows, inner in by_shard:
             try:
                 found = self._read_checked(shard, inner, fields)
             except SampleError as error:
@@ -192,6 +195,13 @@ class SampleReader:
                 ):
                     raise
             self._open.pop(shard, None)
+
+    def _open_remote(self, shards: Sequence[int]) -> None:
+        """Open remote shards at the same time, because opening one takes several requests."""
+        tars = self._table.tars
+        missing = [shard for shard in shards if shard not in self._open and not tars[shard].store.is_local]
+        if len(missing) > 1:
+            map_in_threads(self._get_open, missing)
 
     def _get_open(self, shard: int) -> Shard:
         opened = self._open.get(shard)

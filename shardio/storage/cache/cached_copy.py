@@ -117,6 +117,8 @@ class CachedCopy:
 
 
 def _read_range(descriptor: int, size: int, start: int, stop: int) -> bytes | None:
+    if start == stop:
+        return b""
     if not _is_present(descriptor, size, start, stop):
         return None
     content = os.pread(descriptor, stop - start, start)
