@@ -20,7 +20,7 @@ PANELS = {
     "Make a dataset": ("pack", "index", "repair"),
     "Change a dataset": ("append", "merge", "split", "reshard", "export-index"),
     "Look into a dataset": ("info", "ls", "cat", "extract", "view", "dups"),
-    "Check a dataset or a loader": ("verify", "check", "order"),
+    "Check a dataset or a loader": ("verify", "check", "order", "doctor"),
     "Transform and train": ("augment", "bench", "train"),
     "Single JPEG files": ("tile", "untile"),
 }
