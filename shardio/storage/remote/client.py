@@ -48,7 +48,8 @@ class Client:
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
         call_at_fork(self, after_in_child=Client._leave_to_parent)
-        atexit.register(self.close)
+        self._is_exiting = False
+        atexit.register(self._exit)
 
     def ask(self, request: Request) -> Any:
         """Return what a request returns, or raise its error."""
@@ -126,6 +127,11 @@ class Client:
                 self._process.returncode = 0  # It ends by itself when the last process that uses it does.
                 self._process = None
 
+    def _exit(self) -> None:
+        """Close all because Python exits. Threads that still read ahead must not start another storage process."""
+        self._is_exiting = True
+        self.close()
+
     def _try(self, use: Callable[[Connection], Result]) -> Result:
         """Use a connection, and another one if the storage process has died. All requests can be repeated."""
         try:
@@ -173,6 +179,8 @@ class Client:
 
     def _start(self) -> None:
         """Start the storage process. If another one has died, use its folder, where a cache may be."""
+        if self._is_exiting:
+            raise StoreError("cannot read from an object store while Python exits")
         if self._process is not None:
             self._process.kill()
             self._process.wait()
