@@ -58,13 +58,17 @@ class CachedStore:
         return self.inner.stat(key)
 
     def open(self, key: str, *, whole: bool = False) -> CachedFile:
-        inner = self.inner
-        request = OpenCached(root=inner.root, options=inner.options, key=key, cache=self.cache)
-        found, path = client().ask(request)
-        return CachedFile(self, key, found, path, whole=whole)
+        return self._open(key, whole=whole, is_fresh=False)
 
     def read_whole(self, key: str) -> bytes:
-        return self.inner.read_whole(key)
+        file = self._open(key, whole=True, is_fresh=True)
+        return file.read(0, file.size)
+
+    def _open(self, key: str, *, whole: bool, is_fresh: bool) -> CachedFile:
+        inner = self.inner
+        request = OpenCached(root=inner.root, options=inner.options, key=key, cache=self.cache, is_fresh=is_fresh)
+        found, path = client().ask(request)
+        return CachedFile(self, key, found, path, whole=whole)
 
     def is_folder(self, key: str) -> bool:
         return self.inner.is_folder(key)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import xxhash
+from filelock import FileLock
 
 from shardio.storage.cache.budget import COPY_SUFFIX, Budget
 from shardio.storage.cache.cached_copy import BLOCK, CachedCopy
@@ -24,6 +25,9 @@ PIECE = 8 * 2**20
 
 URGENT_THREADS = 32
 """How many urgent ranges are fetched at a time."""
+
+NUM_LOCKS = 64
+"""The number of files for locks. Objects that share one are fetched one after the other."""
 
 AHEAD_THREADS = 16
 """How many ranges are read ahead at a time. The store's other requests are left to urgent ones."""
@@ -55,13 +59,14 @@ class Filler:
         self._ahead = ThreadPoolExecutor(AHEAD_THREADS)
 
     def open(self, attempts: Attempts, request: OpenCached) -> tuple[FileStat, str]:
-        """Return an object's status and the path of its copy. The store is asked once for each object.
+        """Return an object's status and the path of its copy.
 
-        A replaced object is noticed when a range of it is fetched, because each request names the version.
+        Unless the request says otherwise, the store is asked once for each object. A replaced object is noticed
+        when a range of it is fetched, because each request names the version.
         """
         name = request.root, request.key
         found = self._found.get(name)
-        if found is None:
+        if found is None or request.is_fresh:
             found = stat(attempts, Stat(root=request.root, options=request.options, key=request.key))
             self._found[name] = found
         return found, str(self._budget(request.cache).folder / name_copy(found))
@@ -106,7 +111,11 @@ class Filler:
             self._flights.setdefault(request.path, []).extend(own)
         try:
             for flight in own:
-                self._write(copy, request.cache, flight.start, _fetch(attempts, request, flight))
+                if request.is_whole:
+                    self._fill_whole(attempts, request, copy)
+                else:
+                    content = read_range(attempts, request, flight.start, flight.stop)
+                    self._write(copy, request.cache, flight.start, content)
         except BaseException as error:
             for flight in own:
                 flight.arrival.set_exception(error)
@@ -118,6 +127,14 @@ class Filler:
             self._forget(request.path, own)
         for flight in others:
             flight.arrival.result()
+
+    def _fill_whole(self, attempts: Attempts, request: Fill, copy: CachedCopy) -> None:
+        """Fetch an object as a whole: a manifest or an index. One process of those that share the cache does so."""
+        name = f".lock-{int(Path(copy.path).stem, 16) % NUM_LOCKS}"
+        with FileLock(self._budget(request.cache).folder / name):
+            if copy.find_missing(0, request.size):
+                content = read_whole(attempts, request, request.version)
+                self._write(copy, request.cache, 0, memoryview(content))
 
     def _write(self, copy: CachedCopy, cache: CacheSettings, start: int, content: memoryview) -> None:
         budget = self._budget(cache)
@@ -151,12 +168,6 @@ def name_copy(found: FileStat) -> str:
     """Return the name of the copy of an object of a remote store."""
     text = f"{found.identity}\n{found.version}\n{found.size}"
     return xxhash.xxh3_128_hexdigest(text.encode(errors="surrogateescape")) + COPY_SUFFIX
-
-
-def _fetch(attempts: Attempts, request: Fill, flight: _Flight) -> memoryview:
-    if request.is_whole:
-        return memoryview(read_whole(attempts, request, request.version))
-    return read_range(attempts, request, flight.start, flight.stop)
 
 
 def _split(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:

@@ -54,9 +54,11 @@ class OpenCached(Request):
 
     Attributes:
         cache: The cache.
+        is_fresh: Whether to ask the store even if it was asked before.
     """
 
     cache: CacheSettings
+    is_fresh: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 import re
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +23,7 @@ from shardio.sample import Sample
 from shardio.shards import MANIFEST_NAME, Manifest, write_manifest, write_shard
 from shardio.storage import Location, RemoteAccess, make_access, parse_location
 from shardio.storage.cache.budget import COPY_SUFFIX
+from shardio.storage.remote.client import client
 from tests.faults.proxy import FaultProxy, Script
 from tests.servers.fixtures import seaweedfs_server
 from tests.servers.server import Server
@@ -109,6 +115,51 @@ def test_a_replaced_object_has_another_copy(tmp_path: Path) -> None:
     put(location, CONTENT[::-1])
     with closing(cached(location, tmp_path).open()) as file:
         assert file.read(0, 100) == CONTENT[::-1][:100]
+
+
+def test_a_manifest_that_was_replaced_elsewhere_is_read_anew(seaweedfs_server: Server, tmp_path: Path) -> None:
+    name = uuid.uuid4().hex
+    put(at_server(seaweedfs_server, name), b"old")
+    location = cached(at_server(seaweedfs_server, name), tmp_path)
+    assert location.read_whole() == b"old"
+    obstore_program = (
+        "import sys, json, obstore; from obstore.store import S3Store; options = json.loads(sys.argv[1]); "
+        "options.pop('allow_http'); store = S3Store(sys.argv[2], config=options, client_options={'allow_http': True}); "
+        "obstore.put(store, sys.argv[3], b'new')"
+    )
+    arguments = [json.dumps(dict(seaweedfs_server.options)), seaweedfs_server.url[5:], name]
+    subprocess.run([sys.executable, "-c", obstore_program, *arguments], check=True)
+    assert location.read_whole() == b"new"
+
+
+def read_in_another_process(location: Location, end: Connection) -> None:
+    """Read an object when told to."""
+    end.send("ready")
+    end.recv()
+    end.send(location.read_whole())
+
+
+def test_processes_with_a_shared_cache_fetch_a_manifest_once(
+    seaweedfs_server: Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    name = uuid.uuid4().hex
+    put(at_server(seaweedfs_server, name))
+    proxy.set(Script(latency_s=0.3))  # So that requests overlap.
+    proxy.reset()
+    location = cached(at_server(seaweedfs_server.behind(proxy.host, proxy.port), name), tmp_path)
+    client().close()  # So that each process has a storage process of its own, as the ranks of torchrun have.
+    context = multiprocessing.get_context("spawn")
+    ends = []
+    for _ in range(3):
+        end, other = context.Pipe()
+        context.Process(target=read_in_another_process, args=(location, other), daemon=True).start()
+        ends.append(end)
+    for end in ends:
+        assert end.recv() == "ready"
+    for end in ends:
+        end.send("go")
+    assert [end.recv() for end in ends] == [CONTENT] * 3
+    assert bytes_requested(proxy) == len(CONTENT)
 
 
 def write_samples(folder: Location, num_samples: int = 20) -> dict[str, bytes]:
