@@ -169,4 +169,5 @@ def test_storage_options_are_names_and_values() -> None:
 
 @pytest.mark.parametrize("option", ["endpoint", "=x", "retries=many", "retries=-1"])
 def test_wrong_storage_options_are_usage_errors(tmp_path: Path, option: str) -> None:
-    run("pack", tmp_path, "memory://x/out", "--storage-option", option, code=2)
+    output = run("pack", tmp_path, "memory://x/out", "--storage-option", option, code=2).output
+    assert "storage" in output

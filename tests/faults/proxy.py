@@ -89,5 +89,5 @@ class FaultProxy:
         return found
 
     def reset(self) -> None:
-        """Begin to count and to log anew. The script continues."""
+        """Clear the counts and the log. The script continues."""
         self._call("reset")

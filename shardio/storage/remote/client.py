@@ -201,7 +201,7 @@ class Client:
                     [listener.fileno(), read_end, folder],
                     descriptors=[listener.fileno(), read_end],
                 )
-        except BaseException:
+        except BaseException:  # Ctrl-C must not leave a folder without a process that removes it.
             shutil.rmtree(folder, ignore_errors=True)
             raise
         finally:
@@ -243,7 +243,7 @@ def _connect_to(folder: Path) -> Connection:
     end = socket.socket(socket.AF_UNIX)
     try:
         end.connect(str(folder / SOCKET))
-    except BaseException:
+    except BaseException:  # Ctrl-C must not leave the socket open either.
         end.close()
         raise
     return Connection(end.detach())

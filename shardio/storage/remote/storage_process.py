@@ -96,7 +96,7 @@ class StorageProcess:
         """End the process when no other process holds the other end of a pipe, or a connection."""
         os.read(lifeline, 1)
         while any(map(_is_in_use, list(self._connections))):
-            time.sleep(CHECK_S)
+            time.sleep(CHECK_S)  # The ends of several sockets cannot be awaited while others serve them.
         shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(0)  # Without waiting for requests whose results nobody wants.
 
