@@ -15,6 +15,7 @@ from shardio.storage.cache.cached_copy import CachedCopy
 from shardio.storage.cache.settings import CacheSettings
 from shardio.storage.remote.client import client
 from shardio.storage.remote.messages import Fill, MeasureCache, OpenCached
+from shardio.storage.remote.object_file import check_range
 from shardio.storage.remote.object_store import ObjectStore
 from shardio.storage.runs import RunLimits, read_runs
 from shardio.storage.store import FileStat, Location, Writer
@@ -125,7 +126,7 @@ class CachedFile:
 
     def read_into(self, starts: Sequence[int], buffers: Sequence[memoryview]) -> None:
         for start, buffer in zip(starts, buffers, strict=True):
-            self._check(start, start + len(buffer))
+            check_range(self.location, self.size, start, start + len(buffer))
             for _ in range(MAX_FILLS):
                 if not len(buffer) or self._copy.read_into(start, buffer):
                     break
@@ -146,7 +147,7 @@ class CachedFile:
     def _read_all(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
         self._touch()
         for start, stop in zip(starts, stops, strict=True):
-            self._check(start, stop)
+            check_range(self.location, self.size, start, stop)
         contents = self._copy.read(starts, stops)
         for _ in range(MAX_FILLS):
             missing = [i for i, content in enumerate(contents) if content is None]
@@ -182,13 +183,6 @@ class CachedFile:
         if now - self._touched > TOUCH_S:
             self._touched = now
             self._copy.touch()
-
-    def _check(self, start: int, stop: int) -> None:
-        if stop > self.size:
-            raise EOFError(
-                f"{self.location} ends at byte {self.size}, but bytes {start} to {stop} were requested: the object is "
-                "truncated. Restore it"
-            )
 
     def _raise_removed(self) -> None:
         raise StoreError(

@@ -78,11 +78,7 @@ class ObjectFile:
 
     def _request(self, ranges: Sequence[tuple[int, int]]) -> ReadRanges:
         for start, stop in ranges:
-            if stop > self.size:
-                raise EOFError(
-                    f"{self.location} ends at byte {self.size}, but bytes {start} to {stop} were requested: the object "
-                    "is truncated. Restore it"
-                )
+            check_range(self.location, self.size, start, stop)
         return ReadRanges(
             root=self._store.root,
             options=self._store.options,
@@ -90,4 +86,13 @@ class ObjectFile:
             size=self.size,
             version=self.version,
             ranges=tuple(ranges),
+        )
+
+
+def check_range(location: Location, size: int, start: int, stop: int) -> None:
+    """Raise EOFError if a range does not lie within an object."""
+    if stop > size:
+        raise EOFError(
+            f"{location} ends at byte {size}, but bytes {start} to {stop} were requested: the object is truncated. "
+            "Restore it"
         )
