@@ -20,12 +20,14 @@ if TYPE_CHECKING:
         CoverageError,
         FormatError,
         IdentityError,
+        LocationError,
         NonFiniteLossError,
         PackError,
         SampleError,
         ShardioError,
         StaleIndexError,
         StateError,
+        StoreError,
         WorkerError,
     )
     from shardio.loader import DataLoader
@@ -51,6 +53,7 @@ __all__ = [
     "IdentityError",
     "ImageFolder",
     "KeyedShards",
+    "LocationError",
     "Manifest",
     "MixUp",
     "NonFiniteLossError",
@@ -65,6 +68,7 @@ __all__ = [
     "SharedList",
     "StaleIndexError",
     "StateError",
+    "StoreError",
     "WorkerError",
     "WorkerInfo",
     "__version__",
@@ -89,8 +93,8 @@ _get = import_on_use(
         ".datasets": "EpochSampler ImageFolder ShardDataset ShardMapDataset",
         ".decoding": "verify",
         ".device": "CutMix DevicePrefetcher MixUp OneOf BatchRandomErasing",
-        ".errors": "BusyError CoverageError FormatError IdentityError NonFiniteLossError "
-        "PackError SampleError ShardioError StaleIndexError StateError WorkerError",
+        ".errors": "BusyError CoverageError FormatError IdentityError LocationError NonFiniteLossError "
+        "PackError SampleError ShardioError StaleIndexError StateError StoreError WorkerError",
         ".loader": "DataLoader",
         ".packing": "ShardWriter append finalize merge pack reshard split",
         ".reading.keyed": "KeyedShards open",

@@ -60,6 +60,9 @@ class MemoryStore:
         rest = (name.removeprefix(f"{key}/") for name in self.objects if name.startswith(f"{key}/"))
         return sorted({name[: name.find("/") + 1] or name for name in rest})
 
+    def walk_stats(self, key: str) -> Iterator[tuple[str, FileStat]]:
+        return ((each, self.stat(each)) for each in self.walk(key))
+
     def walk(self, key: str) -> Iterator[str]:
         yield from (name for name in self.objects if name.startswith(f"{key}/"))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -16,16 +17,20 @@ from shardio.classes import Classes, check_classes, number_classes
 from shardio.datasets.map_dataset import MapDataset
 from shardio.decoding import Decode, FieldDecoder
 from shardio.images import DEFAULT_MAX_PIXELS, IMAGE_FIELDS, Orientation, describe_other_images
-from shardio.reading import FileReader, LabelledFile
+from shardio.reading import FileReader, LabelledFile, RemoteFiles, RemoteSamples
 from shardio.shared_list import SharedList
-from shardio.storage import Location, parse_location, read_as_utf8
+from shardio.storage import Location, StorageOptions, make_access, parse_location, read_as_utf8
+
+if TYPE_CHECKING:
+    from shardio.storage.cache.cached_files import CachedFiles
+    from shardio.storage.listing import Listing
 
 
 class ImageFolder(MapDataset):
     """A map-style dataset of the images in ``root/class/…``, labelled by class folder.
 
     Args:
-        root: The directory.
+        root: The directory, or the URL of a folder in an object store.
         transform: A callable applied to each image.
         decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, but Pillow images to pipelines of
             torchvision's and timm's that convert these; ``pil`` always passes Pillow images.
@@ -39,17 +44,28 @@ class ImageFolder(MapDataset):
             any number of workers, and after a resumption.
         transform_sample: A callable applied to each whole sample, ``{"image": array, "label": label}``; see
             :class:`shardio.ShardDataset`.
+        storage_options: Settings of the store of a remote folder, such as ``endpoint``, ``region``, ``profile``,
+            ``retries`` or ``timeout_s``. By default, they come from the environment, as for the store's own tools.
+        cache: For a remote folder, a local folder in which processes and jobs of this machine keep what they have read;
+            by default, a temporary one, which is removed at the end.
+        cache_size: The size of the cache, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB
+            if ``cache`` is not given.
+        listing: For a remote folder, a local file that keeps its listing. If the file exists, the folder is not listed
+            again: delete the file after adding or removing images. By default, each process lists the folder.
 
     Attributes:
+        root: The directory as a Path, or the URL.
         classes: The class names, by label.
         class_to_idx: The label of each class name.
-        samples: (absolute path, label) of each image, in torchvision's order, as a SharedList. You can change it or set
-            another list; a label that is not an integer raises TypeError when it is read.
+        samples: (absolute path or URL, label) of each image, in torchvision's order, as a SharedList. You can change it
+            or set another list; a label that is not an integer raises TypeError when it is read.
 
     Raises:
         FileNotFoundError: If the directory does not exist or has no class folders, or if a class folder has no
             images.
         ValueError: If a class folder is not in ``classes``.
+        FormatError: If ``listing`` is damaged, or the listing of another folder.
+        StoreError: If a remote store keeps failing.
         TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
     """
 
@@ -64,6 +80,10 @@ class ImageFolder(MapDataset):
         classes: Classes | None = None,
         seed_transforms: bool = True,
         transform_sample: Callable[[dict[str, Any]], Any] | None = None,
+        storage_options: StorageOptions | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_size: str | int | None = None,
+        listing: str | os.PathLike[str] | None = None,
     ) -> None:
         decoder = FieldDecoder(
             fields=("image", "label"),
@@ -74,12 +94,13 @@ class ImageFolder(MapDataset):
             seed_transforms=seed_transforms,
             transform_sample=transform_sample,
         )
-        location = parse_location(root)
-        self.root = Path(str(location))
-        super().__init__(decoder, FileReader(location, IMAGE_FIELDS[0]))
-        folders = _find_classes(location)
-        self.classes = list(folders if classes is None else check_classes(classes))
-        self.samples, others = _find_samples(folders, number_classes(list(folders), self.classes, str(root)))
+        location = parse_location(root, make_access(storage_options, cache, cache_size))
+        files = None if location.store.is_local else _list_files(location, listing)
+        self.root: Path | str = Path(location.key) if files is None else str(location)
+        super().__init__(decoder, FileReader(location, IMAGE_FIELDS[0], files))
+        paths = _find_local(location) if files is None else _find_listed(files.listing)
+        self.classes = list(paths if classes is None else check_classes(classes))
+        self.samples, others = _label_images(paths, number_classes(list(paths), self.classes, str(root)), location)
         if left_out := describe_other_images(others):
             warnings.warn(f"{root}: {left_out}", RuntimeWarning, stacklevel=2)
 
@@ -106,42 +127,73 @@ class ImageFolder(MapDataset):
     @cached_property
     def digest(self) -> str:
         """The dataset's identity: xxh3-128 over the images' paths below the root, in order."""
-        root = str(self.root / "x")[:-1]
+        root = str(self.root).rstrip("/") + "/"
         paths = "\n".join(path.removeprefix(root) for path, _ in self.samples)
         return xxhash.xxh3_128_hexdigest(paths.encode(errors="surrogateescape"))
 
     def locate(self, indices: NDArray[np.int64]) -> list[LabelledFile]:
         return [self.samples[index] for index in indices.tolist()]
 
+    def remote_samples(self) -> RemoteSamples | None:
+        files = self.reader.files if isinstance(self.reader, FileReader) else None
+        return None if files is None else RemoteFiles(files, self._list_keys)
+
+    def _list_keys(self, indices: NDArray[np.int64]) -> list[str]:
+        assert isinstance(self.reader, FileReader), "it reads files"
+        return [self.reader.find_key(path) for path, _ in self.locate(indices)]
+
     def __len__(self) -> int:
         return len(self.samples)
 
 
-def _find_classes(root: Location) -> dict[str, Location]:
-    """Return the class folders by name, sorted."""
+def _list_files(root: Location, kept: str | os.PathLike[str] | None) -> CachedFiles:
+    from shardio.storage.cache.cached_files import open_files  # Local folders need none of it.
+
+    return open_files(root, kept)
+
+
+def _find_local(root: Location) -> dict[str, list[str]]:
+    """Return the paths of the files in each class folder, sorted by class."""
     if not root.is_folder():
         raise FileNotFoundError(f"the directory {root} does not exist")
     names = sorted(name[:-1] for name in root.list() if name.endswith("/") and not name.startswith("."))
     if not names:
-        raise FileNotFoundError(f"{root} has no class folders: images are expected in {root}/<class>/")
-    return {read_as_utf8(name): root / name for name in names}
+        raise _no_class_folders(root)
+    return {read_as_utf8(name): list((root / name).walk()) for name in names}
 
 
-def _find_samples(
-    folders: Mapping[str, Location], labels: Mapping[str, int]
+def _find_listed(listing: Listing) -> dict[str, list[str]]:
+    """Return the URLs of the files in each class folder, sorted by class."""
+    folder, found = listing.folder, dict[str, list[str]]()
+    start, prefix = len(f"{folder.key}/" if folder.key else ""), folder.store.prefix
+    for key in listing.keys:
+        found.setdefault(key[start : key.index("/", start)], []).append(prefix + key)
+    if not found:
+        raise _no_class_folders(folder)
+    return dict(sorted(found.items()))
+
+
+def _no_class_folders(root: Location) -> FileNotFoundError:
+    return FileNotFoundError(f"{root} has no class folders: images are expected in {root}/<class>/")
+
+
+def _label_images(
+    paths: Mapping[str, list[str]], labels: Mapping[str, int], root: Location
 ) -> tuple[list[tuple[str, int]], list[Path]]:
     """Return the (path, label) of each image, and all other files."""
     samples = []
     others = list[Path]()
-    for name, folder in folders.items():
-        images = list[Path]()
-        for path in map(Path, folder.walk()):
-            (images if path.suffix[1:].lower() in IMAGE_FIELDS else others).append(path)
+    for name, files in paths.items():
+        images = list[str]()
+        for path in files:
+            if path.rpartition(".")[2].lower() in IMAGE_FIELDS:
+                images.append(path)
+            else:
+                others.append(Path(path))
         if not images:
             raise FileNotFoundError(
-                f"the class folder {folder} holds no images: add images ({', '.join(IMAGE_FIELDS)}) or remove it"
+                f"the class folder {root / name} holds no images: add images ({', '.join(IMAGE_FIELDS)}) or remove it"
             )
-        # torchvision's order: by directory, then by name.
-        images.sort(key=lambda path: (str(path.parent), path.name))
-        samples += [(str(path), labels[name]) for path in images]
+        images.sort(key=lambda path: path.rpartition("/")[::2])  # torchvision's order: by directory, then by name.
+        samples += [(path, labels[name]) for path in images]
     return samples, others

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from shardio.order import (
     choose_settings,
     iterate_steps,
 )
-from shardio.reading import SampleReader, Verify, ignore
+from shardio.reading import RemoteSamples, SampleReader, Verify, find_remote_shards, read_nothing_ahead
 from shardio.shards import DatasetSource, open_table
 from shardio.storage import StorageOptions, make_access
 from shardio.torch_modes import own_tensors
@@ -295,9 +295,10 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
 
     def _read_ahead(self, cursor: Cursor, split: Split) -> AbstractContextManager[Callable[[int], object]]:
         """Return a context in which the first worker reads ahead for all workers of the rank."""
-        if find_worker().worker_id:
-            return nullcontext(ignore)
-        return read_ahead(self, self.table, self.decoder.stored_fields, cursor, split)
+        return read_nothing_ahead() if find_worker().worker_id else read_ahead(self, self, cursor, split)
+
+    def remote_samples(self) -> RemoteSamples | None:
+        return find_remote_shards(self.table, self.decoder.stored_fields)
 
     def _read(self, indices: NDArray[np.int64], rng_keys: Words) -> list[Any]:
         self.check_transform()

@@ -11,7 +11,7 @@ from shardio.datasets.labels import follow_classes
 from shardio.datasets.map_dataset import MapDataset
 from shardio.decoding import Decode, FieldDecoder, Fields, Missing
 from shardio.images import DEFAULT_MAX_PIXELS, Orientation
-from shardio.reading import SampleReader, Verify
+from shardio.reading import RemoteSamples, SampleReader, Verify, find_remote_shards
 from shardio.shards import DatasetSource, open_table
 from shardio.storage import StorageOptions, make_access
 
@@ -102,6 +102,9 @@ class ShardMapDataset(MapDataset):
     def classes(self) -> list[str]:
         """The class names, by label."""
         return list(self._classes)
+
+    def remote_samples(self) -> RemoteSamples | None:
+        return find_remote_shards(self.table, self.decoder.stored_fields)
 
     def __len__(self) -> int:
         return int(self.shard_sizes.sum())

@@ -11,6 +11,7 @@ from shardio.datasets.epoch_cell import EpochCell
 from shardio.datasets.map_epoch import MapEpoch
 from shardio.decoding import Decode, FieldDecoder, Fields
 from shardio.images import Orientation
+from shardio.reading import RemoteSamples
 from shardio.shared_numbers import SharedCell
 
 Transform = Callable[[Any], Any]
@@ -90,6 +91,10 @@ class Transformed:
     def seed_transforms(self) -> bool:
         """Whether samples' rng keys seed the generators of your own transforms."""
         return self.decoder.seed_transforms
+
+    def remote_samples(self) -> RemoteSamples | None:
+        """Return what can be read ahead of the samples; None if they are local."""
+        return None
 
     def check_transform(self) -> None:
         """Raise RuntimeError if the transform was set after this copy was made for a worker process."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -13,14 +12,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.datasets import Ordered, ShardDataset, ShardMapDataset, Unwrapped, check_indices, read_ahead
+from shardio.datasets import Ordered, Unwrapped, check_indices, read_ahead
 from shardio.decoding import FieldDecoder
 from shardio.handover import hand_over
 from shardio.loader.fetching.epochs import Epochs
 from shardio.loader.fetching.indices import Indices, SamplerPosition
 from shardio.loader.fetching.position import EpochPosition
 from shardio.order import Cursor, Split, Words, derive_rng_key, make_rng_key
-from shardio.reading import ignore
+from shardio.reading import read_batches_ahead, read_nothing_ahead
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,7 +103,7 @@ class OrderPlanner:
         return self._plan(cursor, split), source
 
     def _plan(self, cursor: Cursor, split: Split) -> Iterator[BatchPlan]:
-        with self._read_ahead(cursor, split) as advance:
+        with read_ahead(self._order, self.dataset.dataset, cursor, split, self.dataset.inner_indices) as advance:
             for positions, indices in self._order.steps(cursor, split):
                 valid = np.concatenate(positions) < split.num_samples if split.remainder == "mask" else None
                 rng_keys, replacement_rng_keys = self.dataset.rng_keys(self._order.seed, cursor.epoch, indices)
@@ -116,15 +115,6 @@ class OrderPlanner:
                     start, stop = stop, stop + len(batch)
                     advance(len(batch))
                     yield plans.take(slice(start, stop))
-
-    def _read_ahead(self, cursor: Cursor, split: Split) -> AbstractContextManager[Callable[[int], object]]:
-        """Return a context in which remote shards are read ahead."""
-        inner = self.dataset.dataset
-        if not isinstance(inner, ShardDataset | ShardMapDataset):
-            return nullcontext(ignore)
-        return read_ahead(
-            self._order, inner.table, inner.decoder.stored_fields, cursor, split, self.dataset.inner_indices
-        )
 
 
 class SamplerPlanner:
@@ -177,19 +167,24 @@ class SamplerPlanner:
         assert position.base_seed is not None, "it was drawn when the epoch began"
         base_rng_key = make_rng_key(position.base_seed, position.num_epochs_of_seed, "draws")
         num_samples, num_planned = len(self.dataset), position.num_samples
-        for batch in counted:
-            indices = check_indices(batch, num_samples)
-            if not len(indices):
-                raise IndexError("the batch sampler yielded an empty batch: it must not yield batches without indices")
-            if known is None:
-                counters = np.arange(num_planned, num_planned + len(indices), dtype=np.uint64)
-                rng_keys = replacement_rng_keys = derive_rng_key(base_rng_key, counters)
-            else:
-                repetitions = _count_repetitions(num_returned, indices)
-                rng_keys, replacement_rng_keys = self.dataset.rng_keys(*known, indices, repetitions)
-            num_planned += len(indices)
-            counted.note_plan(len(indices))
-            yield BatchPlan(indices=indices, rng_keys=rng_keys, replacement_rng_keys=replacement_rng_keys)
+        remote = self.dataset.dataset.remote_samples()
+        with read_nothing_ahead() if remote is None else read_batches_ahead(remote) as fetch:
+            for batch in counted:
+                indices = check_indices(batch, num_samples)
+                if not len(indices):
+                    raise IndexError(
+                        "the batch sampler yielded an empty batch: it must not yield batches without indices"
+                    )
+                fetch(self.dataset.inner_indices(indices))
+                if known is None:
+                    counters = np.arange(num_planned, num_planned + len(indices), dtype=np.uint64)
+                    rng_keys = replacement_rng_keys = derive_rng_key(base_rng_key, counters)
+                else:
+                    repetitions = _count_repetitions(num_returned, indices)
+                    rng_keys, replacement_rng_keys = self.dataset.rng_keys(*known, indices, repetitions)
+                num_planned += len(indices)
+                counted.note_plan(len(indices))
+                yield BatchPlan(indices=indices, rng_keys=rng_keys, replacement_rng_keys=replacement_rng_keys)
 
 
 class SamplerProgress:

@@ -9,8 +9,15 @@ from shardio.lazy import import_on_use
 if TYPE_CHECKING:
     from shardio.reading.files import FileReader, LabelledFile
     from shardio.reading.joined import JoinedReader, LocatedSample, Reader
-    from shardio.reading.read_ahead import ReadAhead, ignore, start_reading_ahead
+    from shardio.reading.read_ahead import (
+        RemoteSamples,
+        read_batches_ahead,
+        read_nothing_ahead,
+        read_stretches_ahead,
+    )
     from shardio.reading.reader import SampleReader
+    from shardio.reading.remote_files import RemoteFiles
+    from shardio.reading.remote_shards import find_remote_shards
     from shardio.reading.seen import Verify
     from shardio.reading.stored import StoredSamples
 
@@ -19,13 +26,16 @@ __all__ = [
     "JoinedReader",
     "LabelledFile",
     "LocatedSample",
-    "ReadAhead",
     "Reader",
+    "RemoteFiles",
+    "RemoteSamples",
     "SampleReader",
     "StoredSamples",
     "Verify",
-    "ignore",
-    "start_reading_ahead",
+    "find_remote_shards",
+    "read_batches_ahead",
+    "read_nothing_ahead",
+    "read_stretches_ahead",
 ]
 
 __getattr__ = import_on_use(
@@ -33,8 +43,10 @@ __getattr__ = import_on_use(
     {
         ".files": "FileReader LabelledFile",
         ".joined": "JoinedReader LocatedSample Reader",
-        ".read_ahead": "ReadAhead ignore start_reading_ahead",
+        ".read_ahead": "RemoteSamples read_batches_ahead read_nothing_ahead read_stretches_ahead",
         ".reader": "SampleReader",
+        ".remote_files": "RemoteFiles",
+        ".remote_shards": "find_remote_shards",
         ".seen": "Verify",
         ".stored": "StoredSamples",
     },

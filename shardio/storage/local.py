@@ -60,6 +60,9 @@ class LocalStore:
         """Yield the paths of all files below a directory: see :func:`walk_files`."""
         return map(str, walk_files(Path(key))) if self.is_folder(key) else iter(())
 
+    def walk_stats(self, key: str) -> Iterator[tuple[str, FileStat]]:
+        return ((path, self.stat(path)) for path in self.walk(key))
+
     @contextmanager
     def write_whole(self, key: str) -> Iterator[BinaryIO]:
         path = Path(key)

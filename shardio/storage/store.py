@@ -149,6 +149,9 @@ class Store(Protocol):
     def walk(self, key: str) -> Iterator[str]:
         """Yield the keys of all objects below a folder, in any order. Names that start with a dot are skipped."""
 
+    def walk_stats(self, key: str) -> Iterator[tuple[str, FileStat]]:
+        """Yield the key and the status of all objects below a folder, as :meth:`walk` and :meth:`stat` return them."""
+
     def write_whole(self, key: str) -> AbstractContextManager[Writer]:
         """Write an object atomically: it appears, complete, when the ``with`` block ends.
 
@@ -233,6 +236,10 @@ class Location:
     def walk(self) -> Iterator[str]:
         """Yield the keys of all objects below this folder: see :meth:`Store.walk`."""
         return self.store.walk(self.key)
+
+    def walk_stats(self) -> Iterator[tuple[str, FileStat]]:
+        """Yield the key and the status of all objects below this folder: see :meth:`Store.walk_stats`."""
+        return self.store.walk_stats(self.key)
 
     def write_whole(self) -> AbstractContextManager[Writer]:
         """Write the object atomically: see :meth:`Store.write_whole`."""

@@ -195,6 +195,11 @@ def test_a_walk_finds_all_objects_below_a_folder_that_are_not_hidden(root: Locat
     assert sorted((root / "b").walk()) == [(root / key).key for key in ["b/1", "b/2", "b/c/d/deep"]]
 
 
+def test_a_walk_knows_what_each_object_is(root: Location) -> None:
+    objects = {(root / key).key: put(root / key, CONTENT[:size]) for size, key in enumerate(["a", "b/ü 1", "b/c%20"])}
+    assert dict(root.walk_stats()) == {key: location.stat() for key, location in objects.items()}
+
+
 @pytest.mark.parametrize("key", ["missing", "no/such/folder", "a"])
 def test_what_is_not_a_folder_is_empty(root: Location, key: str) -> None:
     put(root / "a")

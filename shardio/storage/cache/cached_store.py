@@ -14,7 +14,7 @@ from shardio.errors import StoreError
 from shardio.storage.cache.cached_copy import CachedCopy
 from shardio.storage.cache.settings import CacheSettings
 from shardio.storage.remote.client import client
-from shardio.storage.remote.messages import Fill, MeasureCache, OpenCached
+from shardio.storage.remote.messages import Fill, FindCache, OpenCached
 from shardio.storage.remote.object_file import check_range
 from shardio.storage.remote.object_store import ObjectStore
 from shardio.storage.runs import RunLimits, read_runs
@@ -52,8 +52,10 @@ class CachedStore:
 
     @property
     def cache_bytes(self) -> int:
-        request = MeasureCache(root=self.inner.root, options=self.inner.options, key="", cache=self.cache)
-        return int(client().ask(request))
+        _, max_bytes = client().ask(
+            FindCache(root=self.inner.root, options=self.inner.options, key="", cache=self.cache)
+        )
+        return int(max_bytes)
 
     def stat(self, key: str) -> FileStat:
         return self.inner.stat(key)
@@ -79,6 +81,9 @@ class CachedStore:
 
     def walk(self, key: str) -> Iterator[str]:
         return self.inner.walk(key)
+
+    def walk_stats(self, key: str) -> Iterator[tuple[str, FileStat]]:
+        return self.inner.walk_stats(key)
 
     def write_whole(self, key: str) -> AbstractContextManager[Writer]:
         return self.inner.write_whole(key)

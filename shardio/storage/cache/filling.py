@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import xxhash
 from filelock import FileLock
 
 from shardio.storage.cache.budget import COPY_SUFFIX, Budget
+from shardio.storage.cache.bundles import add_hash, size_in_bundle
 from shardio.storage.cache.cached_copy import BLOCK, CachedCopy
 from shardio.storage.cache.settings import CacheSettings, choose_size
 from shardio.storage.remote.attempts import Attempts
-from shardio.storage.remote.messages import Fill, OpenCached, Request, Stat
+from shardio.storage.remote.messages import BundledFile, Fill, FillFiles, OpenCached, Request, Stat
 from shardio.storage.remote.operations import read_range, read_whole, stat
 from shardio.storage.store import FileStat, ReplacedError
 
@@ -31,6 +33,12 @@ NUM_LOCKS = 64
 
 AHEAD_THREADS = 16
 """How many ranges are read ahead at a time. The store's other requests are left to urgent ones."""
+
+
+FILE_THREADS = 64
+"""How many small objects are read ahead at a time, because the latency of a store limits them."""
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +65,8 @@ class Filler:
         self._flights: dict[str, list[_Flight]] = {}
         self._urgent = ThreadPoolExecutor(URGENT_THREADS)
         self._ahead = ThreadPoolExecutor(AHEAD_THREADS)
+        self._urgent_files = ThreadPoolExecutor(FILE_THREADS)
+        self._files_ahead = ThreadPoolExecutor(FILE_THREADS)
 
     def open(self, attempts: Attempts, request: OpenCached) -> tuple[FileStat, str]:
         """Return an object's status and the path of its copy.
@@ -71,9 +81,10 @@ class Filler:
             self._found[name] = found
         return found, str(self._budget(request.cache).folder / name_copy(found))
 
-    def measure(self, cache: CacheSettings) -> int:
-        """Return the size of a cache in bytes."""
-        return self._budget(cache).max_bytes
+    def find(self, cache: CacheSettings) -> tuple[str, int]:
+        """Return the path of a cache's folder, and the size of the cache in bytes."""
+        budget = self._budget(cache)
+        return str(budget.folder), budget.max_bytes
 
     def forget(self, request: Request) -> None:
         """Forget what is known about an object that is about to change."""
@@ -86,36 +97,58 @@ class Filler:
             OSError: If the cache cannot be written.
             Exception: The same errors as :meth:`Attempts.make`.
         """
+        copy = CachedCopy(path=request.path, size=request.size)
         if request.is_whole:
-            pieces = [(0, request.size)]
+            pieces, fetch = [(0, request.size)], partial(self._fetch_whole, attempts, request, copy)
         else:
             pieces = [piece for start, stop in request.ranges for piece in _split(start, stop, request.size)]
-        fill = partial(self._fill_piece, attempts, request)
+            fetch = partial(self._fetch_range, attempts, request, copy)
         try:
-            if len(pieces) == 1:
-                fill(pieces[0])
-            else:
-                list((self._urgent if request.is_urgent else self._ahead).map(fill, pieces))
+            _map(
+                self._urgent if request.is_urgent else self._ahead,
+                lambda piece: self._fill_piece(copy, *piece, fetch, is_divisible=not request.is_whole),
+                pieces,
+            )
         except ReplacedError:
             self.forget(request)
             raise
 
-    def _fill_piece(self, attempts: Attempts, request: Fill, piece: tuple[int, int]) -> None:
-        copy = CachedCopy(path=request.path, size=request.size)
+    def fill_files(self, attempts: Attempts, request: FillFiles) -> None:
+        """Make small objects present in their bundles.
+
+        Raises:
+            OSError: If the cache cannot be written.
+            Exception: The same errors as :meth:`Attempts.make`.
+        """
+
+        def fill(file: BundledFile) -> None:
+            bundle = CachedCopy(path=file.path, size=file.bundle_size)
+            stop = file.start + size_in_bundle(file.size)
+            fetch = partial(self._fetch_file, attempts, request, bundle, file)
+            self._fill_piece(bundle, file.start, stop, fetch, is_divisible=False)
+
+        _map(self._urgent_files if request.is_urgent else self._files_ahead, fill, request.files)
+
+    def _fill_piece(
+        self,
+        copy: CachedCopy,
+        start: int,
+        stop: int,
+        fetch: Callable[[int, int], None],
+        *,
+        is_divisible: bool,
+    ) -> None:
+        """Fetch what is missing in a range and is not being fetched. Return when all of it is there."""
         with self._lock:
-            missing = copy.find_missing(*piece)
-            if request.is_whole and missing:
-                missing = [piece]
-            others = [each for each in self._flights.get(request.path, ()) if _overlaps(each, *piece)]
+            missing = copy.find_missing(start, stop)
+            if missing and not is_divisible:
+                missing = [(start, stop)]
+            others = [each for each in self._flights.get(copy.path, ()) if _overlaps(each, start, stop)]
             own = [_Flight(*part) for each in missing for part in _subtract(each, others)]
-            self._flights.setdefault(request.path, []).extend(own)
+            self._flights.setdefault(copy.path, []).extend(own)
         try:
             for flight in own:
-                if request.is_whole:
-                    self._fill_whole(attempts, request, copy)
-                else:
-                    content = read_range(attempts, request, flight.start, flight.stop)
-                    self._write(copy, request.cache, flight.start, content)
+                fetch(flight.start, flight.stop)
         except BaseException as error:
             for flight in own:
                 flight.arrival.set_exception(error)
@@ -124,11 +157,21 @@ class Filler:
             for flight in own:
                 flight.arrival.set_result(None)
         finally:
-            self._forget(request.path, own)
+            self._forget(copy.path, own)
         for flight in others:
             flight.arrival.result()
 
-    def _fill_whole(self, attempts: Attempts, request: Fill, copy: CachedCopy) -> None:
+    def _fetch_range(self, attempts: Attempts, request: Fill, copy: CachedCopy, start: int, stop: int) -> None:
+        self._write(copy, request.cache, start, read_range(attempts, request, start, stop))
+
+    def _fetch_file(
+        self, attempts: Attempts, request: FillFiles, bundle: CachedCopy, file: BundledFile, start: int, stop: int
+    ) -> None:
+        named = Request(root=request.root, options=request.options, key=file.key)
+        content = read_whole(attempts, named, file.version, file.size)
+        self._write(bundle, request.cache, start, memoryview(add_hash(content)))
+
+    def _fetch_whole(self, attempts: Attempts, request: Fill, copy: CachedCopy, start: int, stop: int) -> None:
         """Fetch an object as a whole: a manifest or an index. One process of those that share the cache does so."""
         name = f".lock-{int(Path(copy.path).stem, 16) % NUM_LOCKS}"
         with FileLock(self._budget(request.cache).folder / name):
@@ -168,6 +211,14 @@ def name_copy(found: FileStat) -> str:
     """Return the name of the copy of an object of a remote store."""
     text = f"{found.identity}\n{found.version}\n{found.size}"
     return xxhash.xxh3_128_hexdigest(text.encode(errors="surrogateescape")) + COPY_SUFFIX
+
+
+def _map(threads: ThreadPoolExecutor, function: Callable[[Item], None], items: Sequence[Item]) -> None:
+    """Call a function with each item. Raise the first error."""
+    if len(items) == 1:
+        function(items[0])
+    else:
+        list(threads.map(function, items))
 
 
 def _split(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:

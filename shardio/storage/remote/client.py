@@ -85,13 +85,13 @@ class Client:
 
         self._try(read)
 
-    def walk(self, request: Walk) -> Iterator[str]:
-        """Yield the keys below a folder."""
+    def walk(self, request: Walk) -> Iterator[tuple[str, int, str]]:
+        """Yield the key, the size in bytes and the version of each object below a folder."""
         try:
             with self._connect() as connection:
                 connection.send(request)
                 while isinstance(page := _receive(connection, (Page, Done)), Page):
-                    yield from page.keys
+                    yield from page.objects
         except _AnsweredError as answered:
             raise answered.error from None
 

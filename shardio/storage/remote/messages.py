@@ -62,8 +62,8 @@ class OpenCached(Request):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasureCache(Request):
-    """Return the size of a cache in bytes.
+class FindCache(Request):
+    """Return the path of a cache's folder, and the size of the cache in bytes.
 
     Attributes:
         cache: The cache.
@@ -90,13 +90,49 @@ class Fill(ReadRanges):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BundledFile:
+    """A small object, and where its content lies in a bundle: see :mod:`shardio.storage.cache.bundles`.
+
+    Attributes:
+        key: The object's key.
+        size: Its size in bytes.
+        version: Its version.
+        path: The path of the bundle.
+        bundle_size: The bundle's size in bytes.
+        start: Where the content begins in the bundle.
+    """
+
+    key: str
+    size: int
+    version: str
+    path: str
+    bundle_size: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillFiles(Request):
+    """Make small objects of a folder present in their bundles.
+
+    Attributes:
+        cache: The cache that the bundles belong to.
+        files: The objects.
+        is_urgent: Whether samples wait for them. Otherwise they are read ahead.
+    """
+
+    cache: CacheSettings
+    files: tuple[BundledFile, ...]
+    is_urgent: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ListFolder(Request):
     """Return the names directly in a folder; those of folders end with a slash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk(Request):
-    """Return the keys of all objects below a folder, page by page."""
+    """Return all objects below a folder, page by page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,10 +172,10 @@ class Page:
     """A part of a listing.
 
     Attributes:
-        keys: Its keys.
+        objects: The key, the size in bytes and the version of each object.
     """
 
-    keys: list[str]
+    objects: list[tuple[str, int, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

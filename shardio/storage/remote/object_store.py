@@ -64,6 +64,13 @@ class ObjectStore:
         return found
 
     def walk(self, key: str) -> Iterator[str]:
+        return (found for found, _, _ in self._walk(key))
+
+    def walk_stats(self, key: str) -> Iterator[tuple[str, FileStat]]:
+        for found, size, version in self._walk(key):
+            yield found, FileStat(size=size, version=version, identity=f"{self.root}/{found}")
+
+    def _walk(self, key: str) -> Iterator[tuple[str, int, str]]:
         self._refuse_listing(key)
         return client().walk(Walk(root=self.root, options=self.options, key=key))
 

@@ -47,8 +47,8 @@ def stat(attempts: Attempts, request: Stat) -> FileStat:
     return _stat_of(request.root, attempts.make(_name("read", request), head))
 
 
-def read_whole(attempts: Attempts, request: Request, version: str | None = None) -> bytes:
-    """Return an object's content, if it has the version or there is none.
+def read_whole(attempts: Attempts, request: Request, version: str | None = None, size: int | None = None) -> bytes:
+    """Return an object's content. If a version or a size in bytes is given, it must have them.
 
     Without TLS, it may be damaged on the way. If its ETag is not its MD5 either, it is read until two reads agree.
     """
@@ -59,6 +59,8 @@ def read_whole(attempts: Attempts, request: Request, version: str | None = None)
         content = bytes(result.bytes())
         if version is not None and (found := _stat_of(request.root, result.meta).version) != version:
             raise _replaced(request, version, found)
+        if size is not None and len(content) != size:
+            raise _try_again(f"the server sent {len(content)} bytes, expected {size}")
         if attempts.is_protected or is_md5_of(result.meta["e_tag"], [content]):
             return content
         if bytes(obstore.get(backend, request.key).bytes()) != content:
@@ -150,14 +152,19 @@ def list_folder(attempts: Attempts, request: ListFolder) -> list[str]:
     return sorted([name for name in names if name] + [path[start:] + "/" for path in found["common_prefixes"]])
 
 
-def walk(attempts: Attempts, request: Walk) -> Iterator[list[str]]:
-    """Yield the keys below a folder, page by page. Hidden ones are skipped."""
-    listing, start = _Listing(request.key), len(request.key)
-    while keys := attempts.make(_name("list", request), listing.read_page):
-        yield [key for key in keys if key[start:].strip("/") and "/." not in f"/{key[start:].lstrip('/')}"]
+def walk(attempts: Attempts, request: Walk) -> Iterator[list[tuple[str, int, str]]]:
+    """Yield the key, size and version of each object below a folder, page by page. Hidden objects are skipped."""
+    pages, start = _Pages(request.key), len(request.key)
+    while page := attempts.make(_name("list", request), pages.read):
+        stats = [(each["path"], _stat_of(request.root, each)) for each in page]
+        yield [
+            (key, stat.size, stat.version)
+            for key, stat in stats
+            if key[start:].strip("/") and "/." not in f"/{key[start:].lstrip('/')}"
+        ]
 
 
-class _Listing:
+class _Pages:
     """A listing of the keys below a folder, in order. If it breaks, it is resumed after the last key.
 
     Args:
@@ -169,15 +176,15 @@ class _Listing:
         self._pages: Iterator[Sequence[ObjectMeta]] | None = None
         self._last = ""
 
-    def read_page(self, backend: Backend) -> list[str]:
-        """Return the next keys; none at the end."""
+    def read(self, backend: Backend) -> Sequence[ObjectMeta]:
+        """Return the next objects; none at the end."""
         import obstore
 
         pages = self._pages or obstore.list(backend, self._key or None, offset=self._last or None, chunk_size=PAGE)
         self._pages = None
-        keys = [each["path"] for each in next(pages, [])]
-        self._pages, self._last = pages, keys[-1] if keys else self._last
-        return keys
+        page = next(pages, [])
+        self._pages, self._last = pages, page[-1]["path"] if page else self._last
+        return page
 
 
 def write(attempts: Attempts, request: Write) -> None:
@@ -246,4 +253,6 @@ def _try_again(cause: str) -> TryAgainError:
 
 def _stat_of(root: str, meta: ObjectMeta) -> FileStat:
     tag = meta["e_tag"] or meta["version"] or f"{meta['size']}-{meta['last_modified'].timestamp():.6f}"
+    if meta["e_tag"] and not tag.startswith(('"', "W/")):
+        tag = f'"{tag}"'  # Azure lists ETags without the quotation marks of its headers.
     return FileStat(size=meta["size"], version=tag, identity=f"{root}/{meta['path']}")

@@ -33,8 +33,9 @@ from shardio.storage.remote.messages import (
     Create,
     Done,
     Fill,
+    FillFiles,
+    FindCache,
     ListFolder,
-    MeasureCache,
     OpenCached,
     Page,
     ReadRanges,
@@ -113,15 +114,17 @@ class StorageProcess:
             match request:
                 case Fill():
                     self._filler.fill(attempts, request)
+                case FillFiles():
+                    self._filler.fill_files(attempts, request)
                 case ReadRanges():
                     self._send_ranges(connection, attempts, request)
-                case MeasureCache():
-                    value = self._filler.measure(request.cache)
+                case FindCache():
+                    value = self._filler.find(request.cache)
                 case OpenCached():
                     value = self._filler.open(attempts, request)
                 case Walk():
-                    for keys in operations.walk(attempts, request):
-                        connection.send(Page(keys=keys))
+                    for objects in operations.walk(attempts, request):
+                        connection.send(Page(objects=objects))
                 case _:
                     if isinstance(request, Write | Create | Remove):
                         self._filler.forget(request)

@@ -1,0 +1,154 @@
+"""The files of a remote folder: listed once, with what the store knows about each, and kept in a file if wanted."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from filelock import FileLock
+from numpy.typing import NDArray
+
+from shardio.errors import FormatError
+from shardio.json_text import parse_json
+from shardio.shared_list import SharedList
+from shardio.storage.paths import absolute_path, make_path
+from shardio.storage.store import Location
+from shardio.whole_writes import write_whole
+
+FORMAT = "shardio listing 1"
+"""The first value of a kept listing."""
+
+NUM_THREADS = 16
+"""How many folders are listed at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Listing:
+    """The files in the subfolders of a folder, sorted by key.
+
+    Attributes:
+        folder: The folder.
+        keys: The keys of the n files, such as ``images/cat/1.jpg``.
+        sizes: int64 [n], their sizes in bytes.
+        versions: Their versions, as in :class:`FileStat`.
+        hashes: uint64 [n], the hashes of the keys.
+        order: int64 [n], the files' numbers in the order of their hashes.
+        path: The local file that keeps the listing; None if there is none.
+    """
+
+    folder: Location
+    keys: SharedList[str]
+    sizes: NDArray[np.int64]
+    versions: SharedList[str]
+    hashes: NDArray[np.uint64]
+    order: NDArray[np.int64]
+    path: Path | None
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def find(self, key: str) -> int | None:
+        """Return the number of the file with a key; None if there is none."""
+        wanted = np.uint64(_hash(key))
+        place = int(np.searchsorted(self.hashes, wanted, sorter=self.order))
+        while place < len(self) and self.hashes[self.order[place]] == wanted:
+            number = int(self.order[place])
+            if self.keys[number] == key:
+                return number
+            place += 1
+        return None
+
+
+def open_listing(folder: Location, kept: str | os.PathLike[str] | None) -> Listing:
+    """Return a folder's listing.
+
+    Args:
+        folder: The folder.
+        kept: A local file that keeps the listing: it is read if it exists, and written otherwise. Processes that do so
+            at the same time list the folder once. None to list the folder now, and keep nothing.
+
+    Raises:
+        FormatError: If the file is damaged, or keeps the listing of another folder.
+        OSError: If the folder cannot be listed, or the file cannot be read or written.
+    """
+    if kept is None:
+        return list_files(folder)
+    path = absolute_path(make_path(kept))
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.with_name(f".{path.name}.lock")
+        with FileLock(lock):
+            if not path.exists():  # Otherwise, another process has listed the folder in the meantime.
+                _save(list_files(folder), path)
+            lock.unlink(missing_ok=True)  # Whoever waits for it finds the listing.
+    return _load(folder, path)
+
+
+def list_files(folder: Location) -> Listing:
+    """List the files in the subfolders of a folder. Names that start with a dot are skipped."""
+    subfolders = [folder / name[:-1] for name in folder.list() if name.endswith("/") and not name.startswith(".")]
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
+        found = [each for files in threads.map(_list_one, subfolders) for each in files]
+    return make_listing(folder, sorted(found))
+
+
+def _list_one(subfolder: Location) -> list[tuple[str, int, str]]:
+    return [(key, stat.size, stat.version) for key, stat in subfolder.walk_stats()]
+
+
+def make_listing(folder: Location, files: Sequence[tuple[str, int, str]], path: Path | None = None) -> Listing:
+    """Return the listing of files, given their keys, sizes in bytes and versions, sorted by key."""
+    keys, sizes, versions = map(list, zip(*files, strict=True)) if files else ([], [], [])
+    hashes = np.fromiter(map(_hash, keys), np.uint64, len(keys))
+    return Listing(
+        folder=folder,
+        keys=SharedList(keys),
+        sizes=np.array(sizes, np.int64),
+        versions=SharedList(versions),
+        hashes=hashes,
+        order=np.argsort(hashes, kind="stable"),
+        path=path,
+    )
+
+
+def _hash(key: str) -> int:
+    return xxhash.xxh3_64_intdigest(key.encode(errors="surrogateescape"))
+
+
+def _save(listing: Listing, path: Path) -> None:
+    values = {
+        "format": FORMAT,
+        "folder": str(listing.folder),
+        "keys": list(listing.keys),
+        "sizes": listing.sizes.tolist(),
+        "versions": list(listing.versions),
+    }
+    with write_whole(path) as file:
+        file.write(json.dumps(values).encode())
+
+
+def _is_file(values: tuple[Any, Any, Any]) -> bool:
+    return tuple(map(type, values)) == (str, int, str)
+
+
+def _load(folder: Location, path: Path) -> Listing:
+    try:
+        found: Any = parse_json(path.read_bytes())
+        if found["format"] != FORMAT:
+            raise ValueError(f"its format is {found['format']!r}, expected {FORMAT!r}")
+        files = list(zip(found["keys"], found["sizes"], found["versions"], strict=True))
+        if not all(map(_is_file, files)):
+            raise ValueError("a key, a size or a version has the wrong type")
+        where = str(found["folder"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{path} is not a listing: {error}. Delete it, and it is made again") from error
+    if where != str(folder):
+        raise FormatError(f"{path} is the listing of {where}, not of {folder}: name another file, or delete this one")
+    return make_listing(folder, files, path)

@@ -1,0 +1,253 @@
+"""ImageFolder reads class folders in an object store as it reads local ones, and each image once."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import ConcatDataset, Subset
+
+from shardio import DataLoader, EpochSampler, FormatError, ImageFolder, SampleError, StoreError
+from shardio.storage import Location
+from tests.faults.proxy import KINDS, FaultProxy, Script
+from tests.servers.fixtures import seaweedfs_server
+from tests.servers.server import Server
+from tests.sources import encode, write_images
+from tests.storage.conftest import at_server
+
+__all__ = ["seaweedfs_server"]
+
+NUM_IMAGES = 3 * 20
+
+
+@pytest.fixture(scope="module")
+def proxy(seaweedfs_server: Server) -> Iterator[FaultProxy]:
+    with FaultProxy(seaweedfs_server.host, seaweedfs_server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("images")
+    write_images(root, per_class=NUM_IMAGES // 3)
+    (root / "class-0" / "ü b").mkdir()
+    (root / "class-0" / "name-000.jpg").rename(root / "class-0" / "ü b" / "a+b%20.jpg")
+    (root / "class-0" / "notes.txt").write_text("not an image")
+    (root / "class-0" / ".hidden.jpg").write_bytes(b"")
+    (root / "README.md").write_text("not in a class")
+    return root
+
+
+@pytest.fixture(scope="module")
+def bucket(seaweedfs_server: Server, local: Path) -> Location:
+    return put_all(local, at_server(seaweedfs_server, uuid.uuid4().hex))
+
+
+def put_all(folder: Path, target: Location) -> Location:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            put(target / path.relative_to(folder).as_posix(), path.read_bytes())
+    return target
+
+
+def put(location: Location, content: bytes) -> None:
+    with location.write_whole() as file:
+        file.write(content)
+
+
+@pytest.fixture
+def remote(bucket: Location, seaweedfs_server: Server, proxy: FaultProxy, tmp_path: Path) -> tuple[str, dict[str, Any]]:
+    """The URL of the images, seen through the proxy, and the options with an empty cache."""
+    proxy.set(Script())
+    proxy.reset()
+    url, options = behind(bucket, seaweedfs_server, proxy)
+    return url, {**options, "cache": tmp_path / "cache"}
+
+
+def behind(folder: Location, server: Server, proxy: FaultProxy) -> tuple[str, dict[str, Any]]:
+    there = at_server(server.behind(proxy.host, proxy.port), folder.key)
+    return str(there), {"storage_options": dict(there.store.options.config)}  # type: ignore[attr-defined]  # A remote store has options.
+
+
+def read_gets(proxy: FaultProxy) -> Counter[str]:
+    """Return how often each image was requested."""
+    return Counter(each.path for each in proxy.requests() if each.method in ("GET", "HEAD") and ".jpg" in each.path)
+
+
+def test_samples_labels_and_identity_are_those_of_the_local_folder(remote: Any, local: Path, proxy: FaultProxy) -> None:
+    url, options = remote
+    ours, theirs = ImageFolder(url, **options), ImageFolder(local)
+    assert ours.root == url
+    assert ours.classes == theirs.classes
+    assert ours.digest == theirs.digest
+    assert [(path.removeprefix(url), label) for path, label in ours.samples] == [
+        (path.removeprefix(str(local)), label) for path, label in theirs.samples
+    ]
+    assert not read_gets(proxy)  # The listing says all that is needed.
+
+
+LOADERS: dict[str, Any] = {
+    "order": lambda data: DataLoader(data, batch_size=7, num_workers=2, sampler=EpochSampler(data, batch_size=7)),
+    "sampler": lambda data: DataLoader(
+        data, batch_size=7, num_workers=2, shuffle=True, generator=torch.Generator().manual_seed(5)
+    ),
+    "caller": lambda data: DataLoader(data, batch_size=7),
+    "subset": lambda data: DataLoader(Subset(data, range(0, len(data), 2)), batch_size=7, num_workers=1),
+    "concat": lambda data: DataLoader(ConcatDataset([data, data]), batch_size=7, num_workers=1),
+    "torch": lambda data: torch.utils.data.DataLoader(data, batch_size=7, num_workers=2),
+}
+
+
+@pytest.mark.parametrize("make_loader", LOADERS.values(), ids=LOADERS.keys())
+def test_batches_are_those_of_the_local_folder_and_each_image_is_requested_once(
+    remote: Any, local: Path, proxy: FaultProxy, make_loader: Any
+) -> None:
+    url, options = remote
+    ours, theirs = make_loader(ImageFolder(url, **options)), make_loader(ImageFolder(local))
+    for numbers_of_requests in ({1}, set()):  # The second epoch comes from the cache.
+        for (images, labels), (expected, their_labels) in zip(ours, theirs, strict=True):
+            assert torch.equal(images, expected)
+            assert torch.equal(labels, their_labels)
+        assert set(read_gets(proxy).values()) == numbers_of_requests
+        proxy.reset()
+
+
+def read_all(data: ImageFolder) -> None:
+    assert sum(len(labels) for _, labels in DataLoader(data, batch_size=20, num_workers=1)) == NUM_IMAGES
+
+
+def test_a_second_run_reads_the_cache_and_the_kept_listing(remote: Any, proxy: FaultProxy, tmp_path: Path) -> None:
+    url, options = remote
+    listing = tmp_path / "kept" / "listing.json"
+    for _ in range(2):
+        read_all(ImageFolder(url, **options, listing=listing))
+        if not proxy.requests():
+            break
+        assert sum(read_gets(proxy).values()) == NUM_IMAGES
+        proxy.reset()
+    assert not proxy.requests()
+    assert [path.name for path in listing.parent.iterdir()] == ["listing.json"]
+    for path in (tmp_path / "cache").glob("*.copy"):  # As a power failure may leave it.
+        content = bytearray(path.read_bytes())
+        content[100] ^= 1
+        path.write_bytes(content)
+    read_all(ImageFolder(url, **options, listing=listing))
+    assert 1 <= sum(read_gets(proxy).values()) < NUM_IMAGES
+
+
+def test_a_wrong_listing_is_named(remote: Any, tmp_path: Path) -> None:
+    url, options = remote
+    listing = tmp_path / "listing"
+    ImageFolder(url, **options, listing=listing)
+    with pytest.raises(FormatError, match=rf"{listing} is the listing of {url}, not of {url}/class-0"):
+        ImageFolder(f"{url}/class-0", **options, listing=listing)
+    listing.write_bytes(listing.read_bytes()[:-1])
+    with pytest.raises(FormatError, match=rf"{listing} is not a listing: .*Delete it"):
+        ImageFolder(url, **options, listing=listing)
+
+
+LISTING = """
+import json, sys, shardio
+url, options, listing = json.loads(sys.argv[1])
+print(shardio.ImageFolder(url, **options, listing=listing).digest)
+"""
+
+
+def test_processes_that_start_together_list_the_folder_once(remote: Any, proxy: FaultProxy, tmp_path: Path) -> None:
+    url, options = remote
+    ImageFolder(url, **options)
+    num_lists = sum("list-type" in each.path for each in proxy.requests())
+    proxy.reset()
+    proxy.set(Script(latency_s=0.3))
+    options["cache"] = str(options["cache"])
+    command = [sys.executable, "-c", LISTING, json.dumps([url, options, str(tmp_path / "listing")])]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    digests = {process.communicate()[0] for process in processes}
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert len(digests) == 1
+    assert sum("list-type" in each.path for each in proxy.requests()) == num_lists
+
+
+@pytest.fixture
+def changing(seaweedfs_server: Server, proxy: FaultProxy, tmp_path: Path) -> tuple[Location, str, dict[str, Any]]:
+    """A small folder of its own, its URL and its options."""
+    write_images(tmp_path / "images", per_class=2)
+    folder = put_all(tmp_path / "images", at_server(seaweedfs_server, uuid.uuid4().hex))
+    proxy.set(Script())
+    return folder, *behind(folder, seaweedfs_server, proxy)
+
+
+def test_images_that_changed_since_they_were_listed_are_named(changing: Any, tmp_path: Path) -> None:
+    folder, url, options = changing
+    data = ImageFolder(url, **options, listing=tmp_path / "listing")
+    keys = [path.removeprefix(f"{url}/") for path, _ in data.samples]
+    put(folder / keys[1], encode(200))
+    (folder / keys[2]).remove()
+    for index, cause in [(1, "was replaced while it was in use"), (2, "does not exist")]:
+        with pytest.raises(
+            SampleError, match=rf"the image {url}/{keys[index]} cannot be read: .*{cause}.*listing"
+        ) as raised:
+            data.__getitems__([0, index, 3])
+        assert (raised.value.row, raised.value.key, raised.value.where) == (1, f"{url}/{keys[index]}", url)
+    loader = DataLoader(data, batch_size=6, num_workers=1, on_error="skip", quarantine=tmp_path / "list.jsonl")
+    with pytest.warns(RuntimeWarning, match="unreadable samples skipped: 2"):
+        assert [len(labels) for _, labels in loader] == [4]
+
+
+def test_images_that_are_not_listed_are_read_all_the_same(changing: Any) -> None:
+    folder, url, options = changing
+    data = ImageFolder(url, **options)
+    content = encode(7, suffix="png")
+    put(folder / "other.png", content)
+    data.samples = [*data.samples, (f"{url}/other.png", 1)]
+    image, label = data[-1]
+    assert label == 1
+    np.testing.assert_array_equal(image.permute(1, 2, 0), np.asarray(Image.open(io.BytesIO(content))))
+
+
+def test_a_store_that_fails_is_not_a_damaged_image(changing: Any, proxy: FaultProxy) -> None:
+    _, url, options = changing
+    options["storage_options"] |= {"retries": 1}
+    data = ImageFolder(url, **options)
+    proxy.set(Script(faults={"status_503": 1.0}))
+    with pytest.raises(StoreError, match="after 2 attempts"):
+        data[0]
+
+
+def test_a_folder_without_classes_is_named(remote: Any) -> None:
+    url, options = remote
+    with pytest.raises(FileNotFoundError, match=f"{url}/class-0/ü b has no class folders"):
+        ImageFolder(f"{url}/class-0/ü b", **options)
+
+
+def test_a_pickled_folder_reads_the_same(remote: Any) -> None:
+    url, options = remote
+    data = ImageFolder(url, **options)
+    copy = pickle.loads(pickle.dumps(data))
+    assert torch.equal(copy[3][0], data[3][0])
+
+
+def test_no_fault_changes_an_image(remote: Any, local: Path, proxy: FaultProxy) -> None:
+    url, options = remote
+    options["storage_options"] |= {"timeout_s": 0.5, "retries": 999}
+    theirs = ImageFolder(local)
+    expected = [theirs[index][0] for index in range(NUM_IMAGES)]
+    data = ImageFolder(url, **options)
+    rate = 0.4 / len(KINDS)
+    proxy.set(Script(seed=3, faults=dict.fromkeys([each for each in KINDS if each != "changed_object"], rate)))
+    found = [image for images, _ in DataLoader(data, batch_size=8, num_workers=2) for image in images]
+    assert all(map(torch.equal, found, expected))
+    assert len(found) == len(expected)
+    assert sum(proxy.counts().num_faults.values()) > 5
