@@ -10,6 +10,7 @@ import typer
 
 from shardio.cli.console import count, name_of
 from shardio.cli.rewriting import AsJson, reporting, summarise
+from shardio.cli.storage_options import StorageOptionTexts, read_options
 from shardio.cli.terminal import echo
 from shardio.packing import Layout
 
@@ -25,6 +26,7 @@ def append(
         int | None, typer.Option("--num-workers", "--workers", min=1, help="Worker processes that pack images.")
     ] = None,
     as_json: AsJson = False,
+    storage_option: StorageOptionTexts = None,
 ) -> None:
     """Add the samples of other packed datasets, or of directories of images, to a packed dataset.
 
@@ -38,7 +40,15 @@ def append(
 
     num_before = open_table(out).manifest.num_samples
     with reporting(as_json=as_json, doing="packing") as progress:
-        manifest = packing.append(out, more, copy=copy, layout=layout, num_workers=num_workers, progress=progress)
+        manifest = packing.append(
+            out,
+            more,
+            copy=copy,
+            layout=layout,
+            num_workers=num_workers,
+            progress=progress,
+            storage_options=read_options(storage_option),
+        )
     num_added = manifest.num_samples - num_before
     if as_json:
         echo(json.dumps({**summarise(out, manifest), "added": num_added}, indent=1))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from shardio.cli.console import check_png_path, count, value_errors_as_usage_errors
+from shardio.cli.storage_options import StorageOptionTexts, read_options
 from shardio.cli.terminal import echo, printable
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def augment(
         Literal["array", "pil"], typer.Option(help="What your transform takes: arrays or Pillow images.")
     ] = "array",
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+    storage_option: StorageOptionTexts = None,
 ) -> None:
     """Show what a recipe or a transform makes of images, as a contact sheet.
 
@@ -76,10 +78,11 @@ def augment(
     from shardio.transforms import count_crops
     from shardio.whole_writes import write_whole
 
+    options = read_options(storage_option)
     with value_errors_as_usage_errors():
         made = make_transform(recipe, transform, size)
         try:
-            dataset = open_images(source, made, decode)
+            dataset = open_images(source, made, decode, options)
         except TypeError as error:  # The transform does not take what --decode gives it.
             raise ValueError(str(error)) from error
     _check_out(out, dataset)

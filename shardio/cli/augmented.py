@@ -20,7 +20,7 @@ from shardio.datasets import ImageFolder, MapDataset, ShardMapDataset
 from shardio.decoding import Decode, FieldDecoder
 from shardio.images import IMAGE_FIELDS
 from shardio.reading import FileReader, LabelledFile
-from shardio.storage import absolute_path, find_path, parse_location, walk_files
+from shardio.storage import StorageOptions, absolute_path, find_path, parse_location, walk_files
 
 CHANNELS = (1, 3, 4)
 """The numbers of channels that can be shown: grey, RGB, and RGB with an alpha channel, which is ignored."""
@@ -47,13 +47,16 @@ class ImageFiles(MapDataset):
         return len(self.samples)
 
 
-def open_images(source: Path, transform: Transform, decode: Decode) -> MapDataset:
+def open_images(
+    source: Path, transform: Transform, decode: Decode, storage_options: StorageOptions | None = None
+) -> MapDataset:
     """Open a source as the dataset whose samples begin with images.
 
     Args:
         source: Class folders, any other directory of images, an image file, or a packed dataset.
         transform: The transform of the images.
         decode: What the transform gets: arrays or Pillow images.
+        storage_options: Settings of the store of a remote dataset.
 
     Raises:
         FileNotFoundError: If the source does not exist, or holds no images.
@@ -61,7 +64,9 @@ def open_images(source: Path, transform: Transform, decode: Decode) -> MapDatase
         TypeError: If the transform does not accept what ``decode`` gives it.
     """
     if find_path(parse_location(source)) is None:
-        return ShardMapDataset(source, fields=("image",), transform=transform, decode=decode)
+        return ShardMapDataset(
+            source, fields=("image",), transform=transform, decode=decode, storage_options=storage_options
+        )
     source = absolute_path(source)
     if source.is_file() and _is_image(source):
         return ImageFiles(source.parent, [source], transform, decode)

@@ -25,6 +25,13 @@ from shardio.cli.loading import (
     report_rank,
     suggest_on_error,
 )
+from shardio.cli.storage_options import (
+    CacheFolder,
+    CacheSize,
+    RemoteArguments,
+    StorageOptionTexts,
+    read_remote_arguments,
+)
 from shardio.cli.terminal import echo
 from shardio.processors import count_processors
 
@@ -65,6 +72,9 @@ def bench(
     ] = "array",
     on_error: OnError = "raise",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one line per epoch.")] = False,
+    storage_option: StorageOptionTexts = None,
+    cache: CacheFolder = None,
+    cache_size: CacheSize = None,
 ) -> None:
     """Load a dataset as training would, and report the speed and the bottleneck.
 
@@ -75,9 +85,11 @@ def bench(
     from shardio.loader.data_loader import NO_STATS
     from shardio.loader.executors.choice import why_not_ours
 
+    remote = read_remote_arguments(storage_option, cache, cache_size)
     with value_errors_as_usage_errors():
         options: dict[str, Any] = {"transform": _load_transform(transform, image_size), "decode": decode}
-        loader, stored = _make_loader(source, fields, options, make_loader_options(batch_size, num_workers, on_error))
+        loader_options = make_loader_options(batch_size, num_workers, on_error)
+        loader, stored = _make_loader(source, fields, options, loader_options, remote)
 
     report_rank()
 
@@ -174,7 +186,7 @@ def _load_transform(name: str | None, image_size: int) -> Any:
 
 
 def _make_loader(
-    source: Path, fields: str | None, settings: dict[str, Any], options: dict[str, Any]
+    source: Path, fields: str | None, settings: dict[str, Any], options: dict[str, Any], remote: RemoteArguments
 ) -> tuple[DataLoader, DatasetFormat]:
     import shardio
 
@@ -186,7 +198,7 @@ def _make_loader(
         return loader, DatasetFormat(in_shards=False, has_images=True)
     names = ("image",) if fields is None else tuple(fields.split(","))
     has_images = "image" in names
-    dataset = shardio.ShardDataset(source, fields=names, shuffle=True, **(settings if has_images else {}))
+    dataset = shardio.ShardDataset(source, fields=names, shuffle=True, **remote, **(settings if has_images else {}))
     stored = DatasetFormat(in_shards=True, has_images=has_images, jpeg=dataset.table.manifest.pack.get("jpeg"))
     return shardio.DataLoader(dataset, **options), stored
 

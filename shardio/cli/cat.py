@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from shardio.cli.samples import open_samples, read_sample
+from shardio.cli.storage_options import StorageOptionTexts, read_options
 from shardio.cli.terminal import echo
 
 
@@ -22,12 +23,13 @@ def cat(
     field: Annotated[
         str | None, typer.Option(metavar="FIELD", help="The field to write. May be omitted if there is only one.")
     ] = None,
+    storage_option: StorageOptionTexts = None,
 ) -> None:
     """Write the bytes of one field of a sample to standard output.
 
     Example: shardio cat out cats/0001 --field jpg > 0001.jpg
     """
-    with open_samples(source) as samples:
+    with open_samples(source, read_options(storage_option)) as samples:
         fields = read_sample(samples, key)
     if field is None and len(fields) == 1:
         (field,) = fields

@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardio.cli.console import count
+from shardio.cli.storage_options import (
+    CacheFolder,
+    CacheSize,
+    RemoteArguments,
+    StorageOptionTexts,
+    read_remote_arguments,
+)
 from shardio.cli.terminal import echo
 from shardio.order import Remainder
 
@@ -51,6 +58,9 @@ def check(
     key: Annotated[
         str | None, typer.Option(help="The name or the index of the field that holds the keys in a script's batches.")
     ] = None,
+    storage_option: StorageOptionTexts = None,
+    cache: CacheFolder = None,
+    cache_size: CacheSize = None,
 ) -> None:
     """Report which samples a dataset, a script's loader or a training run delivers once, repeatedly or never.
 
@@ -61,6 +71,7 @@ def check(
     from shardio.check import find_frozen_orders, judge, merge_recordings
     from shardio.check.processes import record_ranks
 
+    remote = read_remote_arguments(storage_option, cache, cache_size)
     is_script = not merge and len(sources) == 1 and ".py:" in sources[0]
     if key is not None and not is_script:
         raise typer.BadParameter(
@@ -69,19 +80,19 @@ def check(
             param_hint="--key",
         )
     if merge:
-        found, wanted = merge_recordings(map(Path, sources)), _expect(expected)
+        found, wanted = merge_recordings(map(Path, sources)), _expect(expected, remote)
     elif len(sources) != 1:
         raise typer.BadParameter(f"expected one SOURCE, got {len(sources)} (only --merge accepts several)")
     elif is_script:
         if not (script := Path(sources[0].rpartition(":")[0])).is_file():
             raise typer.BadParameter(f"the script {script} does not exist")
         found = record_ranks(sources[0], world_size=world_size, epochs=epochs, key=key)
-        wanted = _expect(expected)
+        wanted = _expect(expected, remote)
     else:
         if expected is not None:
             raise typer.BadParameter("--expected applies only to a script and to --merge", param_hint="--expected")
         found, wanted = _record_dataset(
-            sources[0], world_size, num_workers, batch_size, epochs, remainder, shuffle=shuffle, seed=seed
+            sources[0], world_size, num_workers, batch_size, epochs, remainder, remote, shuffle=shuffle, seed=seed
         )
     # A script's loader may be read for one more epoch than requested, to compare contents.
     num_judged = len(found) if merge else epochs
@@ -101,14 +112,14 @@ def check(
         raise typer.Exit(1)
 
 
-def _expect(expected: str | None) -> ExpectedSamples:
+def _expect(expected: str | None, remote: RemoteArguments) -> ExpectedSamples:
     """Return the samples that ``--expected`` specifies."""
     from shardio.check import ExpectedSamples
     from shardio.datasets import ShardDataset
 
     if expected is None or expected.isdigit():
         return ExpectedSamples(num_samples=None if expected is None else int(expected))
-    return _expect_all(ShardDataset(expected, fields="key", rank=0, world_size=1))
+    return _expect_all(ShardDataset(expected, fields="key", rank=0, world_size=1, **remote))
 
 
 def _expect_all(dataset: ShardDataset) -> ExpectedSamples:
@@ -125,6 +136,7 @@ def _record_dataset(
     batch_size: int,
     epochs: int,
     remainder: Remainder,
+    remote: RemoteArguments,
     *,
     shuffle: bool,
     seed: int,
@@ -136,7 +148,14 @@ def _record_dataset(
 
     def make_loader(rank: int) -> DataLoader:
         dataset = ShardDataset(
-            source, fields="key", shuffle=shuffle, seed=seed, remainder=remainder, rank=rank, world_size=world_size
+            source,
+            fields="key",
+            shuffle=shuffle,
+            seed=seed,
+            remainder=remainder,
+            rank=rank,
+            world_size=world_size,
+            **remote,
         )
         return DataLoader(dataset, batch_size=batch_size, num_workers=num_workers)
 
@@ -149,4 +168,4 @@ def _record_dataset(
             record(loader, coverage, rank=rank, key=0 if remainder == "mask" else None, world_size=world_size)
         found.append(coverage)
     # The expected keys come in manifest order, without ranks, workers or shuffling.
-    return found, _expect_all(ShardDataset(source, fields="key", rank=0, world_size=1))
+    return found, _expect_all(ShardDataset(source, fields="key", rank=0, world_size=1, **remote))

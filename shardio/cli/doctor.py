@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from shardio.cli.console import value_errors_as_usage_errors
 from shardio.cli.storage_options import StorageOptionTexts, read_access
 from shardio.cli.terminal import echo
 
@@ -41,9 +40,7 @@ def doctor(
     from shardio.shards import open_table
     from shardio.storage.measuring import measure_store
 
-    with value_errors_as_usage_errors():
-        access = read_access(storage_option)
-    table = open_table(source, access)
+    table = open_table(source, read_access(storage_option))
     tars = table.tars[:: -(-len(table.tars) // MAX_TARS)]
     with ExitStack() as stack:
         speed = measure_store([stack.enter_context(closing(tar.open())) for tar in tars], NUMS_REQUESTS, seconds)

@@ -12,6 +12,7 @@ import typer
 
 from shardio.cli.console import count, value_errors_as_usage_errors
 from shardio.cli.progress import ProgressReporter
+from shardio.cli.storage_options import StorageOptionTexts, read_access
 from shardio.cli.terminal import echo, printable
 from shardio.looking import DEFAULT_THRESHOLD, MAX_THRESHOLD
 
@@ -63,6 +64,7 @@ def dups(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    storage_option: StorageOptionTexts = None,
 ) -> None:
     """Find images that occur several times in a dataset, or in several, such as training and validation data.
 
@@ -79,12 +81,13 @@ def dups(
 
     if between and len(names) < 2:
         raise typer.BadParameter("needs several sources, such as TRAIN VAL", param_hint="--between")
+    access = read_access(storage_option)
     with ExitStack() as stack, value_errors_as_usage_errors():
-        page_location = None if out is None else parse_location(out)
-        resolved = [parse_location(name).resolve() for name in names]
+        page_location = None if out is None else parse_location(out, access)
+        resolved = [parse_location(name, access).resolve() for name in names]
         if len(set(resolved)) < len(resolved):
             raise ValueError("a source is named twice, so all its images would be duplicates: name it once")
-        sources = [stack.enter_context(open_source(name)) for name in names]
+        sources = [stack.enter_context(open_source(name, access)) for name in names]
         opened = stack.pop_all()
     with opened:
         with ProgressReporter("hashing", "images") as reporter:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from shardio.cli.console import count, value_errors_as_usage_errors
+from shardio.cli.storage_options import StorageOptionTexts, read_access
 from shardio.cli.terminal import echo, printable
 from shardio.shards import ExportFormat
 
@@ -31,6 +32,7 @@ def export_index(
     split: Annotated[str, typer.Option(help="The name of the split, for timm and energon.")] = "train",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the paths of the files as JSON.")] = False,
+    storage_option: StorageOptionTexts = None,
 ) -> None:
     """Write the index that another tool needs to read a dataset. The shards are unchanged.
 
@@ -41,8 +43,9 @@ def export_index(
     """
     from shardio import shards
 
+    access = read_access(storage_option)
     with value_errors_as_usage_errors():
-        written = shards.export_index(source, format, out, split=split, overwrite=overwrite)
+        written = shards.export_index(source, format, out, split=split, overwrite=overwrite, access=access)
     if as_json:
         echo(json.dumps({"files": [str(location) for location in written]}, indent=1))
     else:

@@ -10,6 +10,7 @@ import typer
 
 from shardio.cli.console import count, format_bytes
 from shardio.cli.samples import open_samples, read_sample
+from shardio.cli.storage_options import StorageOptionTexts, read_options
 from shardio.cli.terminal import echo
 
 _DRIVE = re.compile(r"[A-Za-z]:")
@@ -25,6 +26,7 @@ def extract(
     keys: Annotated[list[str], typer.Argument(metavar="KEY", help="The keys of samples, as shardio ls prints them.")],
     into: Annotated[Path, typer.Argument(metavar="DIR", help="The directory to write to. It is created.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
+    storage_option: StorageOptionTexts = None,
 ) -> None:
     """Write the fields of samples to files named KEY.FIELD below a directory.
 
@@ -38,9 +40,9 @@ def extract(
     keys = list(dict.fromkeys(keys))
     for key in keys:
         _check_key(key)
-    into = into.absolute()
+    into, options = into.absolute(), read_options(storage_option)
     num_files = num_bytes = 0
-    with open_samples(source) as samples:
+    with open_samples(source, options) as samples:
         if isinstance(samples, CompressedShard):
             keys = samples.sort(keys)
         paths = dict[Path, str]()

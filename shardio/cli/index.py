@@ -10,6 +10,7 @@ import typer
 
 from shardio.cli.console import count, format_bytes
 from shardio.cli.progress import ProgressReporter
+from shardio.cli.storage_options import StorageOptionTexts, read_access
 from shardio.cli.terminal import echo, printable
 from shardio.errors import FormatError
 
@@ -27,6 +28,7 @@ def index(
         typer.Argument(metavar="TARS", help="Tars, compressed tars (.tar.gz, .tgz), or directories of them."),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all keys.")] = False,
+    storage_option: StorageOptionTexts = None,
 ) -> None:
     """Index tars that other tools packed, and report what they contain. The tars are not changed.
 
@@ -37,8 +39,10 @@ def index(
     Example: shardio index data/*.tar
     """
     from shardio.shards.indexing import index_tar
+    from shardio.storage import parse_location
 
-    found = _find_tars(tars)
+    access = read_access(storage_option)
+    found = _find_tars([parse_location(source, access) for source in tars])
     reports, failures = list[dict[str, Any]](), dict[str, str]()
     has_repeated = False
     with ProgressReporter("indexing", "tars") as progress:
@@ -63,12 +67,11 @@ def index(
         raise typer.Exit(1)
 
 
-def _find_tars(sources: list[Path]) -> list[Location]:
+def _find_tars(sources: list[Location]) -> list[Location]:
     from shardio.shards import MANIFEST_NAME, is_compressed
-    from shardio.storage import parse_location
 
     found: list[Location] = []
-    for location in map(parse_location, sources):
+    for location in sources:
         if (location / MANIFEST_NAME).exists():
             raise FormatError(
                 f"{location} is a packed dataset, whose indexes were written with it. To rebuild missing or damaged "

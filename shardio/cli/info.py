@@ -10,6 +10,7 @@ import typer
 
 from shardio.cli.console import count, format_bytes
 from shardio.cli.forecast import DecoderForecast, forecast_decoders
+from shardio.cli.storage_options import StorageOptionTexts, read_access
 from shardio.cli.terminal import echo, printable
 from shardio.errors import ShardioError
 
@@ -25,6 +26,7 @@ def info(
         Path, typer.Argument(metavar="SOURCE", help="A packed directory, a manifest, a tar, or a directory of tars.")
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    storage_option: StorageOptionTexts = None,
 ) -> None:
     """Show what a dataset contains, how it was packed, and which decoders its images need on this machine.
 
@@ -36,7 +38,7 @@ def info(
     """
     from shardio.shards import open_table
 
-    table = open_table(source)
+    table = open_table(source, read_access(storage_option))
     manifest, forecast = table.manifest, _try_forecast(table)
     sizes = manifest.shard_sizes
     tiled = manifest.pack.get("num_tiled")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardio.cli.samples import read_indexes
+from shardio.cli.storage_options import StorageOptionTexts, read_access
 from shardio.cli.terminal import echo, printable
 
 if TYPE_CHECKING:
@@ -28,13 +29,14 @@ def ls(
         bool, typer.Option("--json", help="Print one JSON object per line: key, shard, and the fields' bytes.")
     ] = False,
     limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="Print only the first N samples.")] = None,
+    storage_option: StorageOptionTexts = None,
 ) -> None:
     """List the keys of a dataset's samples, in the order of the shards. Only the indexes are read.
 
     Example: shardio ls out --fields --limit 10
     """
     num_left = -1 if limit is None else limit
-    for tar, columns in read_indexes(source):
+    for tar, columns in read_indexes(source, read_access(storage_option)):
         for sample in range(len(columns.keys)):
             if num_left == 0:
                 return

@@ -16,6 +16,7 @@ from shardio.cli.rewriting import (
     reporting,
 )
 from shardio.cli.sizes import MaxShardSize
+from shardio.cli.storage_options import StorageOptionTexts, read_options
 from shardio.packing import DEFAULT_SHARD_SIZE
 
 
@@ -28,6 +29,7 @@ def merge(
     max_shard_samples: MaxShardSamples = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
+    storage_option: StorageOptionTexts = None,
 ) -> None:
     """Write the samples of several datasets, one after another, to a new dataset.
 
@@ -46,5 +48,6 @@ def merge(
             max_shard_samples=max_shard_samples,
             overwrite=overwrite,
             progress=progress,
+            storage_options=read_options(storage_option),
         )
     print_datasets({out: manifest}, as_json=as_json)

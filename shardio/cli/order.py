@@ -10,6 +10,7 @@ import typer
 from numpy.typing import NDArray
 
 from shardio.cli.console import check_png_path, count, require_matplotlib, value_errors_as_usage_errors
+from shardio.cli.storage_options import StorageOptionTexts, read_access
 from shardio.cli.terminal import echo
 
 MAX_POINTS = 100_000
@@ -39,6 +40,7 @@ def order(
     plot: Annotated[
         Path | None, typer.Option(callback=check_png_path, metavar="FILE.png", help="Plot the epoch to this file.")
     ] = None,
+    storage_option: StorageOptionTexts = None,
 ) -> None:
     """Measure how well an epoch is shuffled and how much data a rank reads; pass --plot to plot the order.
 
@@ -49,7 +51,7 @@ def order(
 
     if plot is not None:
         require_matplotlib()
-    manifest = open_table(source).manifest
+    manifest = open_table(source, read_access(storage_option)).manifest
     sizes = manifest.shard_sizes
     num_bytes = np.array([shard.num_bytes for shard in manifest.shards], dtype=np.int64)
     with value_errors_as_usage_errors():

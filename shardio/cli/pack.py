@@ -234,7 +234,8 @@ def pack(
             max_pixels=max_pixels,
             check=not no_check,
         )
-        names = None if classes is None else read_classes(classes)
+        access = read_access(storage_option)
+        names = None if classes is None else read_classes(classes, access)
         options = make_options(
             layout=layout,
             fields=None if fields is None else fields.split(","),
@@ -247,7 +248,6 @@ def pack(
             key_column=key_column,
         )
         parts = None if split is None else make_split(split, split_names)
-        access = read_access(storage_option)
     run = RunOptions(
         strict=strict,
         on_changed=on_changed,

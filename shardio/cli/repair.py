@@ -10,6 +10,7 @@ import typer
 
 from shardio.cli.class_names import read_classes
 from shardio.cli.console import count, format_bytes, name_of, value_errors_as_usage_errors
+from shardio.cli.storage_options import StorageOptionTexts, read_access
 from shardio.cli.terminal import echo, printable
 from shardio.whole_writes import remove_unfinished
 
@@ -35,6 +36,7 @@ def repair(
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    storage_option: StorageOptionTexts = None,
 ) -> None:
     """Rebuild missing, stale and damaged indexes and the manifest of a packed dataset from its tars.
 
@@ -48,9 +50,10 @@ def repair(
     from shardio.shards.repairing import repair as repair_folder
     from shardio.storage import find_path, parse_location
 
+    access = read_access(storage_option)
     with value_errors_as_usage_errors():
-        names = None if classes is None else read_classes(classes)
-    folder = parse_location(out)
+        names = None if classes is None else read_classes(classes, access)
+    folder = parse_location(out, access)
     result = repair_folder(folder, classes=names, accept_changes=accept_changes)
     if result.manifest is not None and find_path(folder) is not None:
         names_of_tars = [shard.name for shard in result.manifest.shards]

@@ -16,6 +16,7 @@ from shardio.cli.rewriting import (
     reporting,
 )
 from shardio.cli.sizes import MaxShardSize
+from shardio.cli.storage_options import StorageOptionTexts, read_options
 from shardio.packing import DEFAULT_SHARD_SIZE
 
 
@@ -31,6 +32,7 @@ def reshard(
     ] = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
+    storage_option: StorageOptionTexts = None,
 ) -> None:
     """Write a dataset to a new one with shards of another size, or in another order.
 
@@ -49,5 +51,6 @@ def reshard(
             shuffle_seed=shuffle_seed,
             overwrite=overwrite,
             progress=progress,
+            storage_options=read_options(storage_option),
         )
     print_datasets({out: manifest}, as_json=as_json)

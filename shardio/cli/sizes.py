@@ -1,4 +1,4 @@
-"""The option for the size of shards, which several commands share."""
+"""Options for sizes in bytes, which several commands share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from shardio.values import parse_size
 
 
-def parse_shard_size(text: str | int) -> int:
+def parse_size_option(text: str | int) -> int:
     """Return the number of bytes in a size such as ``256MiB``; raise a usage error for anything else."""
     try:
         return parse_size("it", text)
@@ -20,7 +20,7 @@ def parse_shard_size(text: str | int) -> int:
 MaxShardSize = Annotated[
     int,
     typer.Option(
-        parser=parse_shard_size,
+        parser=parse_size_option,
         metavar="SIZE",
         show_default="256MiB",
         help="Maximum size of a shard, such as 256MiB or 1GB.",

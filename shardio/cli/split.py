@@ -9,6 +9,7 @@ import typer
 
 from shardio.cli.rewriting import AsJson, MaxShardSamples, Overwrite, print_datasets, reporting
 from shardio.cli.sizes import MaxShardSize
+from shardio.cli.storage_options import StorageOptionTexts, read_options
 from shardio.packing import DEFAULT_SHARD_SIZE
 
 
@@ -25,6 +26,7 @@ def split(
     max_shard_samples: MaxShardSamples = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
+    storage_option: StorageOptionTexts = None,
 ) -> None:
     """Split a dataset into new datasets by a hash of each sample's key.
 
@@ -46,5 +48,6 @@ def split(
             max_shard_samples=max_shard_samples,
             overwrite=overwrite,
             progress=progress,
+            storage_options=read_options(storage_option),
         )
     print_datasets({out / name: manifest for name, manifest in manifests.items()}, as_json=as_json)

@@ -1,13 +1,16 @@
-"""The option that sets how an object store is reached."""
+"""The options that set how remote data is reached and cached."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, TypedDict
 
 import typer
 
-from shardio.storage import RemoteAccess, make_direct_access
+from shardio.cli.sizes import parse_size_option
+from shardio.cli.terminal import printable
+from shardio.storage import RemoteAccess, StorageOptions, make_access, make_direct_access
 
 StorageOptionTexts = Annotated[
     list[str] | None,
@@ -19,23 +22,79 @@ StorageOptionTexts = Annotated[
     ),
 ]
 
+CacheFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache",
+        metavar="FOLDER",
+        help="Local folder for what is fetched from a URL, which other processes and later runs share. By default, it "
+        "is a private one, which is removed at the end.",
+    ),
+]
 
-def read_access(texts: list[str] | None) -> RemoteAccess:
-    """Return the settings that options of the form NAME=VALUE describe.
+CacheSize = Annotated[
+    int | None,
+    typer.Option(
+        "--cache-size",
+        parser=parse_size_option,
+        metavar="SIZE",
+        help="Maximum size of the cache, such as 200GB (default: a fifth of the free space).",
+    ),
+]
+
+
+class RemoteArguments(TypedDict):
+    """The arguments of a dataset that say how it is reached and cached if its source is a URL."""
+
+    storage_options: StorageOptions
+    cache: Path | None
+    cache_size: int | None
+
+
+def read_options(texts: list[str] | None) -> StorageOptions:
+    """Return the settings that options of the form NAME=VALUE describe, as for ``storage_options=``.
 
     Raises:
-        ValueError: If an option has another form, or a value is out of range.
+        typer.BadParameter: If an option has another form, or a value is out of range.
     """
     options = dict[str, str | int | float]()
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not name or not equals:
-            raise ValueError(f"--storage-option must be NAME=VALUE, got {text!r}")
+            raise _wrong(f"must be NAME=VALUE, got {text!r}")
         options[name] = _read_value(value)
     try:
-        return make_direct_access(options)
-    except TypeError as error:
-        raise ValueError(str(error)) from error
+        make_direct_access(options)
+    except (TypeError, ValueError) as error:
+        raise _wrong(str(error)) from error
+    return options
+
+
+def read_access(texts: list[str] | None) -> RemoteAccess:
+    """Return how the stores of a command's URLs are reached, without a cache.
+
+    Raises:
+        typer.BadParameter: As :func:`read_options` does.
+    """
+    return make_direct_access(read_options(texts))
+
+
+def read_remote_arguments(texts: list[str] | None, cache: Path | None, cache_size: int | None) -> RemoteArguments:
+    """Return a dataset's arguments from the three options of a command.
+
+    Raises:
+        typer.BadParameter: If a value is wrong.
+    """
+    options = read_options(texts)
+    try:
+        make_access(options, cache, cache_size)
+    except ValueError as error:
+        raise typer.BadParameter(printable(error), param_hint="--cache") from error
+    return RemoteArguments(storage_options=options, cache=cache, cache_size=cache_size)
+
+
+def _wrong(message: str) -> typer.BadParameter:
+    return typer.BadParameter(printable(message), param_hint="--storage-option")
 
 
 def _read_value(text: str) -> str | int | float:

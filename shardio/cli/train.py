@@ -22,6 +22,12 @@ from shardio.cli.loading import (
     report_rank,
     suggest_on_error,
 )
+from shardio.cli.storage_options import (
+    CacheFolder,
+    CacheSize,
+    StorageOptionTexts,
+    read_remote_arguments,
+)
 from shardio.cli.terminal import echo, printable
 from shardio.images import DEFAULT_MAX_PIXELS
 from shardio.train import TrainConfig
@@ -90,6 +96,9 @@ def train(
             min=1, help="Maximum number of pixels in an image; a larger image is an error.", rich_help_panel=DATA
         ),
     ] = DEFAULT_MAX_PIXELS,
+    storage_option: StorageOptionTexts = None,
+    cache: CacheFolder = None,
+    cache_size: CacheSize = None,
     model: Annotated[
         str,
         typer.Option(
@@ -181,6 +190,7 @@ def train(
     from shardio.train.ranks import reported_failures, use_device
     from shardio.world import find_world
 
+    remote = read_remote_arguments(storage_option, cache, cache_size)
     with value_errors_as_usage_errors():
         transforms = training.choose_transforms(recipe, transform, image_size)
     data_settings: dict[str, float | str] = {
@@ -192,7 +202,7 @@ def train(
         config = TrainConfig(**settings, seed=seed, directory=out, resume=not fresh, data=data_settings)
     report_rank()
     with reported_failures(), suggest_on_error(on_error):
-        data = training.open_data(source, val, share, transforms, seed, max_pixels)
+        data = training.open_data(source, val, share, transforms, seed, max_pixels, remote)
         loader, val_loader = data.make_loaders(make_loader_options(batch_size, num_workers, on_error))
         seed_everything(seed)
         with value_errors_as_usage_errors():

@@ -14,15 +14,18 @@ import torch
 from torch import nn
 from torch.utils.data import Subset
 
+from shardio.cli.console import name_of
 from shardio.cli.loading import has_class_folders
 from shardio.cli.progress import make_bar
 from shardio.cli.recipes import make_transform
+from shardio.cli.storage_options import RemoteArguments
 from shardio.cli.terminal import echo
 from shardio.datasets import EpochSampler, ImageFolder, ShardMapDataset
 from shardio.errors import FormatError
 from shardio.loader import DataLoader
 from shardio.order import make_rng_key, permute
 from shardio.shards import open_table
+from shardio.storage import make_access
 from shardio.train import EpochResult, PrintEpochs, make_model
 from shardio.transforms import (
     CenterCrop,
@@ -89,17 +92,25 @@ def choose_transforms(recipe: str | None, transform: str | None, image_size: int
 
 
 def open_data(
-    source: Path, val_source: Path | None, val_share: float, transforms: Transforms, seed: int, max_pixels: int
+    source: Path,
+    val_source: Path | None,
+    val_share: float,
+    transforms: Transforms,
+    seed: int,
+    max_pixels: int,
+    remote: RemoteArguments,
 ) -> TrainData:
     """Open the training data and the validation data, which is another source or a share of the same one."""
+    open_source = partial(_open_source, max_pixels=max_pixels, remote=remote)
     central = transforms.validation
-    training = _open_source(source, transforms.training, max_pixels)
+    training = open_source(source, transforms.training)
     if val_source is not None:
         try:
-            validation = _open_source(val_source, central, max_pixels, classes=training)
+            validation = open_source(val_source, central, classes=training)
         except ValueError as error:
             raise FormatError(
-                f"the validation data {val_source} does not fit the classes of the training data {source}: {error}"
+                f"the validation data {name_of(val_source)} does not fit the classes of the training data "
+                f"{name_of(source)}: {error}"
             ) from error
         return TrainData(training=training, validation=validation, num_classes=len(training.classes), seed=seed)
     if not val_share:
@@ -107,13 +118,13 @@ def open_data(
     num_val = round(len(training) * val_share)
     if not 0 < num_val < len(training):
         raise FormatError(
-            f"{source} has {len(training)} samples, too few to set aside a share of {val_share:g} for validation: pass "
-            "another --val-share, --val DATA, or --val-share 0 to train without validation"
+            f"{name_of(source)} has {len(training)} samples, too few to set aside a share of {val_share:g} for "
+            "validation: pass another --val-share, --val DATA, or --val-share 0 to train without validation"
         )
     chosen = permute(np.arange(len(training)), np.array([len(training)]), make_rng_key(seed, "split")).tolist()
     return TrainData(
         training=Subset(training, sorted(chosen[num_val:])),
-        validation=Subset(_open_source(source, central, max_pixels), sorted(chosen[:num_val])),
+        validation=Subset(open_source(source, central), sorted(chosen[:num_val])),
         num_classes=len(training.classes),
         seed=seed,
     )
@@ -165,14 +176,19 @@ class EpochBar(PrintEpochs):
 
 
 def _open_source(
-    source: Path, transform: Callable[[Any], Any], max_pixels: int, classes: MapDataset | None = None
+    source: Path,
+    transform: Callable[[Any], Any],
+    *,
+    max_pixels: int,
+    remote: RemoteArguments,
+    classes: MapDataset | None = None,
 ) -> MapDataset:
     if has_class_folders(source):
         return ImageFolder(source, transform=transform, max_pixels=max_pixels, classes=classes)
-    if not open_table(source).manifest.classes:
+    if not open_table(source, make_access(**remote)).manifest.classes:
         raise FormatError(
-            f"{source} has no class names: pass class folders of images, or a dataset that shardio packed from them "
-            "(shardio pack IMAGES OUT)"
+            f"{name_of(source)} has no class names: pass class folders of images, or a dataset that shardio packed "
+            "from them (shardio pack IMAGES OUT)"
         )
     fields = ("image", "label", "key")
-    return ShardMapDataset(source, fields=fields, transform=transform, max_pixels=max_pixels, classes=classes)
+    return ShardMapDataset(source, fields=fields, transform=transform, max_pixels=max_pixels, classes=classes, **remote)

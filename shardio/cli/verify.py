@@ -11,6 +11,7 @@ import typer
 
 from shardio.cli.console import count, format_bytes
 from shardio.cli.progress import ProgressReporter
+from shardio.cli.storage_options import StorageOptionTexts, read_access
 from shardio.cli.terminal import echo, printable
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def verify(
         int | None,
         typer.Option(min=1, help="Number of shards to read at a time. Leave unset to let shardio choose."),
     ] = None,
+    storage_option: StorageOptionTexts = None,
 ) -> None:
     """Compare a dataset's manifest, indexes and tars, and print every problem. Nothing is written.
 
@@ -46,9 +48,12 @@ def verify(
         from shardio.decoding.verification import check_image
 
         check_content = check_image
+    access = read_access(storage_option)
     problems, kinds = [], Counter[str]()
     with ProgressReporter("verifying", "shards") as progress:
-        for problem in find_problems(source, check_content=check_content, num_workers=workers, progress=progress):
+        for problem in find_problems(
+            source, access, check_content=check_content, num_workers=workers, progress=progress
+        ):
             kinds[problem.kind] += 1
             if as_json:
                 problems.append(problem.dump())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardio.cli.console import count, format_bytes, value_errors_as_usage_errors
+from shardio.cli.storage_options import StorageOptionTexts, read_access
 from shardio.cli.terminal import echo, printable
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def view(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    storage_option: StorageOptionTexts = None,
 ) -> None:
     """Show what a dataset contains, as one HTML page or as a contact sheet.
 
@@ -66,9 +68,10 @@ def view(
 
     if out.endswith(".png") and limit > MAX_PNG_IMAGES:
         raise typer.BadParameter(f"a PNG shows at most {MAX_PNG_IMAGES} images: write an .html", param_hint="--limit")
+    access = read_access(storage_option)
     with value_errors_as_usage_errors():
-        location = parse_location(out)
-        opened = open_source(source)
+        location = parse_location(out, access)
+        opened = open_source(source, access)
     with opened:
         if opened.contains(location):
             raise typer.BadParameter(

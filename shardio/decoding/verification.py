@@ -10,9 +10,16 @@ from shardio.values import check_optional_integer
 
 if TYPE_CHECKING:
     from shardio.shards import DatasetSource, Problem
+    from shardio.storage import StorageOptions
 
 
-def verify(source: DatasetSource, *, deep: bool = False, num_workers: int | None = None) -> list[Problem]:
+def verify(
+    source: DatasetSource,
+    *,
+    deep: bool = False,
+    num_workers: int | None = None,
+    storage_options: StorageOptions | None = None,
+) -> list[Problem]:
     """Compare a dataset's manifest, indexes and tars, and return all problems. Nothing is written.
 
     Each tar is read once: its size and digest, each member's header and each content's hash are compared with its
@@ -27,18 +34,23 @@ def verify(source: DatasetSource, *, deep: bool = False, num_workers: int | None
             need indexes: create missing ones with ``shardio index``.
         deep: Whether to decode every image, too.
         num_workers: The number of shards to read at a time; by default, up to 4.
+        storage_options: Settings of the store of a remote source, as for :class:`shardio.ShardDataset`.
 
     Returns:
         The problems; an empty list if there are none.
 
     Raises:
         FileNotFoundError: If the source does not exist or holds no tars.
-        ValueError: If ``num_workers`` is not positive.
+        ValueError: If ``num_workers`` is not positive, or a storage option is invalid.
     """
-    from shardio.shards import find_problems  # Not at the top: worker processes import this folder, and start faster.
+    # Not at the top: worker processes import this folder, and start faster.
+    from shardio.shards import find_problems
+    from shardio.storage import make_direct_access
 
     num_workers = check_optional_integer("num_workers", num_workers, at_least=1)
-    return list(find_problems(source, check_content=check_image if deep else None, num_workers=num_workers))
+    access = make_direct_access(storage_options)
+    check_content = check_image if deep else None
+    return list(find_problems(source, access, check_content=check_content, num_workers=num_workers))
 
 
 def check_image(field: str, content: bytes) -> str | None:

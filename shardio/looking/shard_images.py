@@ -14,6 +14,7 @@ from shardio.looking.images import FieldUse, ImageColumns
 from shardio.looking.source import ImageSource, Place, Unreadable
 from shardio.reading import SampleReader
 from shardio.shards import LABEL_FIELD, Shard, open_table
+from shardio.storage import RemoteAccess
 
 SAMPLES_PER_LOOKUP = 512
 """The number of samples to look up in an index at a time: the index reads as many together."""
@@ -32,11 +33,12 @@ class ShardImages(ImageSource):
 
     Args:
         name: What :func:`shardio.shards.open_table` accepts.
+        access: How remote shards are reached.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, access: RemoteAccess | None = None) -> None:
         self.name = name
-        self._table = open_table(name)
+        self._table = open_table(name, access)
         self._manifest = self._table.manifest
         self.num_samples = self._manifest.num_samples
         self._image_fields = tuple(field for field in IMAGE_FIELDS if field in self._manifest.fields)

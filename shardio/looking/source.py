@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shardio.looking.images import ImageColumns
 from shardio.shards import MANIFEST_NAME
-from shardio.storage import Location, parse_location
+from shardio.storage import Location, RemoteAccess, parse_location
 
 
 class Place(NamedTuple):
@@ -74,8 +74,12 @@ class ImageSource(ABC):
         self.close()
 
 
-def open_source(name: str) -> ImageSource:
+def open_source(name: str, access: RemoteAccess | None = None) -> ImageSource:
     """Open a packed directory, a manifest, tars in brace notation, a directory of tars, or a directory of images.
+
+    Args:
+        name: What the user names.
+        access: How remote shards are reached.
 
     Raises:
         FileNotFoundError: If the source does not exist, or holds neither shards nor images.
@@ -85,10 +89,10 @@ def open_source(name: str) -> ImageSource:
     from shardio.looking.image_files import FolderImages
     from shardio.looking.shard_images import ShardImages
 
-    location = parse_location(name)
+    location = parse_location(name, access)
     if location.is_folder() and not _has_shards(location):
         return FolderImages(name, location)
-    return ShardImages(name)
+    return ShardImages(name, access)
 
 
 def _has_shards(folder: Location) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from types import TracebackType
@@ -14,6 +15,7 @@ from shardio.errors import FormatError
 from shardio.reading.reader import SampleReader
 from shardio.reading.seen import Verify
 from shardio.shards import DatasetSource, Manifest, ShardTable, hash_key, open_table, read_keys
+from shardio.storage import StorageOptions, make_access
 
 KEYS_AT_ONCE = 4096
 """The number of keys to read at a time while iterating."""
@@ -168,7 +170,14 @@ class KeyedShards(Mapping[str, dict[str, Any]]):
                     )
 
 
-def open(source: DatasetSource, *, verify: Verify = "first") -> KeyedShards:  # noqa: A001  # As in tarfile and PIL.Image.
+def open(  # noqa: A001  # As in tarfile and PIL.Image.
+    source: DatasetSource,
+    *,
+    verify: Verify = "first",
+    storage_options: StorageOptions | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    cache_size: str | int | None = None,
+) -> KeyedShards:
     """Open a dataset to read its samples by key.
 
     >>> with shardio.open("out") as samples:  # doctest: +SKIP
@@ -179,6 +188,11 @@ def open(source: DatasetSource, *, verify: Verify = "first") -> KeyedShards:  # 
         source: A packed directory, a manifest, a tar, a pattern of tars, a directory of tars, or a list of tars. Tars
             without an index are indexed first.
         verify: ``first`` compares each sample with its index when it is first read; ``off`` compares nothing.
+        storage_options: Settings of the store of a remote source, as for :class:`shardio.ShardDataset`.
+        cache: A local folder for what is fetched of a remote source, which processes share and which stays; by default,
+            a private one, which is removed at the end.
+        cache_size: Its size, such as ``"200GB"``; by default, a fifth of the free space, and at most 32 GiB if the
+            cache is private.
 
     Returns:
         A read-only mapping from keys to samples.
@@ -186,6 +200,7 @@ def open(source: DatasetSource, *, verify: Verify = "first") -> KeyedShards:  # 
     Raises:
         FileNotFoundError: If the source does not exist or holds no tars.
         FormatError: If a file is invalid or the dataset has no samples.
-        ValueError: If ``verify`` is neither of these.
+        OSError: If a remote store denies access, or cannot be reached.
+        ValueError: If ``verify`` is neither of these, or a setting of the store or the cache is invalid.
     """
-    return KeyedShards(open_table(source), verify)
+    return KeyedShards(open_table(source, make_access(storage_options, cache, cache_size)), verify)

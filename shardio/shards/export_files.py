@@ -22,7 +22,7 @@ from shardio.shards.index_columns import read_columns
 from shardio.shards.manifest import MANIFEST_NAME
 from shardio.shards.sources import DatasetSource, open_table
 from shardio.shards.table import ShardTable
-from shardio.storage import Location, link_or_copy, parse_location
+from shardio.storage import Location, RemoteAccess, link_or_copy, parse_location
 from shardio.values import check_choice, check_flag
 
 
@@ -33,6 +33,7 @@ def export_index(
     *,
     split: str = "train",
     overwrite: bool = False,
+    access: RemoteAccess | None = None,
 ) -> list[Location]:
     """Write another tool's index of a dataset. The shards and their own indexes are unchanged.
 
@@ -47,6 +48,7 @@ def export_index(
         out: The folder to write to; by default, that of the shards.
         split: The name of the split, for ``timm`` and ``energon``.
         overwrite: Whether to replace files that exist.
+        access: How remote shards and a remote ``out`` are reached.
 
     Returns:
         The files that were written.
@@ -61,9 +63,9 @@ def export_index(
     overwrite = check_flag("overwrite", overwrite)
     if not split or split != split.strip() or "tar" in split or ".." in split:  # timm takes such names for patterns.
         raise ValueError(f"split must be a name such as 'train', and not contain 'tar' or '..', got {split!r}")
-    table = open_table(src)
+    table = open_table(src, access)
     home = _find_home(table)
-    folder = home if out is None else parse_location(out)
+    folder = home if out is None else parse_location(out, access)
     if chosen == "energon" and folder.resolve() == home.resolve():
         raise ValueError(
             "Megatron-Energon's index of NAME.tar is NAME.tar.idx, which is also shardio's: pass another directory as "

@@ -15,7 +15,7 @@ from shardio.shards.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, Sh
 from shardio.shards.names import is_added_by_macos
 from shardio.shards.problems import Problem
 from shardio.shards.sources import DatasetSource, expand_pattern
-from shardio.storage import Location, parse_location
+from shardio.storage import Location, RemoteAccess, parse_location
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,22 +39,22 @@ class NamedShard:
     fields: tuple[str, ...] = ()
 
 
-def find_shards(source: DatasetSource) -> tuple[list[NamedShard], list[Problem]]:
+def find_shards(source: DatasetSource, access: RemoteAccess | None = None) -> tuple[list[NamedShard], list[Problem]]:
     """Find the shards that a source names, and the problems that show without opening them.
 
     Raises:
         FileNotFoundError: If the source does not exist or holds no tars.
     """
     if not isinstance(source, str | os.PathLike):
-        return _name_tars([tar for pattern in source for tar in expand_pattern(pattern)])
-    location = parse_location(source)
+        return _name_tars([tar for pattern in source for tar in expand_pattern(pattern, access)])
+    location = parse_location(source, access)
     if location.is_folder():
         return _find_in_folder(location, location / MANIFEST_NAME)
     if location.name.endswith(".json"):
         if not location.exists():
             raise FileNotFoundError(f"the manifest {location} does not exist")
         return _find_in_folder(location.folder, location)
-    return _name_tars(expand_pattern(source))
+    return _name_tars(expand_pattern(source, access))
 
 
 def _name_tars(tars: list[Location]) -> tuple[list[NamedShard], list[Problem]]:

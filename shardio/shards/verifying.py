@@ -22,7 +22,7 @@ from shardio.shards.problems import Problem
 from shardio.shards.shard import Shard
 from shardio.shards.shard_problems import ContentCheck, ShardVerification, find_entry_problems
 from shardio.shards.sources import DatasetSource
-from shardio.storage import Location
+from shardio.storage import Location, RemoteAccess
 
 MAX_WORKERS = 4
 """The maximum number of threads that read shards, unless the caller chooses a number."""
@@ -53,6 +53,7 @@ _EMPTY = np.zeros(0, np.uint64)
 
 def find_problems(
     source: DatasetSource,
+    access: RemoteAccess | None = None,
     *,
     check_content: ContentCheck | None = None,
     num_workers: int | None = None,
@@ -66,6 +67,7 @@ def find_problems(
     Args:
         source: A packed directory, a manifest, a tar, a pattern of tars, a directory of tars, or a list of tars. Tars
             need indexes.
+        access: How remote shards are reached.
         check_content: A function that checks each intact content, given its field and its bytes, and returns what is
             wrong with it, or None. Threads call it.
         num_workers: The number of shards to read at a time; by default, up to 4.
@@ -74,7 +76,7 @@ def find_problems(
     Raises:
         FileNotFoundError: If the source does not exist or holds no tars.
     """
-    shards, problems = find_shards(source)
+    shards, problems = find_shards(source, access)
     yield from problems
     if progress is not None:
         progress.start(len(shards))

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 import shardio
 from shardio.cli.class_names import read_classes
 from shardio.cli.main import app
-from shardio.cli.sizes import parse_shard_size
+from shardio.cli.sizes import parse_size_option
 from shardio.errors import PackError
 from shardio.packing import PackSettings, packer
 from shardio.packing.plan import PackPlan, make_plan
@@ -259,7 +259,7 @@ def test_wrong_usage_has_exit_code_2_and_writes_nothing(
     ],
 )
 def test_sizes_may_have_units(text: str, num_bytes: int) -> None:
-    assert parse_shard_size(text) == num_bytes
+    assert parse_size_option(text) == num_bytes
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "1XB", "one", "1 2", "-1", "1MiB2", "nan", "inf"])

@@ -34,7 +34,17 @@ from shardio.shards import (
     open_table,
     write_manifest,
 )
-from shardio.storage import Location, find_path, find_url, link_or_copy, make_path, parse_location
+from shardio.storage import (
+    Location,
+    RemoteAccess,
+    StorageOptions,
+    find_path,
+    find_url,
+    link_or_copy,
+    make_direct_access,
+    make_path,
+    parse_location,
+)
 from shardio.values import check_flag
 from shardio.whole_writes import remove_unfinished, sync_directory
 
@@ -62,6 +72,7 @@ def append(
     layout: Layout = "auto",
     num_workers: int | None = None,
     progress: PackProgress | None = None,
+    storage_options: StorageOptions | None = None,
 ) -> Manifest:
     """Add the samples of other packed datasets, or of directories of images, to a packed dataset.
 
@@ -77,6 +88,7 @@ def append(
         layout: The layout of directories of images, as for :func:`shardio.pack`.
         num_workers: The number of worker processes that pack images.
         progress: Receives the progress of packing images.
+        storage_options: Settings of the stores of URLs in ``more``, as for :class:`shardio.ShardDataset`.
 
     Returns:
         The new manifest.
@@ -86,7 +98,7 @@ def append(
         FormatError: If a manifest or an index is damaged.
         PackError: If two samples have the same key, labels have different names, or a directory cannot be used.
     """
-    copy = check_flag("copy", copy)
+    copy, access = check_flag("copy", copy), make_direct_access(storage_options)
     if (url := find_url(out)) is not None and not make_path(out).exists():
         raise PackError(
             f"cannot append to {url}: append to a local copy and upload it, or write a new dataset with shardio merge"
@@ -105,7 +117,10 @@ def append(
         if _end_earlier(folder, table.manifest, requested):
             return table.manifest
         try:
-            tables = [_open_source(source, folder, table.manifest, layout, num_workers, progress) for source in sources]
+            tables = [
+                _open_source(source, folder, table.manifest, layout, num_workers, progress, access)
+                for source in sources
+            ]
             manifest = _plan(table, tables)
             shards = [pair for each in tables for pair in zip(each.tars, each.indexes, strict=True)]
             new = manifest.shards[len(table.manifest.shards) :]
@@ -236,10 +251,11 @@ def _open_source(
     layout: Layout,
     num_workers: int | None,
     progress: PackProgress | None,
+    access: RemoteAccess,
 ) -> ShardTable:
     """Open a packed dataset, or pack a directory of images into a hidden directory of the destination."""
     if find_path(parse_location(source)) is None:
-        return open_table(source)
+        return open_table(source, access)
     if not source.exists():
         raise FileNotFoundError(f"{source} does not exist: pass a packed directory or a directory of images")
     if source.suffix == ".json" or (source / MANIFEST_NAME).exists():

@@ -22,7 +22,7 @@ from shardio.packing.writing.output_folder import new_dataset
 from shardio.packing.writing.shard_sequence import ShardLimits, ShardSequence
 from shardio.sample import Sample
 from shardio.shards import DatasetSource, Manifest, ShardTable, hash_key, open_table, read_keys
-from shardio.storage import Location, parse_location
+from shardio.storage import Location, StorageOptions, make_direct_access, parse_location
 from shardio.values import check_flag, check_optional_integer, parse_size
 
 DEFAULT_SIZE = "256MiB"
@@ -36,6 +36,7 @@ def merge(
     max_shard_samples: int | None = None,
     overwrite: bool = False,
     progress: PackProgress | None = None,
+    storage_options: StorageOptions | None = None,
 ) -> Manifest:
     """Write the samples of several datasets, one after another, to a new dataset.
 
@@ -48,6 +49,7 @@ def merge(
         max_shard_samples: The maximum number of samples in a shard.
         overwrite: Whether to replace a dataset in ``out``.
         progress: Receives progress reports.
+        storage_options: Settings of the stores of all URLs, as for :class:`shardio.ShardDataset`.
 
     Returns:
         The manifest of the new dataset.
@@ -60,9 +62,10 @@ def merge(
     """
     if isinstance(sources, str | os.PathLike) or not sources:
         raise ValueError("sources must be a list of at least one dataset")
-    tables = [open_table(source) for source in sources]
+    access = make_direct_access(storage_options)
+    tables = [open_table(source, access) for source in sources]
     limits = _check_limits(max_shard_size, max_shard_samples)
-    return _rewrite(tables, parse_location(out), limits, None, overwrite, progress)
+    return _rewrite(tables, parse_location(out, access), limits, None, overwrite, progress)
 
 
 def reshard(
@@ -74,6 +77,7 @@ def reshard(
     shuffle_seed: int | None = None,
     overwrite: bool = False,
     progress: PackProgress | None = None,
+    storage_options: StorageOptions | None = None,
 ) -> Manifest:
     """Write the samples of a dataset to a new dataset with shards of another size, or in another order.
 
@@ -87,6 +91,7 @@ def reshard(
         shuffle_seed: The seed of a new order of all samples; None keeps the order.
         overwrite: Whether to replace a dataset in ``out``.
         progress: Receives progress reports.
+        storage_options: Settings of the stores of all URLs, as for :class:`shardio.ShardDataset`.
 
     Returns:
         The manifest of the new dataset.
@@ -96,7 +101,8 @@ def reshard(
     """
     limits = _check_limits(max_shard_size, max_shard_samples)
     shuffle_seed = check_optional_integer("shuffle_seed", shuffle_seed, at_least=0, below=2**63)
-    return _rewrite([open_table(src)], parse_location(out), limits, shuffle_seed, overwrite, progress)
+    access = make_direct_access(storage_options)
+    return _rewrite([open_table(src, access)], parse_location(out, access), limits, shuffle_seed, overwrite, progress)
 
 
 def split(
@@ -109,6 +115,7 @@ def split(
     max_shard_samples: int | None = None,
     overwrite: bool = False,
     progress: PackProgress | None = None,
+    storage_options: StorageOptions | None = None,
 ) -> dict[str, Manifest]:
     """Split a dataset into new datasets, by a hash of each sample's key.
 
@@ -124,6 +131,7 @@ def split(
         max_shard_samples: The maximum number of samples in a shard.
         overwrite: Whether to replace datasets in the parts' directories.
         progress: Receives progress reports.
+        storage_options: Settings of the stores of all URLs, as for :class:`shardio.ShardDataset`.
 
     Returns:
         The manifest of each part, by name.
@@ -134,13 +142,14 @@ def split(
     """
     parts = make_parts(by, names)
     limits, overwrite = _check_limits(max_shard_size, max_shard_samples), check_flag("overwrite", overwrite)
-    table = open_table(src)
+    access = make_direct_access(storage_options)
+    table = open_table(src, access)
     num_samples = np.zeros(len(names), np.int64)
     for index in table.indexes:
         num_samples += np.bincount(parts.assign(read_keys(index).hash_all()), minlength=len(names))
     parts.refuse_empty(num_samples.tolist(), describe(table))
     refuse_duplicates([table])
-    folders = [parse_location(out) / name for name in names]
+    folders = [parse_location(out, access) / name for name in names]
     _refuse_sources([table], folders)
     with ExitStack() as stack, CopySource([table]) as source:
         unfinished = [
