@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -174,6 +175,19 @@ def find_world(rank: int | None = None, world_size: int | None = None, *, carrie
                 f"start with torchrun, which sets RANK and WORLD_SIZE, or unset {name}"
             )
     return World(rank=0, world_size=1)
+
+
+def find_world_size() -> int:
+    """Return the number of ranks without importing torch. Where :func:`find_world` would raise an error, it is 1."""
+    if "torch.distributed" in sys.modules:
+        import torch.distributed
+
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_world_size()
+    try:
+        return World(rank=_read_variable("RANK"), world_size=_read_variable("WORLD_SIZE")).world_size
+    except (KeyError, ValueError):
+        return 1
 
 
 def choose_world(

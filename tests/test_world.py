@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +20,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset
 
 from shardio import DataLoader, ShardDataset
-from shardio.world import CarriedWorld, Worker, World, find_worker, find_world
+from shardio.world import CarriedWorld, Worker, World, find_worker, find_world, find_world_size
 
 ALONE = World(rank=0, world_size=1)
 
@@ -56,6 +59,27 @@ def test_torchruns_variables_set_the_world(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_process_group_overrides_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     set_environment(monkeypatch, "3", "7")
     assert find_world() == ALONE
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "found"),
+    [(None, None, 1), ("3", "7", 7), ("3", None, 1), (None, "7", 1), ("3", "x", 1), ("7", "7", 1)],
+)
+def test_the_world_size_is_known_without_torch(rank: str | None, world_size: str | None, found: int) -> None:
+    """It is 1 where the variables make no sense."""
+    program = (
+        "import sys; from shardio.world import find_world_size; print(find_world_size()); "
+        "assert 'torch' not in sys.modules"
+    )
+    variables = {name: text for name, text in (("RANK", rank), ("WORLD_SIZE", world_size)) if text is not None}
+    environment = {**os.environ, **variables}
+    assert int(subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)) == found
+
+
+@pytest.mark.usefixtures("group")
+def test_a_process_group_overrides_the_world_size_in_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_environment(monkeypatch, "3", "7")
+    assert find_world_size() == 1
 
 
 @pytest.mark.usefixtures("group")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +33,19 @@ UNREACHED_RETRIES = 3
 """How often to repeat requests to a server that never answered: its name is probably wrong."""
 
 
+MIN_RANKS, MAX_START_DELAY_S, DELAY_PER_RANK_S = 16, 2.0, 0.002
+"""How the first requests of many ranks are spread: see :func:`bound_start_delay`. Times are in seconds."""
+
+
+def bound_start_delay(world_size: int) -> float:
+    """Return the longest time in seconds for which a rank waits before its first request to a store.
+
+    All ranks of a run start at the same time. Each waits for a random time, so that they do not all make their first
+    requests at once.
+    """
+    return 0.0 if world_size < MIN_RANKS else min(MAX_START_DELAY_S, world_size * DELAY_PER_RANK_S)
+
+
 class TryAgainError(Exception):
     """A request failed in a way that may end by itself.
 
@@ -50,13 +64,16 @@ class Attempts:
     Args:
         root: The root of the store.
         options: Its settings.
+        world_size: The number of ranks that start at the same time.
     """
 
-    def __init__(self, root: str, options: RemoteOptions) -> None:
+    def __init__(self, root: str, options: RemoteOptions, world_size: int = 1) -> None:
         self.root, self.options = root, options
         self._backends: dict[bool, Backend] = {}
         self._answered = False
         self._places = threading.BoundedSemaphore(options.max_requests)
+        self._start_delay_s = random.uniform(0, bound_start_delay(world_size))
+        self._starting = threading.Lock()
 
     @property
     def is_protected(self) -> bool:
@@ -80,6 +97,7 @@ class Attempts:
             EOFError: If the object ends before the requested range.
             StoreError: If the request keeps failing.
         """
+        self._wait_to_start()
         began = time.monotonic()
         retrying = Retrying(
             stop=lambda state: self._gives_up(state) or stop_after_delay(self.options.deadline_s)(state),
@@ -93,6 +111,13 @@ class Attempts:
             num_attempts = int(retrying.statistics["attempt_number"])
             raise self._give_up(what, error.failure, num_attempts, time.monotonic() - began) from None
         return result
+
+    def _wait_to_start(self) -> None:
+        """Wait before the first request. Others that come in the meantime wait, too."""
+        with self._starting:
+            if self._start_delay_s:
+                time.sleep(self._start_delay_s)  # Other ranks make their first requests in the meantime.
+                self._start_delay_s = 0.0
 
     def _make_once(self, what: str, request: Callable[[Backend], Result], is_upload: bool) -> Result:
         from obstore.exceptions import BaseError

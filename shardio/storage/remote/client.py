@@ -20,6 +20,7 @@ from shardio.background import start_process
 from shardio.errors import StoreError
 from shardio.forks import call_at_fork
 from shardio.storage.remote.messages import Arrived, Done, Page, ReadRanges, Request, RequestFailed, Walk
+from shardio.world import find_world_size
 
 Result = TypeVar("Result")
 Message = TypeVar("Message")
@@ -120,10 +121,11 @@ class Client:
                 self._idle.pop().close()
             if self._lifeline >= 0:
                 os.close(self._lifeline)
-            self.folder, self._lifeline = None, -1
+            folder, self.folder, self._lifeline = self.folder, None, -1
             if self._process is not None:
                 with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(CLOSE_S)
+                    if self._process.wait(CLOSE_S) and folder is not None:
+                        _remove_unused(folder)  # It was killed, so it could not do this itself.
                 self._process.returncode = 0  # It ends by itself when the last process that uses it does.
                 self._process = None
 
@@ -186,11 +188,12 @@ class Client:
             self._process.wait()
         if self._lifeline >= 0:
             os.close(self._lifeline)
-        if self.folder is not None and self.folder.exists():
-            folder = self.folder
-            (folder / SOCKET).unlink(missing_ok=True)
-        else:
+        folder = self.folder if self.folder is not None and self.folder.exists() else None
+        is_new = folder is None
+        if folder is None:
             folder = Path(tempfile.mkdtemp(prefix="shardio-"))
+        else:
+            (folder / SOCKET).unlink(missing_ok=True)
         read_end, self._lifeline = os.pipe()
         try:
             with socket.socket(socket.AF_UNIX) as listener:
@@ -198,11 +201,12 @@ class Client:
                 listener.listen(128)
                 self._process = start_process(
                     "shardio.storage.remote.storage_process:main",
-                    [listener.fileno(), read_end, folder],
+                    [listener.fileno(), read_end, folder, find_world_size()],
                     descriptors=[listener.fileno(), read_end],
                 )
         except BaseException:  # Ctrl-C must not leave a folder without a process that removes it.
-            shutil.rmtree(folder, ignore_errors=True)
+            if is_new:  # Another one may hold a cache that processes read, and that the next attempt uses again.
+                shutil.rmtree(folder, ignore_errors=True)
             raise
         finally:
             os.close(read_end)
@@ -247,6 +251,14 @@ def _connect_to(folder: Path) -> Connection:
         end.close()
         raise
     return Connection(end.detach())
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove the folder of a storage process that has died, unless another process has started another one there."""
+    try:
+        _connect_to(folder).close()
+    except (FileNotFoundError, ConnectionError):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @cache

@@ -75,10 +75,11 @@ class StorageProcess:
     Args:
         listener: The socket to which other processes connect.
         folder: The folder of the socket and of unfinished uploads. It is removed at the end.
+        world_size: The number of ranks. Each one has its own storage process.
     """
 
-    def __init__(self, listener: socket.socket, folder: Path) -> None:
-        self._listener, self._folder = listener, folder
+    def __init__(self, listener: socket.socket, folder: Path, world_size: int = 1) -> None:
+        self._listener, self._folder, self._world_size = listener, folder, world_size
         self._filler = Filler(folder / CACHE)
         self._stores: dict[tuple[str, RemoteOptions], Attempts] = {}
         self._pool = ThreadPoolExecutor(MAX_THREADS)
@@ -151,7 +152,7 @@ class StorageProcess:
         with self._lock:
             name = request.root, request.options
             if name not in self._stores:
-                self._stores[name] = Attempts(*name)
+                self._stores[name] = Attempts(*name, self._world_size)
             return self._stores[name]
 
 
@@ -165,8 +166,11 @@ def _is_in_use(connection: Connection) -> bool:
 
 
 def main() -> None:
-    """Run the storage process. The arguments are the listening socket's descriptor, the lifeline's, and the folder."""
-    listener, lifeline, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    process = StorageProcess(socket.socket(fileno=listener), folder)
+    """Run the storage process.
+
+    The arguments are the listening socket's descriptor, the lifeline's, the folder and the number of ranks.
+    """
+    listener, lifeline, folder, world_size = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
+    process = StorageProcess(socket.socket(fileno=listener), folder, world_size)
     threading.Thread(target=process.end_with_family, args=(lifeline,), daemon=True).start()
     process.run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import signal
@@ -10,14 +11,19 @@ import sys
 import textwrap
 import time
 import uuid
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from shardio.storage import Location, parse_location
-from shardio.storage.remote.client import client
+from shardio.storage import Location, make_access, parse_location
+from shardio.storage.remote.attempts import MAX_START_DELAY_S, bound_start_delay
+from shardio.storage.remote.client import Client, client
+from shardio.storage.remote.messages import Stat
+from shardio.storage.remote.options import RemoteOptions
 from tests.servers.fixtures import seaweedfs_server
 from tests.servers.server import Server
 from tests.storage.conftest import at_server
@@ -120,6 +126,92 @@ def test_a_storage_process_that_was_killed_is_replaced(root: Location) -> None:
             content[start : start + 1_000_000] for start in range(0, 2_000_000, 50_000)
         ]
     assert location.read_whole() == content
+
+
+def test_the_folder_of_a_storage_process_that_was_killed_is_removed_at_the_end() -> None:
+    put(parse_location(f"memory://{uuid.uuid4().hex}/a"), b"1")
+    folder = client().folder
+    assert folder is not None
+    os.kill(storage_process_id(), signal.SIGKILL)
+    client().close()
+    assert not folder.exists()
+
+
+def refuse_to_start(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[object]]:
+    """Let no storage process start. Return the list of their arguments."""
+    found = list[Sequence[object]]()
+
+    def refuse(function: str, arguments: Sequence[object], *, descriptors: Sequence[int]) -> None:
+        found.append(arguments)
+        raise BlockingIOError(errno.EAGAIN, "no more processes")
+
+    monkeypatch.setattr("shardio.storage.remote.client.start_process", refuse)
+    return found
+
+
+def test_a_private_cache_outlives_a_storage_process_that_cannot_be_replaced() -> None:
+    location = parse_location(f"memory://{uuid.uuid4().hex}/a", make_access())
+    put(location, b"1")
+    with closing(location.open()) as file:
+        assert file.read(0, 1) == b"1"
+    folder = client().folder
+    assert folder is not None
+    cached = sorted((folder / "cache").iterdir())
+    assert cached
+    os.kill(storage_process_id(), signal.SIGKILL)
+    with pytest.MonkeyPatch.context() as patch:
+        refuse_to_start(patch)
+        with pytest.raises(BlockingIOError):
+            location.stat()
+    assert sorted((folder / "cache").iterdir()) == cached
+    assert not location.exists(), "the next one starts, and has an empty memory"
+    assert client().folder == folder
+
+
+def test_a_storage_process_that_cannot_start_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    refuse_to_start(monkeypatch)
+    with pytest.raises(BlockingIOError):
+        Client().ask(Stat(root="memory://x", options=RemoteOptions(), key="a"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_first_requests_of_many_ranks_are_spread() -> None:
+    bounds = [bound_start_delay(world_size) for world_size in range(1, 5000)]
+    assert bounds == sorted(bounds)
+    assert bounds[:15] == [0.0] * 15, "few ranks do not wait"
+    assert 0 < bounds[15] <= bounds[-1] == MAX_START_DELAY_S
+
+
+def test_a_storage_process_knows_how_many_ranks_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "1000")
+    arguments = refuse_to_start(monkeypatch)
+    with pytest.raises(BlockingIOError):
+        Client().ask(Stat(root="memory://x", options=RemoteOptions(), key="a"))
+    assert arguments[0][-1] == 1000
+
+
+@pytest.mark.parametrize(("world_size", "num_waits"), [(1000, 1), (8, 0)])
+def test_only_the_first_request_to_a_store_waits(world_size: int, num_waits: int) -> None:
+    program = textwrap.dedent(f"""
+        import socket, time
+        from pathlib import Path
+        from shardio.storage.remote.attempts import bound_start_delay
+        from shardio.storage.remote.messages import Stat
+        from shardio.storage.remote.options import RemoteOptions
+        from shardio.storage.remote.storage_process import StorageProcess
+        waits = []
+        time.sleep = waits.append
+        process = StorageProcess(socket.socket(), Path("unused"), {world_size})
+        for _ in range(3):
+            store = process._find_store(Stat(root="memory://x", options=RemoteOptions(), key="a"))
+            store.make("ask", lambda backend: None)
+        assert all(0 < wait <= bound_start_delay({world_size}) for wait in waits)
+        print(len(waits))
+    """)
+    assert int(subprocess.check_output([sys.executable, "-c", program], text=True)) == num_waits
 
 
 @pytest.mark.parametrize("ending", ["pass", "os.kill(os.getpid(), signal.SIGKILL)"])
