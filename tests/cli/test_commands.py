@@ -31,3 +31,11 @@ def test_each_command_has_an_example_with_arguments_that_it_accepts(name: str) -
     assert words[:3] == ["Example:", "shardio", name]
     known = {option for parameter in command.params for option in parameter.opts}
     assert {word for word in words if word.startswith("-")} <= known
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"tile", "untile"}))
+def test_each_command_that_takes_urls_takes_settings_of_their_stores(name: str) -> None:
+    known = {option for parameter in COMMANDS[name].params for option in parameter.opts}
+    assert "--storage-option" in known
+    caching = {"--cache", "--cache-size"}
+    assert known & caching == (caching if name in ("bench", "check", "train") else set())

@@ -96,6 +96,9 @@ def _find_profile(config: dict[str, str]) -> dict[str, Any]:
     """Return boto3's credentials where object_store itself finds none: in profiles, and in ``~/.aws``.
 
     The option ``profile`` is removed from ``config``.
+
+    Raises:
+        LocationError: If boto3 is missing, or the profile does not exist or has no credentials.
     """
     profile = config.pop("profile", None)
     explicit = {"access_key_id", "aws_access_key_id", "skip_signature", "aws_skip_signature"} & config.keys()
@@ -103,13 +106,23 @@ def _find_profile(config: dict[str, str]) -> dict[str, Any]:
         return {}
     try:
         import boto3  # type: ignore[import-untyped]  # It has no types.
+        import botocore.exceptions  # type: ignore[import-untyped]  # It has no types.
         from obstore.auth.boto3 import Boto3CredentialProvider
     except ImportError:
         if profile is None:
             return {}
         raise LocationError("storage_options['profile'] needs boto3: pip install boto3") from None
-    session = boto3.Session(profile_name=profile)
-    return {"credential_provider": Boto3CredentialProvider(session)} if session.get_credentials() else {}
+    try:
+        session = boto3.Session(profile_name=profile)
+        has_credentials = session.get_credentials() is not None
+    except botocore.exceptions.BotoCoreError as error:
+        raise LocationError(
+            f"cannot get credentials for S3: {error}. Check the profile in the storage options or AWS_PROFILE, and the "
+            "files in ~/.aws"
+        ) from None
+    if profile is not None and not has_credentials:
+        raise LocationError(f"the profile {profile!r} has no credentials: add them to ~/.aws/credentials")
+    return {"credential_provider": Boto3CredentialProvider(session)} if has_credentials else {}
 
 
 def _has_aws_files() -> bool:
