@@ -61,7 +61,8 @@ def read_options(texts: list[str] | None) -> StorageOptions:
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not name or not equals:
-            raise _wrong(f"must be NAME=VALUE, got {text!r}")
+            shown = name + equals + ("…" if value else "")  # The value may be a credential.
+            raise _wrong(f"must be NAME=VALUE, got {shown!r}")
         options[name] = _read_value(value)
     try:
         make_direct_access(options)
