@@ -12,6 +12,7 @@ import typer
 from shardio.cli.console import check_png_path, count, value_errors_as_usage_errors
 from shardio.cli.storage_options import StorageOptionTexts, read_options
 from shardio.cli.terminal import echo, printable
+from shardio.storage import find_url
 
 if TYPE_CHECKING:
     from shardio.datasets import MapDataset
@@ -106,7 +107,7 @@ def _check_out(out: Path, dataset: MapDataset) -> None:
             f"the directory {printable(out.parent)} does not exist: create it first", param_hint="--out"
         )
     paths = (path for path, _ in getattr(dataset, "samples", ()))  # Packed datasets have none.
-    if out.exists() and any(path.endswith(out.name) and out.samefile(path) for path in paths):
+    if out.exists() and any(path.endswith(out.name) and not find_url(path) and out.samefile(path) for path in paths):
         raise typer.BadParameter(
             f"{printable(out)} is one of the images and would be overwritten: choose another file", param_hint="--out"
         )

@@ -20,7 +20,7 @@ from shardio.datasets import ImageFolder, MapDataset, ShardMapDataset
 from shardio.decoding import Decode, FieldDecoder
 from shardio.images import IMAGE_FIELDS
 from shardio.reading import FileReader, LabelledFile
-from shardio.storage import StorageOptions, absolute_path, find_path, parse_location, walk_files
+from shardio.storage import StorageOptions, absolute_path, find_path, make_access, parse_location, walk_files
 
 CHANNELS = (1, 3, 4)
 """The numbers of channels that can be shown: grey, RGB, and RGB with an alpha channel, which is ignored."""
@@ -56,21 +56,24 @@ def open_images(
         source: Class folders, any other directory of images, an image file, or a packed dataset.
         transform: The transform of the images.
         decode: What the transform gets: arrays or Pillow images.
-        storage_options: Settings of the store of a remote dataset.
+        storage_options: Settings of the store of a remote source.
 
     Raises:
         FileNotFoundError: If the source does not exist, or holds no images.
         FormatError: If it is not a dataset.
         TypeError: If the transform does not accept what ``decode`` gives it.
     """
-    if find_path(parse_location(source)) is None:
+    access = make_access(storage_options)
+    if find_path(parse_location(source, access)) is None:
+        if has_class_folders(source, access):
+            return ImageFolder(source, transform, decode=decode, storage_options=storage_options)
         return ShardMapDataset(
             source, fields=("image",), transform=transform, decode=decode, storage_options=storage_options
         )
     source = absolute_path(source)
     if source.is_file() and _is_image(source):
         return ImageFiles(source.parent, [source], transform, decode)
-    if not source.is_dir() or has_shards(source):
+    if not source.is_dir() or has_shards(parse_location(source)):
         return ShardMapDataset(source, fields=("image",), transform=transform, decode=decode)
     if has_class_folders(source):
         try:

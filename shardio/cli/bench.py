@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from shardio.cli.advice import STAGES, DatasetFormat, advise, stage_seconds
-from shardio.cli.console import count, value_errors_as_usage_errors
+from shardio.cli.console import count, name_of, value_errors_as_usage_errors
 from shardio.cli.loading import (
     BatchSize,
     NumWorkers,
@@ -189,11 +189,12 @@ def _make_loader(
     source: Path, fields: str | None, settings: dict[str, Any], options: dict[str, Any], remote: RemoteArguments
 ) -> tuple[DataLoader, DatasetFormat]:
     import shardio
+    from shardio.storage import make_access
 
-    if has_class_folders(source):
+    if has_class_folders(source, make_access(**remote)):
         if fields is not None:
-            raise ValueError(f"--fields applies only to shards, but {source} has class folders")
-        folder = shardio.ImageFolder(source, **settings)
+            raise ValueError(f"--fields applies only to shards, but {name_of(source)} has class folders")
+        folder = shardio.ImageFolder(source, **settings, **remote)
         loader = shardio.DataLoader(folder, sampler=shardio.EpochSampler(folder), **options)
         return loader, DatasetFormat(in_shards=False, has_images=True)
     names = ("image",) if fields is None else tuple(fields.split(","))

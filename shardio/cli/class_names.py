@@ -7,15 +7,15 @@ from pathlib import Path
 from shardio.classes import check_classes
 from shardio.cli.loading import find_class_folders, has_class_folders
 from shardio.shards import open_table
-from shardio.storage import RemoteAccess, read_as_utf8
+from shardio.storage import RemoteAccess, parse_location, read_as_utf8
 
 
 def read_classes(source: Path, access: RemoteAccess | None = None) -> tuple[str, ...]:
     """Return the class names in a text file or of a dataset."""
     if source.is_file() and source.suffix != ".json":
         return check_classes(_read_lines(source))
-    if has_class_folders(source):
-        return check_classes(sorted(read_as_utf8(path.name) for path in find_class_folders(source)))
+    if has_class_folders(source, access):
+        return check_classes(sorted(map(read_as_utf8, find_class_folders(parse_location(source, access)))))
     return check_classes(open_table(source, access).manifest)
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from shardio.cli.console import value_errors_as_usage_errors
 from shardio.errors import SampleError
+
+if TYPE_CHECKING:
+    from shardio.storage import Location, RemoteAccess
 
 OnErrorPolicy = Literal["raise", "replace", "skip"]
 
@@ -62,18 +65,24 @@ def suggest_on_error(on_error: OnErrorPolicy) -> Iterator[None]:
         raise SampleError(f"{str(error).strip()} (to continue without it, pass --on-error skip or replace)") from error
 
 
-def has_class_folders(source: Path) -> bool:
-    """Return whether a directory holds class folders rather than shards."""
-    return source.is_dir() and not has_shards(source) and bool(find_class_folders(source))
+def has_class_folders(source: Path, access: RemoteAccess | None = None) -> bool:
+    """Return whether a directory, or a folder of an object store, holds class folders rather than shards."""
+    from shardio.shards import MANIFEST_NAME
+    from shardio.storage import parse_location
+
+    location = parse_location(source, access)
+    if (location / MANIFEST_NAME).exists():
+        return False  # Before anything is listed, which the credentials may not allow.
+    return location.is_folder() and not has_shards(location) and bool(find_class_folders(location))
 
 
-def has_shards(directory: Path) -> bool:
-    """Return whether a directory holds a manifest or tars."""
+def has_shards(folder: Location) -> bool:
+    """Return whether a folder holds a manifest or tars."""
     from shardio.shards import MANIFEST_NAME
 
-    return (directory / MANIFEST_NAME).exists() or any(path.suffix.lower() == ".tar" for path in directory.iterdir())
+    return any(name == MANIFEST_NAME or name.lower().endswith(".tar") for name in folder.list())
 
 
-def find_class_folders(source: Path) -> list[Path]:
-    """Return the folders in a directory, except hidden ones."""
-    return [entry for entry in source.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+def find_class_folders(folder: Location) -> list[str]:
+    """Return the names of the folders in a folder, except hidden ones."""
+    return [name[:-1] for name in folder.list() if name.endswith("/") and not name.startswith(".")]

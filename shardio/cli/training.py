@@ -183,9 +183,10 @@ def _open_source(
     remote: RemoteArguments,
     classes: MapDataset | None = None,
 ) -> MapDataset:
-    if has_class_folders(source):
-        return ImageFolder(source, transform=transform, max_pixels=max_pixels, classes=classes)
-    if not open_table(source, make_access(**remote)).manifest.classes:
+    access = make_access(**remote)
+    if has_class_folders(source, access):
+        return ImageFolder(source, transform=transform, max_pixels=max_pixels, classes=classes, **remote)
+    if not open_table(source, access).manifest.classes:
         raise FormatError(
             f"{name_of(source)} has no class names: pass class folders of images, or a dataset that shardio packed "
             "from them (shardio pack IMAGES OUT)"

@@ -23,6 +23,7 @@ from tests.files import read_files, read_objects
 from tests.servers.fixtures import seaweedfs_server
 from tests.servers.seaweedfs import SECRET_ACCESS_KEY
 from tests.servers.server import Server
+from tests.storage.conftest import at_server
 from tests.storage.uploading import upload
 from tests.tars import write_tar
 
@@ -86,6 +87,29 @@ def test_loaders_are_checked_and_measured(packed: Path, remote: Location, option
     assert list((tmp_path / "cache").glob("**/*.copy"))
 
 
+def test_class_folders_are_trained_on(
+    images: Path, seaweedfs_server: Server, options: list[str], tmp_path: Path
+) -> None:
+    home = at_server(seaweedfs_server, f"{uuid.uuid4().hex}/images")
+    for path in sorted(images.glob("*/*")):
+        with (home / path.relative_to(images).as_posix()).write_whole() as file:
+            file.write(path.read_bytes())
+    cached = [*options, "--cache", str(tmp_path / "cache")]
+    losses = list[list[str]]()
+    for source, settings in ((images, []), (Path(str(home)), cached)):
+        done = train_here(source, "--epochs", "1", "--num-workers", "0", *settings)
+        assert done.exit_code == 0, (done.output, done.exception)
+        losses.append([figures["loss"] for figures in LINE.finditer(done.stdout)])
+    assert losses[0] == losses[1] != []
+    found = run("bench", home, "--image-size", 32, "--num-workers", 0, "--json", *cached)
+    assert json.loads(found.stdout)["num_samples"] == 21
+    run("augment", home, "--recipe", "cifar", "-o", tmp_path / "a.png", *options)
+    run("augment", images, "--recipe", "cifar", "-o", tmp_path / "b.png")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    run("pack", images, tmp_path / "out", "--classes", home, "--max-shard-samples", 5, *options)
+    assert run("verify", tmp_path / "out").stdout.startswith("no problems in 5 shards, 21 samples")
+
+
 def test_a_cache_must_be_a_local_folder_of_some_size(packed: Path) -> None:
     assert "--cache" in run("check", packed, "--cache", "s3://bucket/cache", code=2).output
     assert "--cache-size" in run("bench", packed, "--cache-size", "much", code=2).output
@@ -134,7 +158,7 @@ def test_tars_of_other_tools_are_indexed(remote: Location, options: list[str], t
     assert run("cat", tar, "x/2", *options).stdout == "two"
 
 
-def test_samples_are_read_by_key_through_a_cache(
+def test_samples_are_read_by_key_through_a_cache_and_verified(
     packed: Path, remote: Location, seaweedfs_server: Server, tmp_path: Path
 ) -> None:
     with (
@@ -143,6 +167,7 @@ def test_samples_are_read_by_key_through_a_cache(
     ):
         assert dict(found) == dict(expected)
     assert list(tmp_path.glob("**/*.copy"))
+    assert shardio.verify(str(remote), storage_options=seaweedfs_server.options) == []
     with pytest.raises(ValueError, match="cache must be a local folder"):
         shardio.open(str(remote), cache="s3://bucket/cache")
 
