@@ -72,16 +72,14 @@ def size_in_bundle(size: Size) -> Size:
     return -(-(size + HASH_BYTES) // BLOCK) * BLOCK
 
 
-def add_hash(content: bytes) -> bytes:
-    """Return a content as it lies in a bundle: with its hash, in whole blocks."""
-    stored = content + xxhash.xxh3_128_digest(content)
-    return stored + bytes(-len(stored) % BLOCK)
+def make_tail(content: bytes | memoryview) -> bytes:
+    """Return what follows a content in a bundle: its hash, and zeros up to the end of the block."""
+    return hash_content(content) + bytes(-(len(content) + HASH_BYTES) % BLOCK)
 
 
-def take_content(stored: bytes) -> bytes | None:
-    """Return a content without the hash that follows it; None if they do not match."""
-    content = stored[:-HASH_BYTES]
-    return content if xxhash.xxh3_128_digest(content) == stored[-HASH_BYTES:] else None
+def hash_content(content: bytes | memoryview) -> bytes:
+    """Return the hash of a content."""
+    return xxhash.xxh3_128_digest(content)
 
 
 def _name_bundles(listing: Listing, lasts: NDArray[np.int64]) -> list[str]:

@@ -60,6 +60,11 @@ class CachedCopy:
                 num_read += num_more
             return True
 
+    def has(self, start: int, stop: int) -> bool:
+        """Return whether a range is present as a whole."""
+        with self._opened(os.O_RDONLY) as descriptor:
+            return descriptor is not None and _is_present(descriptor, self.size, start, stop)
+
     def find_missing(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Return the parts of a range that are not present, as ranges of whole blocks."""
         first, last = start // BLOCK, -(-stop // BLOCK)
@@ -71,20 +76,27 @@ class CachedCopy:
         bounds = np.flatnonzero(np.diff(marks == 0, prepend=False, append=False)).reshape(-1, 2) + first
         return [(begin * BLOCK, min(end * BLOCK, self.size)) for begin, end in bounds.tolist()]
 
-    def write(self, start: int, content: memoryview) -> None:
+    def write(self, start: int, *parts: memoryview) -> None:
         """Add a range of whole blocks, and mark it as present.
+
+        Args:
+            start: Where the range begins.
+            *parts: Its content, in parts of any lengths.
 
         Raises:
             OSError: If it cannot be written.
         """
-        stop = start + len(content)
+        stop = start + sum(map(len, parts))
         assert start % BLOCK == 0, "a range of whole blocks"
         assert stop % BLOCK == 0 or stop == self.size, "a range of whole blocks"
         with self._opened(os.O_RDWR | os.O_CREAT) as descriptor:
             assert descriptor is not None, "it was created"
             if os.fstat(descriptor).st_size < self.size + self.num_blocks:
                 os.ftruncate(descriptor, self.size + self.num_blocks)
-            _write_all(descriptor, content, start)
+            place = start
+            for part in parts:
+                _write_all(descriptor, part, place)
+                place += len(part)
             first, last = start // BLOCK, -(-stop // BLOCK)
             _write_all(descriptor, memoryview(_PRESENT * (last - first)), self.size + first)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from shardio.errors import StoreError
-from shardio.storage.cache.bundles import HASH_BYTES, cut_bundles, take_content
+from shardio.storage.cache.bundles import HASH_BYTES, cut_bundles, hash_content
 from shardio.storage.cache.cached_copy import CachedCopy
 from shardio.storage.cache.cached_store import MAX_FILLS, TOUCH_S, CachedStore
 from shardio.storage.listing import Listing, open_listing
@@ -69,19 +69,24 @@ class CachedFiles:
             The same errors as :meth:`read`, for any of the files.
         """
         numbers = [number for key in keys if (number := self.listing.find(key)) is not None]
-        if numbers:
-            self._fill(numbers, is_urgent=is_urgent)
+        missing = [number for number in numbers if not self._has(number)]
+        if missing:
+            self._fill(missing, is_urgent=is_urgent)
+
+    def _has(self, number: int) -> bool:
+        start = int(self._bundles.starts[number])
+        return self._copy_of(number).has(start, start + int(self.listing.sizes[number]) + HASH_BYTES)
 
     def _read(self, number: int) -> bytes | None:
         copy, start = self._copy_of(number), int(self._bundles.starts[number])
-        stop = start + int(self.listing.sizes[number]) + HASH_BYTES
-        (stored,) = copy.read([start], [stop])
-        if stored is None:
+        stop = start + int(self.listing.sizes[number])
+        content, digest = copy.read([start, stop], [stop, stop + HASH_BYTES])
+        if content is None or digest is None:
             return None
         self._touch(number, copy)
-        content = take_content(stored)
-        if content is None:  # As after a power failure. It is fetched again.
-            copy.unmark(start, stop)
+        if hash_content(content) != digest:  # As after a power failure. It is fetched again.
+            copy.unmark(start, stop + HASH_BYTES)
+            return None
         return content
 
     def _fill(self, numbers: Sequence[int], *, is_urgent: bool) -> None:

@@ -14,12 +14,12 @@ import xxhash
 from filelock import FileLock
 
 from shardio.storage.cache.budget import COPY_SUFFIX, Budget
-from shardio.storage.cache.bundles import add_hash, size_in_bundle
+from shardio.storage.cache.bundles import make_tail, size_in_bundle
 from shardio.storage.cache.cached_copy import BLOCK, CachedCopy
 from shardio.storage.cache.settings import CacheSettings, choose_size
 from shardio.storage.remote.attempts import Attempts
 from shardio.storage.remote.messages import BundledFile, Fill, FillFiles, OpenCached, Request, Stat
-from shardio.storage.remote.operations import read_range, read_whole, stat
+from shardio.storage.remote.operations import read_range, read_version, stat
 from shardio.storage.store import FileStat, ReplacedError
 
 PIECE = 8 * 2**20
@@ -140,9 +140,10 @@ class Filler:
     ) -> None:
         """Fetch what is missing in a range and is not being fetched. Return when all of it is there."""
         with self._lock:
-            missing = copy.find_missing(start, stop)
-            if missing and not is_divisible:
-                missing = [(start, stop)]
+            if is_divisible:
+                missing = copy.find_missing(start, stop)
+            else:
+                missing = [] if copy.has(start, stop) else [(start, stop)]
             others = [each for each in self._flights.get(copy.path, ()) if _overlaps(each, start, stop)]
             own = [_Flight(*part) for each in missing for part in _subtract(each, others)]
             self._flights.setdefault(copy.path, []).extend(own)
@@ -168,23 +169,23 @@ class Filler:
         self, attempts: Attempts, request: FillFiles, bundle: CachedCopy, file: BundledFile, start: int, stop: int
     ) -> None:
         named = Request(root=request.root, options=request.options, key=file.key)
-        content = read_whole(attempts, named, file.version, file.size)
-        self._write(bundle, request.cache, start, memoryview(add_hash(content)))
+        content = read_version(attempts, named, file.version, file.size)
+        self._write(bundle, request.cache, start, content, memoryview(make_tail(content)))
 
     def _fetch_whole(self, attempts: Attempts, request: Fill, copy: CachedCopy, start: int, stop: int) -> None:
         """Fetch an object as a whole: a manifest or an index. One process of those that share the cache does so."""
         name = f".lock-{int(Path(copy.path).stem, 16) % NUM_LOCKS}"
         with FileLock(self._budget(request.cache).folder / name):
             if copy.find_missing(0, request.size):
-                content = read_whole(attempts, request, request.version)
-                self._write(copy, request.cache, 0, memoryview(content))
+                content = read_version(attempts, request, request.version)
+                self._write(copy, request.cache, 0, content)
 
-    def _write(self, copy: CachedCopy, cache: CacheSettings, start: int, content: memoryview) -> None:
+    def _write(self, copy: CachedCopy, cache: CacheSettings, start: int, *parts: memoryview) -> None:
         budget = self._budget(cache)
         try:
             budget.folder.mkdir(parents=True, exist_ok=True)  # Another storage process may have removed it.
-            budget.reserve(len(content), copy.path)
-            copy.write(start, content)
+            budget.reserve(sum(map(len, parts)), copy.path)
+            copy.write(start, *parts)
         except OSError as error:
             raise OSError(
                 error.errno,

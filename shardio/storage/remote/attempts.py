@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_delay
+from tenacity import RetryCallState, Retrying, retry_if_exception_type
 from tenacity.wait import wait_random_exponential
 
 from shardio.errors import StoreError
@@ -99,14 +99,30 @@ class Attempts:
         """
         self._wait_to_start()
         began = time.monotonic()
+        try:
+            return self._make_once(what, request, is_upload)  # Nearly always enough, and tenacity takes 60 µs.
+        except TryAgainError as error:
+            return self._make_again(what, request, began, error, is_upload=is_upload)
+
+    def _make_again(
+        self, what: str, request: Callable[[Backend], Result], began: float, first: TryAgainError, *, is_upload: bool
+    ) -> Result:
+        """Repeat a request that has failed once, after a wait."""
+        failed = [first]
+
+        def attempt() -> Result:
+            if failed:  # Tenacity counts the first attempt, too.
+                raise failed.pop()
+            return self._make_once(what, request, is_upload)
+
         retrying = Retrying(
-            stop=lambda state: self._gives_up(state) or stop_after_delay(self.options.deadline_s)(state),
+            stop=lambda state: self._gives_up(state) or time.monotonic() - began >= self.options.deadline_s,
             wait=wait_random_exponential(multiplier=FIRST_WAIT_S, max=MAX_WAIT_S),
             retry=retry_if_exception_type(TryAgainError),
             reraise=True,
         )
         try:
-            result: Result = retrying(self._make_once, what, request, is_upload)
+            result: Result = retrying(attempt)
         except TryAgainError as error:
             num_attempts = int(retrying.statistics["attempt_number"])
             raise self._give_up(what, error.failure, num_attempts, time.monotonic() - began) from None

@@ -163,8 +163,10 @@ class Client:
         except _AnsweredError:
             self._idle.append(connection)
             raise
-        except BaseException:  # Ctrl-C, too: the rest of an answer must not pass for the next one.
+        except BaseException as error:  # Ctrl-C, too: the rest of an answer must not pass for the next one.
             connection.close()
+            if isinstance(error, OSError) and error.errno is None:  # The storage process died while it sent a message.
+                raise EOFError(str(error)) from None
             raise
         self._idle.append(connection)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 _MD5 = re.compile(r'"?(?P<digest>[0-9a-f]{32})(?P<parts>-\d+)?"?')
 
 
-def is_md5_of(e_tag: str | None, parts: Iterable[bytes]) -> bool:
+def is_md5_of(e_tag: str | None, parts: Iterable[bytes | memoryview]) -> bool:
     """Return whether an ETag is the MD5 of a content or, after a multipart upload, the MD5 of its parts' MD5s.
 
     Args:

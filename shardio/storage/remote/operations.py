@@ -47,23 +47,30 @@ def stat(attempts: Attempts, request: Stat) -> FileStat:
     return _stat_of(request.root, attempts.make(_name("read", request), head))
 
 
-def read_whole(attempts: Attempts, request: Request, version: str | None = None, size: int | None = None) -> bytes:
+def read_whole(attempts: Attempts, request: Request) -> bytes:
+    """Return an object's content."""
+    return bytes(read_version(attempts, request))
+
+
+def read_version(
+    attempts: Attempts, request: Request, version: str | None = None, size: int | None = None
+) -> memoryview:
     """Return an object's content. If a version or a size in bytes is given, it must have them.
 
     Without TLS, it may be damaged on the way. If its ETag is not its MD5 either, it is read until two reads agree.
     """
     import obstore
 
-    def read(backend: Backend) -> bytes:
+    def read(backend: Backend) -> memoryview:
         result = obstore.get(backend, request.key)
-        content = bytes(result.bytes())
+        content = memoryview(result.bytes())
         if version is not None and (found := _stat_of(request.root, result.meta).version) != version:
             raise _replaced(request, version, found)
         if size is not None and len(content) != size:
             raise _try_again(f"the server sent {len(content)} bytes, expected {size}")
         if attempts.is_protected or is_md5_of(result.meta["e_tag"], [content]):
             return content
-        if bytes(obstore.get(backend, request.key).bytes()) != content:
+        if memoryview(obstore.get(backend, request.key).bytes()) != content:
             raise _try_again("two reads returned different contents")
         return content
 
