@@ -21,7 +21,7 @@ MAX_BYTES = 256 * 2**20
 SHARE_OF_CACHE = 8
 """A stretch takes at most the cache's size divided by this number, because the cache removes whole bundles."""
 
-FILES_TOGETHER = 32
+FILES_TOGETHER = 8
 """How many files one message to the storage process asks for."""
 
 

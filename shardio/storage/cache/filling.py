@@ -35,8 +35,8 @@ AHEAD_THREADS = 16
 """How many ranges are read ahead at a time. The store's other requests are left to urgent ones."""
 
 
-FILE_THREADS = 64
-"""How many small objects are read ahead at a time, because the latency of a store limits them."""
+FILES_AHEAD = 0.75
+"""The share of a store's requests that may read small objects ahead. Latency limits them, so they are many."""
 
 Item = TypeVar("Item")
 
@@ -65,8 +65,7 @@ class Filler:
         self._flights: dict[str, list[_Flight]] = {}
         self._urgent = ThreadPoolExecutor(URGENT_THREADS)
         self._ahead = ThreadPoolExecutor(AHEAD_THREADS)
-        self._urgent_files = ThreadPoolExecutor(FILE_THREADS)
-        self._files_ahead = ThreadPoolExecutor(FILE_THREADS)
+        self._for_files: dict[tuple[Attempts, bool], ThreadPoolExecutor] = {}
 
     def open(self, attempts: Attempts, request: OpenCached) -> tuple[FileStat, str]:
         """Return an object's status and the path of its copy.
@@ -127,7 +126,7 @@ class Filler:
             fetch = partial(self._fetch_file, attempts, request, bundle, file)
             self._fill_piece(bundle, file.start, stop, fetch, is_divisible=False)
 
-        _map(self._urgent_files if request.is_urgent else self._files_ahead, fill, request.files)
+        _map(self._find_threads(attempts, is_urgent=request.is_urgent), fill, request.files)
 
     def _fill_piece(
         self,
@@ -192,6 +191,15 @@ class Filler:
                 f"{error.strerror or error}: cannot write to the cache {budget.folder}. Free some space, set "
                 "cache_size, or set cache to a folder on another disk",
             ) from error
+
+    def _find_threads(self, attempts: Attempts, *, is_urgent: bool) -> ThreadPoolExecutor:
+        """Return the threads that fetch the small objects of a store."""
+        with self._lock:
+            if (attempts, is_urgent) not in self._for_files:
+                num_requests = attempts.options.max_requests
+                num_threads = num_requests if is_urgent else max(1, int(FILES_AHEAD * num_requests))
+                self._for_files[attempts, is_urgent] = ThreadPoolExecutor(num_threads)
+            return self._for_files[attempts, is_urgent]
 
     def _forget(self, path: str, flights: list[_Flight]) -> None:
         with self._lock:

@@ -30,7 +30,7 @@ class RemoteOptions:
     retries: int = 20
     timeout_s: float = 10.0
     deadline_s: float = 300.0
-    max_requests: int = 32
+    max_requests: int = 64
     config: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
 
