@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from shardio.datasets.overrides import find_overridden
 from shardio.datasets.shard_map_dataset import ShardMapDataset
 from shardio.decoding import FieldDecoder
 from shardio.interruptions import let_through
-from shardio.reading import JoinedReader, LocatedSample
+from shardio.reading import JoinedReader, LocatedSample, RemoteParts, RemoteSamples
 
 if TYPE_CHECKING:
     from shardio.datasets.wrappers import Unwrapped
@@ -46,15 +46,30 @@ class Concatenated(MapDataset):
         return (self._concat, *(dataset for part in self._parts for dataset in part.datasets))
 
     def locate(self, indices: NDArray[np.int64]) -> list[LocatedSample]:
-        stops = np.array(self._concat.cumulative_sizes)
-        numbers = np.searchsorted(stops, indices, side="right")
         located: list[Any] = [None] * len(indices)
-        for number in np.unique(numbers).tolist():
-            rows = np.flatnonzero(numbers == number)
-            inner = indices[rows] - (stops[number - 1] if number else 0)
+        for number, rows, inner in self._divide(indices):
             for row, sample in zip(rows.tolist(), self._parts[number].locate(inner), strict=True):
                 located[row] = (number, sample)
         return located
+
+    def remote_samples(self) -> RemoteSamples | None:
+        parts = [part.dataset.remote_samples() for part in self._parts]
+        if not any(parts):
+            return None
+        return RemoteParts(
+            parts,
+            lambda indices: (
+                (number, self._parts[number].inner_indices(inner)) for number, _, inner in self._divide(indices)
+            ),
+        )
+
+    def _divide(self, indices: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield the number of each part, the rows of its samples, and their indices in it."""
+        stops = np.array(self._concat.cumulative_sizes)
+        numbers = np.searchsorted(stops, indices, side="right")
+        for number in np.unique(numbers).tolist():
+            rows = np.flatnonzero(numbers == number)
+            yield number, rows, indices[rows] - (stops[number - 1] if number else 0)
 
     def check_transform(self) -> None:
         for part in self._parts:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     )
     from shardio.reading.reader import SampleReader
     from shardio.reading.remote_files import RemoteFiles
+    from shardio.reading.remote_parts import RemoteParts
     from shardio.reading.remote_shards import find_remote_shards
     from shardio.reading.seen import Verify
     from shardio.reading.stored import StoredSamples
@@ -28,6 +29,7 @@ __all__ = [
     "LocatedSample",
     "Reader",
     "RemoteFiles",
+    "RemoteParts",
     "RemoteSamples",
     "SampleReader",
     "StoredSamples",
@@ -46,6 +48,7 @@ __getattr__ = import_on_use(
         ".read_ahead": "RemoteSamples read_batches_ahead read_nothing_ahead read_stretches_ahead",
         ".reader": "SampleReader",
         ".remote_files": "RemoteFiles",
+        ".remote_parts": "RemoteParts",
         ".remote_shards": "find_remote_shards",
         ".seen": "Verify",
         ".stored": "StoredSamples",

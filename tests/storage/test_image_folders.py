@@ -20,6 +20,7 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
 
 from shardio import DataLoader, EpochSampler, FormatError, ImageFolder, SampleError, StoreError
+from shardio.datasets import unwrap
 from shardio.storage import Location
 from tests.faults.proxy import KINDS, FaultProxy, Script
 from tests.servers.fixtures import seaweedfs_server
@@ -122,6 +123,22 @@ def test_batches_are_those_of_the_local_folder_and_each_image_is_requested_once(
             assert torch.equal(labels, their_labels)
         assert set(read_gets(proxy).values()) == numbers_of_requests
         proxy.reset()
+
+
+def test_what_is_planned_is_in_the_cache_afterwards(remote: Any) -> None:
+    url, options = remote
+    data = ImageFolder(url, **options)
+    reader: Any = data.reader
+    parts = unwrap(ConcatDataset([Subset(data, range(10, 20)), data]))
+    for samples, indices, expected in [
+        (data.remote_samples(), [3, 1, 3], [3, 1]),
+        (parts.dataset.remote_samples(), [0, 9, 10 + 25], [10, 19, 25]),
+    ]:
+        keys = [reader.find_key(data.samples[index][0]) for index in expected]
+        assert [reader.files.read_present(key) for key in keys] == [None] * len(keys)
+        for fetch in samples.plan(np.array(indices)):
+            fetch()
+        assert None not in [reader.files.read_present(key) for key in keys]
 
 
 def read_all(data: ImageFolder) -> None:
