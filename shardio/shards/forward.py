@@ -13,7 +13,7 @@ from typing import BinaryIO, cast
 import xxhash
 
 from shardio.shards.tar import BLOCK
-from shardio.storage import PIECE, StoredFile, read_pieces
+from shardio.storage import StoredFile, read_pieces
 
 MAX_HEADER_BYTES = 2**20
 """The maximum size of a header in bytes. A pax header holds a file's name and attributes, and is much smaller."""
@@ -133,7 +133,7 @@ class ForwardFile:
 
     def _start_at(self, position: int) -> None:
         self.position = position
-        num_bytes = HEADERS_PIECE if self._digest is None else PIECE
+        num_bytes = HEADERS_PIECE if self._digest is None else None
         self._pieces: Iterator[memoryview] = read_pieces(self._file, position, num_bytes)
         self._piece = memoryview(b"")
 

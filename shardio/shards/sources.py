@@ -17,7 +17,7 @@ from shardio.shards.numbering import find_gaps
 from shardio.shards.shard import Shard
 from shardio.shards.table import ShardTable
 from shardio.shards.tar import BLOCK
-from shardio.storage import Location, RemoteAccess, parse_location
+from shardio.storage import Location, RemoteAccess, map_locations, parse_location
 
 DatasetSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A directory, a manifest, a tar, a brace pattern of tars, or a list of tars and patterns."""
@@ -80,7 +80,9 @@ def _find_tars(folder: Location) -> list[Location]:
 
 def _refuse_folders(tars: Sequence[Location]) -> None:
     """Raise FileNotFoundError if a list names folders."""
-    folders = [str(tar) for tar in tars if tar.is_folder()]
+    folders = [
+        str(tar) for tar, is_folder in zip(tars, map_locations(Location.is_folder, tars), strict=True) if is_folder
+    ]
     if folders:
         what, remedy = (
             ("is a directory", "pass it by itself, or list the tars in it")
@@ -95,7 +97,8 @@ def _refuse_folders(tars: Sequence[Location]) -> None:
 def _refuse_unfinished(folder: Location, tars: Sequence[Location]) -> None:
     """Raise FormatError if a folder without a manifest holds shards that shardio packed, or their indexes."""
     indexed = [name.removesuffix(INDEX_SUFFIX) for name in folder.list() if name.endswith(f".tar{INDEX_SUFFIX}")]
-    packed = [tar for tar in map(folder.__truediv__, indexed) if was_packed(tar)]
+    named = [folder / name for name in indexed]
+    packed = [tar for tar, is_ours in zip(named, map_locations(was_packed, named), strict=True) if is_ours]
     if packed:
         lost = [tar.name for tar in packed if tar not in tars]
         raise FormatError(
@@ -164,21 +167,26 @@ def _table_of_tars(tars: list[Location]) -> ShardTable:
             if named
             else "the list of tars is empty"
         )
-    missing = [str(tar) for tar in tars if not tar.exists()]
+    missing = [str(tar) for tar, exists in zip(tars, map_locations(Location.exists, tars), strict=True) if not exists]
     if missing:
         raise FileNotFoundError(f"no such directory, manifest or tar: {', '.join(missing[:5])}")
     _refuse_same(tars)
-    found = [find_or_make_index(tar) for tar in tars]
+    found = map_locations(find_or_make_index, tars)
     _warn_of_skipped(len(named) - len(tars), sum(each.num_skipped for each in found))
     indexes = [each.location for each in found]
-    entries, fields = list[ShardEntry](), set[str]()
-    for tar, index in zip(tars, indexes, strict=True):
-        with Shard(tar, index) as shard:
-            entries.append(shard.entry)
-            fields.update(shard.index.header.fields)
+    index_of = dict(zip(tars, indexes, strict=True))
+    described = map_locations(lambda tar: _describe(tar, index_of[tar]), tars)
+    entries = [entry for entry, _ in described]
     _warn_of_copies(tars, entries)
+    fields = {field for _, fields in described for field in fields}
     manifest = Manifest(shards=tuple(entries), fields=tuple(sorted(fields)))
     return _make_table(manifest, tuple(tars), tuple(indexes), tars[0].folder)
+
+
+def _describe(tar: Location, index: Location) -> tuple[ShardEntry, tuple[str, ...]]:
+    """Return a tar as a manifest lists it, and the names of its fields."""
+    with Shard(tar, index) as shard:
+        return shard.entry, tuple(shard.index.header.fields)
 
 
 def _make_table(
@@ -192,8 +200,8 @@ def _make_table(
 def _refuse_same(tars: Sequence[Location]) -> None:
     """Raise FormatError if two names refer to the same file."""
     seen = dict[str, Location]()
-    for tar in tars:
-        if (other := seen.setdefault(tar.stat().identity, tar)) is not tar:
+    for tar, stat in zip(tars, map_locations(Location.stat, tars), strict=True):
+        if (other := seen.setdefault(stat.identity, tar)) is not tar:
             how = f"{tar} is named twice" if other == tar else f"{other} and {tar} are the same file"
             raise FormatError(f"{how}, so each of its samples would be delivered twice: name it once")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,13 @@ from numpy.typing import NDArray
 from shardio.errors import FormatError
 from shardio.json_text import parse_json
 from shardio.shared_list import SharedList
+from shardio.storage.parallel import map_locations
 from shardio.storage.paths import absolute_path, make_path
 from shardio.storage.store import Location
 from shardio.whole_writes import write_whole
 
 FORMAT = "shardio listing 1"
 """The first value of a kept listing."""
-
-NUM_THREADS = 16
-"""How many folders are listed at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,9 +92,7 @@ def open_listing(folder: Location, kept: str | os.PathLike[str] | None) -> Listi
 def list_files(folder: Location) -> Listing:
     """List the files in the subfolders of a folder. Names that start with a dot are skipped."""
     subfolders = [folder / name[:-1] for name in folder.list() if name.endswith("/") and not name.startswith(".")]
-    with ThreadPoolExecutor(NUM_THREADS) as threads:
-        found = [each for files in threads.map(_list_one, subfolders) for each in files]
-    return make_listing(folder, sorted(found))
+    return make_listing(folder, sorted(chain.from_iterable(map_locations(_list_one, subfolders))))
 
 
 def _list_one(subfolder: Location) -> list[tuple[str, int, str]]:

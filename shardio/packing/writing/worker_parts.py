@@ -27,7 +27,7 @@ from shardio.shards import (
     read_manifest,
     write_manifest,
 )
-from shardio.storage import Location, StorageOptions, make_direct_access, parse_location
+from shardio.storage import Location, StorageOptions, make_direct_access, map_locations, parse_location
 from shardio.whole_writes import find_target
 
 _RECORD = re.compile(r"\.shardio-worker-([0-9]{5})\.json")
@@ -125,6 +125,14 @@ def finalize(out: str | os.PathLike[str], *, storage_options: StorageOptions | N
     return manifest
 
 
+def _read_entry(tar: Location) -> ShardEntry:
+    try:
+        with Shard(tar, index_location(tar)) as shard:
+            return shard.entry
+    except (FormatError, OSError) as error:
+        raise PackError(f"{tar} cannot be read: {error}. Write its worker's part again") from error
+
+
 def _join(folder: DatasetFolder, records: Sequence[WorkerRecord]) -> Manifest:
     location = folder.location
     entries = [entry for record in records for entry in record.shards]
@@ -135,12 +143,7 @@ def _join(folder: DatasetFolder, records: Sequence[WorkerRecord]) -> Manifest:
         raise PackError(f"{location / unlisted[0]} belongs to no worker that has ended: move it away or delete it")
     tars = tuple(location / entry.name for entry in entries)
     indexes = tuple(map(index_location, tars))
-    for tar, index, entry in zip(tars, indexes, entries, strict=True):
-        try:
-            with Shard(tar, index) as shard:
-                found = shard.entry
-        except (FormatError, OSError) as error:
-            raise PackError(f"{tar} cannot be read: {error}. Write its worker's part again") from error
+    for tar, found, entry in zip(tars, map_locations(_read_entry, tars), entries, strict=True):
         if found != entry:
             raise PackError(f"{tar} is not the shard that its worker wrote: write its worker's part again")
     manifest = Manifest(
