@@ -2,10 +2,10 @@
 
     python tools/cache_campaign.py --kills 50
 
-Three processes read a dataset from an object store (SeaweedFS) through one cache that is smaller than the dataset,
-epoch after epoch, and compare each sample with the local dataset. One of them, or its storage process, is killed at a
-random moment and replaced by a new one. After each kill, every block that a copy in the cache marks as present is
-compared with the object.
+Three processes read from an object store (SeaweedFS) through one cache, epoch after epoch, and compare each sample with
+the local data: two read shards, and one reads single files as images are read. The cache is smaller than the data. One
+process, or its storage process, is killed at a random moment and replaced by a new one. After each kill, every block
+that a copy in the cache marks as present is compared with the object.
 """
 
 from __future__ import annotations
@@ -18,28 +18,33 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
 
-from shardio import ShardDataset, ShardWriter
+from shardio import ImageFolder, ShardDataset, ShardWriter
 from shardio.storage import make_access, parse_location
 from shardio.storage.cache.budget import COPY_SUFFIX
+from shardio.storage.cache.bundles import cut_bundles, make_tail
 from shardio.storage.cache.cached_copy import BLOCK
 from shardio.storage.cache.filling import name_copy
+from shardio.storage.listing import list_files
 from shardio.storage.remote.client import client
 from tests.servers.seaweedfs import run_seaweedfs
-from tests.storage.uploading import upload
+from tests.storage.uploading import upload_all
 
 NUM_READERS = 3
 NUM_SAMPLES = 3000
 NUM_SHARDS = 30
+NUM_FILES = 2000
+
+Read = Callable[[Connection, Path, str, dict[str, Any], int], None]
 
 
 def main(
@@ -51,11 +56,17 @@ def main(
     with tempfile.TemporaryDirectory(prefix="shardio-cache-") as name:
         folder = Path(name)
         write_dataset(folder / "data", seed)
-        total = sum(path.stat().st_size for path in (folder / "data").iterdir())
+        write_files(folder / "files" / "class", seed)
+        total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         with run_seaweedfs(folder / "server") as server:
-            upload(folder / "data", f"{server.url}/data", server.options)
-            originals = find_originals(f"{server.url}/data", server.options, folder / "data")
-            readers = [Reader(folder, server.url, dict(server.options), total // 2, seed) for _ in range(NUM_READERS)]
+            options = dict(server.options)
+            for kind in ("data", "files"):
+                upload_all(folder / kind, f"{server.url}/{kind}", options)
+            originals = find_originals(f"{server.url}/data", options, folder / "data")
+            originals |= find_bundles(f"{server.url}/files", options, folder)
+            readers = [
+                Reader(READ[place], folder, server.url, options, total // 2, seed) for place in range(NUM_READERS)
+            ]
             killed = Counter[str]()
             while killed.total() < kills:
                 place = choose.randrange(NUM_READERS)
@@ -63,7 +74,7 @@ def main(
                 killed[readers[place].kill(storage_process=choose.random() < 0.5)] += 1
                 num_checked = check_copies(folder / "cache", originals, total // 2 + total // NUM_SHARDS)
                 if readers[place].is_dead():
-                    readers[place] = Reader(folder, server.url, dict(server.options), total // 2, killed.total())
+                    readers[place] = Reader(READ[place], folder, server.url, options, total // 2, killed.total())
                 print(f"{killed.total()} killed; {num_checked} blocks present, all right", flush=True)
             epochs = [reader.finish() for reader in readers]
     print(f"{dict(killed)}: the cache was consistent after each; the last readers read {sum(epochs)} epochs, all right")
@@ -77,13 +88,22 @@ def write_dataset(folder: Path, seed: int) -> None:
             writer.write({"__key__": f"{number:06d}", "bin": content.bytes(int(content.integers(1, 20_000)))})
 
 
+def write_files(folder: Path, seed: int) -> None:
+    """Write random bytes to files that have the names of images."""
+    content = np.random.default_rng(seed)
+    folder.mkdir(parents=True)
+    for number in range(NUM_FILES):
+        (folder / f"{number:06d}.jpg").write_bytes(content.bytes(int(content.integers(0, 40_000))))
+
+
 class Reader:
     """A process that reads epochs until it is killed or asked to stop."""
 
-    def __init__(self, folder: Path, url: str, options: dict[str, str], cache_size: int, seed: int) -> None:
+    def __init__(self, read: Read, folder: Path, url: str, options: dict[str, str], cache_size: int, seed: int) -> None:
         self._end, other = multiprocessing.get_context("spawn").Pipe()
+        access = {"storage_options": options, "cache": folder / "cache", "cache_size": cache_size}
         self._process = multiprocessing.get_context("spawn").Process(
-            target=read_epochs, args=(other, folder, url, options, cache_size, seed), daemon=True
+            target=read, args=(other, folder, url, access, seed), daemon=True
         )
         self._process.start()
         other.close()
@@ -115,29 +135,51 @@ class Reader:
         return num_epochs
 
 
-def read_epochs(end: Connection, folder: Path, url: str, options: dict[str, str], cache_size: int, seed: int) -> None:
-    """Read epochs through the cache, and compare them with the local dataset."""
+def read_shards(end: Connection, folder: Path, url: str, access: dict[str, Any], seed: int) -> None:
+    """Read epochs of shards through the cache, and compare them with the local dataset."""
     expected = dict(ShardDataset(folder / "data", fields=("key", "bin")))
-    dataset = ShardDataset(
-        f"{url}/data",
-        fields=("key", "bin"),
-        shuffle=True,
-        seed=seed,
-        storage_options=options,
-        cache=folder / "cache",
-        cache_size=cache_size,
-    )
+    dataset = ShardDataset(f"{url}/data", fields=("key", "bin"), shuffle=True, seed=seed, **access)
+
+    def read(epoch: int) -> bool:
+        dataset.set_epoch(epoch)
+        found = list(dataset)
+        return len(found) == len(expected) and dict(found) == expected
+
+    read_until_asked(end, read)
+
+
+def read_files(end: Connection, folder: Path, url: str, access: dict[str, Any], seed: int) -> None:
+    """Read epochs of single files through the cache, and compare them with the local files."""
+    images = ImageFolder(f"{url}/files", **access)
+
+    def read(epoch: int) -> bool:
+        indices = np.random.default_rng([seed, epoch]).permutation(len(images))
+        for start in range(0, len(images), 50):
+            samples = images.locate(indices[start : start + 50])
+            found = images.reader.read(samples, ("jpg",)).columns["jpg"]  # type: ignore[arg-type]  # A FileReader.
+            names = [path.removeprefix(f"{url}/") for path, _ in samples]
+            if [(folder / name).read_bytes() for name in names] != found:
+                return False
+        return True
+
+    read_until_asked(end, read)
+
+
+def read_until_asked(end: Connection, read: Callable[[int], bool]) -> None:
+    """Read epochs until the campaign asks to stop; exit if one is wrong."""
     process = client()._process
     assert process is not None
     end.send(process.pid)
     num_epochs = 0
     while not end.poll():
-        dataset.set_epoch(num_epochs)
-        found = list(dataset)
-        if len(found) != len(expected) or dict(found) != expected:
+        if not read(num_epochs):
             sys.exit(f"epoch {num_epochs} is wrong")
         num_epochs += 1
     end.send(num_epochs)
+
+
+READ: list[Read] = [read_shards, read_shards, read_files]
+"""What each process reads."""
 
 
 def find_originals(url: str, options: Mapping[str, str], folder: Path) -> dict[str, bytes]:
@@ -147,6 +189,18 @@ def find_originals(url: str, options: Mapping[str, str], folder: Path) -> dict[s
     for path in folder.iterdir():
         found[name_copy(parse_location(f"{url}/{path.name}", access).stat())] = path.read_bytes()
     return found
+
+
+def find_bundles(url: str, options: Mapping[str, str], folder: Path) -> dict[str, bytes]:
+    """Return the content of each bundle by its name."""
+    listing = list_files(parse_location(url, make_access(options, cache=folder / "unused")))
+    bundles = cut_bundles(listing)
+    found = [bytearray(size) for size in bundles.sizes.tolist()]
+    for key, number, start in zip(listing.keys, bundles.numbers.tolist(), bundles.starts.tolist(), strict=True):
+        content = (folder / key).read_bytes()
+        stored = content + make_tail(content)
+        found[number][start : start + len(stored)] = stored
+    return dict(zip(bundles.names, map(bytes, found), strict=True))
 
 
 def check_copies(cache: Path, originals: Mapping[str, bytes], max_bytes: int) -> int:
