@@ -64,20 +64,18 @@ class StreamPosition:
 class StreamIterator(Iterator[Any]):
     """An iterator that yields the samples of a worker's streams. An error in one sample does not end it.
 
-    Samples are read into a window of the size of the dataset's buffer, and yielded in the order of a bijection. While a
-    window is yielded, the next one is read at the same pace, so that no batch waits for a whole window.
-
     Args:
         dataset: The dataset.
         epoch: The epoch.
     """
 
+    _position: StreamPosition
+    _values: Generator[tuple[Any, StreamPosition], None, None]
     _cut_short_by: str | None
 
     def __init__(self, dataset: StreamDataset, epoch: int) -> None:
-        self._dataset = dataset
         world, worker = dataset.check_split_once(), find_worker()
-        self._order = StreamOrder(
+        order = StreamOrder(
             num_shards=len(dataset.sources),
             seed=dataset.seed,
             shuffle=dataset.shuffle,
@@ -86,13 +84,14 @@ class StreamIterator(Iterator[Any]):
             worker_id=worker.worker_id,
             num_workers=worker.num_workers,
         )
+        self._share = _Share(dataset, order)
         self._begin(StreamPosition(epoch=epoch))
 
     def __next__(self) -> Any:
         if self._cut_short_by is not None:
             raise cut_short(self._cut_short_by)
         try:
-            value = next(self._values)
+            value, self._position = next(self._values)
         except StopIteration:
             raise
         except BaseException as error:  # The generator has ended, the epoch has not.
@@ -108,7 +107,7 @@ class StreamIterator(Iterator[Any]):
         return {
             "version": STATE_VERSION,
             "epoch": position.epoch,
-            **self._identity(),
+            **self._share.identity(),
             "place": {
                 "turn": position.turn,
                 "samples": position.place.num_samples,
@@ -124,18 +123,32 @@ class StreamIterator(Iterator[Any]):
         Raises:
             StateError: If it belongs to another dataset, order, rank or worker; the message names what differs.
         """
-        self._begin(_read_state(state, self._identity()))
+        position = _read_state(state, self._share.identity())
+        self.close()
+        self._begin(position)
 
     def close(self) -> None:
-        """Close the stream that is being read, and end its command."""
+        """Close the stream that is being read, and end its command. This also happens when the iterator is freed."""
         self._values.close()
 
     def _begin(self, position: StreamPosition) -> None:
         self._position, self._cut_short_by = position, None
-        self._values: Generator[Any, None, None] = self._yield_values(position)
+        # The generator does not refer to this iterator, so that it is closed as soon as this is freed.
+        self._values = self._share.values(position)
 
-    def _identity(self) -> dict[str, dict[str, Any]]:
-        """Return what a state must have in common with this iterator."""
+
+class _Share:
+    """A worker's share of the streams.
+
+    Samples are read into a window of the size of the dataset's buffer, and yielded in the order of a bijection. While a
+    window is yielded, the next one is read at the same pace, so that no batch waits for a whole window.
+    """
+
+    def __init__(self, dataset: StreamDataset, order: StreamOrder) -> None:
+        self._dataset, self._order = dataset, order
+
+    def identity(self) -> dict[str, dict[str, Any]]:
+        """Return what a state must have in common with this share."""
         dataset, order = self._dataset, self._order
         return {
             "dataset": {"digest": dataset.digest, "streams": order.num_shards},
@@ -152,7 +165,8 @@ class StreamIterator(Iterator[Any]):
             },
         }
 
-    def _yield_values(self, start: StreamPosition) -> Generator[Any, None, None]:
+    def values(self, start: StreamPosition) -> Generator[tuple[Any, StreamPosition], None, None]:
+        """Yield the values from a position on, each with the position after it. Broken values are errors."""
         dataset, shuffles = self._dataset, self._order.shuffle
         chunk_size = dataset.decoder.chunk_size
         window_size = dataset.buffer if shuffles else chunk_size
@@ -163,6 +177,7 @@ class StreamIterator(Iterator[Any]):
                 rows = self._order.order_window(start.epoch, start.window, len(window)).tolist()
                 for row in rows[: start.num_yielded]:
                     del window[row]
+                after = start
                 for first in range(start.num_yielded, len(rows), chunk_size):
                     # Before the last sample of a window is yielded, where the next one begins must be known.
                     following += islice(items, min(chunk_size, window_size - len(following)))
@@ -170,12 +185,12 @@ class StreamIterator(Iterator[Any]):
                     values = dataset.decode_items(chunk, start.epoch, self._order)
                     for row, value in enumerate(values, 1):
                         if shuffles and first + row < len(rows):
-                            self._position = replace(start, num_yielded=first + row)
+                            after = replace(start, num_yielded=first + row)
                         else:
-                            self._position = self._begin_at([*chunk[row:], *following[:1]], start)
-                        yield value
+                            after = self._begin_at([*chunk[row:], *following[:1]], start)
+                        yield value, after
                 following += islice(items, window_size - len(following))
-                start = self._position
+                start = after
 
     def _begin_at(self, left: list[StreamItem], start: StreamPosition) -> StreamPosition:
         """Return the position of the window after the one at ``start``, given the samples that are left."""
@@ -186,7 +201,7 @@ class StreamIterator(Iterator[Any]):
         return StreamPosition(epoch=start.epoch, turn=left[0].turn, place=left[0].before, window=window)
 
     def _read(self, start: StreamPosition) -> Generator[StreamItem, None, None]:
-        """Yield the worker's samples from the beginning of a window on, in the order in which they are read."""
+        """Yield the samples from the beginning of a window on, in the order in which they are read."""
         dataset = self._dataset
         shards, place = self._order.own_shards(start.epoch).tolist(), start.place
         for turn, shard in list(enumerate(shards))[start.turn :]:
