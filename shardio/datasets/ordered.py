@@ -39,6 +39,7 @@ class Ordered(Ranked):
         batch_size: The batch size that the user set, if any.
     """
 
+    gives_order = True
     settings: OrderSettings
     digest: str
     old_digest: str | None = None

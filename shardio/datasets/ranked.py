@@ -16,8 +16,11 @@ class Ranked:
     """The base class of datasets and samplers that split their samples over ranks.
 
     Attributes:
-        has_loader: Whether it belongs to a shardio.DataLoader with its order.
+        gives_order: Whether a shardio.DataLoader over it has its order. Frameworks do not split such a loader again.
+        has_loader: Whether it belongs to such a loader.
     """
+
+    gives_order = False
 
     def __init__(
         self,
@@ -56,5 +59,5 @@ class Ranked:
             RuntimeError: If a caller does.
         """
         world = self.world()
-        refuse_second_split(self, world, has_loader=self.has_loader)
+        refuse_second_split(self, world, has_loader=self.has_loader, gives_order=self.gives_order)
         return world

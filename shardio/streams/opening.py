@@ -33,6 +33,9 @@ PIPE_BYTES = 2**20
 OBJECT_PIECE = 2**23
 """How many bytes of a remote object to request at a time."""
 
+MAX_POLL_MS = 2**31 - 1
+"""The longest time that the system can wait for bytes, in milliseconds."""
+
 TERMINATION_S = 5.0
 """How long to wait, in seconds, for a command to end before it is killed."""
 
@@ -153,6 +156,7 @@ class CommandStream:
     def __init__(self, pipe: Any, timeout_s: float, errors: IO[bytes] | None = None) -> None:
         self._pipe, self._timeout_s, self._errors = pipe, timeout_s, errors
         self._process: subprocess.Popen[bytes] = pipe.proc
+        self._owner = os.getpid()
         self._descriptor: int = pipe.stream.fileno()
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLIN)
@@ -161,7 +165,7 @@ class CommandStream:
 
     def read(self) -> bytes:
         """Return the next bytes, or none after the command has ended with exit status 0."""
-        if not self._poll.poll(self._timeout_s * 1000):
+        if not self._poll.poll(min(self._timeout_s * 1000, MAX_POLL_MS)):
             raise StreamFailureError(f"no bytes arrived for {self._timeout_s:g} s{self._describe_output()}")
         content = os.read(self._descriptor, PIPE_BYTES)
         if not content:
@@ -189,9 +193,9 @@ class CommandStream:
         return f" and said: {said}" if said else " and said nothing"
 
     def close(self) -> None:
-        """Close the pipe, and end the command if it is still running."""
+        """Close the pipe, and end the command if it is still running. In a fork, only close the pipe."""
         self._pipe.stream.close()
-        if self._process.returncode is None:
+        if self._process.returncode is None and self._owner == os.getpid():
             self._signal(signal.SIGTERM)
             try:
                 self._process.wait(TERMINATION_S)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import io
+import pickle
 import shlex
 import sys
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ import shardio
 from shardio import DataLoader, FormatError, SampleError, ShardDataset, StreamDataset
 from shardio.errors import LocationError
 from shardio.order import StreamOrder
+from shardio.storage import parse_location
 from shardio.streams import find_streams
 from shardio.transforms import RandomResizedCrop
 from tests.sources import encode
@@ -259,6 +262,15 @@ def test_without_webdataset_only_stored_tars_are_read(tars: list[Path], monkeypa
     assert str(StreamDataset("s3://bucket/{0..1}.tar").sources[1]) == "s3://bucket/1.tar"
 
 
+def test_tars_in_stores_are_read_forwards(tars: list[Path]) -> None:
+    root = parse_location(f"memory://{uuid.uuid4().hex}/train")
+    for path in tars:
+        with (root / path.name).write_whole() as file:
+            file.write(path.read_bytes())
+    dataset = StreamDataset(f"{root}/shard-{{000000..{len(tars) - 1:06d}}}.tar", fields="key")
+    assert list(pickle.loads(pickle.dumps(dataset))) == list(by_key(*tars))
+
+
 def test_schemes_that_users_register_are_opened(tars: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     gopen = pytest.importorskip("webdataset.gopen")
     opened = list[str]()
@@ -294,5 +306,8 @@ def test_a_wrapper_that_splits_over_ranks_again_is_refused(tars: list[Path]) -> 
         def __iter__(self) -> Iterator[Any]:
             yield from self.dataset
 
-    with pytest.raises(RuntimeError, match="StreamDataset has already split them"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"StreamDataset has already split them.*lost\. Let only the framework split: create StreamDataset\(",
+    ):
         list(IterableDatasetShard(streams(tars, rank=0, world_size=2)))

@@ -213,6 +213,23 @@ def test_workers_that_stop_early_end_their_commands(tar: Path, living: tuple[str
     assert_all_ended()
 
 
+def test_a_fork_does_not_end_the_command(tar: Path, tmp_path: Path) -> None:
+    """It has a copy of the iterator, which it may free at any time."""
+    os.mkfifo(fifo := tmp_path / "may-continue")
+    command = f"head -c 9000 {tar}; read line < {fifo}; tail -c +9001 {tar}"
+    samples = iter(stream(command, shuffle=True, buffer=2, retries=0))
+    found = [next(samples)]
+    child = os.fork()
+    if not child:
+        samples.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    descriptor = os.open(fifo, os.O_RDWR)
+    os.write(descriptor, b"\n")
+    assert sorted([*found, *samples]) == KEYS
+    os.close(descriptor)
+
+
 def test_a_finished_epoch_leaves_nothing_open(tar: Path, living: tuple[str, Any]) -> None:
     before, assert_all_ended = living
     num_descriptors = count_descriptors()
