@@ -12,7 +12,7 @@ from shardio.lazy import import_on_use
 
 if TYPE_CHECKING:
     from shardio import check, train, transforms
-    from shardio.datasets import EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
+    from shardio.datasets import EpochSampler, ImageFolder, ShardDataset, ShardMapDataset, StreamDataset
     from shardio.decoding import verify
     from shardio.device import BatchRandomErasing, CutMix, DevicePrefetcher, MixUp, OneOf
     from shardio.errors import (
@@ -69,6 +69,7 @@ __all__ = [
     "StaleIndexError",
     "StateError",
     "StoreError",
+    "StreamDataset",
     "WorkerError",
     "WorkerInfo",
     "__version__",
@@ -90,7 +91,7 @@ __all__ = [
 _get = import_on_use(
     __name__,
     {
-        ".datasets": "EpochSampler ImageFolder ShardDataset ShardMapDataset",
+        ".datasets": "EpochSampler ImageFolder ShardDataset ShardMapDataset StreamDataset",
         ".decoding": "verify",
         ".device": "CutMix DevicePrefetcher MixUp OneOf BatchRandomErasing",
         ".errors": "BusyError CoverageError FormatError IdentityError LocationError NonFiniteLossError "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import operator
 from typing import Any, SupportsIndex, get_args
@@ -82,6 +83,19 @@ def check_plain(name: str, value: object) -> float | str:
     if isinstance(plain, numbers.Real):
         return float(plain)
     raise TypeError(f"{name} must be a number or a string, got {value!r}")
+
+
+def check_seconds(name: str, value: object) -> float:
+    """Return a time in seconds as Python's float.
+
+    Raises:
+        TypeError: If it is neither a number nor a string.
+        ValueError: If it is not a positive, finite number.
+    """
+    number = check_plain(name, value)
+    if isinstance(number, str | bool) or not 0 < number < math.inf:
+        raise ValueError(f"{name} must be a positive number of seconds, got {value!r}")
+    return float(number)
 
 
 def check_choice(name: str, value: object, choices: Any) -> Any:

@@ -11,6 +11,7 @@ from shardio.datasets.overrides import find_overridden
 from shardio.datasets.samples import as_tensor, decode_samples, mark_valid
 from shardio.datasets.shard_dataset import ShardDataset
 from shardio.datasets.shard_map_dataset import ShardMapDataset
+from shardio.datasets.stream_dataset import StreamDataset
 from shardio.datasets.transformed import TOO_LATE, Transformed
 from shardio.datasets.upcoming import read_ahead
 from shardio.datasets.wrappers import Unwrapped, unwrap, unwrap_parts
@@ -24,6 +25,7 @@ __all__ = [
     "Ordered",
     "ShardDataset",
     "ShardMapDataset",
+    "StreamDataset",
     "Transformed",
     "Unwrapped",
     "as_tensor",

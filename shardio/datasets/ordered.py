@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.datasets.split_once import refuse_second_split
+from shardio.datasets.ranked import Ranked
 from shardio.order import (
     Cursor,
     EpochOrder,
@@ -20,14 +20,13 @@ from shardio.order import (
     read_state,
 )
 from shardio.values import check_choice, check_optional_integer
-from shardio.world import CarriedWorld, World, choose_world, find_data_world
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
 
-class Ordered:
+class Ordered(Ranked):
     """The base class of datasets and samplers that hold an order.
 
     Attributes:
@@ -38,9 +37,9 @@ class Ordered:
         shard_sizes: int64 [shards], the number of samples of each shard.
         remainder: What happens to the samples that do not fill a step.
         batch_size: The batch size that the user set, if any.
-        has_loader: Whether it belongs to a shardio.DataLoader.
     """
 
+    gives_order = True
     settings: OrderSettings
     digest: str
     old_digest: str | None = None
@@ -59,9 +58,7 @@ class Ordered:
     ) -> None:
         self.remainder: Remainder = check_choice("remainder", remainder, Remainder)
         self.batch_size = check_optional_integer("batch_size", batch_size, at_least=1)
-        self._world = choose_world(rank, world_size, mesh=mesh, group=group)
-        self._carried_world: CarriedWorld | None = None
-        self.has_loader = False
+        Ranked.__init__(self, rank=rank, world_size=world_size, mesh=mesh, group=group)
 
     @property
     def seed(self) -> int:
@@ -82,34 +79,6 @@ class Ordered:
     def window(self) -> int:
         """The number of neighbouring samples that are shuffled together."""
         return self.settings.window
-
-    @property
-    def rank(self) -> int:
-        """The current rank of this process."""
-        return self.world().rank
-
-    @property
-    def world_size(self) -> int:
-        """The current number of ranks."""
-        return self.world().world_size
-
-    def world(self) -> World:
-        """Return the rank and world size that the user set, or else the current ones.
-
-        Raises:
-            RuntimeError: If the user set none, and a mesh makes it unclear which ranks read different samples.
-        """
-        return self._world or find_data_world(carried=self._carried_world)
-
-    def check_split_once(self) -> World:
-        """Check that no caller splits the samples over ranks again, and return the world.
-
-        Raises:
-            RuntimeError: If a caller does.
-        """
-        world = self.world()
-        refuse_second_split(self, world, has_loader=self.has_loader)
-        return world
 
     def dump_cursor(self, cursor: Cursor) -> dict[str, Any]:
         """Return the state of a run that has reached ``cursor`` in this order."""

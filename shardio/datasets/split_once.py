@@ -26,13 +26,14 @@ _SKIPPERS = frozenset({"SkipBatchSampler", "SkipDataLoader"})
 """Classes that ``accelerate.skip_first_batches`` creates."""
 
 
-def refuse_second_split(order: Any, world: World, *, has_loader: bool) -> None:
+def refuse_second_split(order: Any, world: World, *, has_loader: bool, gives_order: bool) -> None:
     """Check that no caller splits the samples of ``order`` again, or skips batches through a rebuilt loader.
 
     Args:
         order: The dataset or sampler that takes its rank's share.
         world: The rank and world size of that share.
         has_loader: Whether it belongs to a shardio.DataLoader.
+        gives_order: Whether a shardio.DataLoader over it is not split again.
 
     Raises:
         RuntimeError: If a caller does; the message names the caller and the remedy.
@@ -48,12 +49,14 @@ def refuse_second_split(order: Any, world: World, *, has_loader: bool) -> None:
             )
         if world.world_size == 1 or caller is order:
             continue
+        remedy = (
+            "Pass the framework a shardio.DataLoader, which it does not split again. Or let" if gives_order else "Let"
+        )
         if (num_parts := _num_parts(caller)) > 1:
             raise RuntimeError(
                 f"{kind} splits the samples over {num_parts} processes, but the {name} has already split them (this is "
-                f"rank {world.rank} of {world.world_size}), so samples would be lost. Pass the framework a "
-                "shardio.DataLoader, which it does not split again. Or let only the framework split: create "
-                f"{name}(..., rank=0, world_size=1). See docs/frameworks.md"
+                f"rank {world.rank} of {world.world_size}), so samples would be lost. {remedy} only the framework "
+                f"split: create {name}(..., rank=0, world_size=1). See docs/frameworks.md"
             )
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shardio.order.split import Remainder, Split
     from shardio.order.state import dump_state, read_state
     from shardio.order.steps import iterate_steps
+    from shardio.order.stream_order import StreamOrder
     from shardio.order.words import Words, augment_rng_keys, derive_rng_key, make_rng_key, random_words, to_unit
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Progress",
     "Remainder",
     "Split",
+    "StreamOrder",
     "Words",
     "augment_rng_keys",
     "check_epoch",
@@ -54,6 +56,7 @@ __getattr__ = import_on_use(
         ".split": "Remainder Split",
         ".state": "dump_state read_state",
         ".steps": "iterate_steps",
+        ".stream_order": "StreamOrder",
         ".words": "Words augment_rng_keys derive_rng_key make_rng_key random_words to_unit",
     },
 )

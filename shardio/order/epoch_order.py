@@ -18,6 +18,12 @@ from shardio.order.settings import OrderSettings
 from shardio.order.words import derive_rng_key, make_rng_key, random_words
 
 
+def permute_shards(num_shards: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Return an epoch's order of the shards, int64 [shards]."""
+    rng_key = make_rng_key(seed, epoch, "shards")
+    return np.argsort(random_words(rng_key, np.arange(num_shards, dtype=np.uint64)), kind="stable")
+
+
 class EpochOrder:
     """One epoch's order of the samples of a dataset.
 
@@ -56,8 +62,7 @@ class EpochOrder:
     def _permuted_shards(self, num_shards: int) -> NDArray[np.int64]:
         if not self.settings.shuffle:
             return np.arange(num_shards, dtype=np.int64)
-        rng_key = make_rng_key(self.settings.seed, self.epoch, "shards")
-        return np.argsort(random_words(rng_key, np.arange(num_shards, dtype=np.uint64)), kind="stable")
+        return permute_shards(num_shards, self.settings.seed, self.epoch)
 
     def _offsets_on_tape(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         lanes, length = self.settings.lanes, self.settings.window

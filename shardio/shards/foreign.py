@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 import xxhash
@@ -15,7 +14,7 @@ import xxhash
 from shardio.errors import FormatError
 from shardio.shards.index import INDEX_SUFFIX, index_location
 from shardio.shards.index_writer import StoredField, StoredSample, write_index
-from shardio.shards.names import is_added_by_macos, join_name, split_name
+from shardio.shards.names import group_members, is_added_by_macos, join_name, split_name
 from shardio.shards.open_index import read_header
 from shardio.shards.shard import Shard
 from shardio.shards.tar import BLOCK, make_header
@@ -235,13 +234,9 @@ class _Members:
 
 def _group(tar: Location, named: _Members) -> Iterator[StoredSample]:
     """Group adjacent members with the same key into samples."""
-    for key, members in groupby(named, lambda pair: pair[0][0]):
-        fields: dict[str, StoredField] = {}
-        for (_, field), member in members:
-            if field in fields:
-                raise FormatError(
-                    f"{tar} holds field {field!r} of sample {key} twice, the second time at byte {member.offset}: "
-                    "create the tar again without one of them"
-                )
-            fields[field] = StoredField(offset=member.offset, size=member.size, hash=member.hash)
+    for key, members in group_members(str(tar), named):
+        fields = {
+            field: StoredField(offset=member.offset, size=member.size, hash=member.hash)
+            for field, member in members.items()
+        }
         yield StoredSample(key=key, fields=fields)

@@ -39,28 +39,32 @@ _IS_DIGIT = bytes(48 <= byte < 58 for byte in range(256))
 """1 for each digit, and 0 for each other byte."""
 
 
-class ForwardFile:
-    """A tar for tarfile to read from.
+UNKNOWN_SIZE = 2**63 - 1
+"""The size of a stream, which is known only at its end. No tar is as large."""
+
+
+class ForwardReader:
+    """A tar for tarfile to read from. All of its bytes are read in order.
 
     Attributes:
-        size: The file's size in bytes.
+        size: The tar's size in bytes, or UNKNOWN_SIZE.
         position: The offset of the next byte to read.
         last_read: What tarfile read last: the plain header of the current member.
 
     Args:
-        file: The open tar.
-        digest: Updated with all bytes, including skipped ones. Without a digest, contents are not read.
+        pieces: The tar's content. Each piece may overwrite the last.
+        size: The tar's size in bytes.
     """
 
-    def __init__(self, file: StoredFile, digest: xxhash.xxh3_128 | None = None) -> None:
-        self._file, self._digest = file, digest
-        self.size = file.size
+    def __init__(self, pieces: Iterator[memoryview], size: int = UNKNOWN_SIZE) -> None:
+        self.size = size
+        self.position = 0
         self.last_read = b""
         self._num_reads = 0
         self._extended = b""  # The type of the extended header that tarfile reads next; empty before other reads.
         self._global_keywords = set[bytes]()
+        self._pieces = pieces
         self._piece = memoryview(b"")  # Bytes from `position` on that were already read.
-        self._start_at(0)
 
     def open(self) -> tarfile.TarFile:
         """Return a TarFile that reads this file.
@@ -79,8 +83,8 @@ class ForwardFile:
             raise tarfile.ReadError(f"an extended header has {num_bytes} bytes, expected 1 to {MAX_HEADER_BYTES}")
         stop = min(self.position + num_bytes, self.size)
         parts = list[bytes]()
-        while self.position < stop:
-            parts.append(bytes(self.read_content(stop - self.position)))
+        while self.position < stop and (content := self.read_content(stop - self.position)):
+            parts.append(bytes(content))
         self.last_read = b"".join(parts)
         self._check(num_bytes)
         return self.last_read
@@ -105,8 +109,6 @@ class ForwardFile:
         """
         if not self._piece:
             self._piece = next(self._pieces, self._piece)
-            if self._digest is not None:
-                self._digest.update(self._piece)
         content, self._piece = self._piece[:max_bytes], self._piece[max_bytes:]
         self.position += len(content)
         return content
@@ -116,26 +118,44 @@ class ForwardFile:
         self._num_reads, self._extended = 0, b""
 
     def seek(self, position: int) -> int:
-        """Read or skip bytes up to an offset. Called by tarfile."""
+        """Read bytes up to an offset, or up to the end of the tar. Called by tarfile."""
         if not self.position <= position <= self.size:
             raise tarfile.ReadError(
                 f"the next header should be at byte {position}, outside bytes {self.position} to {self.size}"
             )
-        if self._digest is None and position - self.position > len(self._piece):
-            self._start_at(position)
-        while self.position < position:
-            self.read_content(position - self.position)
+        while self.position < position and self.read_content(position - self.position):
+            pass
         return self.position
 
     def tell(self) -> int:
         """Return the offset of the next byte to read. Called by tarfile."""
         return self.position
 
-    def _start_at(self, position: int) -> None:
-        self.position = position
-        num_bytes = HEADERS_PIECE if self._digest is None else None
-        self._pieces: Iterator[memoryview] = read_pieces(self._file, position, num_bytes)
-        self._piece = memoryview(b"")
+
+class ForwardFile(ForwardReader):
+    """A stored tar for tarfile to read from.
+
+    Args:
+        file: The open tar.
+        digest: Updated with all bytes, including skipped ones. Without a digest, contents are not read.
+    """
+
+    def __init__(self, file: StoredFile, digest: xxhash.xxh3_128 | None = None) -> None:
+        self._file, self._digest = file, digest
+        super().__init__(self._read_from(0), file.size)
+
+    def seek(self, position: int) -> int:
+        """Read or skip bytes up to an offset. Called by tarfile."""
+        if self._digest is None and self.position + len(self._piece) < position <= self.size:
+            self.position, self._piece = position, memoryview(b"")
+            self._pieces = self._read_from(position)
+        return super().seek(position)
+
+    def _read_from(self, position: int) -> Iterator[memoryview]:
+        for piece in read_pieces(self._file, position, HEADERS_PIECE if self._digest is None else None):
+            if self._digest is not None:
+                self._digest.update(piece)
+            yield piece
 
 
 def _find_keywords(header: bytes) -> list[bytes]:

@@ -7,6 +7,11 @@ Members of one sample are adjacent.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Protocol, TypeVar
+
+from shardio.errors import FormatError
 
 LABEL_FIELD = "cls"
 """The field that holds a sample's label, in ASCII digits."""
@@ -44,3 +49,39 @@ def is_added_by_macos(name: str) -> bool:
     """Return whether a file is one that macOS adds to folders: AppleDouble (``._x.jpg``) or ``.DS_Store``."""
     name = name.rpartition("/")[2]
     return name.startswith("._") or name == ".DS_Store"
+
+
+class Member(Protocol):
+    """A member of a tar, whose content begins at an offset."""
+
+    @property
+    def offset(self) -> int:
+        """The offset of its content."""
+
+
+Some = TypeVar("Some", bound=Member)
+
+
+def group_members(tar: str, named: Iterable[tuple[tuple[str, str], Some]]) -> Iterator[tuple[str, dict[str, Some]]]:
+    """Group adjacent members with the same key into samples.
+
+    Args:
+        tar: The tar's location, for messages.
+        named: The members in tar order, each after its key and its field.
+
+    Yields:
+        The key of each sample, and its members by field.
+
+    Raises:
+        FormatError: If a sample has a field twice.
+    """
+    for key, members in groupby(named, lambda pair: pair[0][0]):
+        fields: dict[str, Some] = {}
+        for (_, field), member in members:
+            if field in fields:
+                raise FormatError(
+                    f"{tar} holds field {field!r} of sample {key} twice, the second time at byte {member.offset}: "
+                    "create the tar again without one of them"
+                )
+            fields[field] = member
+        yield key, fields

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import xxhash
 
 from shardio.errors import FormatError
-from shardio.shards.forward import ForwardFile
+from shardio.shards.forward import ForwardFile, ForwardReader
 from shardio.shards.names import split_name
 from shardio.shards.tar import BLOCK, MAX_MEMBER, TOO_LARGE
 from shardio.storage import StoredFile, read_pieces
@@ -60,7 +60,7 @@ def list_names(file: StoredFile) -> list[str]:
         raise FormatError(f"{file.location} is not an uncompressed tar: {error}") from error
 
 
-def read_headers(file: ForwardFile) -> Iterator[tuple[tarfile.TarInfo, int]]:
+def read_headers(file: ForwardReader) -> Iterator[tuple[tarfile.TarInfo, int]]:
     """Yield a tar's members, and where each ends with its padding; raise one of TAR_ERRORS if the tar is damaged.
 
     A damaged header may also look like the end.
@@ -112,7 +112,7 @@ class TarScan:
         try:
             with forward.open() as tar:
                 for info in tar:
-                    self._refuse_without_content(info)
+                    refuse_without_content(str(self._file.location), info)
                     if info.isreg():
                         self.last_header = forward.last_read
                         yield self._read_member(forward, info, tar.offset)
@@ -130,26 +130,7 @@ class TarScan:
 
     def _read_member(self, file: ForwardFile, info: tarfile.TarInfo, next_header: int) -> TarMember:
         """Read a member's content and return the member."""
-        where = f"{self._file.location} holds {info.name} at byte {info.offset_data}"
-        if info.issparse():
-            raise FormatError(
-                f"{where} as a sparse file, whose content is not one range of bytes: create the tar again without "
-                "--sparse"
-            )
-        if not info.name or info.size < 0 or info.pax_headers.get("size", str(info.size)) != str(info.size):
-            raise FormatError(
-                f"the member of {self._file.location} at byte {info.offset_data} has no name or no valid size: the tar "
-                "is damaged. Download or create it again"
-            )
-        if info.offset_data + info.size > file.size:
-            raise FormatError(
-                f"{self._file.location} is not a complete tar: {info.name} at byte {info.offset_data} has "
-                f"{info.size} bytes, but the tar ends at byte {file.size}. Download or create it again"
-            )
-        if info.size > MAX_MEMBER:
-            raise FormatError(f"{where} with {info.size} bytes, {TOO_LARGE}")
-        if info.offset_data + info.size + -info.size % BLOCK != next_header:
-            raise FormatError(f"{where} with two different sizes: the tar is damaged. Download or create it again")
+        check_member(str(self._file.location), info, next_header, file.size)
         content_hash, left = xxhash.xxh3_64(), info.size
         while left:
             piece = file.read_content(left)
@@ -157,16 +138,54 @@ class TarScan:
             left -= len(piece)
         return TarMember(name=info.name, offset=info.offset_data, size=info.size, hash=content_hash.intdigest())
 
-    def _refuse_without_content(self, info: tarfile.TarInfo) -> None:
-        """Refuse a member that is named like a field but has no content of its own."""
-        if info.isreg() or info.type in WITHOUT_CONTENT or split_name(info.name) is None:
-            return
-        how, remedy = _LINKS.get(info.type, ("a special file", "without it"))
-        target = f" to {info.linkname}" if info.type in _LINKS else ""
+
+def check_member(tar: str, info: tarfile.TarInfo, next_header: int, tar_size: int) -> None:
+    """Check the header of a regular file.
+
+    Args:
+        tar: The tar's location, for messages.
+        info: The header.
+        next_header: The offset of the next header, as tarfile computes it.
+        tar_size: The tar's size in bytes.
+
+    Raises:
+        FormatError: If the content is not one range of bytes that a field can have.
+    """
+    where = f"{tar} holds {info.name} at byte {info.offset_data}"
+    if info.issparse():
         raise FormatError(
-            f"{self._file.location} holds {info.name} as {how}{target} (its header ends at byte {info.offset_data}), "
-            f"which has no content of its own: create the tar again {remedy}"
+            f"{where} as a sparse file, whose content is not one range of bytes: create the tar again without --sparse"
         )
+    if not info.name or info.size < 0 or info.pax_headers.get("size", str(info.size)) != str(info.size):
+        raise FormatError(
+            f"the member of {tar} at byte {info.offset_data} has no name or no valid size: the tar is damaged. "
+            "Download or create it again"
+        )
+    if info.offset_data + info.size > tar_size:
+        raise FormatError(
+            f"{tar} is not a complete tar: {info.name} at byte {info.offset_data} has {info.size} bytes, but the tar "
+            f"ends at byte {tar_size}. Download or create it again"
+        )
+    if info.size > MAX_MEMBER:
+        raise FormatError(f"{where} with {info.size} bytes, {TOO_LARGE}")
+    if info.offset_data + info.size + -info.size % BLOCK != next_header:
+        raise FormatError(f"{where} with two different sizes: the tar is damaged. Download or create it again")
+
+
+def refuse_without_content(tar: str, info: tarfile.TarInfo) -> None:
+    """Refuse a member that is named like a field but has no content of its own.
+
+    Raises:
+        FormatError: If this is such a member of the tar at location ``tar``.
+    """
+    if info.isreg() or info.type in WITHOUT_CONTENT or split_name(info.name) is None:
+        return
+    how, remedy = _LINKS.get(info.type, ("a special file", "without it"))
+    target = f" to {info.linkname}" if info.type in _LINKS else ""
+    raise FormatError(
+        f"{tar} holds {info.name} as {how}{target} (its header ends at byte {info.offset_data}), which has no content "
+        f"of its own: create the tar again {remedy}"
+    )
 
 
 def check_end(file: StoredFile, offset: int) -> None:
@@ -190,8 +209,13 @@ def check_end(file: StoredFile, offset: int) -> None:
     for piece in read_pieces(file, position):
         position += len(piece)
         if rest := bytes(piece).lstrip(b"\0"):
-            raise FormatError(
-                f"{file.location} has data after its end mark, at byte {position - len(rest)}, as if tars had been "
-                "joined with cat: the samples there would be left out. Join tars with tar --concatenate, or "
-                "extract this one with tar --ignore-zeros and pack the files again"
-            )
+            raise data_after_end(str(file.location), position - len(rest))
+
+
+def data_after_end(tar: str, offset: int) -> FormatError:
+    """Return the error for a tar in which data follows the end mark."""
+    return FormatError(
+        f"{tar} has data after its end mark, at byte {offset}, as if tars had been joined with cat: the samples there "
+        "would be left out. Join tars with tar --concatenate, or extract this one with tar --ignore-zeros and pack the "
+        "files again"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from shardio.errors import LocationError
 from shardio.storage.access import RemoteAccess
 from shardio.storage.local import LocalStore
 from shardio.storage.paths import absolute_path, find_url, make_path
@@ -33,4 +34,9 @@ def parse_location(name: str | os.PathLike[str], access: RemoteAccess | None = N
         root, key = split_url(url)
         store = ObjectStore(root=root, options=access.options)
         return Location(store=store if access.cache is None else CachedStore(inner=store, cache=access.cache), key=key)
+    if os.fspath(name).startswith("pipe:") and not path.exists():
+        raise LocationError(
+            "a pipe: is the output of a command, which can only be read forwards: read it with shardio.StreamDataset, "
+            "or write the output to a file and name that"
+        )
     return Location(store=LocalStore(), key=absolute_path(path).as_posix())

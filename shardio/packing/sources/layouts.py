@@ -35,7 +35,12 @@ COPIES = {"s3": "aws s3 sync {} {}", "gs": "gcloud storage rsync --recursive {} 
 
 
 def refuse_url(src: Path, dst: Location) -> None:
-    """Raise PackError if the source is a URL."""
+    """Raise PackError if the source is a URL or a command."""
+    if str(src).startswith("pipe:") and not src.exists():
+        raise PackError(
+            "the source is a pipe:, but pack reads only local directories. Write the output of the command to a file, "
+            f"then pack that:\n  (the command) > images/000000.tar\n  shardio pack images {quote(dst)}"
+        )
     if (url := find_url(src)) is not None:
         copy = COPIES.get(url.partition(":")[0], "# download {} into {}").format(quote(url), "images")
         raise PackError(

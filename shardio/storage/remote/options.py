@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from shardio.values import check_integer, check_plain
+from shardio.values import check_integer, check_seconds
 
 StorageOptions = Mapping[str, str | int | float | bool]
 """``storage_options`` as users pass it: see :class:`RemoteOptions`."""
@@ -57,13 +56,6 @@ def _check_count(name: str, value: Any, *, at_least: int = 1) -> int:
     return check_integer(name, value, at_least=at_least, below=1000)
 
 
-def _check_seconds(name: str, value: Any) -> float:
-    number = check_plain(name, value)
-    if isinstance(number, str | bool) or not 0 < number < math.inf:
-        raise ValueError(f"{name} must be a positive number of seconds, got {value!r}")
-    return float(number)
-
-
 def _write_value(name: str, value: object) -> str:
     """Return the value of a backend's option as text."""
     if isinstance(value, bool):
@@ -77,7 +69,7 @@ def _write_value(name: str, value: object) -> str:
 _CHECKS: dict[str, Callable[[str, Any], int | float]] = {
     "retries": partial(_check_count, at_least=0),
     "max_requests": _check_count,
-    "timeout_s": _check_seconds,
-    "deadline_s": _check_seconds,
+    "timeout_s": check_seconds,
+    "deadline_s": check_seconds,
 }
 """The options that shardio handles itself, with the functions that check them."""

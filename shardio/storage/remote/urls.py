@@ -29,7 +29,7 @@ def split_url(url: str) -> tuple[str, str]:
     if scheme not in SCHEMES:
         raise LocationError(
             f"cannot read {url}: the scheme {scheme}:// is not supported. Use a local path or "
-            f"{', '.join(f'{each}://' for each in SCHEMES)}"
+            f"{', '.join(f'{each}://' for each in SCHEMES)}, or shardio.StreamDataset, which opens what WebDataset does"
         )
     authority, _, key = rest.partition("/")
     if not authority:
@@ -41,7 +41,7 @@ def split_url(url: str) -> tuple[str, str]:
         if parts.query or parts.fragment:
             raise LocationError(
                 f"the URL {parts._replace(query='', fragment='').geturl()} has a query or a fragment, which shardio "
-                "cannot pass on: use a URL without them"
+                "cannot pass on: use a URL without them, or read its tar with shardio.StreamDataset"
             )
         key = unquote(key)
     key = key.rstrip("/")

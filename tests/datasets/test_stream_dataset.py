@@ -1,0 +1,313 @@
+"""StreamDataset reads each tar once per epoch, as ShardDataset and webdataset do, in an order that is arithmetic."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import shlex
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchLoader
+
+import shardio
+from shardio import DataLoader, FormatError, SampleError, ShardDataset, StreamDataset
+from shardio.errors import LocationError
+from shardio.order import StreamOrder
+from shardio.storage import parse_location
+from shardio.streams import find_streams
+from shardio.transforms import RandomResizedCrop
+from tests.sources import encode
+from tests.tars import by_key, write_tar
+
+FIELDS = ("key", "label", "image")
+
+
+def pipe(path: Path) -> str:
+    return f"pipe:cat {shlex.quote(str(path))}"
+
+
+@pytest.fixture
+def tars(packed: Path) -> list[Path]:
+    return sorted(packed.glob("*.tar"))
+
+
+def streams(tars: list[Path], **options: Any) -> StreamDataset:
+    return StreamDataset([pipe(path) for path in tars], **{"fields": FIELDS, **options})
+
+
+def keys_of(dataset: StreamDataset) -> list[str]:
+    return [sample[0] for sample in dataset]
+
+
+def assert_same(found: list[Any], expected: list[Any]) -> None:
+    assert [sample[:2] for sample in found] == [sample[:2] for sample in expected]
+    assert all(torch.equal(one[2], other[2]) for one, other in zip(found, expected, strict=True))
+
+
+def test_samples_are_those_of_shard_dataset(packed: Path, tars: list[Path], tmp_path: Path) -> None:
+    expected = list(ShardDataset(packed, fields=FIELDS))
+    (tmp_path / "0.tar.gz").write_bytes(gzip.compress(tars[0].read_bytes()))
+    sources: tuple[Any, ...] = (
+        f"pipe:cat {packed}/shard-{{000000..{len(tars) - 1:06d}}}.tar",
+        str(packed / f"shard-{{000000..{len(tars) - 1:06d}}}.tar"),
+        [pipe(tmp_path / "0.tar.gz"), *tars[1:3], *(path.as_uri() for path in tars[3:])],
+    )
+    for source in sources:
+        assert_same(list(StreamDataset(source, fields=FIELDS)), expected)
+
+
+def test_contents_are_those_of_webdatasets_pipeline(tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    for number in range(3):
+        members = [(f"{number}/{i}.{field}", bytes([i]) * i) for i in range(9) for field in ("bin", "seg.png", "TXT")]
+        write_tar(tmp_path / f"{number}.tar", [*members, (f"{number}/last.bin", b"alone")])
+    source = f"pipe:cat {tmp_path}/{{0..2}}.tar"
+    dataset = StreamDataset(
+        source,
+        fields=("key", "bin", "seg.png", "txt"),
+        decoders={"seg.png": bytes, "txt": bytes},
+        missing=None,
+        shuffle=True,
+    )
+    pipeline = webdataset.WebDataset(source, shardshuffle=False)
+    expected = {
+        sample["__key__"]: tuple(sample.get(field) for field in ("bin", "seg.png", "txt")) for sample in pipeline
+    }
+    assert {key: tuple(rest) for key, *rest in dataset} == expected
+    assert len(expected) == 30
+
+
+def test_the_settings_of_decoding_are_those_of_shard_dataset(packed: Path, tars: list[Path]) -> None:
+    options: dict[str, Any] = {
+        "fields": ("image", "cls", "nothing"),
+        "decode": "pil",
+        "decoders": {"cls": int},
+        "missing": None,
+        "transform_sample": lambda sample: (sample["image"].size, sample["cls"], sample.get("nothing")),
+    }
+    assert list(StreamDataset(tars, **options)) == list(ShardDataset(packed, **{**options, "fields": ("image", "cls")}))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(("num_shards", "world_size", "num_workers"), [(5, 1, 1), (17, 3, 2), (64, 4, 4), (5, 4, 3)])
+def test_each_tar_is_read_by_one_worker(shuffle: bool, num_shards: int, world_size: int, num_workers: int) -> None:
+    orders = [
+        StreamOrder(
+            num_shards=num_shards,
+            seed=7,
+            shuffle=shuffle,
+            rank=rank,
+            world_size=world_size,
+            worker_id=worker_id,
+            num_workers=num_workers,
+        )
+        for rank in range(world_size)
+        for worker_id in range(num_workers)
+    ]
+    for epoch in range(3):
+        shares = [order.own_shards(epoch).tolist() for order in orders]
+        assert sorted(shard for share in shares for shard in share) == list(range(num_shards))
+        for sizes in (
+            [sum(len(shares[rank * num_workers + k]) for k in range(num_workers)) for rank in range(world_size)],
+            list(map(len, shares)),
+        ):
+            assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("loader", [DataLoader, TorchLoader])
+def test_each_sample_is_delivered_once_over_ranks_and_workers(
+    tars: list[Path], packed: Path, loader: Any, num_workers: int
+) -> None:
+    expected = Counter(by_key(*tars))
+    datasets = [
+        streams(tars, fields="key", shuffle=True, buffer=3, rank=rank, world_size=2, seed=5) for rank in range(2)
+    ]
+    loaders = [
+        loader(each, batch_size=2, num_workers=num_workers, persistent_workers=num_workers > 0) for each in datasets
+    ]
+    orders = list[list[str]]()
+    for epoch in range(2):
+        for each in datasets:
+            each.set_epoch(epoch)
+        orders.append([key for each in loaders for batch in each for key in batch])
+        assert Counter(orders[-1]) == dict.fromkeys(expected, 1)
+    assert orders[0] != orders[1]
+
+
+def test_the_order_is_a_function_of_seed_and_epoch(tars: list[Path]) -> None:
+    def order(seed: int, epoch: int, **options: Any) -> list[str]:
+        dataset = streams(tars, shuffle=True, seed=seed, **{"buffer": 8, **options})
+        dataset.set_epoch(epoch)
+        return keys_of(dataset)
+
+    assert order(1, 4) == order(1, 4, transform=RandomResizedCrop(8))  # It decodes other chunks.
+    different = [order(1, 4), order(1, 5), order(2, 4), order(1, 4, buffer=3), keys_of(streams(tars))]
+    assert len(set(map(tuple, different))) == 5
+    assert len({frozenset(each) for each in different}) == 1
+
+
+def test_an_iteration_without_set_epoch_repeats_the_epoch(tars: list[Path]) -> None:
+    dataset = streams(tars, shuffle=True)
+    assert keys_of(dataset) == keys_of(dataset)
+
+
+def test_windows_of_the_buffer_are_shuffled(tars: list[Path]) -> None:
+    """In the order of reading, a sample is moved only within its window."""
+    dataset = streams(tars, shuffle=True, buffer=6)
+    shards = StreamOrder(
+        num_shards=len(tars), seed=0, shuffle=True, rank=0, world_size=1, worker_id=0, num_workers=1
+    ).own_shards(0)
+    read = [key for shard in shards.tolist() for key in by_key(tars[shard])]
+    found = keys_of(dataset)
+    assert found != read
+    for start in range(0, len(read), 6):
+        assert set(found[start : start + 6]) == set(read[start : start + 6])
+
+
+def test_random_transforms_do_not_depend_on_workers_or_ranks(tars: list[Path]) -> None:
+    def images(**options: Any) -> dict[str, torch.Tensor]:
+        dataset = streams(tars, transform=RandomResizedCrop(16), seed=3, **options)
+        dataset.set_epoch(2)
+        loader = DataLoader(dataset, batch_size=None, num_workers=2, worker_method="thread")
+        return {key: image for key, _, image in (loader if "buffer" in options else dataset)}
+
+    found = [images(), images(shuffle=True, buffer=5)]
+    found.append(
+        {k: v for rank in range(2) for k, v in images(shuffle=True, buffer=9, rank=rank, world_size=2).items()}
+    )
+    assert all(each.keys() == found[0].keys() for each in found)
+    assert all(torch.equal(image, each[key]) for each in found for key, image in found[0].items())
+
+
+def test_bad_samples_raise_and_the_others_are_delivered(tmp_path: Path) -> None:
+    good = encode(1)
+    write_tar(
+        tmp_path / "a.tar", [("a.jpg", good), ("b.jpg", good[:40]), ("c.jpg", good), ("d.txt", b""), ("e.jpg", good)]
+    )
+    found, errors = list[str](), list[SampleError]()
+    samples = iter(StreamDataset([pipe(tmp_path / "a.tar")], fields=("key", "image")))
+    while len(found) + len(errors) < 5:
+        try:
+            found.append(next(samples)[0])
+        except SampleError as error:  # noqa: PERF203  # Each sample may fail.
+            errors.append(error)
+    assert next(samples, None) is None
+    assert found == ["a", "c", "e"]
+    assert [error.key for error in errors] == ["b", "d"]
+    assert "sample b in stream 0 (pipe:cat … a.tar) at byte" in str(errors[0])
+
+
+def test_fewer_tars_than_ranks_are_refused(tars: list[Path]) -> None:
+    with pytest.raises(ValueError, match=r"2 tars cannot be dealt to 3 ranks.*shardio index"):
+        iter(streams(tars[:2], rank=0, world_size=3))
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (
+            "pipe:TOKEN=secret1 curl -H 'Authorization: secret2' 'https://u:secret3@h/t/{0..1}.tar?sig=secret4'",
+            "stream 0 (pipe:curl … 0.tar)",
+        ),
+        ("pipe:./download secret1", "stream 0 (pipe:./download …)"),
+        ("https://u:secret3@example.org/t/{0..1}.tar?sig=secret4#x", "https://example.org/t/0.tar"),
+    ],
+)
+def test_secrets_are_not_shown(name: str, shown: str) -> None:
+    dataset = StreamDataset(name)
+    assert str(dataset.sources[0]) == shown
+    state = iter(dataset).state_dict()
+    assert "secret" not in f"{dataset.sources}{dataset}{state}"
+
+
+def test_what_cannot_be_read_is_refused_at_once(tmp_path: Path, tars: list[Path]) -> None:
+    refused: list[tuple[Any, type[Exception], str]] = [
+        ([], ValueError, "at least one"),
+        ([tars[0], tars[1], tars[0]], FormatError, "named twice"),
+        (tmp_path / "none-{0..1}.tar", FileNotFoundError, "no such tar: .*none-0.tar, .*none-1.tar"),
+        (tmp_path, FileNotFoundError, "is a directory: name its tars"),
+        ("pipe:cat {0..3.tar", ValueError, "braces"),
+        ("nothing://x/a.tar", LocationError, "nothing:// is not supported"),
+    ]
+    for source, kind, message in refused:
+        with pytest.raises(kind, match=message):
+            StreamDataset(source)
+    for options in ({"buffer": 0}, {"retries": -1}, {"timeout_s": 0}, {"seed": -1}, {"shuffle": "no"}):
+        with pytest.raises((TypeError, ValueError), match=next(iter(options))):
+            StreamDataset(tars, **options)
+
+
+def test_braces_that_are_no_pattern_are_left_alone(tars: list[Path]) -> None:
+    source = f"pipe:cat {tars[0].parent}/shard-{{000000..000001}}.tar | awk '\\{{print $1, $2\\}}' OFS=' '"
+    assert [each.name for each in find_streams(source)] == [
+        f"pipe:cat {path} | awk '{{print $1, $2}}' OFS=' '" for path in tars[:2]
+    ]
+    assert find_streams(r"pipe:printf '\n'")[0].name == r"pipe:printf '\n'"
+
+
+def test_without_webdataset_only_stored_tars_are_read(tars: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "webdataset.gopen", None)
+    assert keys_of(StreamDataset(tars, fields=("key",))) == list(by_key(*tars))
+    with pytest.raises(ImportError, match=r"pip install 'shardio-loader\[webdataset\]'"):
+        StreamDataset("pipe:cat x")
+    assert str(StreamDataset("s3://bucket/{0..1}.tar").sources[1]) == "s3://bucket/1.tar"
+
+
+def test_tars_in_stores_are_read_forwards(tars: list[Path]) -> None:
+    root = parse_location(f"memory://{uuid.uuid4().hex}/train")
+    for path in tars:
+        with (root / path.name).write_whole() as file:
+            file.write(path.read_bytes())
+    dataset = StreamDataset(f"{root}/shard-{{000000..{len(tars) - 1:06d}}}.tar", fields="key")
+    assert list(pickle.loads(pickle.dumps(dataset))) == list(by_key(*tars))
+
+
+def test_schemes_that_users_register_are_opened(tars: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    gopen = pytest.importorskip("webdataset.gopen")
+    opened = list[str]()
+
+    def open_mine(url: str, *_: object) -> io.BytesIO:
+        opened.append(url)
+        return io.BytesIO(tars[0].read_bytes())
+
+    monkeypatch.setitem(gopen.gopen_schemes, "mine", open_mine)
+    assert keys_of(StreamDataset("mine://x/a.tar", fields=("key",))) == list(by_key(tars[0]))
+    assert opened == ["mine://x/a.tar"]
+
+
+def test_other_readers_name_stream_dataset() -> None:
+    calls = (ShardDataset, shardio.ShardMapDataset, shardio.open)
+    for call in calls:
+        with pytest.raises(LocationError, match=r"shardio\.StreamDataset") as caught:
+            call("pipe:cat secret")
+        assert "secret" not in str(caught.value)
+    with pytest.raises(shardio.PackError, match=r"the source is a pipe:"):
+        shardio.pack("pipe:cat x", "out")
+
+
+def test_a_wrapper_that_splits_over_ranks_again_is_refused(tars: list[Path]) -> None:
+    class IterableDatasetShard:
+        """Named as Accelerate's and Transformers' wrappers are."""
+
+        num_processes = 2
+
+        def __init__(self, dataset: StreamDataset) -> None:
+            self.dataset = dataset
+
+        def __iter__(self) -> Iterator[Any]:
+            yield from self.dataset
+
+    with pytest.raises(
+        RuntimeError,
+        match=r"StreamDataset has already split them.*lost\. Let only the framework split: create StreamDataset\(",
+    ):
+        list(IterableDatasetShard(streams(tars, rank=0, world_size=2)))
