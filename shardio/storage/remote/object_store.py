@@ -19,7 +19,7 @@ from shardio.whole_writes import naming
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectStore:
-    """A bucket, a container or an HTTP server. Keys have no leading slash; "" is the root.
+    """A bucket, a container, an HTTP server or a repository. Keys have no leading slash; "" is the root.
 
     A pickled store carries its options, with credentials, and the folder of the storage process, so that the processes
     of a training run share one.
@@ -76,6 +76,7 @@ class ObjectStore:
 
     @contextmanager
     def write_whole(self, key: str) -> Iterator[BinaryIO]:
+        self._refuse_writing(key)
         with client().make_file() as file:
             with naming(file.name):  # A full disk is that of the temporary file.
                 yield file
@@ -83,18 +84,31 @@ class ObjectStore:
             client().ask(Write(root=self.root, options=self.options, key=key, path=str(file.name)))
 
     def create(self, key: str, content: bytes) -> bool:
+        self._refuse_writing(key)
         is_ours: bool = client().ask(Create(root=self.root, options=self.options, key=key, content=content))
         return is_ours
 
     def remove(self, key: str) -> None:
+        self._refuse_writing(key)
         client().ask(Remove(root=self.root, options=self.options, key=key))
 
     def can_write(self, key: str) -> bool:
-        return not self._is_web_server
+        return not (self._is_web_server or self._is_repository)
 
     @property
     def _is_web_server(self) -> bool:
         return self.root.startswith("http")
+
+    @property
+    def _is_repository(self) -> bool:
+        return self.root.startswith("hf://")
+
+    def _refuse_writing(self, key: str) -> None:
+        if self._is_repository:
+            raise LocationError(
+                f"cannot write {self.prefix}{key}: shardio only reads repositories of the Hugging Face Hub. Write to a "
+                "directory, and upload it (hf upload)"
+            )
 
     def _refuse_listing(self, key: str) -> None:
         if self._is_web_server:
