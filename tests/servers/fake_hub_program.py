@@ -213,7 +213,13 @@ def list_page(root: Path, key: str, query: dict[str, str]) -> tuple[list[dict[st
     folder = root / key
     if not folder.exists():
         raise RefusedError(404, "EntryNotFound", f"{quote(key)} does not exist")
-    found = [folder] if folder.is_file() else folder.rglob("*") if query["recursive"] == "true" else folder.iterdir()
+    found = (
+        [folder]
+        if folder.is_file()
+        else folder.rglob("*")
+        if query["recursive"].lower() == "true"
+        else folder.iterdir()
+    )
     paths = sorted(found)
     start = int(query.get("cursor", "0"))
     page = [describe(path, path.relative_to(root).as_posix()) for path in paths[start : start + PAGE]]

@@ -191,7 +191,11 @@ class HubRepository:
             LocationError: If the repository or the revision does not exist.
             FailedRequestError: If the request fails otherwise.
         """
-        from huggingface_hub import errors, get_session, hf_raise_for_status
+        from huggingface_hub import errors
+        from huggingface_hub.utils import (  # type: ignore[attr-defined]  # They are public.
+            get_session,
+            hf_raise_for_status,
+        )
 
         url = f"{self.endpoint}/api/datasets/{self.name.id}/{path}"
         try:

@@ -8,6 +8,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -136,7 +137,7 @@ def test_a_url_may_name_a_revision_as_in_the_hubs_own_library(fake_hub: FakeHub,
     theirs = HfFileSystem(endpoint=fake_hub.server.options["endpoint"], token=False).resolve_path(
         f"{fake_hub.server.url}/{name}@{text}/x/a@1"
     )
-    assert (location.key, location.read_whole()) == (theirs.path, revision.encode())
+    assert (location.key, location.read_whole()) == (asdict(theirs)["path_in_repo"], revision.encode())
     assert parse_location(str(location)).store.prefix == location.store.prefix, "a location's text names it"
     assert at_hub(fake_hub.server, f"{name}@{commit}/x/a@1").read_whole() == revision.encode()
     assert at_hub(fake_hub.server, f"{name}/x/a@1").read_whole() == b"main"
