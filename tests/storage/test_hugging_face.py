@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import shardio
-from shardio import DataLoader, ShardDataset
+from shardio import DataLoader, ImageFolder, ShardDataset
 from shardio.cli.main import app
 from shardio.errors import PackError
 from shardio.storage.remote.client import client
@@ -68,6 +68,20 @@ def test_a_packed_dataset_is_read_like_the_local_one(
     fake_hub.commit(name, local, revision="v1.0")
     expected = read(local / path, fake_hub)
     assert read(f"{fake_hub.server.url}/{name}@v1.0/{path}", fake_hub, num_workers=num_workers) == expected
+
+
+def test_class_folders_are_read_like_local_ones(fake_hub: FakeHub, tmp_path: Path) -> None:
+    write_images(tmp_path / "files" / "train")
+    name = uuid.uuid4().hex
+    fake_hub.commit(name, tmp_path / "files")
+    local = ImageFolder(tmp_path / "files" / "train")
+    remote = ImageFolder(f"{fake_hub.server.url}/{name}/train", storage_options=fake_hub.server.options)
+    assert remote.classes == local.classes
+    assert len(remote) == len(local)
+    for i in range(len(local)):
+        (found, label), (expected, expected_label) = remote[i], local[i]
+        assert np.array_equal(found, expected)
+        assert label == expected_label
 
 
 def test_a_commit_during_an_epoch_does_not_change_it(fake_hub: FakeHub, local: Path, tmp_path: Path) -> None:

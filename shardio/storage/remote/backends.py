@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shardio.errors import LocationError
 from shardio.storage.remote import hub_names
-from shardio.storage.remote.hub_repository import OPTIONS, HubRepository
+from shardio.storage.remote.hub_repository import HubRepository
+from shardio.storage.remote.hub_requests import OPTIONS
 from shardio.storage.remote.hub_store import HubStore
 from shardio.storage.remote.options import RemoteOptions
 

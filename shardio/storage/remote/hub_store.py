@@ -53,37 +53,37 @@ class HubStore:
         file = self._repository.find(path)
         if UNREDIRECTED & set(path):
             raise LocationError(
-                f"cannot read {self._repository.root}/{path}: a file of the Hugging Face Hub whose name has one of "
-                f"{' '.join(sorted(UNREDIRECTED))} cannot be requested. Rename it"
+                f"cannot read {self._repository.requests.root}/{path}: a file of the Hugging Face Hub cannot be "
+                f"requested if its name has one of {' '.join(sorted(UNREDIRECTED))}. Rename it"
             )
         contents = self._contents = self._contents or self._make_contents()
         wanted: Any = {name: value for name, value in (options or {}).items() if name != "if_match"}
         try:
             return HubResult(path, file, contents.get(path, options=wanted))
         except PermissionDeniedError:
-            cause = self._repository.explain_refusal("the Hub answered 403")
+            cause = self._repository.requests.explain_refusal("the Hub answered 403")
             raise FailedRequestError(RequestFailure(kind="denied", cause=cause)) from None
         except UnauthenticatedError:
-            is_renewed = self._repository.headers.get("authorization") != self._authorization
-            cause = self._repository.explain_refusal("the Hub answered 401")
+            is_renewed = self._repository.requests.headers.get("authorization") != self._authorization
+            cause = self._repository.requests.explain_refusal("the Hub answered 401")
             raise FailedRequestError(RequestFailure(kind="expired" if is_renewed else "denied", cause=cause)) from None
 
     def list_with_delimiter(self, prefix: str | None = None) -> ListResult[list[ObjectMeta]]:
-        listing = self._repository.list(prefix or "")
+        listing = self._repository.list_folder(prefix or "")
+        # The Hub lists a file as if it were a folder that contains itself.
         files = [_describe(path, file) for path, file in listing.files.items() if path != prefix]
         return {"common_prefixes": sorted(listing.folders), "objects": files}
 
     def list(self, prefix: str | None = None, *, offset: str | None, chunk_size: int) -> Iterator[list[ObjectMeta]]:
         """Yield the files below a folder in the order of their keys, page by page, that come after an offset."""
-        found = self._repository.list(prefix or "", recursive=True).files
-        paths = sorted(path for path in found if path != prefix and path > (offset or ""))
-        for start in range(0, len(paths), chunk_size):
-            yield [_describe(path, found[path]) for path in paths[start : start + chunk_size]]
+        found = [(path, file) for path, file in self._repository.walk(prefix or "") if path > (offset or "")]
+        for start in range(0, len(found), chunk_size):
+            yield [_describe(path, file) for path, file in found[start : start + chunk_size]]
 
     def _make_contents(self) -> HTTPStore:
         from obstore.store import HTTPStore
 
-        url, headers = self._repository.content_url, self._repository.headers
+        url, headers = self._repository.content_url, self._repository.requests.headers
         self._authorization = headers.get("authorization")
         client_options = {
             "allow_http": url.startswith("http://"),

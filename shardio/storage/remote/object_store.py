@@ -13,6 +13,7 @@ from shardio.storage.remote.client import client
 from shardio.storage.remote.messages import Create, ListFolder, ReadWhole, Remove, Stat, Walk, Write
 from shardio.storage.remote.object_file import ObjectFile
 from shardio.storage.remote.options import RemoteOptions
+from shardio.storage.remote.urls import identify
 from shardio.storage.store import FileStat
 from shardio.whole_writes import naming
 
@@ -68,7 +69,7 @@ class ObjectStore:
 
     def walk_stats(self, key: str) -> Iterator[tuple[str, FileStat]]:
         for found, size, version in self._walk(key):
-            yield found, FileStat(size=size, version=version, identity=f"{self.root}/{found}")
+            yield found, FileStat(size=size, version=version, identity=identify(self.root, found, version))
 
     def _walk(self, key: str) -> Iterator[tuple[str, int, str]]:
         self._refuse_listing(key)

@@ -179,9 +179,7 @@ class _Pages:
 
     def read(self, backend: Backend) -> Sequence[ObjectMeta]:
         """Return the next objects; none at the end."""
-        import obstore
-
-        pages = self._pages or obstore.list(backend, self._key or None, offset=self._last or None, chunk_size=PAGE)
+        pages = self._pages or backend.list(self._key or None, offset=self._last or None, chunk_size=PAGE)
         self._pages = None
         page = next(pages, [])
         self._pages, self._last = pages, page[-1]["path"] if page else self._last
@@ -256,4 +254,4 @@ def _stat_of(root: str, meta: ObjectMeta) -> FileStat:
     tag = meta["e_tag"] or meta["version"] or f"{meta['size']}-{meta['last_modified'].timestamp():.6f}"
     if meta["e_tag"] and not tag.startswith(('"', "W/")):
         tag = f'"{tag}"'  # Azure lists ETags without the quotation marks of its headers.
-    return FileStat(size=meta["size"], version=tag, identity=f"{root}/{meta['path']}")
+    return FileStat(size=meta["size"], version=tag, identity=identify(root, meta["path"], tag))

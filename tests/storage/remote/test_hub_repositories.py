@@ -100,6 +100,20 @@ def test_versions_are_the_digests_by_which_the_hubs_own_library_names_files(root
         assert (root / key).stat().version == f'"{get_hf_file_metadata(url).etag}"'
 
 
+def test_a_folder_with_many_folders_is_listed_in_few_requests(fake_hub: FakeHub, tmp_path: Path) -> None:
+    """The emulation lists 5 entries in each request."""
+    keys = sorted(f"{part}/{i:02d}/{j}" for part in ("other", "train") for i in range(60) for j in range(2))
+    for key in keys:
+        put(tmp_path / "files" / key, key.encode())
+    name = uuid.uuid4().hex
+    fake_hub.commit(name, tmp_path / "files")
+    with FaultProxy(fake_hub.server.host, fake_hub.server.port) as proxy:
+        root = at_hub(fake_hub.server.behind(proxy.host, proxy.port), name)
+        assert [each for i in range(60) for each in (root / f"train/{i:02d}").walk()] == keys[120:]
+        assert [(root / key).stat().size for key in keys[:120]] == [len(key) for key in keys[:120]]
+        assert proxy.counts().num_requests == 1 + 2 * (16 + 180 // 5), "the first 16 folders, then all of them"
+
+
 @pytest.mark.parametrize("key", ["missing", "b", "no/such/folder", "a.tar/below"])
 def test_what_is_no_file_is_missing(root: Location, key: str) -> None:
     with pytest.raises(FileNotFoundError, match=key):
@@ -111,7 +125,7 @@ def test_names_that_cannot_be_requested_are_an_error(fake_hub: FakeHub, tmp_path
     put(tmp_path / "files" / f"a{character}", CONTENT)
     name = uuid.uuid4().hex
     fake_hub.commit(name, tmp_path / "files")
-    with pytest.raises(LocationError, match=r"has one of \[ \] \^ \| cannot be requested. Rename it"):
+    with pytest.raises(LocationError, match=r"cannot be requested if its name has one of \[ \] \^ \|. Rename it"):
         (at_hub(fake_hub.server, name) / f"a{character}").read_whole()
 
 
@@ -208,7 +222,7 @@ def test_what_does_not_exist_is_an_error_even_for_those_who_may_read_everything(
     store = root.store
     with pytest.raises(LocationError, match=r"hf://datasets/org/none: .* 404 .* does not exist, or it is private"):
         parse_location("hf://datasets/org/none/a", access_of(store, token=READER)).exists()
-    with pytest.raises(LocationError, match="has no revision v9: name a branch, a tag or a commit"):
+    with pytest.raises(LocationError, match="@v9: the repository has no such revision"):
         parse_location(f"{str(root).rstrip('/')}@v9/a", access_of(store)).exists()
 
 
@@ -221,7 +235,7 @@ def access_of(store: object, **options: str) -> RemoteAccess:
     ("options", "message"),
     [
         ({"tokem": "hf_secret"}, "unknown options for hf://datasets/org/a: tokem"),
-        ({"token": "hf_secret\n"}, r"storage_options\['token'\] cannot be a token"),
+        ({"token": "hf_secret\n"}, "the token of the Hugging Face Hub .* is invalid"),
         ({"endpoint": "hub.example.org"}, "must be a URL such as https://huggingface.co"),
         ({"endpoint": "https://user:hf_secret@hub.example.org"}, "without a query, a user name or a password"),
     ],
