@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.servers import azurite, fake_gcs, moto, nginx, seaweedfs
+from tests.servers.fake_hub import FakeHub, run_fake_hub
 from tests.servers.server import Server
 
 MISSING = "{} is not installed: run bash tools/servers.sh"
@@ -66,3 +67,10 @@ def nginx_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer
     files = tmp_path_factory.mktemp("nginx-files")
     with nginx.run_nginx(tmp_path_factory.mktemp("nginx"), files) as server:
         yield WebServer(server=server, files=files)
+
+
+@pytest.fixture(scope="session")
+def fake_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
+    """The emulation of the Hugging Face Hub, without repositories."""
+    with run_fake_hub(tmp_path_factory.mktemp("fake-hub")) as hub:
+        yield hub

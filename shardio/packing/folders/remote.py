@@ -111,8 +111,8 @@ class RemoteFolder:
     def _refuse_read_only(self) -> None:
         if not self.location.can_write():
             raise PackError(
-                f"cannot write to {self.location}: HTTP servers are read-only for shardio. Choose a directory or an "
-                "object store (s3://, gs://, az://)"
+                f"cannot write to {self.location}: HTTP servers and the Hugging Face Hub are read-only for shardio. "
+                "Choose a directory or an object store (s3://, gs://, az://)"
             )
 
     def _list_records(self) -> list[str]:

@@ -20,6 +20,7 @@ from shardio.storage.cache.settings import CacheSettings, choose_size
 from shardio.storage.remote.attempts import Attempts
 from shardio.storage.remote.messages import BundledFile, Fill, FillFiles, OpenCached, Request, Stat
 from shardio.storage.remote.operations import read_range, read_version, stat
+from shardio.storage.remote.options import RemoteOptions
 from shardio.storage.store import FileStat, ReplacedError
 
 PIECE = 8 * 2**20
@@ -61,7 +62,7 @@ class Filler:
         self._private_folder = private_folder
         self._lock = threading.Lock()
         self._budgets: dict[CacheSettings, Budget] = {}
-        self._found: dict[tuple[str, str], FileStat] = {}
+        self._found: dict[tuple[str, RemoteOptions, str], FileStat] = {}
         self._flights: dict[str, list[_Flight]] = {}
         self._urgent = ThreadPoolExecutor(URGENT_THREADS)
         self._ahead = ThreadPoolExecutor(AHEAD_THREADS)
@@ -73,7 +74,7 @@ class Filler:
         Unless the request says otherwise, the store is asked once for each object. A replaced object is noticed
         when a range of it is fetched, because each request names the version.
         """
-        name = request.root, request.key
+        name = request.root, request.options, request.key
         found = self._found.get(name)
         if found is None or request.is_fresh:
             found = stat(attempts, Stat(root=request.root, options=request.options, key=request.key))
@@ -87,7 +88,7 @@ class Filler:
 
     def forget(self, request: Request) -> None:
         """Forget what is known about an object that is about to change."""
-        self._found.pop((request.root, request.key), None)
+        self._found.pop((request.root, request.options, request.key), None)
 
     def fill(self, attempts: Attempts, request: Fill) -> None:
         """Make ranges present.

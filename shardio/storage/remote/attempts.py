@@ -15,7 +15,7 @@ from tenacity.wait import wait_random_exponential
 
 from shardio.errors import StoreError
 from shardio.storage.remote.backends import make_backend
-from shardio.storage.remote.failures import RequestFailure, explain
+from shardio.storage.remote.failures import FailedRequestError, RequestFailure, explain
 from shardio.storage.remote.options import RemoteOptions
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class Attempts:
                 backend = self._backends[is_upload] = make_backend(self.root, self.options, retries=is_upload)
             try:
                 result = request(backend)
-            except (BaseError, FileNotFoundError, TimeoutError) as error:
+            except (BaseError, FailedRequestError, FileNotFoundError, TimeoutError) as error:
                 self._raise(what, explain(error), backend)
         self._answered = True
         return result
@@ -154,7 +154,7 @@ class Attempts:
         self._answered |= failure.reached
         match failure.kind:
             case "missing":
-                raise FileNotFoundError(errno.ENOENT, f"cannot {what}: it does not exist")
+                raise FileNotFoundError(errno.ENOENT, f"cannot {what}: {failure.cause}")
             case "denied":
                 raise PermissionError(
                     errno.EACCES,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from shardio.errors import LocationError
+from shardio.storage.remote import hub_names
+from shardio.storage.remote.hub_repository import HubRepository
+from shardio.storage.remote.hub_requests import OPTIONS
+from shardio.storage.remote.hub_store import HubStore
 from shardio.storage.remote.options import RemoteOptions
 
 if TYPE_CHECKING:
@@ -32,6 +36,9 @@ _FLAGS = {"allow_http", "allow_invalid_certificates", "randomize_addresses"}
 
 _MEMORY: dict[str, Backend] = {}
 """The stores of ``memory://`` URLs by their roots. They live as long as the storage process."""
+
+_REPOSITORIES: dict[tuple[str, RemoteOptions], HubRepository] = {}
+"""The repositories of ``hf://`` URLs. They keep their commits as long as the storage process lives."""
 
 
 def make_backend(root: str, options: RemoteOptions, *, retries: bool) -> Backend:
@@ -59,6 +66,8 @@ def make_backend(root: str, options: RemoteOptions, *, retries: bool) -> Backend
         },
     }
     own: Any = {name: value for name, value in config.items() if name not in CLIENT_OPTIONS}
+    if scheme == hub_names.SCHEME:
+        return _make_hub_store(root, options, common, own.keys() - OPTIONS)
     try:
         match scheme:
             case "s3":
@@ -69,11 +78,25 @@ def make_backend(root: str, options: RemoteOptions, *, retries: bool) -> Backend
                 return store.AzureStore(authority, config=own, **common)
             case _:
                 if own:
-                    raise LocationError(f"unknown options for {root}: {', '.join(sorted(own))}")
+                    raise _unknown_options(root, own)
                 return store.HTTPStore.from_url(root, **common)
     except exceptions.BaseError as error:
         message = str(error).partition("\n")[0]
         raise LocationError(f"cannot use {root}: {message}. Check the storage options and the environment") from None
+
+
+def _make_hub_store(root: str, options: RemoteOptions, common: dict[str, Any], unknown: Collection[str]) -> Backend:
+    if unknown:
+        raise _unknown_options(root, unknown)
+    repository = _REPOSITORIES.get((root, options))
+    if repository is None:
+        repository = _REPOSITORIES.setdefault((root, options), HubRepository(root, options))
+    # It has those methods of obstore's stores that read; shardio does not write to repositories.
+    return cast("Backend", HubStore(repository, common))
+
+
+def _unknown_options(root: str, names: Collection[str]) -> LocationError:
+    return LocationError(f"unknown options for {root}: {', '.join(sorted(names))}")
 
 
 def _client_options(config: Mapping[str, str], scheme: str, timeout_s: float) -> dict[str, Any]:

@@ -35,16 +35,30 @@ class RequestFailure:
     reached: bool = True
 
 
+class FailedRequestError(Exception):
+    """A request failed, and it is known what that means.
+
+    Args:
+        failure: Why it failed.
+    """
+
+    def __init__(self, failure: RequestFailure) -> None:
+        super().__init__(failure.cause)
+        self.failure = failure
+
+
 def explain(error: Exception) -> RequestFailure:
     """Return what an error of obstore means."""
     from obstore import exceptions
 
+    if isinstance(error, FailedRequestError):
+        return error.failure
     text, _, source = str(error).partition("\n\nDebug source:")
     status = _STATUS.search(text)
     answer = {found["tag"]: found["text"] for found in _XML.finditer(text)}
     cause = _describe(text, source, status, answer)
     if isinstance(error, FileNotFoundError):
-        return RequestFailure(kind="missing", cause=cause)
+        return RequestFailure(kind="missing", cause="it does not exist")
     if _EXPIRED.search(answer.get("Code", "")) or isinstance(error, exceptions.UnauthenticatedError):
         return RequestFailure(kind="expired", cause=cause)
     if isinstance(error, exceptions.PermissionDeniedError):
@@ -73,12 +87,12 @@ def _describe(text: str, source: str, status: re.Match[str] | None, answer: dict
         return f"{reason} ({details})" if details else reason
     found = [match["text"] for match in _INNERMOST.finditer(source)]
     if found:
-        return _redact(found[-1])
+        return redact(found[-1])
     last = text.splitlines()[0].rpartition(" - ")[2] if text else type(text).__name__
     kinds = [kind for kind in ("TimedOut", "Timeout", "Connect", "IncompleteMessage") if kind in source]
-    return _redact(last) + (f" ({kinds[0]})" if kinds else "")
+    return redact(last) + (f" ({kinds[0]})" if kinds else "")
 
 
-def _redact(text: str) -> str:
+def redact(text: str) -> str:
     """Remove the queries of URLs, which may hold signatures and tokens."""
     return _QUERY.sub("?…", text)

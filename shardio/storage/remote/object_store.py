@@ -13,13 +13,14 @@ from shardio.storage.remote.client import client
 from shardio.storage.remote.messages import Create, ListFolder, ReadWhole, Remove, Stat, Walk, Write
 from shardio.storage.remote.object_file import ObjectFile
 from shardio.storage.remote.options import RemoteOptions
+from shardio.storage.remote.urls import identify
 from shardio.storage.store import FileStat
 from shardio.whole_writes import naming
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectStore:
-    """A bucket, a container or an HTTP server. Keys have no leading slash; "" is the root.
+    """A bucket, a container, an HTTP server or a repository. Keys have no leading slash; "" is the root.
 
     A pickled store carries its options, with credentials, and the folder of the storage process, so that the processes
     of a training run share one.
@@ -68,7 +69,7 @@ class ObjectStore:
 
     def walk_stats(self, key: str) -> Iterator[tuple[str, FileStat]]:
         for found, size, version in self._walk(key):
-            yield found, FileStat(size=size, version=version, identity=f"{self.root}/{found}")
+            yield found, FileStat(size=size, version=version, identity=identify(self.root, found, version))
 
     def _walk(self, key: str) -> Iterator[tuple[str, int, str]]:
         self._refuse_listing(key)
@@ -76,6 +77,7 @@ class ObjectStore:
 
     @contextmanager
     def write_whole(self, key: str) -> Iterator[BinaryIO]:
+        self._refuse_writing(key)
         with client().make_file() as file:
             with naming(file.name):  # A full disk is that of the temporary file.
                 yield file
@@ -83,18 +85,31 @@ class ObjectStore:
             client().ask(Write(root=self.root, options=self.options, key=key, path=str(file.name)))
 
     def create(self, key: str, content: bytes) -> bool:
+        self._refuse_writing(key)
         is_ours: bool = client().ask(Create(root=self.root, options=self.options, key=key, content=content))
         return is_ours
 
     def remove(self, key: str) -> None:
+        self._refuse_writing(key)
         client().ask(Remove(root=self.root, options=self.options, key=key))
 
     def can_write(self, key: str) -> bool:
-        return not self._is_web_server
+        return not (self._is_web_server or self._is_repository)
 
     @property
     def _is_web_server(self) -> bool:
         return self.root.startswith("http")
+
+    @property
+    def _is_repository(self) -> bool:
+        return self.root.startswith("hf://")
+
+    def _refuse_writing(self, key: str) -> None:
+        if self._is_repository:
+            raise LocationError(
+                f"cannot write {self.prefix}{key}: shardio only reads repositories of the Hugging Face Hub. Write to a "
+                "directory, and upload it (hf upload)"
+            )
 
     def _refuse_listing(self, key: str) -> None:
         if self._is_web_server:

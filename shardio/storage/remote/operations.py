@@ -14,6 +14,7 @@ from shardio.storage.remote.etags import is_md5_of
 from shardio.storage.remote.failures import RequestFailure
 from shardio.storage.remote.messages import Create, ListFolder, ReadRanges, Remove, Request, Stat, Walk, Write
 from shardio.storage.remote.uploads import compare_upload
+from shardio.storage.remote.urls import identify
 from shardio.storage.store import FileStat, ReplacedError
 
 if TYPE_CHECKING:
@@ -39,10 +40,10 @@ def stat(attempts: Attempts, request: Stat) -> FileStat:
 
     def head(backend: Backend) -> ObjectMeta:
         try:
-            return obstore.head(backend, request.key)
+            return backend.head(request.key)
         except (obstore.exceptions.PermissionDeniedError, obstore.exceptions.UnauthenticatedError):
             # The answer to a HEAD has no body. That to a GET says why: the credentials may have expired.
-            return obstore.get(backend, request.key).meta
+            return backend.get(request.key).meta
 
     return _stat_of(request.root, attempts.make(_name("read", request), head))
 
@@ -59,10 +60,9 @@ def read_version(
 
     Without TLS, it may be damaged on the way. If its ETag is not its MD5 either, it is read until two reads agree.
     """
-    import obstore
 
     def read(backend: Backend) -> memoryview:
-        result = obstore.get(backend, request.key)
+        result = backend.get(request.key)
         content = memoryview(result.bytes())
         if version is not None and (found := _stat_of(request.root, result.meta).version) != version:
             raise _replaced(request, version, found)
@@ -70,7 +70,7 @@ def read_version(
             raise _try_again(f"the server sent {len(content)} bytes, expected {size}")
         if attempts.is_protected or is_md5_of(result.meta["e_tag"], [content]):
             return content
-        if memoryview(obstore.get(backend, request.key).bytes()) != content:
+        if memoryview(backend.get(request.key).bytes()) != content:
             raise _try_again("two reads returned different contents")
         return content
 
@@ -118,11 +118,9 @@ class _Transfer:
         # Weak ETags, as servers that compress have, never match.
         if_match = version if version.startswith('"') else None
         try:
-            result = obstore.get(
-                backend, self._request.key, options={"range": (begin, self._stop), "if_match": if_match}
-            )
+            result = backend.get(self._request.key, options={"range": (begin, self._stop), "if_match": if_match})
         except obstore.exceptions.PreconditionError:
-            found = _stat_of(self._request.root, obstore.head(backend, self._request.key)).version
+            found = _stat_of(self._request.root, backend.head(self._request.key)).version
             if found == version:
                 raise _try_again("the server said that the object had changed, but it has not") from None
             raise _replaced(self._request, version, found) from None
@@ -148,11 +146,7 @@ class _Transfer:
 
 def list_folder(attempts: Attempts, request: ListFolder) -> list[str]:
     """Return the names directly in a folder."""
-    import obstore
-
-    found = attempts.make(
-        _name("list", request), lambda backend: obstore.list_with_delimiter(backend, request.key or None)
-    )
+    found = attempts.make(_name("list", request), lambda backend: backend.list_with_delimiter(request.key or None))
     start = len(request.key) + 1 if request.key else 0
     names = [each["path"][start:] for each in found["objects"]]
     # Some stores list the folder itself, as an empty object with a slash at the end of its name.
@@ -185,9 +179,7 @@ class _Pages:
 
     def read(self, backend: Backend) -> Sequence[ObjectMeta]:
         """Return the next objects; none at the end."""
-        import obstore
-
-        pages = self._pages or obstore.list(backend, self._key or None, offset=self._last or None, chunk_size=PAGE)
+        pages = self._pages or backend.list(self._key or None, offset=self._last or None, chunk_size=PAGE)
         self._pages = None
         page = next(pages, [])
         self._pages, self._last = pages, page[-1]["path"] if page else self._last
@@ -262,4 +254,4 @@ def _stat_of(root: str, meta: ObjectMeta) -> FileStat:
     tag = meta["e_tag"] or meta["version"] or f"{meta['size']}-{meta['last_modified'].timestamp():.6f}"
     if meta["e_tag"] and not tag.startswith(('"', "W/")):
         tag = f'"{tag}"'  # Azure lists ETags without the quotation marks of its headers.
-    return FileStat(size=meta["size"], version=tag, identity=f"{root}/{meta['path']}")
+    return FileStat(size=meta["size"], version=tag, identity=identify(root, meta["path"], tag))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from urllib.parse import unquote, urlsplit
 
 from shardio.errors import LocationError
+from shardio.storage.remote import hub_names
 
-SCHEMES = ("s3", "gs", "az", "http", "https", "memory")
+SCHEMES = ("s3", "gs", "az", "http", "https", hub_names.SCHEME, "memory")
 """The schemes of URLs that name objects in remote stores."""
 
 
@@ -20,6 +21,8 @@ def split_url(url: str) -> tuple[str, str]:
     ('s3://bucket', 'train/a b%20.tar')
     >>> split_url("https://example.org/a%20b.tar")
     ('https://example.org', 'a b.tar')
+    >>> split_url("hf://datasets/user/repository@v1.0/train/a.tar")
+    ('hf://datasets/user/repository@v1.0', 'train/a.tar')
 
     Raises:
         LocationError: If the URL has an unknown scheme or a query, or if its key has parts that no store can name.
@@ -31,7 +34,11 @@ def split_url(url: str) -> tuple[str, str]:
             f"cannot read {url}: the scheme {scheme}:// is not supported. Use a local path or "
             f"{', '.join(f'{each}://' for each in SCHEMES)}, or shardio.StreamDataset, which opens what WebDataset does"
         )
-    authority, _, key = rest.partition("/")
+    if scheme == hub_names.SCHEME:
+        repository, key = hub_names.split_repository(url)
+        authority = repository.authority
+    else:
+        authority, _, key = rest.partition("/")
     if not authority:
         raise LocationError(f"the URL {url} names no {'host' if scheme.startswith('http') else 'bucket'}")
     if scheme in ("http", "https"):
@@ -50,3 +57,10 @@ def split_url(url: str) -> tuple[str, str]:
             f"the URL {url} has an empty part, '.' or '..', which cannot be requested: rename the object"
         )
     return f"{scheme}://{authority}", key
+
+
+def identify(root: str, key: str, version: str) -> str:
+    """Return the identity of an object: see :class:`~shardio.storage.store.FileStat`."""
+    if root.startswith(f"{hub_names.SCHEME}://"):
+        return hub_names.identify_file(root, key, version)
+    return f"{root}/{key}"
