@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.servers import azurite, fake_gcs, moto, nginx, seaweedfs
 from tests.servers.fake_hub import FakeHub, run_fake_hub
 from tests.servers.server import Server
+
+Run = AbstractContextManager[Server]
 
 MISSING = "{} is not installed: run bash tools/servers.sh"
 
@@ -23,40 +27,23 @@ class WebServer:
     files: Path
 
 
-@pytest.fixture(scope="session")
-def seaweedfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """SeaweedFS, with an empty bucket."""
-    if not seaweedfs.is_installed():
-        pytest.skip(MISSING.format("SeaweedFS"))
-    with seaweedfs.run_seaweedfs(tmp_path_factory.mktemp("seaweedfs")) as server:
-        yield server
+def _fixture_of(name: str, is_installed: Callable[[], bool], run: Callable[[Path], Run]) -> Any:
+    """Return the fixture of a server with an empty bucket."""
+
+    @pytest.fixture(scope="session")
+    def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+        if not is_installed():
+            pytest.skip(MISSING.format(name))
+        with run(tmp_path_factory.mktemp("server")) as running:
+            yield running
+
+    return server
 
 
-@pytest.fixture(scope="session")
-def moto_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """moto's S3, with an empty bucket."""
-    if not moto.is_installed():
-        pytest.skip(MISSING.format("moto"))
-    with moto.run_moto(tmp_path_factory.mktemp("moto")) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def fake_gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The emulation of Google Cloud Storage, with an empty bucket."""
-    if not fake_gcs.is_installed():
-        pytest.skip(MISSING.format("moto"))
-    with fake_gcs.run_fake_gcs(tmp_path_factory.mktemp("fake-gcs")) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def azurite_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Azurite, with an empty container."""
-    if not azurite.is_installed():
-        pytest.skip(MISSING.format("Azurite"))
-    with azurite.run_azurite(tmp_path_factory.mktemp("azurite")) as server:
-        yield server
+seaweedfs_server = _fixture_of("SeaweedFS", seaweedfs.is_installed, seaweedfs.run_seaweedfs)
+moto_server = _fixture_of("moto", moto.is_installed, moto.run_moto)
+fake_gcs_server = _fixture_of("moto", fake_gcs.is_installed, fake_gcs.run_fake_gcs)
+azurite_server = _fixture_of("Azurite", azurite.is_installed, azurite.run_azurite)
 
 
 @pytest.fixture(scope="session")
