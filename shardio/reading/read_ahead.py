@@ -24,8 +24,8 @@ CHECK_S = 0.5
 class RemoteSamples(Protocol):
     """Samples in a remote store, which can be fetched into a cache."""
 
-    def limit_stretches(self, first: int | None, size: int | None) -> tuple[int, int]:
-        """Return the number of samples in the first stretch, and in each further one, at least 1.
+    def choose_lengths(self, first: int | None, size: int | None) -> Iterator[int]:
+        """Yield the number of samples in each stretch, at least 1, without an end.
 
         Args:
             first: How many of the rank's samples lie in the rest of the first window of all lanes; None without
@@ -33,11 +33,12 @@ class RemoteSamples(Protocol):
             size: How many lie in each further window of all lanes; None without shuffling.
         """
 
-    def plan(self, indices: NDArray[np.int64]) -> Sequence[Callable[[], object]]:
-        """Return functions that fetch samples, in the order in which the samples are needed.
+    def plan(self, indices: NDArray[np.int64], num_before: int) -> Sequence[Callable[[], object]]:
+        """Return functions that fetch the samples of a stretch, in the order in which they are needed.
 
         Args:
             indices: int64 [n], the indices of the samples, in the order in which they are needed.
+            num_before: The number of samples in the stretches before this one.
         """
 
 
@@ -77,7 +78,7 @@ class ReadAhead:
             if self._is_closed:
                 return
             begin, num_before = num_before, num_before + len(stretch)
-            map_in_threads(self._fetch, self._samples.plan(stretch))
+            map_in_threads(self._fetch, self._samples.plan(stretch, begin))
 
     def _fetch(self, fetch: Callable[[], object]) -> None:
         if not self._is_closed:
@@ -97,7 +98,7 @@ def read_stretches_ahead(
         first: How many of the rank's samples lie in the rest of the first window of all lanes; None without shuffling.
         size: How many lie in each further window of all lanes; None without shuffling.
     """
-    return _reading_ahead(ReadAhead(samples, _cut(upcoming, *samples.limit_stretches(first, size))))
+    return _reading_ahead(ReadAhead(samples, _cut(upcoming, samples.choose_lengths(first, size))))
 
 
 @contextmanager
@@ -136,15 +137,15 @@ def _reading_ahead(ahead: ReadAhead) -> Iterator[Callable[[int], object]]:
         yield ahead.advance
 
 
-def _cut(arrays: Iterator[NDArray[np.int64]], first: int, size: int) -> Iterator[NDArray[np.int64]]:
-    """Yield the same values in arrays of other lengths."""
-    length, pending, num_pending = first, list[NDArray[np.int64]](), 0
+def _cut(arrays: Iterator[NDArray[np.int64]], lengths: Iterator[int]) -> Iterator[NDArray[np.int64]]:
+    """Yield the same values in arrays of other lengths. The last one may be shorter."""
+    length, pending, num_pending = next(lengths), list[NDArray[np.int64]](), 0
     for array in arrays:
         pending.append(array)
         num_pending += len(array)
         while num_pending >= length:
             whole = np.concatenate(pending)
             yield whole[:length]
-            pending, num_pending, length = [whole[length:]], num_pending - length, size
+            pending, num_pending, length = [whole[length:]], num_pending - length, next(lengths)
     if num_pending:
         yield np.concatenate(pending)

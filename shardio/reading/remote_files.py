@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,13 +37,12 @@ class RemoteFiles:
     def __init__(self, files: CachedFiles, list_keys: Callable[[NDArray[np.int64]], Sequence[str]]) -> None:
         self._files, self._list_keys = files, list_keys
 
-    def limit_stretches(self, first: int | None, size: int | None) -> tuple[int, int]:
+    def choose_lengths(self, first: int | None, size: int | None) -> Iterator[int]:
         mean = max(1, int(self._files.listing.sizes.mean()))
         largest = min(MAX_BYTES, self._files.store.cache_bytes // SHARE_OF_CACHE) // mean
-        size = max(1, min(MAX_FILES, largest))
-        return size, size
+        return repeat(max(1, min(MAX_FILES, largest)))
 
-    def plan(self, indices: NDArray[np.int64]) -> list[Callable[[], object]]:
+    def plan(self, indices: NDArray[np.int64], num_before: int) -> list[Callable[[], object]]:
         keys = self._list_keys(indices)
         starts = range(0, len(keys), FILES_TOGETHER)
         return [partial(self._files.prefetch, keys[start : start + FILES_TOGETHER]) for start in starts]

@@ -27,11 +27,11 @@ class RemoteParts:
     ) -> None:
         self._parts, self._divide = parts, divide
 
-    def limit_stretches(self, first: int | None, size: int | None) -> tuple[int, int]:
-        limits = [part.limit_stretches(first, size) for part in self._parts if part is not None]
-        return min(first for first, _ in limits), min(size for _, size in limits)
+    def choose_lengths(self, first: int | None, size: int | None) -> Iterator[int]:
+        return map(min, zip(*(part.choose_lengths(first, size) for part in self._parts if part), strict=True))
 
-    def plan(self, indices: NDArray[np.int64]) -> list[Callable[[], object]]:
-        plans = [part.plan(inner) for number, inner in self._divide(indices) if (part := self._parts[number])]
+    def plan(self, indices: NDArray[np.int64], num_before: int) -> list[Callable[[], object]]:
+        divided = self._divide(indices)
+        plans = [part.plan(inner, num_before) for number, inner in divided if (part := self._parts[number])]
         # In turn, because the samples of all datasets are mixed.
         return [fetch for fetch in chain.from_iterable(zip_longest(*plans)) if fetch is not None]

@@ -7,9 +7,10 @@ window in each lane: its samples lie next to each other in few shards, so that f
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,14 @@ MAX_RANGE = 8 * 2**20
 
 SHARE_OF_CACHE = 4
 """A stretch takes at most the cache's size divided by this number: two of them are in use at a time."""
+
+FIRST = 128
+"""The samples of the first stretch, if the order is shuffled. Few of them are neighbours, so their requests are small,
+and the first batches need not wait until most of a window has arrived."""
+
+START_RANGE = 2**20
+"""The limit of ranges in the first window, in bytes. With ranges of r samples, the share 1 - (1 - x)^r of a window must
+arrive before the share x of its samples can be read. So large ranges would delay the first batches."""
 
 UNSHUFFLED = 256 * 2**20
 """The bytes of a stretch if the order has no windows."""
@@ -63,7 +72,7 @@ class RemoteShards:
         self._mean = max(1, table.manifest.num_bytes // table.manifest.num_samples)
         self._cache_bytes = cache_bytes
 
-    def limit_stretches(self, first: int | None, size: int | None) -> tuple[int, int]:
+    def choose_lengths(self, first: int | None, size: int | None) -> Iterator[int]:
         mean, largest = self._mean, max(1, self._cache_bytes // SHARE_OF_CACHE // self._mean)
         if size is not None and size > largest:
             warnings.warn(
@@ -74,19 +83,24 @@ class RemoteShards:
                 RuntimeWarning,
                 stacklevel=2,
             )
+        is_shuffled = size is not None
         size = min(size or UNSHUFFLED // mean or 1, largest)
-        return min(first or size, size), size
+        first = min(first or size, size)
+        if is_shuffled and first > 2 * FIRST:
+            return chain([FIRST, first - FIRST], repeat(size))
+        return chain([first], repeat(size))
 
-    def plan(self, indices: NDArray[np.int64]) -> list[Callable[[], object]]:
+    def plan(self, indices: NDArray[np.int64], num_before: int) -> list[Callable[[], object]]:
         found = list[_Range]()
-        map_in_threads(lambda each: found.extend(self._locate(*each)), list(self._reader.by_shard(indices)))
+        max_bytes = START_RANGE if num_before <= FIRST else MAX_RANGE
+        map_in_threads(lambda each: found.extend(self._locate(*each, max_bytes)), list(self._reader.by_shard(indices)))
         groups = _group(sorted(found, key=lambda each: each.row))
         return [partial(group[0].file.prefetch, [(each.start, each.stop) for each in group]) for group in groups]
 
-    def _locate(self, shard: int, rows: NDArray[np.int64], inner: NDArray[np.int64]) -> list[_Range]:
+    def _locate(self, shard: int, rows: NDArray[np.int64], inner: NDArray[np.int64], max_bytes: int) -> list[_Range]:
         file, starts, stops = self._reader.locate(shard, inner, self._fields)  # each [n, F]
         present = starts >= 0
-        return _join(file, starts[present] - BLOCK, stops[present], np.repeat(rows, present.sum(axis=1)))
+        return _join(file, starts[present] - BLOCK, stops[present], np.repeat(rows, present.sum(axis=1)), max_bytes)
 
 
 def find_remote_shards(table: ShardTable, fields: Sequence[str]) -> RemoteShards | None:
@@ -96,7 +110,7 @@ def find_remote_shards(table: ShardTable, fields: Sequence[str]) -> RemoteShards
 
 
 def _join(
-    file: StoredFile, starts: NDArray[np.int64], stops: NDArray[np.int64], rows: NDArray[np.int64]
+    file: StoredFile, starts: NDArray[np.int64], stops: NDArray[np.int64], rows: NDArray[np.int64], max_bytes: int
 ) -> list[_Range]:
     """Join neighbouring ranges of one tar.
 
@@ -105,6 +119,7 @@ def _join(
         starts: int64 [n], where the ranges start.
         stops: int64 [n], where they stop. No two overlap.
         rows: int64 [n], the rows that need them.
+        max_bytes: The approximate limit of a joined range.
     """
     if not len(starts):
         return []
@@ -115,7 +130,7 @@ def _join(
     is_first[1:] = starts[1:] - stops[:-1] > MAX_GAP
     # Long runs are cut where they pass a multiple of the limit, counted from their starts.
     run_starts = starts[np.maximum.accumulate(np.where(is_first, np.arange(len(starts)), 0))]
-    place = (starts - run_starts) // MAX_RANGE
+    place = (starts - run_starts) // max_bytes
     is_first[1:] |= place[1:] != place[:-1]
     firsts = is_first.nonzero()[0]
     lasts = np.append(firsts[1:], len(starts)) - 1

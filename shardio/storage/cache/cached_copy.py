@@ -86,19 +86,26 @@ class CachedCopy:
         Raises:
             OSError: If it cannot be written.
         """
-        stop = start + sum(map(len, parts))
+        with self.adding(start, start + sum(map(len, parts))) as addition:
+            for part in parts:
+                addition.write(start, part)
+                start += len(part)
+            addition.mark()
+
+    @contextmanager
+    def adding(self, start: int, stop: int) -> Iterator[Addition]:
+        """Give the block the means to add a range of whole blocks.
+
+        Raises:
+            OSError: If the copy cannot be opened.
+        """
         assert start % BLOCK == 0, "a range of whole blocks"
         assert stop % BLOCK == 0 or stop == self.size, "a range of whole blocks"
         with self._opened(os.O_RDWR | os.O_CREAT) as descriptor:
             assert descriptor is not None, "it was created"
             if os.fstat(descriptor).st_size < self.size + self.num_blocks:
                 os.ftruncate(descriptor, self.size + self.num_blocks)
-            place = start
-            for part in parts:
-                _write_all(descriptor, part, place)
-                place += len(part)
-            first, last = start // BLOCK, -(-stop // BLOCK)
-            _write_all(descriptor, memoryview(_PRESENT * (last - first)), self.size + first)
+            yield Addition(self, descriptor, start, stop)
 
     def unmark(self, start: int, stop: int) -> bool:
         """Mark a range as missing, because its content is damaged. Return whether the copy exists."""
@@ -126,6 +133,39 @@ class CachedCopy:
             yield descriptor
         finally:
             os.close(descriptor)
+
+
+class Addition:
+    """A range of whole blocks that is being added to a copy.
+
+    Args:
+        copy: The copy.
+        descriptor: The descriptor of its file, which stays open until the content is marked: a copy of the same name
+            may be another file by then.
+        start: Where the range begins.
+        stop: Where it ends.
+    """
+
+    def __init__(self, copy: CachedCopy, descriptor: int, start: int, stop: int) -> None:
+        self._copy, self._descriptor, self._start, self._stop = copy, descriptor, start, stop
+
+    def write(self, position: int, part: memoryview) -> None:
+        """Write a part of the range.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        assert self._start <= position <= position + len(part) <= self._stop, "a part of the range"
+        _write_all(self._descriptor, part, position)
+
+    def mark(self) -> None:
+        """Mark the range as present, after all of it was written.
+
+        Raises:
+            OSError: If that cannot be written.
+        """
+        first, last = self._start // BLOCK, -(-self._stop // BLOCK)
+        _write_all(self._descriptor, memoryview(_PRESENT * (last - first)), self._copy.size + first)
 
 
 def _read_range(descriptor: int, size: int, start: int, stop: int) -> bytes | None:

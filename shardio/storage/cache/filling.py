@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from shardio.storage.cache.cached_copy import BLOCK, CachedCopy
 from shardio.storage.cache.settings import CacheSettings, choose_size
 from shardio.storage.remote.attempts import Attempts
 from shardio.storage.remote.messages import BundledFile, Fill, FillFiles, OpenCached, Request, Stat
-from shardio.storage.remote.operations import read_range, read_version, stat
+from shardio.storage.remote.operations import copy_range, read_version, stat
 from shardio.storage.remote.options import RemoteOptions
 from shardio.storage.store import FileStat, ReplacedError
 
@@ -36,8 +37,12 @@ AHEAD_THREADS = 16
 """How many ranges are read ahead at a time. The store's other requests are left to urgent ones."""
 
 
-FILES_AHEAD = 0.75
-"""The share of a store's requests that may read small objects ahead. Latency limits them, so they are many."""
+SMALL_AHEAD = 0.75
+"""The share of a store's requests that may read small objects and ranges ahead. They are many, because latency limits
+them."""
+
+SMALL = 2**20
+"""The largest size of a small range in bytes."""
 
 Item = TypeVar("Item")
 
@@ -66,7 +71,7 @@ class Filler:
         self._flights: dict[str, list[_Flight]] = {}
         self._urgent = ThreadPoolExecutor(URGENT_THREADS)
         self._ahead = ThreadPoolExecutor(AHEAD_THREADS)
-        self._for_files: dict[tuple[Attempts, bool], ThreadPoolExecutor] = {}
+        self._for_small: dict[tuple[Attempts, bool], ThreadPoolExecutor] = {}
 
     def open(self, attempts: Attempts, request: OpenCached) -> tuple[FileStat, str]:
         """Return an object's status and the path of its copy.
@@ -105,7 +110,7 @@ class Filler:
             fetch = partial(self._fetch_range, attempts, request, copy)
         try:
             _map(
-                self._urgent if request.is_urgent else self._ahead,
+                self._choose_threads(attempts, request, pieces),
                 lambda piece: self._fill_piece(copy, *piece, fetch, is_divisible=not request.is_whole),
                 pieces,
             )
@@ -163,14 +168,17 @@ class Filler:
             flight.arrival.result()
 
     def _fetch_range(self, attempts: Attempts, request: Fill, copy: CachedCopy, start: int, stop: int) -> None:
-        self._write(copy, request.cache, start, read_range(attempts, request, start, stop))
+        with self._adding(copy, request.cache, start, stop) as write:
+            copy_range(attempts, request, start, stop, write)
 
     def _fetch_file(
         self, attempts: Attempts, request: FillFiles, bundle: CachedCopy, file: BundledFile, start: int, stop: int
     ) -> None:
         named = Request(root=request.root, options=request.options, key=file.key)
         content = read_version(attempts, named, file.version, file.size)
-        self._write(bundle, request.cache, start, content, memoryview(make_tail(content)))
+        with self._adding(bundle, request.cache, start, stop) as write:
+            write(start, content)
+            write(start + len(content), memoryview(make_tail(content)))
 
     def _fetch_whole(self, attempts: Attempts, request: Fill, copy: CachedCopy, start: int, stop: int) -> None:
         """Fetch an object as a whole: a manifest or an index. One process of those that share the cache does so."""
@@ -178,29 +186,45 @@ class Filler:
         with FileLock(self._budget(request.cache).folder / name):
             if copy.find_missing(0, request.size):
                 content = read_version(attempts, request, request.version)
-                self._write(copy, request.cache, 0, content)
+                with self._adding(copy, request.cache, 0, request.size) as write:
+                    write(0, content)
 
-    def _write(self, copy: CachedCopy, cache: CacheSettings, start: int, *parts: memoryview) -> None:
+    @contextmanager
+    def _adding(
+        self, copy: CachedCopy, cache: CacheSettings, start: int, stop: int
+    ) -> Iterator[Callable[[int, memoryview], None]]:
+        """Give the block a function that writes a part of a range. Mark the range as present when the block ends."""
         budget = self._budget(cache)
-        try:
-            budget.folder.mkdir(parents=True, exist_ok=True)  # Another storage process may have removed it.
-            budget.reserve(sum(map(len, parts)), copy.path)
-            copy.write(start, *parts)
-        except OSError as error:
-            raise OSError(
-                error.errno,
-                f"{error.strerror or error}: cannot write to the cache {budget.folder}. Free some space, set "
-                "cache_size, or set cache to a folder on another disk",
-            ) from error
+        with ExitStack() as stack:
+            with _explaining(budget):
+                budget.folder.mkdir(parents=True, exist_ok=True)  # Another storage process may have removed it.
+                budget.reserve(stop - start, copy.path)
+                addition = stack.enter_context(copy.adding(start, stop))
+
+            def write(position: int, part: memoryview) -> None:
+                with _explaining(budget):
+                    addition.write(position, part)
+
+            yield write
+            with _explaining(budget):
+                addition.mark()
+
+    def _choose_threads(
+        self, attempts: Attempts, request: Fill, pieces: Sequence[tuple[int, int]]
+    ) -> ThreadPoolExecutor:
+        if request.is_urgent:
+            return self._urgent
+        are_small = max(stop - start for start, stop in pieces) <= SMALL
+        return self._find_threads(attempts, is_urgent=False) if are_small else self._ahead
 
     def _find_threads(self, attempts: Attempts, *, is_urgent: bool) -> ThreadPoolExecutor:
-        """Return the threads that fetch the small objects of a store."""
+        """Return the threads that fetch small objects and ranges from a store."""
         with self._lock:
-            if (attempts, is_urgent) not in self._for_files:
+            if (attempts, is_urgent) not in self._for_small:
                 num_requests = attempts.options.max_requests
-                num_threads = num_requests if is_urgent else max(1, int(FILES_AHEAD * num_requests))
-                self._for_files[attempts, is_urgent] = ThreadPoolExecutor(num_threads)
-            return self._for_files[attempts, is_urgent]
+                num_threads = num_requests if is_urgent else max(1, int(SMALL_AHEAD * num_requests))
+                self._for_small[attempts, is_urgent] = ThreadPoolExecutor(num_threads)
+            return self._for_small[attempts, is_urgent]
 
     def _forget(self, path: str, flights: list[_Flight]) -> None:
         with self._lock:
@@ -215,6 +239,19 @@ class Filler:
                 folder.mkdir(parents=True, exist_ok=True)
                 self._budgets[cache] = Budget(folder, choose_size(cache, folder))
             return self._budgets[cache]
+
+
+@contextmanager
+def _explaining(budget: Budget) -> Iterator[None]:
+    """Add the remedy to an error of the cache's disk."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"{error.strerror or error}: cannot write to the cache {budget.folder}. Free some space, set cache_size, "
+            "or set cache to a folder on another disk",
+        ) from error
 
 
 def name_copy(found: FileStat) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,41 +79,53 @@ def read_version(
 
 def read_range(attempts: Attempts, request: ReadRanges, start: int, stop: int) -> memoryview:
     """Return the bytes [start, stop) of an object. A transfer that breaks is resumed."""
-    transfer = _Transfer(request, start, stop)
-    attempts.make(f"read bytes {start} to {stop} of {request.root}/{request.key}", transfer.resume)
-    return transfer.content
+    content = np.empty(stop - start, np.uint8).data  # Unlike a bytearray, it is not cleared first.
+
+    def write(position: int, piece: memoryview) -> None:
+        content[position - start : position - start + len(piece)] = piece
+
+    copy_range(attempts, request, start, stop, write)
+    return content
 
 
-class _Transfer:
-    """The part of a range that has arrived.
+def copy_range(
+    attempts: Attempts, request: ReadRanges, start: int, stop: int, write: Callable[[int, memoryview], None]
+) -> None:
+    """Pass the bytes [start, stop) of an object to a function, each byte once. A transfer that breaks is resumed.
 
     Args:
+        attempts: The store.
         request: The object.
         start: Where the range starts.
         stop: Where it stops.
+        write: A function of a position in the object and the bytes that begin there.
     """
+    transfer = _Transfer(request, start, stop, write)
+    attempts.make(f"read bytes {start} to {stop} of {request.root}/{request.key}", transfer.resume)
 
-    def __init__(self, request: ReadRanges, start: int, stop: int) -> None:
-        self._request, self._start, self._stop = request, start, stop
-        self.content = np.empty(stop - start, np.uint8).data  # Unlike a bytearray, it is not cleared first.
-        self._num_read = 0
+
+class _Transfer:
+    """A transfer of the range [start, stop): see :func:`copy_range`."""
+
+    def __init__(self, request: ReadRanges, start: int, stop: int, write: Callable[[int, memoryview], None]) -> None:
+        self._request, self._position, self._stop, self._write = request, start, stop, write
 
     def resume(self, backend: Backend) -> None:
         """Read on from the last byte that arrived. If the transfer breaks after further bytes, do so again at once."""
         from obstore.exceptions import BaseError
 
-        while self._num_read < len(self.content):
-            before = self._num_read
+        while self._position < self._stop:
+            before = self._position
             try:
                 self._read_on(backend)
             except (BaseError, TryAgainError):
-                if self._num_read == before:
+                if self._position == before:
                     raise
 
     def _read_on(self, backend: Backend) -> None:
         import obstore
 
-        begin = self._start + self._num_read
+        begin = self._position
         version = self._request.version
         # Weak ETags, as servers that compress have, never match.
         if_match = version if version.startswith('"') else None
@@ -127,13 +139,12 @@ class _Transfer:
         self._check(result, begin)
         for piece in result.stream(min_chunk_size=PROGRESS):
             view = memoryview(piece)
-            stop = self._num_read + len(view)
-            if stop > len(self.content):
+            if self._position + len(view) > self._stop:
                 raise _try_again("the server sent more bytes than were requested")
-            self.content[self._num_read : stop] = view
-            self._num_read = stop
-        if self._num_read < len(self.content):
-            raise _try_again(f"the answer ended at byte {self._start + self._num_read}")
+            self._write(self._position, view)
+            self._position += len(view)
+        if self._position < self._stop:
+            raise _try_again(f"the answer ended at byte {self._position}")
 
     def _check(self, result: GetResult, begin: int) -> None:
         """Raise an error if the server answers for another range or another object."""
