@@ -26,8 +26,8 @@ from typing import Annotated
 import typer
 
 import shardio
-from benchmarks.bench_pack import write_litdata, write_mosaic
-from benchmarks.remote_loaders import PACKED, RAW
+from benchmarks.bench_pack import write_mosaic
+from benchmarks.remote_loaders import PACKED, RAW, write_litdata
 from benchmarks.timing import ratios, summarise
 from shardio.storage import walk_files
 from tests.faults.proxy import FaultProxy, Script
