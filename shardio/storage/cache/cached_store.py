@@ -158,7 +158,7 @@ class CachedFile:
             missing = [i for i, content in enumerate(contents) if content is None]
             if not missing:
                 break
-            self._fill([(starts[i], stops[i]) for i in missing], is_urgent=True)
+            self._fill(_join([(starts[i], stops[i]) for i in missing]), is_urgent=True)
             found = self._copy.read([starts[i] for i in missing], [stops[i] for i in missing])
             for i, content in zip(missing, found, strict=True):
                 contents[i] = content
@@ -194,3 +194,14 @@ class CachedFile:
             f"the cache is too small: what was fetched of {self.location} was removed before it was read, {MAX_FILLS} "
             "times in a row. Set a larger cache_size"
         )
+
+
+def _join(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join neighbouring ranges, such as an image and its label, because each is a request."""
+    joined = list[tuple[int, int]]()
+    for start, stop in sorted(ranges):
+        if joined and start - joined[-1][1] <= LIMITS.max_gap:
+            joined[-1] = joined[-1][0], max(joined[-1][1], stop)
+        else:
+            joined.append((start, stop))
+    return joined

@@ -214,7 +214,7 @@ class Filler:
     ) -> ThreadPoolExecutor:
         if request.is_urgent:
             return self._urgent
-        are_small = max(stop - start for start, stop in pieces) <= SMALL
+        are_small = all(stop - start <= SMALL for start, stop in pieces)
         return self._find_threads(attempts, is_urgent=False) if are_small else self._ahead
 
     def _find_threads(self, attempts: Attempts, *, is_urgent: bool) -> ThreadPoolExecutor:
