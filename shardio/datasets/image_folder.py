@@ -100,7 +100,8 @@ class ImageFolder(MapDataset):
         super().__init__(decoder, FileReader(location, IMAGE_FIELDS[0], files))
         paths = _find_local(location) if files is None else _find_listed(files.listing)
         self.classes = list(paths if classes is None else check_classes(classes))
-        self.samples, others = _label_images(paths, number_classes(list(paths), self.classes, str(root)), location)
+        labels = number_classes(list(paths), self.classes, str(root))
+        self.samples, others = _label_images(paths, labels, location, None if files is None else files.listing.path)
         if left_out := describe_other_images(others):
             warnings.warn(f"{root}: {left_out}", RuntimeWarning, stacklevel=2)
 
@@ -164,10 +165,10 @@ def _find_local(root: Location) -> dict[str, list[str]]:
 
 def _find_listed(listing: Listing) -> dict[str, list[str]]:
     """Return the URLs of the files in each class folder, sorted by class."""
-    folder, found = listing.folder, dict[str, list[str]]()
+    folder, found = listing.folder, {name: list[str]() for name in listing.folders}
     start, prefix = len(f"{folder.key}/" if folder.key else ""), folder.store.prefix
     for key in listing.keys:
-        found.setdefault(key[start : key.index("/", start)], []).append(prefix + key)
+        found[key[start : key.index("/", start)]].append(prefix + key)
     if not found:
         raise _no_class_folders(folder)
     return dict(sorted(found.items()))
@@ -178,7 +179,7 @@ def _no_class_folders(root: Location) -> FileNotFoundError:
 
 
 def _label_images(
-    paths: Mapping[str, list[str]], labels: Mapping[str, int], root: Location
+    paths: Mapping[str, list[str]], labels: Mapping[str, int], root: Location, listing: Path | None
 ) -> tuple[list[tuple[str, int]], list[Path]]:
     """Return the (path, label) of each image, and all other files."""
     samples = []
@@ -191,8 +192,10 @@ def _label_images(
             else:
                 others.append(Path(path))
         if not images:
+            kept = "" if listing is None else f". Then delete the listing {listing}"
             raise FileNotFoundError(
-                f"the class folder {root / name} holds no images: add images ({', '.join(IMAGE_FIELDS)}) or remove it"
+                f"the class folder {root / name} holds no images: add images ({', '.join(IMAGE_FIELDS)}) or remove "
+                f"it{kept}"
             )
         images.sort(key=lambda path: path.rpartition("/")[::2])  # torchvision's order: by directory, then by name.
         samples += [(path, labels[name]) for path in images]

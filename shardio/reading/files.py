@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from shardio.errors import SampleError, ShardioError
+from shardio.errors import SampleError
 from shardio.interruptions import let_through
 from shardio.reading.stored import StoredSamples
 from shardio.shards import LABEL_FIELD
@@ -42,6 +42,7 @@ class FileReader:
         Raises:
             SampleError: If a file cannot be read.
             StoreError: If a remote store keeps failing.
+            PermissionError: If a remote store refuses the credentials.
             TypeError: If a label is not an integer.
         """
         if self.files is None:
@@ -79,7 +80,8 @@ class FileReader:
         present = [files.read_present(key) for key in keys]
         missing = [key for key, content in zip(keys, present, strict=True) if content is None]
         if len(missing) > 1:
-            with suppress(ShardioError, OSError):  # At the same time. The sample with an error is found below.
+            # At the same time. The sample with an error is found below.
+            with suppress(FileNotFoundError, PermissionError, ReplacedError):
                 files.prefetch(missing, is_urgent=True)
         return [
             self._read_one(files, row, samples[row][0]) if content is None else content

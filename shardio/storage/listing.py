@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Listing:
         versions: Their versions, as in :class:`FileStat`.
         hashes: uint64 [n], the hashes of the keys.
         order: int64 [n], the files' numbers in the order of their hashes.
+        folders: The names of the subfolders. Some may have no files.
         path: The local file that keeps the listing; None if there is none.
     """
 
@@ -47,6 +48,7 @@ class Listing:
     versions: SharedList[str]
     hashes: NDArray[np.uint64]
     order: NDArray[np.int64]
+    folders: tuple[str, ...]
     path: Path | None
 
     def __len__(self) -> int:
@@ -84,22 +86,28 @@ def open_listing(folder: Location, kept: str | os.PathLike[str] | None) -> Listi
         lock = path.with_name(f".{path.name}.lock")
         with FileLock(lock):
             if not path.exists():  # Otherwise, another process has listed the folder in the meantime.
-                _save(list_files(folder), path)
-            lock.unlink(missing_ok=True)  # Whoever waits for it finds the listing.
+                listing = list_files(folder)
+                if len(listing):  # A folder that is still empty is listed again the next time.
+                    _save(listing, path)
+                lock.unlink(missing_ok=True)  # Whoever waits for it finds the listing.
+                return replace(listing, path=path)
     return _load(folder, path)
 
 
 def list_files(folder: Location) -> Listing:
     """List the files in the subfolders of a folder. Names that start with a dot are skipped."""
-    subfolders = [folder / name[:-1] for name in folder.list() if name.endswith("/") and not name.startswith(".")]
-    return make_listing(folder, sorted(chain.from_iterable(map_locations(_list_one, subfolders))))
+    names = [name[:-1] for name in folder.list() if name.endswith("/") and not name.startswith(".")]
+    found = map_locations(_list_one, [folder / name for name in names])
+    return make_listing(folder, sorted(chain.from_iterable(found)), names)
 
 
 def _list_one(subfolder: Location) -> list[tuple[str, int, str]]:
     return [(key, stat.size, stat.version) for key, stat in subfolder.walk_stats()]
 
 
-def make_listing(folder: Location, files: Sequence[tuple[str, int, str]], path: Path | None = None) -> Listing:
+def make_listing(
+    folder: Location, files: Sequence[tuple[str, int, str]], folders: Sequence[str], path: Path | None = None
+) -> Listing:
     """Return the listing of files, given their keys, sizes in bytes and versions, sorted by key."""
     keys, sizes, versions = map(list, zip(*files, strict=True)) if files else ([], [], [])
     hashes = np.fromiter(map(_hash, keys), np.uint64, len(keys))
@@ -110,6 +118,7 @@ def make_listing(folder: Location, files: Sequence[tuple[str, int, str]], path: 
         versions=SharedList(versions),
         hashes=hashes,
         order=np.argsort(hashes, kind="stable"),
+        folders=tuple(folders),
         path=path,
     )
 
@@ -122,6 +131,7 @@ def _save(listing: Listing, path: Path) -> None:
     values = {
         "format": FORMAT,
         "folder": str(listing.folder),
+        "folders": listing.folders,
         "keys": list(listing.keys),
         "sizes": listing.sizes.tolist(),
         "versions": list(listing.versions),
@@ -130,8 +140,16 @@ def _save(listing: Listing, path: Path) -> None:
         file.write(json.dumps(values).encode())
 
 
-def _is_file(values: tuple[Any, Any, Any]) -> bool:
-    return tuple(map(type, values)) == (str, int, str)
+def _check(files: Sequence[tuple[Any, Any, Any]], folders: Sequence[Any], prefix: str) -> None:
+    """Raise ValueError if the values of a kept listing cannot be those of files in subfolders."""
+    if not all(tuple(map(type, values)) == (str, int, str) for values in files) or set(map(type, folders)) - {str}:
+        raise ValueError("a key, a size, a version or a name has the wrong type")
+    if not all(0 <= size < 2**63 for _, size, _ in files):
+        raise ValueError("a size is out of range")
+    if not all(key.startswith(prefix) and "/" in key[len(prefix) :] for key, _, _ in files):
+        raise ValueError("a key is not in a subfolder")
+    if not all(one < other for (one, _, _), (other, _, _) in pairwise(files)):
+        raise ValueError("the keys are not sorted, or one occurs twice")
 
 
 def _load(folder: Location, path: Path) -> Listing:
@@ -139,12 +157,12 @@ def _load(folder: Location, path: Path) -> Listing:
         found: Any = parse_json(path.read_bytes())
         if found["format"] != FORMAT:
             raise ValueError(f"its format is {found['format']!r}, expected {FORMAT!r}")
+        where, names = str(found["folder"]), list(found["folders"])
         files = list(zip(found["keys"], found["sizes"], found["versions"], strict=True))
-        if not all(map(_is_file, files)):
-            raise ValueError("a key, a size or a version has the wrong type")
-        where = str(found["folder"])
+        if where == str(folder):
+            _check(files, names, f"{folder.key}/" if folder.key else "")
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{path} is not a listing: {error}. Delete it, and it is made again") from error
     if where != str(folder):
         raise FormatError(f"{path} is the listing of {where}, not of {folder}: name another file, or delete this one")
-    return make_listing(folder, files, path)
+    return make_listing(folder, files, names, path)

@@ -5,7 +5,7 @@ if the block is present. Members of tars begin at multiples of 512 bytes, so sam
 
 Bytes are written before they are marked, and a copy that is removed keeps its content for those who are reading it. So
 a process that is killed at any point leaves a copy that is correct. After a power failure, marks may be on disk without
-their content. Samples are compared with their hashes when a process first reads them, and damaged blocks are unmarked.
+their content. Samples are compared with their hashes each time they are read, and damaged blocks are unmarked.
 """
 
 from __future__ import annotations
@@ -127,6 +127,8 @@ class CachedCopy:
         try:
             descriptor = os.open(self.path, flags | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
+            if flags & os.O_CREAT:  # There is no such folder.
+                raise
             yield None
             return
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from shardio.errors import StoreError
-from shardio.storage.cache.bundles import HASH_BYTES, cut_bundles, hash_content
+from shardio.storage.cache.bundles import HASH_BYTES, Bundles, cut_bundles, hash_content
 from shardio.storage.cache.cached_copy import CachedCopy
 from shardio.storage.cache.cached_store import MAX_FILLS, TOUCH_S, CachedStore
 from shardio.storage.listing import Listing, open_listing
@@ -27,11 +27,12 @@ class CachedFiles:
         listing: The listing.
     """
 
+    _folder: Path | None
+
     def __init__(self, store: CachedStore, listing: Listing) -> None:
         self.store, self.listing = store, listing
         self._bundles = cut_bundles(listing)
-        self._folder: Path | None = None
-        self._touched = np.full(len(self._bundles.names), -np.inf)
+        self._begin()
 
     def read_present(self, key: str) -> bytes | None:
         """Return the content of a file if it is in the cache; None otherwise, or if the listing lacks the file."""
@@ -50,12 +51,14 @@ class CachedFiles:
         if number is None:
             return self.store.read_whole(key)
         for _ in range(MAX_FILLS):
-            self._fill([number], is_urgent=True)
             if (content := self._read(number)) is not None:
                 return content
+            self._fill([number], is_urgent=True)
+        if (content := self._read(number)) is not None:
+            return content
         raise StoreError(
-            f"the cache is too small: {self.store.prefix}{key} was removed before it was read, {MAX_FILLS} times in a "
-            "row. Set a larger cache_size"
+            f"the cache is too small, or its disk is damaged: what was fetched of {self.store.prefix}{key} was removed "
+            f"or changed before it was read, {MAX_FILLS} times in a row. Set a larger cache_size, or another cache"
         )
 
     def prefetch(self, keys: Sequence[str], *, is_urgent: bool = False) -> None:
@@ -90,6 +93,8 @@ class CachedFiles:
         return content
 
     def _fill(self, numbers: Sequence[int], *, is_urgent: bool) -> None:
+        if self._folder is not None and not self._folder.is_dir():
+            self._folder = None  # It was that of a storage process that has ended.
         inner = self.store.inner
         files = tuple(map(self._describe, numbers))
         client().ask(
@@ -121,6 +126,17 @@ class CachedFiles:
             self._folder = Path(folder)
         bundle = int(self._bundles.numbers[number])
         return CachedCopy(path=f"{self._folder}/{self._bundles.names[bundle]}", size=int(self._bundles.sizes[bundle]))
+
+    def __getstate__(self) -> tuple[CachedStore, Listing, Bundles]:
+        return self.store, self.listing, self._bundles
+
+    def __setstate__(self, state: tuple[CachedStore, Listing, Bundles]) -> None:
+        self.store, self.listing, self._bundles = state
+        self._begin()
+
+    def _begin(self) -> None:
+        self._folder = None  # A private cache has another one in each run.
+        self._touched = np.full(len(self._bundles.names), -np.inf)
 
     def _touch(self, number: int, copy: CachedCopy) -> None:
         now, bundle = time.monotonic(), self._bundles.numbers[number]

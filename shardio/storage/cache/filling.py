@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import xxhash
 from filelock import FileLock
@@ -27,24 +27,23 @@ from shardio.storage.store import FileStat, ReplacedError
 PIECE = 8 * 2**20
 """The most bytes in one request, which takes 6 ms of CPU time. Longer requests would save nothing, and delay others."""
 
-URGENT_THREADS = 32
-"""How many urgent ranges are fetched at a time."""
-
 NUM_LOCKS = 64
 """The number of files for locks. Objects that share one are fetched one after the other."""
 
-AHEAD_THREADS = 16
-"""How many ranges are read ahead at a time. The store's other requests are left to urgent ones."""
+LARGE_AHEAD = 16
+"""How many large ranges of a store are read ahead at a time at most."""
 
 
-SMALL_AHEAD = 0.75
-"""The share of a store's requests that may read small objects and ranges ahead. They are many, because latency limits
-them."""
+AHEAD = 0.75
+"""The share of a store's requests that may read ahead. The others are left to samples that a batch waits for."""
 
 SMALL = 2**20
 """The largest size of a small range in bytes."""
 
 Item = TypeVar("Item")
+
+_Kind = Literal["urgent", "small", "large"]
+"""A sample waits for it; small and large requests that read ahead."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,9 +68,7 @@ class Filler:
         self._budgets: dict[CacheSettings, Budget] = {}
         self._found: dict[tuple[str, RemoteOptions, str], FileStat] = {}
         self._flights: dict[str, list[_Flight]] = {}
-        self._urgent = ThreadPoolExecutor(URGENT_THREADS)
-        self._ahead = ThreadPoolExecutor(AHEAD_THREADS)
-        self._for_small: dict[tuple[Attempts, bool], ThreadPoolExecutor] = {}
+        self._threads: dict[tuple[Attempts, str], ThreadPoolExecutor] = {}
 
     def open(self, attempts: Attempts, request: OpenCached) -> tuple[FileStat, str]:
         """Return an object's status and the path of its copy.
@@ -109,10 +106,11 @@ class Filler:
             pieces = [piece for start, stop in request.ranges for piece in _split(start, stop, request.size)]
             fetch = partial(self._fetch_range, attempts, request, copy)
         try:
-            _map(
-                self._choose_threads(attempts, request, pieces),
+            self._map(
+                attempts,
                 lambda piece: self._fill_piece(copy, *piece, fetch, is_divisible=not request.is_whole),
                 pieces,
+                "urgent" if request.is_urgent else "small" if _are_small(pieces) else "large",
             )
         except ReplacedError:
             self.forget(request)
@@ -132,7 +130,7 @@ class Filler:
             fetch = partial(self._fetch_file, attempts, request, bundle, file)
             self._fill_piece(bundle, file.start, stop, fetch, is_divisible=False)
 
-        _map(self._find_threads(attempts, is_urgent=request.is_urgent), fill, request.files)
+        self._map(attempts, fill, request.files, "urgent" if request.is_urgent else "small")
 
     def _fill_piece(
         self,
@@ -209,22 +207,21 @@ class Filler:
             with _explaining(budget):
                 addition.mark()
 
-    def _choose_threads(
-        self, attempts: Attempts, request: Fill, pieces: Sequence[tuple[int, int]]
-    ) -> ThreadPoolExecutor:
-        if request.is_urgent:
-            return self._urgent
-        are_small = all(stop - start <= SMALL for start, stop in pieces)
-        return self._find_threads(attempts, is_urgent=False) if are_small else self._ahead
+    def _map(self, attempts: Attempts, function: Callable[[Item], None], items: Sequence[Item], kind: _Kind) -> None:
+        """Call a function with each item, with a store's threads for one kind of requests. Raise the first error."""
+        if len(items) == 1 and kind == "urgent":
+            function(items[0])
+        else:
+            list(self._find_threads(attempts, kind).map(function, items))
 
-    def _find_threads(self, attempts: Attempts, *, is_urgent: bool) -> ThreadPoolExecutor:
-        """Return the threads that fetch small objects and ranges from a store."""
+    def _find_threads(self, attempts: Attempts, kind: _Kind) -> ThreadPoolExecutor:
         with self._lock:
-            if (attempts, is_urgent) not in self._for_small:
+            if (attempts, kind) not in self._threads:
                 num_requests = attempts.options.max_requests
-                num_threads = num_requests if is_urgent else max(1, int(SMALL_AHEAD * num_requests))
-                self._for_small[attempts, is_urgent] = ThreadPoolExecutor(num_threads)
-            return self._for_small[attempts, is_urgent]
+                num_ahead = max(1, int(AHEAD * num_requests))
+                sizes = {"urgent": num_requests, "small": num_ahead, "large": min(LARGE_AHEAD, num_ahead)}
+                self._threads[attempts, kind] = ThreadPoolExecutor(sizes[kind])
+            return self._threads[attempts, kind]
 
     def _forget(self, path: str, flights: list[_Flight]) -> None:
         with self._lock:
@@ -260,12 +257,8 @@ def name_copy(found: FileStat) -> str:
     return xxhash.xxh3_128_hexdigest(text.encode(errors="surrogateescape")) + COPY_SUFFIX
 
 
-def _map(threads: ThreadPoolExecutor, function: Callable[[Item], None], items: Sequence[Item]) -> None:
-    """Call a function with each item. Raise the first error."""
-    if len(items) == 1:
-        function(items[0])
-    else:
-        list(threads.map(function, items))
+def _are_small(pieces: Sequence[tuple[int, int]]) -> bool:
+    return all(stop - start <= SMALL for start, stop in pieces)
 
 
 def _split(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:

@@ -146,6 +146,9 @@ class Attempts:
                 result = request(backend)
             except (BaseError, FailedRequestError, FileNotFoundError, TimeoutError) as error:
                 self._raise(what, explain(error), backend)
+            except TryAgainError as error:  # The server's answer was wrong.
+                self._answered |= error.failure.reached
+                raise
         self._answered = True
         return result
 

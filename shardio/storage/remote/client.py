@@ -95,6 +95,11 @@ class Client:
                     yield from page.objects
         except _AnsweredError as answered:
             raise answered.error from None
+        except (EOFError, ConnectionError):
+            raise StoreError(
+                f"the background process that makes requests to object stores has died while it listed {request.root}/"
+                f"{request.key}: try again, and check the memory of this machine"
+            ) from None
 
     @contextmanager
     def make_file(self) -> Iterator[BinaryIO]:

@@ -15,7 +15,7 @@ FOLDER = parse_location("s3://bucket/images")
 
 
 def listing_of(sizes: dict[str, int], version: str = "1") -> Listing:
-    return make_listing(FOLDER, [(f"images/{key}", size, version) for key, size in sorted(sizes.items())])
+    return make_listing(FOLDER, [(f"images/{key}", size, version) for key, size in sorted(sizes.items())], [])
 
 
 FILES = st.dictionaries(st.text(min_size=1, max_size=8), st.integers(0, MEAN_BYTES), max_size=40)
