@@ -54,7 +54,7 @@ class StreamDataset(Ranked, Transformed, IterableDataset[Any]):
 
     Args:
         source: A command, URL or path of a tar, a brace pattern of these, or a list of them. Commands and the URLs that
-            WebDataset knows (``https://``, ``gs://``, ``hf://``, …) need WebDataset: ``pip install
+            WebDataset knows (``https://``, ``gs://``, …) need WebDataset: ``pip install
             'shardio-loader[webdataset]'``. Tars may be compressed with gzip. Commands are run by the shell: pass only
             those that you trust.
         fields: The fields of a sample: see :class:`shardio.ShardDataset`.

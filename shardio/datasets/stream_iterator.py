@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
 
 from shardio.bad_samples import Broken
 from shardio.epochs import MAX_EPOCH
@@ -52,6 +55,7 @@ class StreamPosition:
         place: Where in that shard it begins.
         window: The window's number.
         num_yielded: How many samples of the window were yielded, in the window's order.
+        digest: The digest of the window's samples; 0 before one of them was yielded.
     """
 
     epoch: int
@@ -59,6 +63,7 @@ class StreamPosition:
     place: StreamPlace = StreamPlace()  # noqa: RUF009  # It is frozen.
     window: int = 0
     num_yielded: int = 0
+    digest: int = 0
 
 
 class StreamIterator(Iterator[Any]):
@@ -114,6 +119,7 @@ class StreamIterator(Iterator[Any]):
                 "digest": f"{position.place.digest:016x}",
                 "window": position.window,
                 "yielded": position.num_yielded,
+                "window_digest": f"{position.digest:016x}",
             },
         }
 
@@ -173,6 +179,12 @@ class _Share:
         with closing(self._read(start)) as items:
             following = list(islice(items, window_size))
             while following:
+                digest = _digest(following)
+                if start.num_yielded and digest != start.digest:
+                    raise StateError(
+                        f"{dataset.sources[following[0].shard]}, or a stream after it, does not have the same samples "
+                        "as when the state was saved: restore the tar, or start a new run"
+                    )
                 window, following = dict(enumerate(following)), []
                 rows = self._order.order_window(start.epoch, start.window, len(window)).tolist()
                 for row in rows[: start.num_yielded]:
@@ -185,7 +197,7 @@ class _Share:
                     values = dataset.decode_items(chunk, start.epoch, self._order)
                     for row, value in enumerate(values, 1):
                         if shuffles and first + row < len(rows):
-                            after = replace(start, num_yielded=first + row)
+                            after = replace(start, num_yielded=first + row, digest=digest)
                         else:
                             after = self._begin_at([*chunk[row:], *following[:1]], start)
                         yield value, after
@@ -213,6 +225,12 @@ class _Share:
             place = StreamPlace()
 
 
+def _digest(items: Sequence[StreamItem]) -> int:
+    """Return a digest of samples and of the shards that they are in."""
+    numbers = np.array([(item.turn, item.sample.digest) for item in items], np.uint64)
+    return xxhash.xxh3_64_intdigest(numbers.tobytes())
+
+
 def _read_state(state: Any, identity: dict[str, dict[str, Any]]) -> StreamPosition:
     """Check that a state belongs to a dataset, an order and a share, and return its position."""
     if not isinstance(state, dict) or not isinstance(place := state.get("place"), dict):
@@ -237,9 +255,11 @@ def _read_state(state: Any, identity: dict[str, dict[str, Any]]) -> StreamPositi
     try:
         numbers = [check_integer(name, place[name], at_least=0) for name in ("turn", "samples", "window", "yielded")]
         epoch = check_integer("epoch", state["epoch"], at_least=0, below=MAX_EPOCH)
-        digest = int(place["digest"], 16)
+        digest, window_digest = int(place["digest"], 16), int(place["window_digest"], 16)
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"the state of a StreamDataset's iterator is damaged: {describe_error(error)}") from error
     turn, num_samples, window, num_yielded = numbers
     stream_place = StreamPlace(num_samples=num_samples, digest=digest)
-    return StreamPosition(epoch=epoch, turn=turn, place=stream_place, window=window, num_yielded=num_yielded)
+    return StreamPosition(
+        epoch=epoch, turn=turn, place=stream_place, window=window, num_yielded=num_yielded, digest=window_digest
+    )

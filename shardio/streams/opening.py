@@ -75,8 +75,8 @@ def is_opened_by_webdataset(name: str) -> bool:
         ImportError: If WebDataset is not installed but needed.
     """
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", name)
-    if scheme is None or scheme[1] == "file":
-        return False
+    if scheme is None or scheme[1] == "file" or name.startswith("hf://datasets/"):
+        return False  # WebDataset would pass the Hub's token to curl as an argument, which other users see.
     try:
         return scheme[1] in import_gopen().gopen_schemes
     except ImportError:
@@ -115,14 +115,14 @@ def open_stream(name: str, location: Location | None, timeout_s: float) -> ByteS
     if location is not None:
         return ObjectStream(location.open())
     gopen = import_gopen()
-    name = gopen.rewrite_url(name)
-    if name.startswith(COMMAND) and not _refuses_commands(gopen):
+    rewritten = gopen.rewrite_url(name)
+    if rewritten.startswith(COMMAND) and not _refuses_commands(gopen):
         errors = tempfile.TemporaryFile()  # noqa: SIM115  # The stream closes it.
         try:
             # gopen() passes no settings on to the process. A session of its own makes all processes of the command
             # one group, which can be ended together.
             files: Any = {"stdin": subprocess.DEVNULL, "stderr": errors, "bufsize": 0}
-            pipe = gopen.Pipe(name[len(COMMAND) :], mode="rb", shell=True, start_new_session=True, **files)
+            pipe = gopen.Pipe(rewritten[len(COMMAND) :], mode="rb", shell=True, start_new_session=True, **files)
             return CommandStream(pipe, timeout_s, errors)
         except BaseException:
             errors.close()
@@ -132,7 +132,11 @@ def open_stream(name: str, location: Location | None, timeout_s: float) -> ByteS
     except Exception as error:
         let_through(error)
         is_permanent = isinstance(error, FileNotFoundError | PermissionError | ImportError | ValueError)
-        raise StreamFailureError(describe_error(error), is_permanent=is_permanent) from error
+        cause = describe_error(error)
+        for secret in {name, rewritten}:  # Openers name what they cannot open.
+            cause = cause.replace(secret, "the stream")
+        # Without the error as its cause, whose text may contain a password or a token.
+        raise StreamFailureError(cause, is_permanent=is_permanent) from None
     return CommandStream(file, timeout_s) if isinstance(file, gopen.Pipe) else FileStream(file)
 
 
@@ -194,11 +198,10 @@ class CommandStream:
         self._pipe.stream.close()
         if self._process.returncode is None and self._owner == os.getpid():
             self._signal(signal.SIGTERM)
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 self._process.wait(TERMINATION_S)
-            except subprocess.TimeoutExpired:
-                self._signal(signal.SIGKILL)
-                self._process.wait()
+            self._signal(signal.SIGKILL)  # The shell may have ended before the processes that it started.
+            self._process.wait()
         if self._errors is not None:
             self._errors.close()
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -72,8 +74,11 @@ def _expand(pattern: str) -> list[str]:
 
     if "{" not in pattern or (not pattern.startswith(COMMAND) and make_path(pattern).exists()):
         return [pattern]
+    # braceexpand removes backslashes, and expands what the shell expands itself.
+    escaped = re.sub(r"\\(?![{},])", r"\\\\", pattern)
+    escaped = re.sub(r"\$\{([^{}]*)\}", r"$\\{\1\\}", escaped)
     try:
-        return list(braceexpand(pattern))
+        return list(braceexpand(escaped))
     except ValueError:
         raise ValueError(
             f"the braces in the name of a stream, {_describe(pattern, 0)}, do not match: write \\{{ and \\}} for those "
@@ -94,7 +99,11 @@ def _make_source(name: str, index: int) -> StreamSource:
 def _describe(name: str, index: int) -> str:
     """Return a name without what may be secret."""
     if not name.startswith(COMMAND):
-        return re.sub(r"//[^/@]*@", "//", re.split(r"[?#]", name)[0]) if find_url(name) else name
-    words = [word for word in name[len(COMMAND) :].split() if "=" not in word]  # Not variables of the environment.
+        return re.sub(r"//.*@", "//", re.split(r"[?#]", name)[0]) if find_url(name) else name
+    try:
+        words = shlex.split(name[len(COMMAND) :])
+    except ValueError:  # Quotes that do not match: the shell will refuse it.
+        words = []
+    words = list(dropwhile(lambda word: "=" in word, words))  # Variables of the environment.
     tars = _TAR.findall(name)
     return " ".join([f"stream {index} ({COMMAND}{words[0] if words else ''}", "…", *tars[-1:]]) + ")"

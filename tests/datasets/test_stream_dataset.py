@@ -206,6 +206,11 @@ def test_bad_samples_raise_and_the_others_are_delivered(tmp_path: Path) -> None:
     assert "sample b in stream 0 (pipe:cat … a.tar) at byte" in str(errors[0])
 
 
+def test_the_shell_gets_a_command_as_it_was_written() -> None:
+    found = [source.name for source in find_streams("pipe:tr '\\n' ' ' < a\\ b${X:-1,2}/{0..1}.tar; echo \\{a,b\\}")]
+    assert found == [f"pipe:tr '\\n' ' ' < a\\ b${{X:-1,2}}/{number}.tar; echo {{a,b}}" for number in (0, 1)]
+
+
 def test_fewer_tars_than_ranks_are_refused(tars: list[Path]) -> None:
     with pytest.raises(ValueError, match=r"2 tars cannot be dealt to 3 ranks.*shardio index"):
         iter(streams(tars[:2], rank=0, world_size=3))
@@ -219,7 +224,9 @@ def test_fewer_tars_than_ranks_are_refused(tars: list[Path]) -> None:
             "stream 0 (pipe:curl … 0.tar)",
         ),
         ("pipe:./download secret1", "stream 0 (pipe:./download …)"),
+        ('pipe:TOKEN="secret1 secret2" curl https://h/{0..1}.tar', "stream 0 (pipe:curl … 0.tar)"),
         ("https://u:secret3@example.org/t/{0..1}.tar?sig=secret4#x", "https://example.org/t/0.tar"),
+        ("https://u:secret3@secret4@example.org/t/0.tar", "https://example.org/t/0.tar"),
     ],
 )
 def test_secrets_are_not_shown(name: str, shown: str) -> None:

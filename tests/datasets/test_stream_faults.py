@@ -166,6 +166,7 @@ def count_descriptors() -> int:
         "sleep 1000 & cat {tar}; sleep 1000",
         "cat {tar} {tar} {tar} | (cat; sleep 1000)",
         "trap '' TERM; cat {tar} /dev/zero",
+        "(trap '' TERM; cat {tar}; sleep 1000); true",
         "trap '' TERM PIPE; cat {tar}; while true; do sleep 1000; done",
     ],
 )

@@ -121,6 +121,21 @@ def test_a_state_of_other_samples_is_refused(tmp_path: Path) -> None:
             next(resumed)
 
 
+@pytest.mark.parametrize("names", ["abcdeXghij", "abcdefg", "XYZUVWabcd"])
+def test_other_samples_in_a_window_that_was_begun_are_noticed(tmp_path: Path, names: str) -> None:
+    def make(names: str) -> StreamDataset:
+        write_tar(tmp_path / "a.tar", [(f"{name}.txt", b"x") for name in names])
+        return StreamDataset(tmp_path / "a.tar", fields="key", shuffle=True, buffer=8)
+
+    running = iter(make("abcdefghij"))
+    for _ in range(5):
+        next(running)
+    resumed = iter(make(names))
+    resumed.load_state_dict(save(running.state_dict()))
+    with pytest.raises(StateError, match=r"a\.tar, or a stream after it, does not have the same samples"):
+        next(resumed)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -108,11 +108,17 @@ def _client_options(config: Mapping[str, str], scheme: str, timeout_s: float) ->
         "pool_idle_timeout": timedelta(seconds=15),  # Shorter than most servers'.
     }
     for name in CLIENT_OPTIONS & config.keys():
-        options[name] = config[name] == "true" if name in _FLAGS else config[name]
+        options[name] = _read_flag(name, config[name]) if name in _FLAGS else config[name]
     # These options replace those that object_store reads from the environment.
     if scheme == "http" or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
         options.setdefault("allow_http", True)
     return options
+
+
+def _read_flag(name: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise LocationError(f"the storage option {name} must be true or false, got {text!r}")
+    return text.lower() == "true"
 
 
 def _find_profile(config: dict[str, str]) -> dict[str, Any]:

@@ -82,7 +82,8 @@ class HubRequests:
         self.root = root
         self.endpoint = _check_endpoint(config.get("endpoint") or constants.ENDPOINT)
         self._repository = repository
-        self._token = config.get("token", "true")
+        token = config.get("token", "true")
+        self._token = token.lower() if token.lower() in FLAGS else token
         self._timeout_s = options.timeout_s
 
     @property
