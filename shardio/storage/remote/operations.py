@@ -36,16 +36,18 @@ MAX_PARTS_AT_A_TIME = 4
 
 def stat(attempts: Attempts, request: Stat) -> FileStat:
     """Return what the store knows about an object."""
-    import obstore
+    return attempts.make(_name("read", request), lambda backend: _find_stat(backend, request))
 
-    def head(backend: Backend) -> ObjectMeta:
-        try:
-            return backend.head(request.key)
-        except (obstore.exceptions.PermissionDeniedError, obstore.exceptions.UnauthenticatedError):
-            # The answer to a HEAD has no body. That to a GET says why: the credentials may have expired.
-            return backend.get(request.key).meta
 
-    return _stat_of(request.root, attempts.make(_name("read", request), head))
+def _find_stat(backend: Backend, request: Request) -> FileStat:
+    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+    try:
+        meta = backend.head(request.key)
+    except (PermissionDeniedError, UnauthenticatedError):
+        # The answer to a HEAD has no body. That to a GET says why: the credentials may have expired.
+        meta = backend.get(request.key).meta
+    return _stat_of(request.root, meta)
 
 
 def read_whole(attempts: Attempts, request: Request) -> bytes:
@@ -132,7 +134,7 @@ class _Transfer:
         try:
             result = backend.get(self._request.key, options={"range": (begin, self._stop), "if_match": if_match})
         except obstore.exceptions.PreconditionError:
-            found = _stat_of(self._request.root, backend.head(self._request.key)).version
+            found = _find_stat(backend, self._request).version
             if found == version:
                 raise _try_again("the server said that the object had changed, but it has not") from None
             raise _replaced(self._request, version, found) from None
