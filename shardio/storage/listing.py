@@ -89,7 +89,7 @@ def open_listing(folder: Location, kept: str | os.PathLike[str] | None) -> Listi
                 listing = list_files(folder)
                 if len(listing):  # A folder that is still empty is listed again the next time.
                     _save(listing, path)
-                lock.unlink(missing_ok=True)  # Whoever waits for it finds the listing.
+                lock.unlink(missing_ok=True)  # A process that waits for the lock finds the listing.
                 return replace(listing, path=path)
     return _load(folder, path)
 

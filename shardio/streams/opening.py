@@ -124,7 +124,7 @@ def open_stream(name: str, location: Location | None, timeout_s: float) -> ByteS
             files: Any = {"stdin": subprocess.DEVNULL, "stderr": errors, "bufsize": 0}
             pipe = gopen.Pipe(rewritten[len(COMMAND) :], mode="rb", shell=True, start_new_session=True, **files)
             return CommandStream(pipe, timeout_s, errors)
-        except BaseException:
+        except BaseException:  # Ctrl-C must not leave the file open either.
             errors.close()
             raise
     try:

@@ -114,7 +114,7 @@ class ShardStream:
             if self._stream is None:
                 self._open()
             sample = next(self._samples, None)
-        except BaseException:
+        except BaseException:  # Ctrl-C must not leave a command running either.
             self.close()
             raise
         if sample is None:

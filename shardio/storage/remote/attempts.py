@@ -46,16 +46,8 @@ def bound_start_delay(world_size: int) -> float:
     return 0.0 if world_size < MIN_RANKS else min(MAX_START_DELAY_S, world_size * DELAY_PER_RANK_S)
 
 
-class TryAgainError(Exception):
-    """A request failed in a way that may end by itself.
-
-    Args:
-        failure: Why it failed.
-    """
-
-    def __init__(self, failure: RequestFailure) -> None:
-        super().__init__(failure.cause)
-        self.failure = failure
+class TryAgainError(FailedRequestError):
+    """A request failed in a way that may end by itself."""
 
 
 class Attempts:
@@ -146,9 +138,6 @@ class Attempts:
                 result = request(backend)
             except (BaseError, FailedRequestError, FileNotFoundError, TimeoutError) as error:
                 self._raise(what, explain(error), backend)
-            except TryAgainError as error:  # The server's answer was wrong.
-                self._answered |= error.failure.reached
-                raise
         self._answered = True
         return result
 

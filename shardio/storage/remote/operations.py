@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardio.storage.remote.attempts import Attempts, TryAgainError
+from shardio.storage.remote.attempts import Attempts
 from shardio.storage.remote.etags import is_md5_of
-from shardio.storage.remote.failures import RequestFailure
+from shardio.storage.remote.failures import FailedRequestError, RequestFailure
 from shardio.storage.remote.messages import Create, ListFolder, ReadRanges, Remove, Request, Stat, Walk, Write
 from shardio.storage.remote.uploads import compare_upload
 from shardio.storage.remote.urls import identify
@@ -120,7 +120,7 @@ class _Transfer:
             before = self._position
             try:
                 self._read_on(backend)
-            except (BaseError, TryAgainError):
+            except (BaseError, FailedRequestError):
                 if self._position == before:
                     raise
 
@@ -259,8 +259,8 @@ def _replaced(request: Request, expected: str, found: str) -> ReplacedError:
     )
 
 
-def _try_again(cause: str) -> TryAgainError:
-    return TryAgainError(RequestFailure(kind="transient", cause=cause))
+def _try_again(cause: str) -> FailedRequestError:
+    return FailedRequestError(RequestFailure(kind="transient", cause=cause))
 
 
 def _stat_of(root: str, meta: ObjectMeta) -> FileStat:
