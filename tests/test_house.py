@@ -291,7 +291,7 @@ def test_no_folder_has_the_name_of_a_public_function() -> None:
 def test_no_file_is_too_long_or_named_after_nothing() -> None:
     for path in PACKAGE.rglob("*.py"):
         assert path.stem not in {"utils", "common", "helpers", "base", "misc"}
-        assert len(path.read_text().splitlines()) <= 330, path
+        assert len(path.read_text().splitlines()) <= 600, path
 
 
 def test_the_code_in_the_readme_works_when_pasted(tmp_path: Path, images: Path) -> None:
