@@ -12,7 +12,7 @@ from shardio.cli.console import count, name_of
 from shardio.cli.rewriting import AsJson, reporting, summarise
 from shardio.cli.storage_options import StorageOptionTexts, read_options
 from shardio.cli.terminal import echo
-from shardio.packing import Layout
+from shardio.packing import Layout, SourceKind
 
 
 def append(
@@ -21,6 +21,9 @@ def append(
     copy: Annotated[
         bool, typer.Option("--copy", help="Copy shards. By default, they are hard-linked where possible.")
     ] = False,
+    source_kind: Annotated[
+        SourceKind, typer.Option(help="What each of MORE is, unless it is a packed directory, as for shardio pack.")
+    ] = "auto",
     layout: Annotated[Layout, typer.Option(help="Layout of directories of images, as for shardio pack.")] = "auto",
     num_workers: Annotated[
         int | None, typer.Option("--num-workers", "--workers", min=1, help="Worker processes that pack images.")
@@ -44,6 +47,7 @@ def append(
             out,
             more,
             copy=copy,
+            source_kind=source_kind,
             layout=layout,
             num_workers=num_workers,
             progress=progress,

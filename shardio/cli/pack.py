@@ -29,6 +29,7 @@ from shardio.packing import (
     PackSettings,
     Parts,
     RunOptions,
+    SourceKind,
     make_options,
     make_parts,
     pack_parts,
@@ -130,6 +131,13 @@ def pack(
             "Leave unset to let shardio choose.",
         ),
     ] = None,
+    source_kind: Annotated[
+        SourceKind,
+        typer.Option(
+            help="What SOURCE is, if it holds samples of several kinds, such as images and tars. auto recognises it; "
+            "files is a directory of images; saved is a saved dataset of Hugging Face's; table is a table of paths."
+        ),
+    ] = "auto",
     layout: Annotated[
         Layout,
         typer.Option(
@@ -237,6 +245,7 @@ def pack(
         access = read_access(storage_option)
         names = None if classes is None else read_classes(classes, access)
         options = make_options(
+            source_kind=source_kind,
             layout=layout,
             fields=None if fields is None else fields.split(","),
             converts=convert_to is not None,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardio.packing.shard_job import OnChanged
     from shardio.packing.sources.files import FileProblem
     from shardio.packing.sources.layouts import Layout
-    from shardio.packing.sources.source import SourceOptions, make_options
+    from shardio.packing.sources.source import SourceKind, SourceOptions, make_options
     from shardio.packing.writing.shard_writer import ShardWriter
     from shardio.packing.writing.worker_parts import finalize
 
@@ -43,6 +43,7 @@ __all__ = [
     "RejectedSample",
     "RunOptions",
     "ShardWriter",
+    "SourceKind",
     "SourceOptions",
     "append",
     "finalize",
@@ -73,7 +74,7 @@ __getattr__ = import_on_use(
         ".shard_job": "OnChanged",
         ".sources.files": "FileProblem",
         ".sources.layouts": "Layout",
-        ".sources.source": "SourceOptions make_options",
+        ".sources.source": "SourceKind SourceOptions make_options",
         ".writing.shard_writer": "ShardWriter",
         ".writing.worker_parts": "finalize",
     },

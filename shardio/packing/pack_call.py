@@ -16,7 +16,7 @@ from shardio.packing.plan import JpegMode, PackSettings
 from shardio.packing.results import PackResult
 from shardio.packing.shard_job import OnChanged
 from shardio.packing.sources.layouts import Layout
-from shardio.packing.sources.source import make_options
+from shardio.packing.sources.source import SourceKind, make_options
 from shardio.shards import Manifest
 from shardio.storage import StorageOptions, make_direct_access, make_path
 from shardio.values import check_choice, check_optional_integer, parse_size
@@ -44,6 +44,7 @@ def pack(
     to_srgb: bool = False,
     max_pixels: int | None = None,
     num_workers: int | None = None,
+    source_kind: SourceKind = "auto",
     layout: Layout = "auto",
     fields: Sequence[str] | None = None,
     classes: Classes | None = None,
@@ -95,6 +96,9 @@ def pack(
         max_pixels: Images with more pixels are rejected; by default, Pillow's limit for decompression bombs.
         num_workers: The number of worker processes; 1 for none. Each writes one shard at a time. The number does not
             affect the output.
+        source_kind: What ``src`` is, if it holds samples of several kinds: ``files`` for a directory of images, or
+            ``lmdb``, ``litdata``, ``mds``, ``parquet``, ``saved`` (by Hugging Face's ``datasets``), ``table`` (of
+            paths) or ``tars``. ``auto`` recognises it. A table that only names or labels images is no source.
         layout: ``auto`` accepts class folders or a flat directory, and refuses a source that looks different: one
             with splits, or with images and masks. ``classes`` makes each folder a class, whatever its name. ``flat``
             makes no classes. ``pairs`` turns matching files into fields of one sample: ``images/a.jpg`` and
@@ -106,7 +110,7 @@ def pack(
         classes: The class names that define the labels, or a dataset or manifest that has class names. For validation
             data, pass those of the training data. By default, the sorted names of the class folders.
         labels: A CSV, JSON Lines or Parquet file that labels the images, instead of class folders. Labels are class
-            names, or integers. Each image needs one; rows for other images are allowed.
+            names, or integers, also in forms such as ``3.0``. Each image needs one; rows for other images are allowed.
         image_column: The column of the source with the images; by default, the only one, or ``image``.
         key_column: The column of ``labels`` with keys (``cats/0001``) or paths (``cats/0001.jpg``) below ``src``; by
             default, the first of two columns. Without ``labels``, the column of the source with keys; by default, the
@@ -131,6 +135,7 @@ def pack(
             must be an integer is not one.
         ValueError: If a setting is out of range.
     """
+    check_choice("source_kind", source_kind, SourceKind)
     check_choice("layout", layout, Layout)
     check_choice("on_changed", on_changed, OnChanged)
     check_choice("engine", engine, Engine)
@@ -150,6 +155,7 @@ def pack(
     names = None if classes is None else check_classes(classes)
     if not isinstance(src, str | os.PathLike):
         _refuse_options_of_files(
+            source_kind=source_kind != "auto",
             layout=layout != "auto",
             fields=fields is not None,
             rename_dots=rename_dots,
@@ -165,6 +171,7 @@ def pack(
         result = pack_iterable(src, dst, settings, classes=names or (), strict=strict, storage_options=storage_options)
         return _finish(result, "the iterable")
     source = make_options(
+        source_kind=source_kind,
         layout=layout,
         fields=fields,
         converts=convert_to is not None,

@@ -20,7 +20,7 @@ from shardio.packing.packer import RunOptions, pack_source
 from shardio.packing.plan import PackSettings
 from shardio.packing.progress import PackProgress
 from shardio.packing.sources.layouts import Layout
-from shardio.packing.sources.source import SourceOptions
+from shardio.packing.sources.source import SourceKind, SourceOptions
 from shardio.packing.uniting import count_tiled, refuse_duplicates, unite_classes, unite_fields
 from shardio.packing.writing.shard_sequence import name_shard
 from shardio.shards import (
@@ -45,7 +45,7 @@ from shardio.storage import (
     make_path,
     parse_location,
 )
-from shardio.values import check_flag
+from shardio.values import check_choice, check_flag
 from shardio.whole_writes import remove_unfinished, sync_directory
 
 RECORD_NAME = ".shardio-append.json"
@@ -69,6 +69,7 @@ def append(
     more: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     copy: bool = False,
+    source_kind: SourceKind = "auto",
     layout: Layout = "auto",
     num_workers: int | None = None,
     progress: PackProgress | None = None,
@@ -85,6 +86,7 @@ def append(
         out: A packed directory.
         more: Packed directories or directories of images: one, or a list.
         copy: Whether to copy shards even if they can be linked.
+        source_kind: What each of ``more`` is, unless it is a packed directory, as for :func:`shardio.pack`.
         layout: The layout of directories of images, as for :func:`shardio.pack`.
         num_workers: The number of worker processes that pack images.
         progress: Receives the progress of packing images.
@@ -98,6 +100,9 @@ def append(
         FormatError: If a manifest or an index is damaged.
         PackError: If two samples have the same key, labels have different names, or a directory cannot be used.
     """
+    options = SourceOptions(
+        source_kind=check_choice("source_kind", source_kind, SourceKind), layout=check_choice("layout", layout, Layout)
+    )
     copy, access = check_flag("copy", copy), make_direct_access(storage_options)
     if (url := find_url(out)) is not None and not make_path(out).exists():
         raise PackError(
@@ -118,7 +123,7 @@ def append(
             return table.manifest
         try:
             tables = [
-                _open_source(source, folder, table.manifest, layout, num_workers, progress, access)
+                _open_source(source, folder, table.manifest, options, num_workers, progress, access)
                 for source in sources
             ]
             manifest = _plan(table, tables)
@@ -248,7 +253,7 @@ def _open_source(
     source: Path,
     folder: Path,
     manifest: Manifest,
-    layout: Layout,
+    options: SourceOptions,
     num_workers: int | None,
     progress: PackProgress | None,
     access: RemoteAccess,
@@ -260,17 +265,17 @@ def _open_source(
         raise FileNotFoundError(f"{source} does not exist: pass a packed directory or a directory of images")
     if source.suffix == ".json" or (source / MANIFEST_NAME).exists():
         return open_table(source)
-    if not source.is_dir() or any(source.glob("*.tar")):
+    if not source.is_dir() or (options.source_kind != "files" and any(source.glob("*.tar"))):
         raise PackError(
             f"{source} has no {MANIFEST_NAME}: convert tars of other tools first (shardio reshard {source} NEW), and "
-            "append NEW"
+            "append NEW. To append images beside tars, pass --source-kind files (source_kind='files')"
         )
     name = f"{_PACKED_PREFIX}{xxhash.xxh3_64_hexdigest(os.fsencode(source.resolve()))}"
     packed = folder / name
     if (packed / MANIFEST_NAME).exists():
         shutil.rmtree(packed)  # An earlier call has packed them, but they may have changed since.
     settings = _read_settings(manifest)
-    options = SourceOptions(layout=layout, classes=manifest.classes or None, converts=settings.convert_to is not None)
+    options = replace(options, classes=manifest.classes or None, converts=settings.convert_to is not None)
     pack_source(source, packed, settings, options, RunOptions(num_workers=num_workers), progress)
     return open_table(packed)
 

@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from shardio.errors import PackError
 from shardio.packing.sources import hugging_face, litdata_chunks, lmdb_entries, mds, path_tables, tars
-from shardio.packing.sources.directory import scan_directory
+from shardio.packing.sources.directory import find_main_file, scan_directory
 from shardio.packing.sources.records import RecordScan, scan_records
-from shardio.packing.sources.source import SourceOptions, SourceScan
+from shardio.packing.sources.source import SourceKind, SourceOptions, SourceScan
 from shardio.storage import Location
+
+
+class _Find(Protocol):
+    """Returns the file by which a source is recognised; None if it is of another kind."""
+
+    def __call__(self, src: Path, *, is_chosen: bool) -> Path | None: ...
 
 
 class _Adapter(NamedTuple):
     """How a dataset of another tool is recognised and read, and what can be chosen: columns, or fields."""
 
-    recognises: Callable[[Path], bool]
+    what: str
+    find: _Find
     scan: Callable[[Path, SourceOptions], RecordScan | SourceScan]
     has_columns: bool = True
     has_fields: bool = False
 
 
-_ADAPTERS = (
-    _Adapter(hugging_face.is_saved_dataset, hugging_face.scan_saved_dataset),
-    _Adapter(path_tables.is_path_table, path_tables.scan_path_table),
-    _Adapter(hugging_face.is_parquet, hugging_face.scan_parquet),
-    _Adapter(mds.is_mds, mds.scan_mds),
-    _Adapter(litdata_chunks.is_litdata, litdata_chunks.scan_litdata),
-    _Adapter(tars.is_tars, tars.scan_tars, has_columns=False),
-    _Adapter(lmdb_entries.is_lmdb, lmdb_entries.scan_lmdb, has_columns=False, has_fields=True),
-)
+_ADAPTERS: Mapping[SourceKind, _Adapter] = {
+    "saved": _Adapter("a saved dataset", hugging_face.find_saved_dataset, hugging_face.scan_saved_dataset),
+    "table": _Adapter("a table of paths", path_tables.find_path_table, path_tables.scan_path_table),
+    "parquet": _Adapter("Parquet files with contents", hugging_face.find_parquet, hugging_face.scan_parquet),
+    "mds": _Adapter("MDS shards", mds.find_mds, mds.scan_mds),
+    "litdata": _Adapter("LitData chunks", litdata_chunks.find_litdata, litdata_chunks.scan_litdata),
+    "tars": _Adapter("tars", tars.find_tars, tars.scan_tars, has_columns=False),
+    "lmdb": _Adapter(
+        "an LMDB environment", lmdb_entries.find_lmdb, lmdb_entries.scan_lmdb, has_columns=False, has_fields=True
+    ),
+}
 """To pack another tool's datasets, write a module with these two functions, and add a line here."""
 
 
@@ -44,25 +53,59 @@ def scan_source(src: Path, dst: Location, options: SourceOptions) -> SourceScan:
         options: How to read the source.
 
     Raises:
-        PackError: If it cannot be packed.
+        PackError: If it cannot be packed, or holds samples of several kinds.
     """
-    for adapter in _ADAPTERS:
-        if adapter.recognises(src):
-            _refuse(options.layout != "auto", "--layout (layout)", src)
-            _refuse(options.fields is not None and not adapter.has_fields, "--fields (fields)", src)
-            if not adapter.has_columns:
-                _refuse_columns(src, options)
-            found = adapter.scan(src, options)
-            return found if isinstance(found, SourceScan) else scan_records(found, options)
-    _refuse_columns(src, options)
-    return scan_directory(src, dst, options)
-
-
-def _refuse_columns(src: Path, options: SourceOptions) -> None:
-    for name in ("image_column", "label_column", "key_column"):
-        _refuse(getattr(options, name) is not None, f"--{name.replace('_', '-')} ({name})", src)
-
-
-def _refuse(is_given: bool, option: str, src: Path) -> None:
-    if is_given:
+    kind = _choose_kind(src, options)
+    if (option := _find_other_option(kind, options)) is not None:
         raise PackError(f"{option} does not apply to {src}: omit it")
+    if kind == "files":
+        return scan_directory(src, dst, options)
+    found = _ADAPTERS[kind].scan(src, options)
+    return found if isinstance(found, SourceScan) else scan_records(found, options)
+
+
+def _choose_kind(src: Path, options: SourceOptions) -> SourceKind:
+    """Return what a source is. Files that hold no samples, such as tables of labels, do not decide that."""
+    if (kind := options.source_kind) != "auto":
+        if kind != "files" and _ADAPTERS[kind].find(src, is_chosen=True) is None:
+            raise PackError(f"{src} is not {_ADAPTERS[kind].what}: omit --source-kind {kind} (source_kind={kind!r})")
+        return kind
+    found = _find_kinds(src, is_chosen=False)
+    others = found or _find_kinds(src, is_chosen=True)
+    if others and (file := find_main_file(src, options)) is not None:
+        found["files"] = file
+    found = found or others or {"files": src}
+    if len(found) > 1:  # An option that applies to one of them chooses it.
+        found = {kind: file for kind, file in found.items() if _find_other_option(kind, options) is None} or found
+    if len(found) > 1:
+        lines = [
+            f"  {_ADAPTERS[kind].what if kind in _ADAPTERS else 'files'}, such as {file}: --source-kind {kind} "
+            f"(source_kind={kind!r})"
+            for kind, file in found.items()
+        ]
+        raise PackError(
+            f"{src} holds samples of {len(found)} kinds:\n"
+            + "\n".join(lines)
+            + "\nPass one of these options, or move the others out of the source"
+        )
+    return next(iter(found))
+
+
+def _find_kinds(src: Path, *, is_chosen: bool) -> dict[SourceKind, Path]:
+    """Return the kinds of other tools' datasets that a source may be, and the file that shows each."""
+    found = {kind: adapter.find(src, is_chosen=is_chosen) for kind, adapter in _ADAPTERS.items()}
+    return {kind: file for kind, file in found.items() if file is not None}
+
+
+def _find_other_option(kind: SourceKind, options: SourceOptions) -> str | None:
+    """Return an option that is given, but does not apply to a kind of source."""
+    adapter = _ADAPTERS.get(kind)
+    if adapter is not None and options.layout != "auto":
+        return "--layout (layout)"
+    if adapter is not None and not adapter.has_fields and options.fields is not None:
+        return "--fields (fields)"
+    if adapter is None or not adapter.has_columns:
+        for name in ("image_column", "label_column", "key_column"):
+            if getattr(options, name) is not None:
+                return f"--{name.replace('_', '-')} ({name})"
+    return None

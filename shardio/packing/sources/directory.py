@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,25 @@ from shardio.errors import PackError
 from shardio.packing.sources.file_table import FileTable
 from shardio.packing.sources.grouping import group_files
 from shardio.packing.sources.label_files import find_labels
-from shardio.packing.sources.layouts import check_pairs, find_images_folder, refuse_ambiguous_layouts
+from shardio.packing.sources.layouts import check_pairs, find_images_folder, is_main, refuse_ambiguous_layouts
 from shardio.packing.sources.source import SourceOptions, SourceScan
 from shardio.shards import LABEL_FIELD, MAX_MEMBER, TOO_LARGE
 from shardio.storage import Location, read_as_utf8, walk_folders
+
+
+def find_main_file(src: Path, options: SourceOptions) -> Path | None:
+    """Return a file that makes a directory a source of files; None if there is none, or it is no directory.
+
+    Raises:
+        PackError: If a folder cannot be read.
+    """
+    if not src.is_dir():
+        return None
+    with _reading(src):
+        for folder in walk_folders(src):
+            if (name := next((name for name in folder.names if is_main(name, options.main_fields)), None)) is not None:
+                return src / folder.path / name
+    return None
 
 
 def scan_directory(src: Path, dst: Location, options: SourceOptions) -> SourceScan:
@@ -35,7 +51,7 @@ def scan_directory(src: Path, dst: Location, options: SourceOptions) -> SourceSc
     if not src.is_dir():
         raise PackError(f"the source {src} {'is not a directory' if src.exists() else 'does not exist'}")
     layout, rename_dots, classes, labels = options.layout, options.rename_dots, options.classes, options.labels
-    try:
+    with _reading(src):
         folders = list(walk_folders(src))
         if layout == "auto" and labels is None:
             refuse_ambiguous_layouts(src, dst, folders, options.main_fields, rename_dots=rename_dots)
@@ -46,8 +62,6 @@ def scan_directory(src: Path, dst: Location, options: SourceOptions) -> SourceSc
         has_classes = layout != "flat" and images is None and labels is None
         found = _find_class_folders(src, table, options) if has_classes else ()
         _check_sizes(table)
-    except OSError as error:
-        raise PackError(f"{error.filename or src} cannot be read: {error.strerror or error}") from error
     if not len(table):
         raise PackError(f"{src} holds no {options.description}")
     if labels is None:
@@ -57,6 +71,15 @@ def scan_directory(src: Path, dst: Location, options: SourceOptions) -> SourceSc
         numbers, classes = find_labels(labels, table.keys, classes)
         samples = table.with_labels(numbers)
     return SourceScan(samples=samples, classes=tuple(classes), ignored=[src / path for path in ignored])
+
+
+@contextmanager
+def _reading(src: Path) -> Iterator[None]:
+    """Raise PackError if the block cannot read a file or a folder."""
+    try:
+        yield
+    except OSError as error:
+        raise PackError(f"{error.filename or src} cannot be read: {error.strerror or error}") from error
 
 
 def _with_labels(table: FileTable, found: Sequence[str], classes: Sequence[str] | None, src: Path) -> FileTable:

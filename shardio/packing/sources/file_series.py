@@ -62,9 +62,10 @@ class IndexKind:
     pattern: str
 
 
-def has_index(src: Path, kind: IndexKind) -> bool:
-    """Return whether a directory, or one of the splits in it, has an ``index.json`` of a tool."""
-    return _matches(src, kind) or bool(_find_splits(src, kind))
+def find_index(src: Path, kind: IndexKind) -> Path | None:
+    """Return the ``index.json`` of a tool in a directory, or in one of its splits; None if there is none."""
+    found = [src / split / INDEX for split in (".", *_SPLITS) if _matches(src / split, kind)]
+    return found[0] if found else None
 
 
 def read_index(src: Path, kind: IndexKind) -> Mapping[str, Any]:

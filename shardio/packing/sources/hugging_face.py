@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from shardio.packing.sources.files import SourceFile, stat_file
 from shardio.packing.sources.json_fields import dump_json
 from shardio.packing.sources.records import RecordScan
 from shardio.packing.sources.source import SourceOptions
+from shardio.packing.sources.table_rows import holds_contents
 from shardio.storage import parse_location
 
 _BATCH = 10_000
@@ -59,16 +60,24 @@ class _Reader:
         return found
 
 
-def is_saved_dataset(src: Path) -> bool:
-    """Return whether a path is a directory that ``save_to_disk`` wrote."""
-    return (src / "dataset_dict.json").is_file() or (
-        (src / "state.json").is_file() and (src / "dataset_info.json").is_file()
-    )
+def find_saved_dataset(src: Path, *, is_chosen: bool) -> Path | None:
+    """Return the file by which a directory that ``save_to_disk`` wrote is recognised; None if it is none."""
+    info = src / "dataset_info.json"
+    if (src / "state.json").is_file() and info.is_file():
+        return info
+    return next(filter(Path.is_file, [src / "dataset_dict.json"]), None)
 
 
-def is_parquet(src: Path) -> bool:
-    """Return whether a path is a Parquet file, a pattern of Parquet files, or a directory of them."""
-    return src.suffix == ".parquet" or bool(_find_parquet(src))
+def find_parquet(src: Path, *, is_chosen: bool) -> Path | None:
+    """Return a Parquet file of a source that is one, a pattern, or a directory; None if it has none.
+
+    Unless this kind is chosen, the file must hold contents: others name or describe samples that are elsewhere.
+    """
+    if not src.is_dir():
+        is_parquet = src.suffix.lower() == ".parquet"
+        return src if is_parquet and (is_chosen or not src.is_file() or holds_contents(src)) else None
+    with_contents, others = _find_in_folder(src)
+    return next(iter([*with_contents, *(others if is_chosen else ())]), None)
 
 
 def scan_saved_dataset(src: Path, options: SourceOptions) -> RecordScan:
@@ -91,8 +100,20 @@ def scan_parquet(src: Path, options: SourceOptions) -> RecordScan:
     Raises:
         PackError: If they are of several splits, or their columns cannot be packed.
     """
-    paths = [src] if src.is_file() else _find_parquet(src)
-    if not paths:
+    paths, others = [src], list[Path]()
+    if src.is_dir():
+        paths, others = _find_in_folder(src)
+        if not paths and others and options.source_kind != "parquet":
+            raise PackError(
+                f"{src} holds no files that can be packed, and no column of {others[0]} holds the contents of files. "
+                "If this table names the files, pass the table itself as the source. To pack its rows as they are, "
+                "pass --source-kind parquet (source_kind='parquet')"
+            )
+        if not paths:
+            paths, others = others, []
+    elif "*" in src.name:
+        paths = sorted(path for path in src.parent.glob(src.name) if path.suffix.lower() == ".parquet")
+    if not paths or not paths[0].exists():
         raise PackError(f"the source {src} does not exist: pass a Parquet file, a pattern of files, or a directory")
     splits = {found[1]: path for path in paths if (found := _SPLIT.match(path.name)) is not None}
     if len(splits) > 1:
@@ -101,16 +122,19 @@ def scan_parquet(src: Path, options: SourceOptions) -> RecordScan:
             f"{src} holds Parquet files of the splits {', '.join(sorted(splits))}: pack each one by a pattern, such as "
             f"'{path.parent / name}*.parquet'"
         )
-    return _scan("parquet", src, paths, options)
+    return replace(_scan("parquet", src, paths, options), ignored=others)
 
 
-def _find_parquet(src: Path) -> list[Path]:
-    if "*" in src.name:
-        return sorted(path for path in src.parent.glob(src.name) if path.suffix == ".parquet")
+def _find_in_folder(src: Path) -> tuple[list[Path], list[Path]]:
+    """Return the Parquet files of a directory that hold contents, and the others."""
+    others = list[Path]()
     for folder in (src, src / "data"):  # The second is Hugging Face's own.
-        if found := [path for path in folder.glob("*.parquet") if path.name != "metadata.parquet"]:
-            return sorted(found)
-    return []
+        with_contents = list[Path]()
+        for path in sorted(folder.glob("*.parquet")):
+            (with_contents if holds_contents(path) else others).append(path)
+        if with_contents:
+            return with_contents, others
+    return [], others
 
 
 def _scan(kind: Literal["parquet", "saved"], src: Path, paths: Sequence[Path], options: SourceOptions) -> RecordScan:
@@ -127,7 +151,7 @@ def _scan(kind: Literal["parquet", "saved"], src: Path, paths: Sequence[Path], o
     sizes, keys, labels = list[NDArray[np.int64]](), list[object](), list[Any]()
     used = dataset.select_columns([*{*columns.contents, columns.key, columns.label} - {None}]).with_format("arrow")
     for batch in used.iter(batch_size=_BATCH) if used.column_names else ():
-        contents = [_sizes_of(batch.column(name)) for name in columns.contents]
+        contents = [_sizes_of(src, batch.column(name)) for name in columns.contents]
         sizes.append(np.sum(contents, axis=0, dtype=np.int64) if contents else np.zeros(len(batch), np.int64))
         keys += batch.column(columns.key).to_pylist() if columns.key is not None else ()
         labels += batch.column(columns.label).to_pylist() if columns.label is not None else ()
@@ -184,21 +208,29 @@ def _holds_content(feature: Any) -> bool:
     return getattr(feature, "dtype", None) in ("binary", "large_binary")
 
 
-def _sizes_of(column: Any) -> NDArray[np.int64]:
-    """Return the sizes of contents in bytes, int64 [n]."""
+def _sizes_of(src: Path, column: Any) -> NDArray[np.int64]:
+    """Return the sizes of contents in bytes, int64 [n]. Contents may be in files that the column names."""
+    import pyarrow
     import pyarrow.compute as pc
-    import pyarrow.types as types
+    from pyarrow import types
 
-    if types.is_struct(column.type):
-        sizes = pc.binary_length(pc.struct_field(column, "bytes"))
-        paths = pc.struct_field(column, "path") if sizes.null_count else None
-    else:
-        sizes, paths = pc.binary_length(column), None
+    is_struct = types.is_struct(column.type)
+    contents = pc.struct_field(column, "bytes") if is_struct else column
+    if types.is_null(contents.type):  # All of them are missing.
+        contents = contents.cast(pyarrow.binary())
+    sizes = pc.binary_length(contents)
+    paths = pc.struct_field(column, "path") if is_struct and sizes.null_count else None
     found: NDArray[np.int64] = sizes.fill_null(0).to_numpy().astype(np.int64)
     if paths is not None:
         for row in np.flatnonzero(sizes.is_null().to_numpy()).tolist():
             if (path := paths[row].as_py()) is not None:
-                found[row] = stat_file(path).size
+                try:
+                    found[row] = stat_file(path).size
+                except OSError as error:
+                    raise PackError(
+                        f"the file {path}, which {src} names instead of its content, cannot be read: "
+                        f"{error.strerror or error}. Add the file, or remove the row"
+                    ) from error
     return found
 
 

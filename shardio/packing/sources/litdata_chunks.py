@@ -18,7 +18,7 @@ from shardio.packing.sources.file_series import (
     FileSeries,
     IndexKind,
     check_size,
-    has_index,
+    find_index,
     has_size,
     invalid_index_is_an_error,
     read_index,
@@ -155,9 +155,9 @@ class _Items:
         return found if self._is_one_value or isinstance(found, dict) else dict(enumerate(found))
 
 
-def is_litdata(src: Path) -> bool:
-    """Return whether a path is a directory with chunks that ``litdata.optimize`` wrote, or has splits of them."""
-    return has_index(src, _KIND)
+def find_litdata(src: Path, *, is_chosen: bool) -> Path | None:
+    """Return the index of a directory that ``litdata.optimize`` wrote, or of a split in it; None if there is none."""
+    return find_index(src, _KIND)
 
 
 def scan_litdata(src: Path, options: SourceOptions) -> RecordScan:

@@ -83,11 +83,12 @@ class _Reader:
         return found
 
 
-def is_lmdb(src: Path) -> bool:
-    """Return whether a path is an LMDB environment: a directory with ``data.mdb``, or a file of LMDB's format."""
+def find_lmdb(src: Path, *, is_chosen: bool) -> Path | None:
+    """Return the file of an LMDB environment, a directory with ``data.mdb`` or a file; None if it is none."""
     if src.is_dir():
-        return (src / "data.mdb").is_file()
-    return src.is_file() and stat_file(str(src)).size >= 20 and _read_start(src)[16:20] == _MAGIC
+        return next(filter(Path.is_file, [src / "data.mdb"]), None)
+    is_lmdb = src.is_file() and stat_file(str(src)).size >= 20 and _read_start(src)[16:20] == _MAGIC
+    return src if is_lmdb else None
 
 
 def scan_lmdb(src: Path, options: SourceOptions) -> RecordScan:

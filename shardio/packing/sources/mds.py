@@ -22,7 +22,7 @@ from shardio.packing.sources.file_series import (
     FileSeries,
     IndexKind,
     check_size,
-    has_index,
+    find_index,
     has_size,
     invalid_index_is_an_error,
     read_index,
@@ -125,9 +125,9 @@ class _Streaming(NamedTuple):
     decompress: Callable[[str, bytes], bytes]
 
 
-def is_mds(src: Path) -> bool:
-    """Return whether a path is a directory that ``MDSWriter`` wrote, or has splits that it wrote."""
-    return has_index(src, _KIND)
+def find_mds(src: Path, *, is_chosen: bool) -> Path | None:
+    """Return the index of a directory that ``MDSWriter`` wrote, or of a split in it; None if there is none."""
+    return find_index(src, _KIND)
 
 
 def scan_mds(src: Path, options: SourceOptions) -> RecordScan:

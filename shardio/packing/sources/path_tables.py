@@ -25,7 +25,7 @@ from shardio.packing.sources.layouts import split_suffix
 from shardio.packing.sources.path_samples import PathTable
 from shardio.packing.sources.records import number_record_labels
 from shardio.packing.sources.source import SourceOptions, SourceScan
-from shardio.packing.sources.table_rows import Row, read_rows
+from shardio.packing.sources.table_rows import TABLE_SUFFIXES, Row, holds_contents, read_rows
 from shardio.shards import MAX_MEMBER, TOO_LARGE
 from shardio.storage import absolute_path
 
@@ -33,10 +33,15 @@ _USUAL_NAMES = ("file", "file_name", "file_path", "filename", "filepath", "image
 """The usual names of columns of paths."""
 
 
-def is_path_table(src: Path) -> bool:
-    """Return whether a path is a CSV or JSON Lines file, or a Parquet file in which no column holds contents."""
+def find_path_table(src: Path, *, is_chosen: bool) -> Path | None:
+    """Return a source that is a CSV or JSON Lines file, or a Parquet file; None if it is something else.
+
+    Unless this kind is chosen, no column of the Parquet file may hold contents.
+    """
     suffix = src.suffix.lower()
-    return src.is_file() and (suffix in (".csv", ".jsonl") or (suffix == ".parquet" and not _may_hold_contents(src)))
+    if not src.is_file() or suffix not in TABLE_SUFFIXES:
+        return None
+    return src if is_chosen or suffix != ".parquet" or not holds_contents(src) else None
 
 
 def scan_path_table(src: Path, options: SourceOptions) -> SourceScan:
@@ -105,7 +110,9 @@ class _Rows:
         self._num_rows += 1
         path = row.get(str(columns.image))
         if not isinstance(path, str) or not path:
-            raise ValueError(f"row {self._num_rows} has {path!r} in the column {columns.image!r}, which must be a path")
+            raise ValueError(
+                f"row {self._num_rows} has {path!r:.100} in the column {columns.image!r}, which must be a path"
+            )
         if (problem := self._add_file(path)) is not None:
             self._num_errors += 1
             if len(self._errors) < SHOWN:
@@ -216,18 +223,3 @@ def _find_field(path: str) -> str:
     if (found := read_format(Path(path))) is None:
         return ""
     return next((suffix for suffix, name in IMAGE_FORMATS.items() if name == found), "image")
-
-
-def _may_hold_contents(src: Path) -> bool:
-    """Return whether a Parquet file may have a column of contents: bytes, alone or in a structure."""
-    try:
-        import pyarrow.parquet
-        from pyarrow import types
-    except ImportError:
-        return True
-    try:
-        schema = pyarrow.parquet.read_schema(src)
-    except (OSError, ValueError):
-        return True
-    tests = types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_struct
-    return any(test(field.type) for field in schema for test in tests)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,17 @@ from shardio.packing.sources.layouts import Layout
 from shardio.sample import Sample
 from shardio.storage import make_path
 
+SourceKind = Literal["auto", "files", "lmdb", "litdata", "mds", "parquet", "saved", "table", "tars"]
+"""``files``: a directory of images, or of other files. ``saved``: what ``save_to_disk`` of ``datasets`` wrote.
+``table``: a table of paths. ``auto``: recognised by its files."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
     """How a source is read.
 
     Attributes:
+        source_kind: What the source is.
         layout: The layout of a directory.
         rename_dots: Whether each dot in the stem of a file or key becomes an underscore.
         classes: The class names that define the labels; None to find them in the source.
@@ -36,6 +41,7 @@ class SourceOptions:
         key_column: The column with keys; None to number the samples.
     """
 
+    source_kind: SourceKind = "auto"
     layout: Layout = "auto"
     rename_dots: bool = False
     classes: Sequence[str] | None = None

@@ -57,6 +57,28 @@ def _read_parquet(path: Path, columns: Sequence[str] | None) -> Iterator[Row]:
         yield from batch.to_pylist()
 
 
+def holds_contents(path: Path) -> bool:
+    """Return whether a Parquet file has a column with the contents of files: bytes, or bytes with a path.
+
+    A file that cannot be read may have one.
+    """
+    try:
+        import pyarrow.parquet
+        from pyarrow import types
+    except ImportError:
+        return True
+    try:
+        schema = pyarrow.parquet.read_schema(path)
+    except (OSError, ValueError):
+        return True
+    return any(
+        {"bytes", "path"} <= {inner.name for inner in field.type}
+        if types.is_struct(field.type)
+        else types.is_binary(field.type) or types.is_large_binary(field.type)
+        for field in schema
+    )
+
+
 _READERS: dict[str, Callable[[Path, Sequence[str] | None], Iterator[Row]]] = {
     ".csv": _read_csv,
     ".jsonl": _read_json_lines,

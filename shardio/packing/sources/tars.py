@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -16,12 +15,10 @@ from numpy.typing import NDArray
 
 from shardio.classes import number_classes
 from shardio.errors import FormatError, PackError, SampleError
-from shardio.images import IMAGE_FORMATS
 from shardio.packing.copying import CopySource
 from shardio.packing.sources.file_table import header_sizes
 from shardio.packing.sources.files import SourceFile, check_unchanged, stat_file
 from shardio.packing.sources.label_files import find_labels
-from shardio.packing.sources.layouts import is_main
 from shardio.packing.sources.records import RecordTable
 from shardio.packing.sources.source import SourceOptions, SourceScan
 from shardio.packing.uniting import refuse_duplicates
@@ -102,11 +99,18 @@ class _Reader:
         return {**sample.fields, LABEL_FIELD: b"%d" % label}
 
 
-def is_tars(src: Path) -> bool:
-    """Return whether a path is a packed dataset, a tar, a pattern of tars, or a directory that holds only tars."""
-    if src.is_dir():
-        return (src / MANIFEST_NAME).is_file() or _holds_only_tars(src)
-    return src.name == MANIFEST_NAME or _TAR.fullmatch(src.name) is not None
+def find_tars(src: Path, *, is_chosen: bool) -> Path | None:
+    """Return a tar or the manifest of a source that is one, a pattern of tars, or a directory; None if it has none.
+
+    Unless this kind is chosen, a compressed tar in a directory does not count: it is where the other files are from.
+    """
+    if not src.is_dir():
+        return src if src.name == MANIFEST_NAME or _TAR.fullmatch(src.name) is not None else None
+    if (src / MANIFEST_NAME).is_file():
+        return src / MANIFEST_NAME
+    names = sorted(path.name for path in src.iterdir() if _TAR.fullmatch(path.name) and not path.name.startswith("."))
+    plain = [name for name in names if name.lower().endswith(".tar")]
+    return src / (plain or names)[0] if plain or (names and is_chosen) else None
 
 
 def scan_tars(src: Path, options: SourceOptions) -> SourceScan:
@@ -149,19 +153,6 @@ def scan_tars(src: Path, options: SourceOptions) -> SourceScan:
     )
     samples = RecordTable(records=records, keys=keys, sizes=sizes, tar_sizes=tar_sizes, labels=labels)
     return SourceScan(samples=samples, classes=classes)
-
-
-def _holds_only_tars(folder: Path) -> bool:
-    """Return whether a directory holds tars, and neither directories nor images."""
-    found = False
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if is_main(entry.name, IMAGE_FORMATS) or entry.is_dir():
-                return False
-            found = found or _TAR.fullmatch(entry.name) is not None
-    return found
 
 
 def _measure(table: ShardTable, *, with_label: bool) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:

@@ -185,3 +185,17 @@ def test_images_that_are_files_beside_the_table_are_read(tmp_path: Path) -> None
     shardio.pack(tmp_path / "saved", tmp_path / "out")
     found = by_key(*(tmp_path / "out").glob("*.tar"))
     assert found["00000000"] == {"png": (tmp_path / "a.png").read_bytes()}
+
+
+def test_contents_that_are_missing_in_all_rows(tmp_path: Path) -> None:
+    """pyarrow gives such a column the type null. The paths beside it name the files."""
+    (tmp_path / "a.jpg").write_bytes(IMAGES[0])
+    for path, match in (("b.jpg", r"b\.jpg, which .* names .*No such file"), (None, "is not an image")):
+        named = None if path is None else str(tmp_path / path)
+        pq.write_table(pa.Table.from_pylist([{"image": {"bytes": None, "path": named}}]), tmp_path / "t.parquet")
+        with pytest.raises(PackError, match=match):
+            shardio.pack(tmp_path / "t.parquet", tmp_path / "bad")
+    rows = [{"image": {"bytes": None, "path": str(tmp_path / "a.jpg")}}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+    shardio.pack(tmp_path / "t.parquet", tmp_path / "out")
+    assert by_key(*(tmp_path / "out").glob("*.tar")) == {"00000000": {"jpg": IMAGES[0]}}

@@ -147,9 +147,3 @@ def test_what_cannot_be_packed_is_refused_with_what_to_do(tmp_path: Path) -> Non
     with pytest.raises(PackError, match=r"--rename-dots \(rename_dots\) does not apply"):
         shardio.pack(tmp_path / "a.tar", tmp_path / "out", rename_dots=True)
     assert not (tmp_path / "out").exists()
-
-
-def test_images_beside_a_tar_are_packed_as_a_directory(tmp_path: Path) -> None:
-    write_images(tmp_path / "in", per_class=1)
-    write_tar(tmp_path / "in" / "backup.tar", [("a.jpg", encode(0))])
-    assert shardio.pack(tmp_path / "in", tmp_path / "out").num_samples == 3
