@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -96,13 +97,86 @@ def test_the_labels_are_part_of_what_a_pack_is(source: Path, tmp_path: Path) -> 
     assert labels_of(tmp_path / "other") == {"x/a": b"2", "x/b": b"2", "y/c": b"0", "y/z/d": b"0"}
 
 
+# How programs write integers. pandas makes floats of them once a column has held a missing value.
+FORMS: dict[str, tuple[str, Callable[[int], Any]]] = {
+    "floats in CSV": ("labels.csv", "{}.0".format),
+    "spaces in CSV": ("labels.csv", " {} ".format),
+    "numpy.savetxt": ("labels.csv", "{:.18e}".format),
+    "floats in JSON": ("labels.jsonl", float),
+    "text in JSON": ("labels.jsonl", "{}.0".format),
+    "floats in Parquet": ("labels.parquet", float),
+    "decimals in Parquet": ("labels.parquet", Decimal),
+    "text in Parquet": ("labels.parquet", " {}".format),
+}
+
+
+@pytest.mark.parametrize(("name", "form"), FORMS.values(), ids=FORMS)
+def test_integers_are_labels_in_every_form(source: Path, tmp_path: Path, name: str, form: Callable[[int], Any]) -> None:
+    """In files of labels, and in tables of paths. As text, 10 would come before 2."""
+    labels = {"x/a.jpg": 1, "x/b.JPG": 2, "y/c.jpg": 10, "y/z/d.jpg": 3}
+    for path in (tmp_path / name, source / name):
+        WRITERS[name](path, [{"file": file, "label": form(label)} for file, label in labels.items()])
+    calls: list[dict[str, Any]] = [{"src": source, "labels": tmp_path / name}, {"src": source / name}]
+    for number, call in enumerate(calls):
+        manifest = shardio.pack(**call, dst=tmp_path / f"out-{number}")
+        assert manifest.classes == ()
+        assert labels_of(tmp_path / f"out-{number}") == {"x/a": b"1", "x/b": b"2", "y/c": b"10", "y/z/d": b"3"}
+        shardio.pack(**call, dst=tmp_path / f"named-{number}", classes=[f"class {label}" for label in range(11)])
+        assert labels_of(tmp_path / f"named-{number}") == labels_of(tmp_path / f"out-{number}")
+
+
+def test_class_names_have_no_spaces_around_them(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("file, label\nx/a, cat\nx/b,cat\ny/c,big dog \ny/z/d,cat\n")
+    manifest = shardio.pack(
+        source, tmp_path / "out", labels=tmp_path / "labels.csv", label_column="label", key_column="file"
+    )
+    assert manifest.classes == ("big dog", "cat")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_missing_label_is_refused_in_every_kind_of_table(source: Path, tmp_path: Path, name: str) -> None:
+    values = ["1", " "] if name.endswith(".csv") else [1.0, None] if name.endswith(".jsonl") else [1.0, float("nan")]
+    rows = [{"file": file, "label": label} for file, label in zip(("x/a.jpg", "x/b.JPG"), values, strict=True)]
+    for path in (tmp_path / name, source / name):
+        WRITERS[name](path, rows)
+    with pytest.raises(PackError, match=r"row 2 of .* has no label"):
+        shardio.pack(source, tmp_path / "out", labels=tmp_path / name)
+    with pytest.raises(PackError, match=r"row 2 of .* has no label"):
+        shardio.pack(source / name, tmp_path / "out")
+    WRITERS[name](source / name, [{"file": "x/a.jpg", "label": values[1]}, {"file": "x/b.JPG", "label": -1.0}])
+    assert shardio.pack(source / name, tmp_path / "unlabelled").fields == ("jpg",)
+
+
+def test_numbers_that_may_be_names_of_other_classes_are_refused(source: Path, tmp_path: Path) -> None:
+    """Class 1 of a model whose class names are numbers, sorted as text, is not the class called 1."""
+    (tmp_path / "labels.csv").write_text(ALL)
+    with pytest.raises(PackError, match="has the label 1, but the class '1' has the label 0: omit --classes"):
+        shardio.pack(source, tmp_path / "out", labels=tmp_path / "labels.csv", classes=["1", "10", "2"])
+    shardio.pack(source, tmp_path / "out", labels=tmp_path / "labels.csv", classes=["0", "1", "2"])
+    assert set(labels_of(tmp_path / "out").values()) == {b"1"}
+
+
+def test_values_of_csv_have_any_size(source: Path, tmp_path: Path) -> None:
+    """Python's own limit is 131,072 characters. It is the process's, and stays as it was."""
+    limit, caption = csv.field_size_limit(), "a" * 300_000
+    write_csv(source / "t.csv", [{"file": "x/a.jpg", "caption": caption}, {"file": "y/c.jpg", "caption": "b"}])
+    shardio.pack(source / "t.csv", tmp_path / "out")
+    (tar,) = (tmp_path / "out").glob("*.tar")
+    assert json.loads(dict(read_with_webdataset(tar))["x/a"]["json"]) == {"caption": caption}
+    assert csv.field_size_limit() == limit
+
+
 ALL = "key,label\nx/a,1\nx/b,1\ny/c,1\ny/z/d,1\n"
 BAD = {
     "missing": ("key,label\nx/a,1\n", "has no label for 3 of 4 samples: x/b, y/c, y/z/d"),
     "two": (ALL + "x/a.jpg,2\n", "labels 'x/a' as 1 in row 1 and as 2 in row 5"),
     "mixed": (ALL + "q,cat\n", "both class names and integers as labels, such as 'cat' and 1"),
     "negative": (ALL + "q,-1\n", "has labels from -1 to 1"),
-    "empty label": (ALL + "q,\n", "row 5 .* has the label ''"),
+    "empty label": (ALL + "q,\n", "row 5 .* has no label: remove the row, or add the label"),
+    "NaN": (ALL.replace("1\n", "1.0\n") + "q,nan\n", "both class names and integers as labels, such as 'nan' and 1"),
+    "a fraction": (ALL + "q,1.5\n", "row 5 has the label '1.5', which is not an integer below 2"),
+    "too large": (ALL + "q,1.0e400\n", "row 5 has the label '1.0e400', which is not an integer below 2"),
+    "two columns with a name": ("key, label,label\nx/a,1,2\n", "two columns have the name 'label'"),
     "columns": ("a,b,c\n1,2,3\n", "has the columns a, b, c: name the one with the images"),
     "no rows": ("key,label\n", "has no rows"),
     "quotes": ('key,label\n"x/a,1\n', "cannot be read as a file of labels"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from shardio.errors import PackError
 from shardio.packing.sources.files import SHOWN
 from shardio.packing.sources.keys import without_image_suffix
 from shardio.packing.sources.table_rows import TABLE_SUFFIXES, read_rows
+
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*|\.[0-9]+[eE][+-]?[0-9]+)?")
+"""Numbers as programs write them to text: pandas an integer as ``3.0``, numpy as ``3.000000000000000000e+00``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +83,8 @@ def number_labels(
         int64 [n], and the class names by label; none if the labels are integers.
 
     Raises:
-        PackError: If class names and integers are mixed, an integer is out of range, or a name is not a class.
+        PackError: If class names and integers are mixed, an integer is out of range or may be the name of another
+            class, or a name is not a class.
     """
     integers = {label for label in values if isinstance(label, int)}
     names = sorted({label for label in values if isinstance(label, str)})
@@ -92,6 +98,12 @@ def number_labels(
         raise PackError(
             f"{path} has labels from {min(integers)} to {max(integers)}: they must be at least 0 and {limit}"
         )
+    for label, name in enumerate(classes or ()):
+        if _NUMBER.fullmatch(name) and (number := Decimal(name)) in integers and number != label:
+            raise PackError(
+                f"{path} has the label {number}, but the class {name!r} has the label {label}: omit --classes "
+                "(classes=…) to take the numbers as labels, or use class names that are not numbers"
+            )
     try:
         numbers = number_classes(names, classes or names, str(path))
     except ValueError as error:
@@ -114,12 +126,13 @@ def _read_labels(file: LabelFile) -> dict[str, str | int]:
             for column in (key_column, label_column):
                 if column not in row:
                     raise PackError(f"row {number} of {file.path} has no {column!r}: it has {', '.join(map(str, row))}")
-            key, label = _as_key(row[key_column]), as_label(row[label_column])
+            key = _as_key(row[key_column])
+            try:
+                label = read_label(row[label_column])
+            except ValueError as error:
+                raise ValueError(f"row {number} has {error}") from error
             if label is None:
-                raise PackError(
-                    f"row {number} of {file.path} has the label {row[label_column]!r}: it must be a class name or an "
-                    "integer"
-                )
+                raise PackError(f"row {number} of {file.path} has no label: remove the row, or add the label")
             if labels.setdefault(key, label) != label:
                 raise PackError(
                     f"{file.path} labels {key!r} as {labels[key]!r} in row {rows[key]} and as {label!r} in row "
@@ -147,12 +160,30 @@ def _as_key(value: Any) -> str:
     return without_image_suffix(str(value))
 
 
-def as_label(value: Any) -> str | int | None:
-    """Return a label: an integer, also from a text of digits, or a class name; None for anything else."""
-    if isinstance(value, bool) or value is None or value == "":
-        return None
-    if isinstance(value, int):
+def read_label(value: Any) -> str | int | None:
+    """Return a label: an integer, a class name without spaces around it, or None if it is missing.
+
+    Numbers are integers in all their forms, as text (``3``, ``3.0``) and as any type. Empty text and NaN are missing.
+
+    Raises:
+        ValueError: If it is another number, or of another type. The message continues "row 7 has …".
+    """
+    if type(value) is int or value is None:
         return value
+    text = str(value).strip()
     if isinstance(value, str):
-        return int(value) if value.removeprefix("-").isdecimal() and value.isascii() else value
-    return None
+        if not _NUMBER.fullmatch(text):
+            return text or None
+        if len(text) < 19 and text.isdecimal():  # Nearly always.
+            return int(text)
+    elif isinstance(value, bool) or not isinstance(value, int | float | Decimal | np.integer | np.floating):
+        raise ValueError(f"the label {value!r}, which is neither a class name nor an integer")
+    number = Decimal(text)
+    if number.is_nan():
+        return None
+    if not abs(number) < 2**63 or number != number.to_integral_value():
+        raise ValueError(
+            f"the label {value!r:.40}, which is not an integer below 2^63: use integers, or class names such as "
+            f"{'v' + text[:40]!r}"
+        )
+    return int(number)

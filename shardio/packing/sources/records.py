@@ -16,7 +16,7 @@ from shardio.images import find_field
 from shardio.packing.names import check_field
 from shardio.packing.sources.files import FileProblem, SourceFile, check_unchanged, find_change
 from shardio.packing.sources.keys import Described, make_keys
-from shardio.packing.sources.label_files import as_label, find_labels, number_labels
+from shardio.packing.sources.label_files import find_labels, number_labels, read_label
 from shardio.packing.sources.source import SourceOptions, SourceScan
 from shardio.sample import Sample
 from shardio.shards import BLOCK, LABEL_FIELD
@@ -198,15 +198,19 @@ def number_record_labels(
     Raises:
         PackError: If a label is missing or invalid, or class names and integers are mixed.
     """
-    if all(value in (None, "", -1, "-1") for value in values):
+    labels = list[int | str | None]()
+    try:
+        labels.extend(map(read_label, values))
+    except ValueError as error:
+        raise PackError(f"{records.describe(len(labels))} of {path} has {error}") from error
+    if all(label in (None, -1) for label in labels):
         return None, ()  # Hugging Face's mark of a missing label is -1, which test sets have in all rows.
-    labels = [as_label(value) for value in values]
     if names:  # Integers have names there, which may have other numbers here.
         labels = [_name_label(names, label) for label in labels]
     if None in labels:
-        row = labels.index(None)
         raise PackError(
-            f"{records.describe(row)} of {path} has the label {values[row]!r}: it must be a class name or an integer"
+            f"{records.describe(labels.index(None))} of {path} has no label, but others have one: add the label, or "
+            "remove the row"
         )
     known = [label for label in labels if label is not None]
     return number_labels(path, known, known, classes or names or None)

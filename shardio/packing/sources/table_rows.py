@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from shardio.errors import PackError
+from shardio.forks import hold_during_forks
 from shardio.json_text import parse_json
 from shardio.storage import parse_location
 
@@ -31,18 +36,50 @@ def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]
 
 
 def _read_csv(path: Path, columns: Sequence[str] | None) -> Iterator[Row]:
-    text = parse_location(path).read_whole().decode("utf-8-sig")
-    for number, row in enumerate(csv.DictReader(io.StringIO(text, newline=""), strict=True), 1):
-        if None in row or None in row.values():
+    rows = _split_csv(parse_location(path).read_whole().decode("utf-8-sig"))
+    names = [name.strip() for name in next(rows, ())]
+    if twice := sorted(name for name, number in Counter(names).items() if number > 1):
+        raise ValueError(f"two columns have the name {twice[0]!r}: rename one")
+    for number, values in enumerate(rows, 1):
+        if len(values) != len(names):
             raise ValueError(f"row {number} has more or fewer values than the header has columns")
-        yield row
+        yield dict(zip(names, values, strict=True))
+
+
+def _split_csv(text: str) -> Iterator[list[str]]:
+    """Yield the rows of a CSV text, with fields of any size, without empty rows."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    while rows := _read_some(reader, len(text)):
+        yield from filter(None, rows)
+
+
+def _read_some(reader: Iterator[list[str]], longest: int) -> list[list[str]]:
+    """Return the next rows. Python's limit of a field's size, which is the process's, is raised only meanwhile."""
+    with _limit_lock():
+        limit = csv.field_size_limit(longest)
+        try:
+            return list(islice(reader, 1000))
+        finally:
+            csv.field_size_limit(limit)
+
+
+@cache
+def _limit_lock() -> threading.RLock:
+    """Return the lock that a thread holds while it has raised the limit."""
+    lock = threading.RLock()
+    hold_during_forks(lock)
+    return lock
 
 
 def _read_json_lines(path: Path, columns: Sequence[str] | None) -> Iterator[Row]:
-    for line in parse_location(path).read_whole().splitlines():
+    for number, line in enumerate(parse_location(path).read_whole().splitlines(), 1):
         if line.strip():
-            if not isinstance(row := parse_json(line), dict):
-                raise ValueError(f"a line is not an object: {line[:40]!r}")
+            try:
+                row = parse_json(line)
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"line {number} is not an object: {line[:40]!r}")
             yield row
 
 
