@@ -25,6 +25,7 @@ from shardio.packing import (
     JpegMode,
     Layout,
     OnChanged,
+    OnIncomplete,
     PackProgress,
     PackSettings,
     Parts,
@@ -146,6 +147,21 @@ def pack(
             "a.mask.png."
         ),
     ] = "auto",
+    source_split: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|all",
+            help="Which split to pack, if SOURCE holds several: the name of its folders, such as train for "
+            "images/train and masks/train. all packs all splits as one dataset.",
+        ),
+    ] = None,
+    on_incomplete: Annotated[
+        OnIncomplete,
+        typer.Option(
+            help="With --layout pairs: what to do with an image that lacks a file that others have, such as a mask: "
+            "raise an error, skip the image, or keep it with the files that it has."
+        ),
+    ] = "raise",
     fields: Annotated[
         str | None,
         typer.Option(
@@ -247,6 +263,8 @@ def pack(
         options = make_options(
             source_kind=source_kind,
             layout=layout,
+            source_split=source_split,
+            on_incomplete=on_incomplete,
             fields=None if fields is None else fields.split(","),
             converts=convert_to is not None,
             rename_dots=rename_dots,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardio.packing.results import REJECTED_NAME, PackResult
     from shardio.packing.shard_job import OnChanged
     from shardio.packing.sources.files import FileProblem
-    from shardio.packing.sources.layouts import Layout
+    from shardio.packing.sources.layouts import Layout, OnIncomplete
     from shardio.packing.sources.source import SourceKind, SourceOptions, make_options
     from shardio.packing.writing.shard_writer import ShardWriter
     from shardio.packing.writing.worker_parts import finalize
@@ -36,6 +36,7 @@ __all__ = [
     "JpegTally",
     "Layout",
     "OnChanged",
+    "OnIncomplete",
     "PackProgress",
     "PackResult",
     "PackSettings",
@@ -73,7 +74,7 @@ __getattr__ = import_on_use(
         ".results": "REJECTED_NAME PackResult",
         ".shard_job": "OnChanged",
         ".sources.files": "FileProblem",
-        ".sources.layouts": "Layout",
+        ".sources.layouts": "Layout OnIncomplete",
         ".sources.source": "SourceKind SourceOptions make_options",
         ".writing.shard_writer": "ShardWriter",
         ".writing.worker_parts": "finalize",

@@ -15,7 +15,7 @@ from shardio.packing.packer import RunOptions, pack_source
 from shardio.packing.plan import JpegMode, PackSettings
 from shardio.packing.results import PackResult
 from shardio.packing.shard_job import OnChanged
-from shardio.packing.sources.layouts import Layout
+from shardio.packing.sources.layouts import Layout, OnIncomplete
 from shardio.packing.sources.source import SourceKind, make_options
 from shardio.shards import Manifest
 from shardio.storage import StorageOptions, make_direct_access, make_path
@@ -46,6 +46,8 @@ def pack(
     num_workers: int | None = None,
     source_kind: SourceKind = "auto",
     layout: Layout = "auto",
+    source_split: str | None = None,
+    on_incomplete: OnIncomplete = "raise",
     fields: Sequence[str] | None = None,
     classes: Classes | None = None,
     labels: str | os.PathLike[str] | None = None,
@@ -104,6 +106,12 @@ def pack(
             makes no classes. ``pairs`` turns matching files into fields of one sample: ``images/a.jpg`` and
             ``masks/a.png`` become its fields ``jpg`` and ``masks.png``; in one folder, ``a.jpg`` and ``a.mask.png``
             become ``jpg`` and ``mask.png``.
+        source_split: The name of the folders of the split to pack, if a directory holds several: with ``train``,
+            ``images/train`` and ``masks/train`` are packed. ``all`` packs all splits as one dataset, which is refused
+            otherwise.
+        on_incomplete: With the layout ``pairs``, what to do with an image that lacks a file that others have, such as a
+            mask. ``raise`` stops with an error; ``skip`` leaves the image out; ``keep`` packs it with the files that it
+            has (read such datasets with ``missing=None``).
         fields: The fields to pack from a directory, such as ``["wav", "json"]``: the suffixes of the files of a sample.
             Each sample must have the first. Other files are ignored. By default, samples are images, with all files
             that have the same stem.
@@ -137,6 +145,7 @@ def pack(
     """
     check_choice("source_kind", source_kind, SourceKind)
     check_choice("layout", layout, Layout)
+    check_choice("on_incomplete", on_incomplete, OnIncomplete)
     check_choice("on_changed", on_changed, OnChanged)
     check_choice("engine", engine, Engine)
     num_workers = check_optional_integer("num_workers", num_workers, at_least=1)
@@ -157,6 +166,8 @@ def pack(
         _refuse_options_of_files(
             source_kind=source_kind != "auto",
             layout=layout != "auto",
+            source_split=source_split is not None,
+            on_incomplete=on_incomplete != "raise",
             fields=fields is not None,
             rename_dots=rename_dots,
             labels=labels is not None,
@@ -173,6 +184,8 @@ def pack(
     source = make_options(
         source_kind=source_kind,
         layout=layout,
+        source_split=source_split,
+        on_incomplete=on_incomplete,
         fields=fields,
         converts=convert_to is not None,
         rename_dots=rename_dots,

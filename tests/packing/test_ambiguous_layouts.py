@@ -37,6 +37,8 @@ AMBIGUOUS = {
         "images/ and masks/",
     ),
     "masks-of-splits": (["images/train/a.jpg", "images/val/b.jpg", "masks/train/a.png", "masks/val/b.png"], "masks/"),
+    "classes-of-splits": (folders("cat/train", "cat/val", "dog/train", "dog/val"), "cat holds train/ and val/"),
+    "some-splits": (folders("train", "test", "extra"), "extra/ and test/"),
     "imagenet": (folders("train/cat", "train/dog", "val/cat", "val/dog"), "train/ and val/"),
     "coco": (folders("train2017", "val2017", "test2017"), "train2017/, test2017/ and val2017/"),
     "kaggle": (folders("training_set/cats", "test_set/cats"), "training_set/ and test_set/"),
@@ -52,12 +54,19 @@ def write(root: Path, names: list[str]) -> None:
         path.write_bytes(encode(i, suffix=path.suffix[1:]) if path.suffix in (".jpg", ".png") else b"text")
 
 
-def run_command(line: str) -> None:
-    """Run a command from an error message as it is."""
-    program, *arguments = shlex.split(line)
-    assert program == "shardio"
-    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
+def follow(message: str) -> None:
+    """Run the commands in an error message as they are; if one is refused, those in its own message."""
+    commands = re.findall(r"^  (shardio pack .*)$", message, re.MULTILINE)
+    assert commands
+    for command in commands:
+        program, *arguments = shlex.split(command)
+        assert program == "shardio"
+        done = CliRunner().invoke(app, arguments)
+        if isinstance(done.exception, shardio.PackError):
+            assert command not in str(done.exception)
+            follow(str(done.exception))
+        else:
+            assert done.exit_code == 0, done.output
 
 
 @pytest.mark.parametrize(("names", "words"), AMBIGUOUS.values(), ids=AMBIGUOUS.keys())
@@ -71,19 +80,88 @@ def test_a_source_that_looks_like_another_layout_is_refused_and_the_commands_in_
     message = str(caught.value)
     assert words in message
     assert not out.exists()
-    commands = re.findall(r"^  (shardio pack .*)$", message, re.MULTILINE)
-    assert commands
-    for command in commands:
-        run_command(command)
+    follow(message)
 
 
 def test_layout_classes_makes_each_folder_a_class(tmp_path: Path) -> None:
     for name, (names, _) in AMBIGUOUS.items():
         images = [path for path in names if not path.endswith((".txt", ".xml"))]
         write(tmp_path / name, images)
-        manifest = shardio.pack(tmp_path / name, tmp_path / "out" / name, layout="classes")
+        manifest = shardio.pack(tmp_path / name, tmp_path / "out" / name, layout="classes", source_split="all")
         assert manifest.classes == tuple(sorted({path.split("/")[0] for path in images}))
         assert manifest.num_samples == len(images)
+
+
+SPLIT_SOURCES: dict[str, tuple[list[str], dict[str, Any], set[str]]] = {
+    "pairs": (
+        [
+            *("images/train/a.jpg", "images/train/b.jpg", "images/val/a.jpg"),
+            *("labels/train/a.txt", "labels/train/b.txt", "labels/val/a.txt", "labels/classes.txt"),
+        ],
+        {"layout": "pairs"},
+        {"train/a", "train/b", "val/a"},
+    ),
+    "flat": (["train/a.jpg", "train/b.jpg", "val/a.jpg"], {"layout": "flat"}, {"train/a", "train/b", "val/a"}),
+    "deep": (
+        ["x/480p/train/a.jpg", "x/480p/train/b.jpg", "x/480p/test/a.jpg"],
+        {"layout": "flat"},
+        {"x/480p/train/a", "x/480p/train/b", "x/480p/test/a"},
+    ),
+    "classes": (
+        ["cat/train/a.jpg", "dog/train/b.jpg", "cat/test/a.jpg", "dog/test/b.jpg"],
+        {},
+        {"cat/train/a", "dog/train/b", "cat/test/a", "dog/test/b"},
+    ),
+    "chosen classes": (
+        ["cat/train/a.jpg", "dog/train/b.jpg", "cat/test/a.jpg", "dog/test/b.jpg"],
+        {"layout": "classes"},
+        {"cat/train/a", "dog/train/b", "cat/test/a", "dog/test/b"},
+    ),
+}
+"""Files, options, and the keys of all splits."""
+
+
+@pytest.mark.parametrize(("names", "options", "keys"), SPLIT_SOURCES.values(), ids=SPLIT_SOURCES)
+@pytest.mark.parametrize("labelled", [False, True])
+def test_no_layout_packs_splits_as_one_dataset_unless_that_is_chosen(
+    tmp_path: Path, names: list[str], options: dict[str, Any], keys: set[str], labelled: bool
+) -> None:
+    source, out = tmp_path / "in", tmp_path / "out it"
+    write(source, names)
+    if labelled:
+        (tmp_path / "labels.csv").write_text("key,label\n" + "".join(f"{key},1\n" for key in sorted(keys)))
+        options = options | {"labels": tmp_path / "labels.csv"}
+    with pytest.raises(
+        shardio.PackError, match="look like the splits of a dataset, but would be packed as one"
+    ) as caught:
+        shardio.pack(source, out, **options)
+    assert not out.exists()
+    follow(str(caught.value))
+    for path in sorted(out.iterdir()):
+        assert set(read(path)) == {key for key in keys if path.name in key.split("/")}
+        assert "cls" not in next(iter(read(path).values())) or labelled or "cat" in names[0]
+    shardio.pack(source, tmp_path / "all", source_split="all", **options)
+    assert set(read(tmp_path / "all")) == keys
+
+
+def test_a_split_must_be_there_and_must_not_be_a_class(tmp_path: Path) -> None:
+    write(tmp_path / "in", folders("train/cat", "val/cat", "train/dog"))
+    with pytest.raises(shardio.PackError, match=r"is called 'dev', as --source-split says: .* splits train/ and val/"):
+        shardio.pack(tmp_path / "in", tmp_path / "out", source_split="dev")
+    for layout in ("auto", "classes"):
+        with pytest.raises(shardio.PackError, match=r"\n  shardio pack \S+/in/train ") as caught:
+            shardio.pack(tmp_path / "in", tmp_path / layout, source_split="train", layout=layout)
+        follow(str(caught.value))
+    with pytest.raises(ValueError, match="source_split"):
+        shardio.pack(tmp_path / "in", tmp_path / "out", source_split="")
+
+
+def test_dotted_pairs_of_splits_do_not_become_classes(tmp_path: Path) -> None:
+    write(tmp_path / "in", [f"{split}/{name}" for split in ("train", "val") for name in ("a.jpg", "a.mask.png")])
+    with pytest.raises(shardio.PackError, match="look like the splits of a dataset, not classes") as caught:
+        shardio.pack(tmp_path / "in", tmp_path / "out", layout="pairs", source_split="all")
+    follow(str(caught.value))
+    assert read(tmp_path / "out" / "val") == {"a": ["jpg", "mask.png"]}
 
 
 ORDINARY = {

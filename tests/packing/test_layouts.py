@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import shardio
-from shardio.packing import PackResult, PackSettings, pack_source
+from shardio.packing import PackResult, PackSettings, SourceOptions, pack_source
 from tests.sources import encode, write_images
-from tests.tars import read_with_webdataset
+from tests.tars import by_key, read_with_webdataset
 
 
 def write(root: Path, *names: str) -> None:
@@ -212,3 +212,53 @@ def test_a_class_with_only_broken_images_keeps_its_label(tmp_path: Path) -> None
         "class-0/name-000": b"0",
         "class-2/name-000": b"2",
     }
+
+
+VOC = [
+    *(f"JPEGImages/{name}.jpg" for name in "abcd"),
+    *(f"Annotations/{name}.xml" for name in "abc"),
+    *(f"SegmentationClass/{name}.png" for name in "bcx"),
+    "ImageSets/Main/train.txt",
+]
+
+
+def test_annotations_for_some_of_the_images(tmp_path: Path) -> None:
+    """As in Pascal VOC, where few of the images are segmented."""
+    write(tmp_path / "in", *VOC)
+    with pytest.raises(shardio.PackError, match=r"--layout pairs"):
+        shardio.pack(tmp_path / "in", tmp_path / "out")
+    with pytest.raises(
+        shardio.PackError, match=r"--on-incomplete skip \(on_incomplete='skip'\).* --on-incomplete keep"
+    ):
+        shardio.pack(tmp_path / "in", tmp_path / "out", layout="pairs")
+    settings = PackSettings(max_shard_size=1 << 30)
+    results = {
+        choice: pack_source(
+            tmp_path / "in", tmp_path / choice, settings, SourceOptions(layout="pairs", on_incomplete=choice)
+        )
+        for choice in ("skip", "keep")
+    }
+    found = {name: by_key(tmp_path / name / "shard-000000.tar") for name in results}
+    both = {"jpg", "annotations.xml", "segmentationclass.png"}
+    assert {key: set(sample) for key, sample in found["skip"].items()} == {"b": both, "c": both}
+    assert {key: set(sample) for key, sample in found["keep"].items()} == {
+        "a": {"jpg", "annotations.xml"},
+        "b": both,
+        "c": both,
+        "d": {"jpg"},
+    }
+    for choice in found:
+        for key, sample in found[choice].items():
+            for field, content in sample.items():
+                folder = {"jpg": "JPEGImages", "annotations.xml": "Annotations"}.get(field, "SegmentationClass")
+                assert content == (tmp_path / "in" / folder / f"{key}.{field.rpartition('.')[2]}").read_bytes()
+    used = {"skip": {"b", "c"}, "keep": {"a", "b", "c", "d"}}
+    for choice, result in results.items():
+        packed = {name for name in VOC[:-1] if Path(name).stem in used[choice]}
+        assert set(result.ignored) == {tmp_path / "in" / name for name in {*VOC} - packed}
+    with pytest.raises(ValueError, match="applies only to --layout pairs"):
+        shardio.pack(tmp_path / "in", tmp_path / "out", on_incomplete="skip")
+    dataset = shardio.ShardDataset(
+        tmp_path / "keep", fields=("key", "segmentationclass.png"), missing=None, shuffle=False
+    )
+    assert {key for key, mask in dataset if mask is None} == {"a", "d"}

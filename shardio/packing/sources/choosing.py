@@ -102,6 +102,8 @@ def _find_other_option(kind: SourceKind, options: SourceOptions) -> str | None:
     adapter = _ADAPTERS.get(kind)
     if adapter is not None and options.layout != "auto":
         return "--layout (layout)"
+    if adapter is not None and options.source_split is not None:
+        return "--source-split (source_split)"
     if adapter is not None and not adapter.has_fields and options.fields is not None:
         return "--fields (fields)"
     if adapter is None or not adapter.has_columns:

@@ -14,10 +14,19 @@ from shardio.errors import PackError
 from shardio.packing.sources.file_table import FileTable
 from shardio.packing.sources.grouping import group_files
 from shardio.packing.sources.label_files import find_labels
-from shardio.packing.sources.layouts import check_pairs, find_images_folder, is_main, refuse_ambiguous_layouts
+from shardio.packing.sources.layouts import (
+    check_pairs,
+    find_images_folder,
+    is_main,
+    quote,
+    refuse_ambiguous_layouts,
+    refuse_merged_splits,
+    refuse_splits_as_classes,
+    select_split,
+)
 from shardio.packing.sources.source import SourceOptions, SourceScan
 from shardio.shards import LABEL_FIELD, MAX_MEMBER, TOO_LARGE
-from shardio.storage import Location, read_as_utf8, walk_folders
+from shardio.storage import FolderFiles, Location, read_as_utf8, walk_folders
 
 
 def find_main_file(src: Path, options: SourceOptions) -> Path | None:
@@ -52,14 +61,16 @@ def scan_directory(src: Path, dst: Location, options: SourceOptions) -> SourceSc
         raise PackError(f"the source {src} {'is not a directory' if src.exists() else 'does not exist'}")
     layout, rename_dots, classes, labels = options.layout, options.rename_dots, options.classes, options.labels
     with _reading(src):
-        folders = list(walk_folders(src))
+        main = options.main_fields
+        folders = select_split(src, list(walk_folders(src)), main, options.source_split)
         if layout == "auto" and labels is None:
-            refuse_ambiguous_layouts(src, dst, folders, options.main_fields, rename_dots=rename_dots)
+            refuse_ambiguous_layouts(src, dst, folders, main, rename_dots=rename_dots)
         images = find_images_folder(folders) if layout == "pairs" else None
+        has_classes = layout != "flat" and images is None and labels is None
+        _refuse_splits(src, dst, folders, options, has_classes=has_classes)
         table, ignored = group_files(src, folders, images, options)
         if layout == "pairs":
-            check_pairs(src, images, table, ignored, options.main_fields)
-        has_classes = layout != "flat" and images is None and labels is None
+            table = check_pairs(src, images, table, ignored, main, options.on_incomplete)
         found = _find_class_folders(src, table, options) if has_classes else ()
         _check_sizes(table)
     if not len(table):
@@ -80,6 +91,30 @@ def _reading(src: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise PackError(f"{error.filename or src} cannot be read: {error.strerror or error}") from error
+
+
+def _refuse_splits(
+    src: Path, dst: Location, folders: Sequence[FolderFiles], options: SourceOptions, *, has_classes: bool
+) -> None:
+    """Raise PackError if splits would become one dataset without a word, or the chosen one a class."""
+    if has_classes and options.layout == "pairs":
+        refuse_splits_as_classes(src, dst, folders, options.main_fields, pairs=True)
+    name, file = options.source_split, options.labels
+    if name is None:
+        given: dict[str, str | None] = {"--layout": options.layout if options.layout != "auto" else None}
+        if file is not None:
+            given |= {
+                "--labels": str(file.path),
+                "--key-column": file.key_column,
+                "--label-column": file.label_column,
+            }
+        text = " ".join(f"{option} {quote(value)}" for option, value in given.items() if value is not None)
+        refuse_merged_splits(src, dst, folders, options.main_fields, text, has_classes=has_classes)
+    elif has_classes and all(folder.path.partition("/")[0] == name for folder in folders):
+        raise PackError(
+            f"the split {name!r} of {src} would be a class, because its folder is where those of classes are. Pack "
+            f"this folder:\n  shardio pack {quote(src / name)} {quote(dst)}"
+        )
 
 
 def _with_labels(table: FileTable, found: Sequence[str], classes: Sequence[str] | None, src: Path) -> FileTable:

@@ -88,6 +88,23 @@ class FileTable:
         """Return the same samples with labels, int64 [n]."""
         return replace(self, labels=labels)
 
+    def select(self, rows: NDArray[np.int64]) -> FileTable:
+        """Return some samples, int64 [k]."""
+        counts = np.diff(self.first_files)[rows]
+        first_files = np.concatenate([[0], np.cumsum(counts)])
+        files = np.arange(first_files[-1]) + np.repeat(self.first_files[rows] - first_files[:-1], counts)
+        keys = [self.keys[row] for row in rows.tolist()]
+        return replace(
+            self,
+            keys=keys,
+            stems=keys if self.stems is self.keys else [self.stems[row] for row in rows.tolist()],
+            kind_ids=self.kind_ids[rows],
+            first_files=first_files,
+            sizes=self.sizes[files],
+            mtimes_ns=self.mtimes_ns[files],
+            labels=None if self.labels is None else self.labels[rows],
+        )
+
     def find_changes(self) -> Iterator[FileProblem]:
         for row in range(len(self)):
             for file in self.sample(row).files.values():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from shardio.errors import PackError
 from shardio.packing.sources.columns import Columns, choose_columns, name_field
 from shardio.packing.sources.files import SourceFile, stat_file
 from shardio.packing.sources.json_fields import dump_json
+from shardio.packing.sources.layouts import refuse_splits_in_names
 from shardio.packing.sources.records import RecordScan
 from shardio.packing.sources.source import SourceOptions
 from shardio.packing.sources.table_rows import holds_contents
@@ -23,8 +23,6 @@ from shardio.storage import parse_location
 
 _BATCH = 10_000
 """The number of rows that the scan reads at a time."""
-
-_SPLIT = re.compile(r"(train|test|val|valid|validation|dev)(?![a-z])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +113,7 @@ def scan_parquet(src: Path, options: SourceOptions) -> RecordScan:
         paths = sorted(path for path in src.parent.glob(src.name) if path.suffix.lower() == ".parquet")
     if not paths or not paths[0].exists():
         raise PackError(f"the source {src} does not exist: pass a Parquet file, a pattern of files, or a directory")
-    splits = {found[1]: path for path in paths if (found := _SPLIT.match(path.name)) is not None}
-    if len(splits) > 1:
-        name, path = sorted(splits.items())[-1]
-        raise PackError(
-            f"{src} holds Parquet files of the splits {', '.join(sorted(splits))}: pack each one by a pattern, such as "
-            f"'{path.parent / name}*.parquet'"
-        )
+    refuse_splits_in_names(src, paths)
     return replace(_scan("parquet", src, paths, options), ignored=others)
 
 

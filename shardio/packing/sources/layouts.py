@@ -19,11 +19,18 @@ from shardio.storage import FolderFiles, Location, find_url
 Layout = Literal["auto", "classes", "flat", "pairs"]
 """``classes``: each folder is a class. ``flat``: no classes. ``pairs``: files with the same name are one sample."""
 
+OnIncomplete = Literal["raise", "skip", "keep"]
+"""What to do with a sample that lacks a file that others have, in the layout ``pairs``."""
+
+ALL_SPLITS = "all"
+"""The choice of a split that packs all splits as one dataset."""
+
 OR_CONFIRM = "If the folders are classes, pass --layout classes (layout='classes')"
 
 # Words in the names of folders, in lower case.
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval", "evaluation", "holdout"}
 WITH_SPLITS = {"set", "data", "images", "img", "split"}
+_SPLIT = re.compile(rf"(?<![a-z])({'|'.join(sorted(SPLITS))})(?![a-z])")
 IMAGES = re.compile(r"images?|imgs?|jpegimages|photos?|pictures?|rgb|inputs?")
 COMPANIONS = re.compile(
     r"masks?|labels?|annotations?|captions?|segmentation(s|class|object)?|seg|semantic|gt|groundtruth|truth|targets?"
@@ -54,6 +61,111 @@ def quote(path: str | Path | Location) -> str:
     return shlex.quote(str(path))
 
 
+def select_split(
+    src: Path, folders: Sequence[FolderFiles], main: Collection[str], name: str | None
+) -> Sequence[FolderFiles]:
+    """Return the files in folders with the name of a split; all files if no split is chosen.
+
+    Raises:
+        PackError: If there is no such folder.
+    """
+    if name in (None, ALL_SPLITS):
+        return folders
+    found = [folder for folder in folders if name in folder.path.split("/")]
+    if not any(_has_main(folder, main) for folder in found):
+        _, splits = find_splits(folders, main)
+        there = f"it holds the splits {_join(splits)}" if splits else "it holds no splits: omit the option"
+        raise PackError(f"no folder of {src} with files to pack is called {name!r}, as --source-split says: {there}")
+    return found
+
+
+def find_splits(folders: Sequence[FolderFiles], main: Collection[str]) -> tuple[str, list[str]]:
+    """Return the folder in which several folders are splits of a dataset, "" for the source, and their names."""
+    children = defaultdict[str, set[str]](set)
+    for folder in folders:
+        if folder.path and _has_main(folder, main):
+            parts = folder.path.split("/")
+            for depth, name in enumerate(parts):
+                children["/".join(parts[:depth])].add(name)
+    for parent in sorted(children):
+        splits = [name for name in children[parent] if _is_split(name)]
+        if len(splits) > 1:
+            return parent, sorted(splits, key=_training_first)
+    return "", []
+
+
+def refuse_splits_as_classes(
+    src: Path, dst: Location, folders: Sequence[FolderFiles], main: Collection[str], *, pairs: bool = False
+) -> None:
+    """Raise PackError, with the right commands, if splits of a dataset would become classes.
+
+    Args:
+        src: The source.
+        dst: The destination, which the commands name.
+        folders: All files.
+        main: The fields that make a file a sample.
+        pairs: Whether the layout is ``pairs``.
+    """
+    tops = {_top(folder) for folder in folders if folder.path and _has_main(folder, main)}
+    splits = {name for name in tops if _is_split(name)}
+    if not splits or (len(splits) == 1 and splits != tops):  # One among other folders may be a class: a train.
+        return
+    names = sorted(tops, key=_training_first)
+    has_classes = any("/" in folder.path and folder.names for folder in folders)
+    options = " --layout pairs" if pairs else ""
+    lines = [f"  shardio pack {quote(src / name)} {quote(dst / name)}{options}" for name in names]
+    if has_classes:
+        lines[1:] = [f"{line} --classes {quote(dst / names[0])}" for line in lines[1:]]
+    raise PackError(
+        f"{src} holds {_join(names)}: these look like the splits of a dataset, not classes. Pack each split:\n"
+        + "\n".join(lines)
+        + ("" if pairs else f"\n{OR_CONFIRM}")
+    )
+
+
+def refuse_splits_in_names(src: Path, paths: Sequence[Path]) -> None:
+    """Raise PackError if the names of a directory's files are those of several splits, such as train-0.tar."""
+    splits = dict[str, str]()
+    for path in paths:
+        if (found := _SPLIT.search(path.name.lower())) is not None:
+            splits[found[0]] = f"{path.parent / path.name[: found.end()]}*{path.suffix}"
+    if len(splits) > 1:
+        raise PackError(
+            f"{src} holds files of the splits {', '.join(sorted(splits))}: pack each one by a pattern, such as "
+            f"'{splits[max(splits)]}'"
+        )
+
+
+def refuse_merged_splits(
+    src: Path, dst: Location, folders: Sequence[FolderFiles], main: Collection[str], options: str, *, has_classes: bool
+) -> None:
+    """Raise PackError, with the right commands, if splits of a dataset would become one dataset.
+
+    Args:
+        src: The source.
+        dst: The destination, which the commands name.
+        folders: All files.
+        main: The fields that make a file a sample.
+        options: The options that the commands repeat.
+        has_classes: Whether the source's folders are classes.
+    """
+    parent, splits = find_splits(folders, main)
+    if not splits or (not parent and has_classes):  # Then the splits would be classes, which is another error.
+        return
+    options = f" {options}" if options else ""
+    lines = [
+        f"  shardio pack {quote(src)} {quote(dst / name)}{options} --source-split {quote(name)}" for name in splits
+    ]
+    if has_classes:
+        lines[1:] = [f"{line} --classes {quote(dst / splits[0])}" for line in lines[1:]]
+    raise PackError(
+        f"{src / parent} holds {_join(splits)}: these look like the splits of a dataset, but would be packed as one. "
+        "Pack each split:\n"
+        + "\n".join(lines)
+        + f"\nTo pack all of them as one dataset, pass --source-split {ALL_SPLITS} (source_split={ALL_SPLITS!r})"
+    )
+
+
 def refuse_ambiguous_layouts(
     src: Path, dst: Location, folders: Sequence[FolderFiles], main: Collection[str], *, rename_dots: bool
 ) -> None:
@@ -69,7 +181,7 @@ def refuse_ambiguous_layouts(
         main: The fields that make a file a sample.
         rename_dots: Whether dots in stems become underscores.
     """
-    _refuse_splits(src, dst, folders, main)
+    refuse_splits_as_classes(src, dst, folders, main)
     _refuse_parallel_folders(src, dst, folders)
     _refuse_one_folder_of_folders(src, dst, folders, main)
     if rename_dots:
@@ -112,16 +224,27 @@ def find_main_stems(folder: FolderFiles, main: Collection[str]) -> frozenset[str
 
 
 def check_pairs(
-    src: Path, images: str | None, samples: FileTable, ignored: Sequence[str], main: Collection[str]
-) -> None:
-    """Raise PackError if there are no pairs, or if companions (masks, labels, captions) or their images are missing.
+    src: Path,
+    images: str | None,
+    samples: FileTable,
+    ignored: list[str],
+    main: Collection[str],
+    on_incomplete: OnIncomplete,
+) -> FileTable:
+    """Return the samples to pack, after checking that they have the same companions (masks, labels, captions).
 
     Args:
         src: The source.
         images: The name of the folder of images, if there is one.
         samples: The samples.
-        ignored: The paths of files that do not belong to a sample, relative to the source.
+        ignored: The paths of files that do not belong to a sample, relative to the source. Those of samples that are
+            left out are added.
         main: The fields that make a file a sample.
+        on_incomplete: What to do with a sample that lacks a companion. Companions without an image are ignored unless
+            it is ``raise``.
+
+    Raises:
+        PackError: If there are no pairs, or companions or their images are missing.
     """
     num_samples = np.bincount(samples.kind_ids, minlength=len(samples.kinds)).tolist()
     companions = [{name.field.rpartition(".")[0] for name in kind} - {""} for kind in samples.kinds]
@@ -131,6 +254,17 @@ def check_pairs(
     if not counts:
         where = f"{images}/a.jpg and masks/a.png" if images else "images/a.jpg and masks/a.png, or a.jpg and a.mask.png"
         raise PackError(f"{src} holds no pairs: the files of a sample must have matching names, such as {where}")
+    if on_incomplete == "keep":
+        return samples
+    if on_incomplete == "skip":
+        complete = np.isin(
+            samples.kind_ids, [kind_id for kind_id, kind in enumerate(companions) if kind == set(counts)]
+        )
+        for sample in samples.take(np.flatnonzero(~complete)):
+            ignored += (file.path.removeprefix(samples.root) for file in sample.files.values())
+        if not complete.any():
+            raise PackError(f"no sample of {src} has all companions, {', '.join(sorted(counts))}: none can be packed")
+        return samples.select(np.flatnonzero(complete))
     for kind_id, kind in enumerate(companions):
         if missing := sorted(set(counts) - kind):
             files = samples.sample(int(np.flatnonzero(samples.kind_ids == kind_id)[0])).files
@@ -138,7 +272,9 @@ def check_pairs(
             num_found = counts[missing[0]]
             raise PackError(
                 f"{image} has no {missing[0]!r} file, but {num_found} of {len(samples)} samples "
-                f"{'has' if num_found == 1 else 'have'} one: add the file, or remove all files of this sample"
+                f"{'has' if num_found == 1 else 'have'} one: add the file, or remove all files of this sample. To pack "
+                "only samples that have all files, pass --on-incomplete skip (on_incomplete='skip'). To pack all "
+                "samples, each with the files that it has, pass --on-incomplete keep"
             )
     fields = {field for field in samples.fields if "." in field}
     orphans = [path for path in ignored if _is_companion(PurePosixPath(path), images, fields, main)]
@@ -151,10 +287,12 @@ def check_pairs(
                     f"{one if len(orphans) == 1 else several} missing:",
                     *(str(src / path) for path in orphans[:SHOWN]),
                     *more,
-                    "Add the images or remove these files",
+                    "Add the images or remove these files. To ignore them, pass --on-incomplete skip "
+                    "(on_incomplete='skip')",
                 ]
             )
         )
+    return samples
 
 
 _TOOL_FILES = frozenset(("classes.txt", "notes.json"))
@@ -171,22 +309,6 @@ def _is_companion(file: PurePosixPath, images: str | None, fields: Collection[st
         field = file.name.partition(".")[2].lower()
     kind, _, suffix = field.rpartition(".")
     return field in fields or (suffix in main and any(kind == other.rpartition(".")[0] for other in fields))
-
-
-def _refuse_splits(src: Path, dst: Location, folders: Sequence[FolderFiles], main: Collection[str]) -> None:
-    tops = {_top(folder) for folder in folders if folder.path and _has_main(folder, main)}
-    if not tops or not all(_is_split(name) for name in tops):
-        return
-    names = sorted(tops, key=lambda name: (not name.lower().startswith("train"), name))
-    has_classes = any("/" in folder.path and folder.names for folder in folders)
-    lines = [f"  shardio pack {quote(src / name)} {quote(dst / name)}" for name in names]
-    if has_classes:
-        lines[1:] = [f"{line} --classes {quote(dst / names[0])}" for line in lines[1:]]
-    raise PackError(
-        f"{src} holds {_join(names)}: these look like the splits of a dataset, not classes. Pack each split:\n"
-        + "\n".join(lines)
-        + f"\n{OR_CONFIRM}"
-    )
 
 
 def _refuse_parallel_folders(src: Path, dst: Location, folders: Sequence[FolderFiles]) -> None:
@@ -254,6 +376,10 @@ def _refuse_companions(src: Path, dst: Location, folders: Sequence[FolderFiles],
             f"  shardio pack {quote(src)} {quote(dst)} --layout pairs\n"
             "To make them separate samples, add --layout classes (layout='classes')"
         )
+
+
+def _training_first(name: str) -> tuple[bool, str]:
+    return not name.lower().startswith("train"), name
 
 
 def _top(folder: FolderFiles) -> str:

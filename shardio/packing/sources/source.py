@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from shardio.images import CONVERTIBLE, IMAGE_FIELDS, IMAGE_FORMATS
 from shardio.packing.sources.files import FileProblem
 from shardio.packing.sources.label_files import LabelFile
-from shardio.packing.sources.layouts import Layout
+from shardio.packing.sources.layouts import Layout, OnIncomplete
 from shardio.sample import Sample
 from shardio.storage import make_path
 
@@ -30,6 +30,8 @@ class SourceOptions:
     Attributes:
         source_kind: What the source is.
         layout: The layout of a directory.
+        source_split: The name of the folders of a split, of a directory that holds several; ``all`` for all of them.
+        on_incomplete: What to do with a sample that lacks a file that others have, in the layout ``pairs``.
         rename_dots: Whether each dot in the stem of a file or key becomes an underscore.
         classes: The class names that define the labels; None to find them in the source.
         labels: The file that labels the samples; None to find the labels in the source.
@@ -43,6 +45,8 @@ class SourceOptions:
 
     source_kind: SourceKind = "auto"
     layout: Layout = "auto"
+    source_split: str | None = None
+    on_incomplete: OnIncomplete = "raise"
     rename_dots: bool = False
     classes: Sequence[str] | None = None
     labels: LabelFile | None = None
@@ -53,6 +57,10 @@ class SourceOptions:
     key_column: str | None = None
 
     def __post_init__(self) -> None:
+        if self.on_incomplete != "raise" and self.layout != "pairs":
+            raise ValueError("--on-incomplete (on_incomplete) applies only to --layout pairs (layout='pairs'): omit it")
+        if self.source_split == "":
+            raise ValueError("--source-split (source_split) is empty: pass the name of a folder, or 'all'")
         if self.fields is not None and not (self.fields and all(self.fields)):
             raise ValueError(f"--fields (fields) must be suffixes such as wav and txt, got {self.fields!r}")
 

@@ -19,6 +19,7 @@ from shardio.packing.copying import CopySource
 from shardio.packing.sources.file_table import header_sizes
 from shardio.packing.sources.files import SourceFile, check_unchanged, stat_file
 from shardio.packing.sources.label_files import find_labels
+from shardio.packing.sources.layouts import refuse_splits_in_names
 from shardio.packing.sources.records import RecordTable
 from shardio.packing.sources.source import SourceOptions, SourceScan
 from shardio.packing.uniting import refuse_duplicates
@@ -125,6 +126,8 @@ def scan_tars(src: Path, options: SourceOptions) -> SourceScan:
         raise PackError(f"--rename-dots (rename_dots) does not apply to {src}: omit it")
     if src.is_file() and is_compressed(parse_location(src)):
         raise PackError(f"{src} is a compressed tar, in which samples cannot be found quickly: decompress it (gunzip)")
+    if src.is_dir() and not (src / MANIFEST_NAME).is_file():
+        refuse_splits_in_names(src, sorted(src.glob("*.tar")))
     tars: list[Path] = sorted(src.parent.glob(src.name)) if "*" in src.name else []
     try:
         table = open_table(tars or src)

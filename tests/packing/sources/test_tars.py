@@ -147,3 +147,13 @@ def test_what_cannot_be_packed_is_refused_with_what_to_do(tmp_path: Path) -> Non
     with pytest.raises(PackError, match=r"--rename-dots \(rename_dots\) does not apply"):
         shardio.pack(tmp_path / "a.tar", tmp_path / "out", rename_dots=True)
     assert not (tmp_path / "out").exists()
+
+
+def test_tars_of_several_splits_are_refused_with_what_to_pack(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for split in ("train", "val"):
+        write_tar(tmp_path / "in" / f"pets-{split}-0.tar", [(f"{split}.jpg", encode(0))])
+    with pytest.raises(PackError, match=r"splits train, val: pack each one by a pattern, such as .*/pets-val\*\.tar'"):
+        shardio.pack(tmp_path / "in", tmp_path / "out")
+    shardio.pack(tmp_path / "in" / "pets-val*.tar", tmp_path / "out")
+    assert list(by_key(*(tmp_path / "out").glob("*.tar"))) == ["val"]
