@@ -69,6 +69,7 @@ def summarise(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:
         "changed": [_as_row(problem) for problem in result.changed],
         "rejected": [sample._asdict() for sample in result.rejected],
         "ignored": [str(path) for path in result.ignored],
+        "suffixed": list(result.suffixed),
     }
 
 
@@ -99,6 +100,8 @@ def print_summary(result: PackResult, summary: dict[str, Any], where: str, timin
         echo(f"images converted: {result.converted.total()} ({format_counts(result.converted)})")
     for problem in result.damaged_shards:
         echo(f"packed again: {printable(problem.path)} {problem.what}", err=True)
+    if result.suffixed:
+        echo(printable(result.describe_suffixed()), err=True)
     _print_files("packed despite a wrong suffix", [f"{p.path} {p.what}" for p in result.mislabelled])
     _print_files("changed during the pack (samples left out)", [f"{p.path} {p.what}" for p in result.changed])
     _print_files(f"left out (listed in {REJECTED_NAME})", [f"{s.file} {s.reason}" for s in result.rejected])

@@ -62,7 +62,8 @@ def pack(
     """Pack images, or the dataset of another tool, into tar shards.
 
     ``src/class/…/name.jpg`` becomes the members ``class/…/name.jpg`` and ``class/…/name.cls`` of a shard. Files
-    with the same stem become further fields of the sample. Image bytes are copied unchanged unless ``jpeg`` says
+    with the same stem become further fields of the sample; of two images with the same stem, each is a sample, whose
+    key ends in its suffix (``class/…/name_png``). Image bytes are copied unchanged unless ``jpeg`` says
     otherwise. The same input and settings give the same bytes. Repeat the same call to resume an interrupted pack: it
     keeps finished shards that are unchanged, and packs damaged ones again.
 
@@ -221,6 +222,8 @@ def _finish(result: PackResult, src: str | os.PathLike[str]) -> Manifest:
         logger.warning("%s: %s %s: left out", src, sample.file, sample.reason)
     if left_out := describe_other_images(result.ignored):
         logger.warning("%s: %s", src, left_out)
+    if result.suffixed:
+        logger.warning("%s: %s", src, result.describe_suffixed())
     for problem in result.changed:
         logger.warning("%s %s: its sample was left out", problem.path, problem.what)
     for problem in result.damaged_shards:

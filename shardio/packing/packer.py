@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -101,7 +101,8 @@ def pack_parts(
         progress: Receives reports.
 
     Returns:
-        The result for each part, by name. The first one has the ignored files of the whole source.
+        The result for each part, by name. The first one has the ignored files of the whole source, and its keys that
+        end in suffixes.
 
     Raises:
         PackError: If a part would have no samples, or for the same reasons as :func:`~shardio.packing.pack`.
@@ -112,7 +113,7 @@ def pack_parts(
         parts.refuse_empty(np.bincount(numbers, minlength=len(parts.names)).tolist(), str(src))
         selections = divide(scan.samples, numbers, len(parts.names))
         return [
-            SourceScan(samples=each, classes=scan.classes, ignored=scan.ignored if number == 0 else ())
+            replace(scan, samples=each) if number == 0 else SourceScan(samples=each, classes=scan.classes)
             for number, each in enumerate(selections)
         ]
 
@@ -163,7 +164,7 @@ def _pack(
 
 def _ended(scan: SourceScan, manifest: Manifest) -> PackResult:
     """Return the result for a dataset that an earlier run had written completely."""
-    return PackResult(manifest=manifest, ignored=scan.ignored, num_kept=manifest.num_samples)
+    return PackResult(manifest=manifest, ignored=scan.ignored, suffixed=scan.suffixed, num_kept=manifest.num_samples)
 
 
 def _write_dataset(
@@ -185,6 +186,7 @@ def _write_dataset(
     return PackResult(
         manifest=manifest,
         ignored=target.scan.ignored,
+        suffixed=target.scan.suffixed,
         num_kept=sum(shard.entry.num_samples for shard in shards if shard.was_kept),
         jpegs=sum_tallies([shard.jpegs for shard in shards]),
         converted=sum((shard.converted for shard in shards), Counter()),

@@ -25,6 +25,7 @@ class PackResult:
     Attributes:
         manifest: The manifest that was written.
         ignored: The files of the source that do not belong to a sample.
+        suffixed: The keys that end in the suffix of the file, because another image has the same name otherwise.
         num_kept: The number of samples in shards that an earlier run had finished.
         jpegs: How the JPEGs are stored.
         converted: How many images were converted, by their former format.
@@ -36,6 +37,7 @@ class PackResult:
 
     manifest: Manifest
     ignored: Sequence[Path] = ()
+    suffixed: Sequence[str] = ()
     num_kept: int = 0
     jpegs: JpegTally = field(default_factory=JpegTally)
     converted: Counter[str] = field(default_factory=Counter)
@@ -43,6 +45,14 @@ class PackResult:
     rejected: Sequence[RejectedSample] = ()
     changed: Sequence[FileProblem] = ()
     damaged_shards: Sequence[FileProblem] = ()
+
+    def describe_suffixed(self) -> str:
+        """Return a message about the keys that end in a suffix."""
+        return (
+            f"{len(self.suffixed)} images have the same name as another, apart from the suffix: they are separate "
+            f"samples, whose keys end in it, such as {self.suffixed[0]!r}. If some are the masks of others, pack "
+            "them as fields of one sample, such as --fields jpg,png (fields=['jpg', 'png'])"
+        )
 
 
 def write_rejected(folder: Location, rejected: Sequence[RejectedSample]) -> None:

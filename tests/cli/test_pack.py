@@ -144,6 +144,7 @@ def test_json_contains_the_whole_summary(tmp_path: Path) -> None:
         ],
         "rejected": [{"key": "class-0/broken", "file": "class-0/broken.jpg", "reason": "is not an image"}],
         "ignored": [str(source / "notes.txt")],
+        "suffixed": [],
         "packed_again": [],
         "changed": [],
     }

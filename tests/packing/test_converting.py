@@ -146,7 +146,7 @@ def test_two_images_of_one_sample_are_fields_if_both_are_named(tmp_path: Path) -
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jpg").write_bytes(JPEG)
     (tmp_path / "in" / "a.png").write_bytes(encode(2, suffix="png"))
-    with pytest.raises(PackError, match="are images with the same key"):
+    with pytest.raises(PackError, match="have the same stem"):
         shardio.pack(tmp_path / "in", tmp_path / "out")
     shardio.pack(tmp_path / "in", tmp_path / "out", fields=[".JPG", "png"])
     (sample,) = samples_of(tmp_path / "out").values()

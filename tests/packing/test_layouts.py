@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import shardio
+from shardio.libraries import import_torchvision
 from shardio.packing import PackResult, PackSettings, SourceOptions, pack_source
 from tests.sources import encode, write_images
 from tests.tars import by_key, read_with_webdataset
@@ -212,6 +215,62 @@ def test_a_class_with_only_broken_images_keeps_its_label(tmp_path: Path) -> None
         "class-0/name-000": b"0",
         "class-2/name-000": b"2",
     }
+
+
+def test_images_that_differ_in_the_suffix_are_samples(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As torchvision's ImageFolder takes them."""
+    names = ["c/a.JPG", "c/a.jpg", "c/b.jpeg", "c/b.jpg", "c/b.png", "c/d.jpg", "d/a.jpg"]
+    write(tmp_path / "in", *names)
+    shardio.pack(tmp_path / "in", tmp_path / "out")
+    samples = dict(read_with_webdataset(tmp_path / "out" / "shard-000000.tar"))
+    keys = ["c/a_JPG", "c/a_jpg", "c/b_jpeg", "c/b_jpg", "c/b_png", "c/d", "d/a"]
+    assert sorted(samples) == keys
+    import_torchvision()  # Also where its compiled part does not load.
+    expected = pytest.importorskip("torchvision.datasets").ImageFolder(str(tmp_path / "in"))
+    for key, (path, label) in zip(keys, sorted(expected.samples), strict=True):
+        suffix = Path(path).suffix[1:].lower()
+        assert samples[key] == {suffix: Path(path).read_bytes(), "cls": str(label).encode()}
+    assert len(shardio.ShardDataset(tmp_path / "out", fields=("image", "label"))) == len(names)
+    (message,) = caplog.messages
+    assert "5 images have the same name as another, apart from the suffix" in message
+    assert "such as 'c/a_JPG'" in message
+
+
+def test_images_that_differ_in_the_suffix_have_labels_of_their_own(tmp_path: Path) -> None:
+    """In a directory, a file of labels names them by paths. So does a table of paths."""
+    names = ["x/a.jpg", "x/a.png", "x/b.c.jpg"]
+    write(tmp_path / "in", *names)
+    lines = [f"{name},{number}" for number, name in enumerate(names)]
+    (tmp_path / "labels.csv").write_text("\n".join(["file,label", *lines]))
+    options: dict[str, Any] = {"labels": tmp_path / "labels.csv", "rename_dots": True, "shuffle_seed": None}
+    with pytest.raises(
+        shardio.PackError, match=r"a\.png have the same stem\n.*--layout flat \(layout='flat'\)\. If they"
+    ):
+        shardio.pack(tmp_path / "in", tmp_path / "out", **options)
+    shardio.pack(tmp_path / "in", tmp_path / "out", layout="flat", **options)
+    expected = [("x/a_jpg", b"0"), ("x/a_png", b"1"), ("x/b_c", b"2")]
+    assert [(key, sample["cls"]) for key, sample in by_key(tmp_path / "out" / "shard-000000.tar").items()] == expected
+    shutil.copy(tmp_path / "labels.csv", tmp_path / "in" / "table.csv")
+    for number, labels in enumerate((tmp_path / "labels.csv", None)):
+        shardio.pack(tmp_path / "in" / "table.csv", tmp_path / str(number), **{**options, "labels": labels})
+        found = by_key(tmp_path / str(number) / "shard-000000.tar")
+        assert [(key, sample["cls"]) for key, sample in found.items()] == expected
+
+
+def test_each_remedy_is_named_once(tmp_path: Path) -> None:
+    stems = [f"{number:03d}" for number in range(30)]
+    write(tmp_path / "in", *(f"{stem}{end}" for stem in stems for end in (".jpg", ".mask.png")), "v1.0.jpg")
+    with pytest.raises(shardio.PackError) as caught:
+        shardio.pack(tmp_path / "in", tmp_path / "out")
+    *problems, more, first, second = str(caught.value).splitlines()
+    assert problems == [
+        f"{tmp_path}/in/{stem}.mask.png has a dot in its stem, and the part before the dot is the name of an image in "
+        "the same folder"
+        for stem in stems[:20]
+    ]
+    assert more == "and 11 more"
+    assert first.startswith("To make such files fields of one sample, pass --layout pairs (layout='pairs'). ")
+    assert "pass --rename-dots (rename_dots=True)" in second
 
 
 VOC = [

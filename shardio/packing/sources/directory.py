@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def scan_directory(src: Path, dst: Location, options: SourceOptions) -> SourceSc
         images = find_images_folder(folders) if layout == "pairs" else None
         has_classes = layout != "flat" and images is None and labels is None
         _refuse_splits(src, dst, folders, options, has_classes=has_classes)
-        table, ignored = group_files(src, folders, images, options)
+        table, ignored, suffixed = group_files(src, folders, images, options)
         if layout == "pairs":
             table = check_pairs(src, images, table, ignored, main, options.on_incomplete)
         found = _find_class_folders(src, table, options) if has_classes else ()
@@ -79,9 +79,11 @@ def scan_directory(src: Path, dst: Location, options: SourceOptions) -> SourceSc
         samples, classes = _with_labels(table, found, classes, src), found if classes is None else classes
     else:
         _refuse_label_fields(table, f"{labels.path} already defines one")
-        numbers, classes = find_labels(labels, table.keys, classes)
+        numbers, classes = find_labels(labels, table.keys, classes, _find_names(table, suffixed))
         samples = table.with_labels(numbers)
-    return SourceScan(samples=samples, classes=tuple(classes), ignored=[src / path for path in ignored])
+    return SourceScan(
+        samples=samples, classes=tuple(classes), ignored=[src / path for path in ignored], suffixed=suffixed
+    )
 
 
 @contextmanager
@@ -129,6 +131,19 @@ def _with_labels(table: FileTable, found: Sequence[str], classes: Sequence[str] 
         return table
     numbers = (labels[key.split("/", 1)[0]] for key in table.keys)
     return table.with_labels(np.fromiter(numbers, np.int64, len(table)))
+
+
+def _find_names(table: FileTable, suffixed: Collection[str]) -> dict[str, str]:
+    """Return the keys that are not the stems of their files, by path, and by stem if no other key has the same."""
+    if table.stems is table.keys:
+        return {}
+    found, suffixed = dict[str, str](), set(suffixed)
+    for key, stem, kind_id in zip(table.keys, table.stems, table.kind_ids.tolist(), strict=True):
+        if key != stem:
+            found |= {f"{stem}{name.suffix}": key for name in table.kinds[kind_id]}
+            if key not in suffixed:
+                found[stem] = key
+    return found
 
 
 def _find_class_folders(src: Path, table: FileTable, options: SourceOptions) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from unicodedata import category
 import numpy as np
 
 from shardio.errors import PackError
+from shardio.images import IMAGE_FORMATS
 from shardio.packing.sources.file_table import FileName, FileTable
 from shardio.packing.sources.files import SHOWN
 from shardio.packing.sources.layouts import Layout, find_main_stems, split_suffix
@@ -22,10 +23,16 @@ from shardio.storage import FolderFiles, read_as_utf8
 _File = tuple[FileName, int, int]
 """A file of a sample: its name, size and time. (A NamedTuple takes seven times as long to make.)"""
 
+_AS_FIELDS = (
+    "If they are fields of one sample, as an image and its mask are, name their suffixes, that of the image first, "
+    "such as --fields jpg,png (fields=['jpg', 'png'])"
+)
+"""The remedy for images with the same stem that belong together."""
+
 
 def group_files(
     src: Path, folders: Sequence[FolderFiles], images: str | None, options: SourceOptions
-) -> tuple[FileTable, list[str]]:
+) -> tuple[FileTable, list[str], list[str]]:
     """Group the files of a source.
 
     Args:
@@ -35,7 +42,11 @@ def group_files(
         options: How to read the source.
 
     Returns:
-        The samples that have a main field, and the paths of all files that do not belong to one, relative to ``src``.
+        The samples that have a main field; the paths of all files that do not belong to one, relative to ``src``; and
+        the keys that end in the suffix of the file, because another image has the same stem.
+
+    Raises:
+        PackError: If some files cannot be packed. The message names up to SHOWN of them, and each remedy once.
     """
     grouping = _Grouping(src, options)
     if images is None:
@@ -43,7 +54,15 @@ def group_files(
             grouping.add_folder(folder)
     else:
         grouping.add_pairs(folders, images)
-    return grouping.finish(), grouping.ignored
+    return grouping.finish(), grouping.ignored, grouping.suffixed
+
+
+class _UnpackableError(Exception):
+    """A sample that cannot be packed: why, and what to do about all such samples."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(what)
+        self.remedy = remedy
 
 
 class _Grouping:
@@ -51,14 +70,16 @@ class _Grouping:
 
     Attributes:
         ignored: The paths of files that do not belong to a sample.
+        suffixed: The keys that end in the suffix of the file, because another image has the same stem.
     """
 
     def __init__(self, src: Path, options: SourceOptions) -> None:
         self._src, self._layout, self._rename_dots = src, options.layout, options.rename_dots
+        self._has_labels = options.labels is not None
         self._fields, self._main = options.fields, options.main_fields
-        self.ignored = list[str]()
+        self.ignored, self.suffixed = list[str](), list[str]()
         self._names = dict[str, FileName]()
-        self._errors = list[str]()
+        self._errors = list[_UnpackableError]()
         self._keys, self._stems = list[str](), list[str]()
         self._kind_ids = dict[tuple[FileName, ...], int]()
         self._kinds, self._counts, self._sizes, self._mtimes = array("i"), array("q"), array("q"), array("q")
@@ -104,17 +125,14 @@ class _Grouping:
             self._add(stem, files, frozenset())
 
     def finish(self) -> FileTable:
-        """Return the samples, sorted by key.
-
-        Raises:
-            PackError: If some files cannot be packed. The message names up to SHOWN of them.
-        """
+        """Return the samples, sorted by key."""
         order = np.array(sorted(range(len(self._keys)), key=self._keys.__getitem__), np.int64)
         keys = [self._keys[row] for row in order.tolist()]
         self._refuse_equal(keys, order.tolist())
         if self._errors:
             more = [f"and {len(self._errors) - SHOWN} more"] if len(self._errors) > SHOWN else []
-            raise PackError("\n".join([*self._errors[:SHOWN], *more]))
+            remedies = dict.fromkeys(error.remedy for error in self._errors)
+            raise PackError("\n".join([*map(str, self._errors[:SHOWN]), *more, *remedies]))
         counts = np.array(self._counts, np.int64)
         begins, first_files = np.cumsum(counts) - counts, np.concatenate([[0], np.cumsum(counts[order])])
         within = np.arange(first_files[-1]) - np.repeat(first_files[:-1], counts[order])
@@ -142,10 +160,15 @@ class _Grouping:
             files = [file for file in files if file[0].field in self._fields]
         files.sort()  # By field.
         try:
-            key = self._make_key(stem, files, undotted)
-        except PackError as error:
-            self._errors.append(str(error))
-            return
+            if len(files) > 1 and self._has_several_images(stem, files):
+                for file in files:
+                    self._add_sample(stem, self._make_key(stem, [file], undotted, has_suffix=True), [file])
+            else:
+                self._add_sample(stem, self._make_key(stem, files, undotted), files)
+        except _UnpackableError as error:
+            self._errors.append(error)
+
+    def _add_sample(self, stem: str, key: str, files: Sequence[_File]) -> None:
         self._keys.append(key)
         self._stems.append(stem if stem != key else key)
         kind = tuple([name for name, _, _ in files])
@@ -159,23 +182,32 @@ class _Grouping:
         """Return the name of files with a suffix, the same object each time."""
         return self._names.setdefault(suffix, FileName(suffix[1:].lower(), "", suffix))
 
-    def _make_key(self, stem: str, files: Sequence[_File], undotted: frozenset[str]) -> str:
-        """Return the key of a sample; raise PackError if it cannot have one."""
-        if len(files) > 1:
-            self._refuse_two_of_a_kind(stem, files)
+    def _make_key(
+        self, stem: str, files: Sequence[_File], undotted: frozenset[str], *, has_suffix: bool = False
+    ) -> str:
+        """Return the key of a sample, with the suffix of its file if it is to have it.
+
+        Raises:
+            _UnpackableError: If the sample cannot have a key.
+        """
         folder, slash, base = stem.rpartition("/")
         if "." in base:
             path = self._src / _path(stem, files[0][0])
             if self._rename_dots:
                 base = base.replace(".", "_")
             elif base.partition(".")[0] in undotted:
-                raise PackError(_explain_companion(path, self._layout))
+                raise _explain_companion(path, self._layout)
             else:
-                raise PackError(
-                    f"{path} has a dot in its stem, but a key ends at the first dot, so the rest would be read as part "
-                    "of the field's name: rename the file, or pass --rename-dots (rename_dots=True)"
+                raise _UnpackableError(
+                    f"{path} has a dot in its stem",
+                    "A key ends at the first dot, so the rest would be read as part of the field's name: rename such "
+                    "files, or pass --rename-dots (rename_dots=True)",
                 )
+        if has_suffix:
+            base += f"_{files[0][0].suffix[1:]}"
         key = read_as_utf8(folder + slash + base)
+        if has_suffix:
+            self.suffixed.append(key)
         if not (key.isascii() and key.isprintable()) or key.startswith("__"):
             self._check_names(key, stem, files)
         return key
@@ -185,27 +217,43 @@ class _Grouping:
         for name, _, _ in files:
             if is_bad or split_name(join_name(key, name.field)) != (key, name.field):
                 path = self._src / _path(stem, name)
-                raise PackError(
+                raise _UnpackableError(
                     f"{str(path)!r} cannot be packed, because its path contains a control character or invalid UTF-8, "
-                    "or its name has no stem before the suffix: rename the file or the folder"
+                    "or its name has no stem before the suffix",
+                    "Rename such files or folders",
                 )
 
-    def _refuse_two_of_a_kind(self, stem: str, files: Sequence[_File]) -> None:
-        """Raise PackError if two files of a sample are the same field, or two are images."""
-        paths = dict[str, Path]()
-        for name, _, _ in files:
-            path = self._src / _path(stem, name)
-            if (other := paths.setdefault(name.field, path)) is not path:
-                raise PackError(
-                    f"{other} and {path} are both field {name.field!r} of one sample: keep only one of them"
-                )
-        images = [str(path) for field, path in paths.items() if field in self._main]
-        if len(images) > 1:
-            raise PackError(f"{' and '.join(images)} are images with the same key: rename or remove all but one")
+    def _has_several_images(self, stem: str, files: Sequence[_File]) -> bool:
+        """Return whether files with one stem are separate samples, as a.jpg and a.png in a class folder are.
+
+        Raises:
+            _UnpackableError: If they may be an image and its mask, or are two files for one field.
+        """
+        mains = [name for name, _, _ in files if name.field in self._main]
+        paths = [str(self._src / _path(stem, name)) for name, _, _ in files]
+        if len(mains) == 1:
+            fields = [name.field for name, _, _ in files]
+            if len({*fields}) < len(fields):
+                raise _UnpackableError(f"{' and '.join(paths)} have a field in common", "Keep one file for each field")
+            return False
+        what = f"{' and '.join(paths)} have the same stem"
+        if len(files) > len(mains):
+            raise _UnpackableError(
+                what, f"It is not clear to which image the other files belong: rename them. {_AS_FIELDS}"
+            )
+        if self._layout == "pairs":
+            raise _UnpackableError(what, f"Rename one of them, such as a.mask.png. {_AS_FIELDS}")
+        is_in_class = self._layout == "auto" and "/" in stem and not self._has_labels
+        formats = {IMAGE_FORMATS.get(name.field, name.field) for name in mains}
+        if self._layout == "auto" and not is_in_class and len(formats) > 1:
+            raise _UnpackableError(
+                what, f"If these are separate images, pass --layout flat (layout='flat'). {_AS_FIELDS}"
+            )
+        return True
 
     def _refuse_equal(self, keys: Sequence[str], order: Sequence[int]) -> None:
-        """Note an error for each two samples that have the same key after renaming dots."""
-        if not self._rename_dots:
+        """Note an error for each two samples that have the same key, which is not the stem of their files."""
+        if not (self._rename_dots or self.suffixed):
             return
         for (key, row), (other, other_row) in pairwise(zip(keys, order, strict=True)):
             if key == other:
@@ -214,7 +262,7 @@ class _Grouping:
                     self._src / _path(self._stems[each], kinds[self._kinds[each]][0]) for each in (other_row, row)
                 )
                 self._errors.append(
-                    f"{first} and {second} have the same key {key!r} after renaming dots: rename one of them"
+                    _UnpackableError(f"{first} and {second} would have the same key {key!r}", "Rename one of them")
                 )
 
 
@@ -226,10 +274,10 @@ def _path(stem: str, name: FileName) -> str:
     return f"{name.prefix}{stem}{name.suffix}"
 
 
-def _explain_companion(path: Path, layout: Layout) -> str:
+def _explain_companion(path: Path, layout: Layout) -> _UnpackableError:
     alone = "flat" if layout == "flat" else "classes"
-    return (
-        f"{path} has a dot in its stem, and the part before the dot is the name of an image in the same folder: pass "
-        f"--layout pairs (layout='pairs') to make them fields of one sample, or --layout {alone} --rename-dots to make "
-        "them separate samples"
+    return _UnpackableError(
+        f"{path} has a dot in its stem, and the part before the dot is the name of an image in the same folder",
+        "To make such files fields of one sample, pass --layout pairs (layout='pairs'). To make them separate samples, "
+        f"pass --layout {alone} --rename-dots",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -59,6 +60,16 @@ def without_image_suffix(path: str) -> str:
     """Return a path without its suffix, if that is an image's."""
     stem, dot, suffix = path.rpartition(".")
     return stem if dot and suffix.lower() in IMAGE_FORMATS else path
+
+
+def separate_equal_stems(paths: Sequence[str]) -> dict[str, str]:
+    """Return the keys of images that have the same path but for the suffix, by path: a_jpg of a.jpg, a_png of a.png."""
+    groups = defaultdict[str, set[str]](set)
+    for path in paths:
+        groups[without_image_suffix(path)].add(path)
+    return {
+        path: f"{stem}_{path[len(stem) + 1 :]}" for stem, group in groups.items() if len(group) > 1 for path in group
+    }
 
 
 def _make_key(value: object, *, rename_dots: bool) -> object:

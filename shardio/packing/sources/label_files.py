@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -41,7 +41,7 @@ class LabelFile:
 
 
 def find_labels(
-    file: LabelFile, keys: Sequence[str], classes: Sequence[str] | None
+    file: LabelFile, keys: Sequence[str], classes: Sequence[str] | None, names: Mapping[str, str] | None = None
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Return the labels of samples, and the class names.
 
@@ -50,6 +50,7 @@ def find_labels(
         keys: The keys of the samples. Each needs a label.
         classes: The class names that define the labels; by default, the sorted names in the file. Integers are labels
             by themselves.
+        names: The keys by other names of samples, which the file may have instead.
 
     Returns:
         int64 [n], and the class names by label; none if the file has integers.
@@ -57,7 +58,7 @@ def find_labels(
     Raises:
         PackError: If the file cannot be read, a sample has no label or two, or class names and integers are mixed.
     """
-    labels = _read_labels(file)
+    labels = _read_labels(file, names or {})
     if missing := [key for key in keys if key not in labels]:
         more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
         raise PackError(
@@ -112,7 +113,7 @@ def number_labels(
     return np.fromiter(found, np.int64, len(wanted)), tuple(classes or names)
 
 
-def _read_labels(file: LabelFile) -> dict[str, str | int]:
+def _read_labels(file: LabelFile, names: Mapping[str, str]) -> dict[str, str | int]:
     """Return the label of each key in a file: a class name or an integer."""
     if file.path.suffix.lower() not in TABLE_SUFFIXES:
         raise PackError(f"{file.path} is not a file of labels: pass a {', '.join(TABLE_SUFFIXES)} file")
@@ -126,7 +127,8 @@ def _read_labels(file: LabelFile) -> dict[str, str | int]:
             for column in (key_column, label_column):
                 if column not in row:
                     raise PackError(f"row {number} of {file.path} has no {column!r}: it has {', '.join(map(str, row))}")
-            key = _as_key(row[key_column])
+            name = str(row[key_column])
+            key = names.get(name) or without_image_suffix(name)
             try:
                 label = read_label(row[label_column])
             except ValueError as error:
@@ -153,11 +155,6 @@ def _choose_columns(file: LabelFile, names: Sequence[str]) -> tuple[str, str]:
         f"{file.path} has the columns {', '.join(map(str, names))}: name the one with the images and the one with the "
         "labels by --key-column and --label-column (key_column, label_column)"
     )
-
-
-def _as_key(value: Any) -> str:
-    """Return the key for a key or a path."""
-    return without_image_suffix(str(value))
 
 
 def read_label(value: Any) -> str | int | None:

@@ -19,7 +19,7 @@ from shardio.packing.sources.columns import Columns, choose_columns
 from shardio.packing.sources.file_table import FileName, FileTable
 from shardio.packing.sources.files import SHOWN, stat_file
 from shardio.packing.sources.json_fields import dump_json
-from shardio.packing.sources.keys import make_keys, without_image_suffix
+from shardio.packing.sources.keys import make_keys, separate_equal_stems, without_image_suffix
 from shardio.packing.sources.label_files import find_labels
 from shardio.packing.sources.layouts import split_suffix
 from shardio.packing.sources.path_samples import PathTable
@@ -66,14 +66,14 @@ def scan_path_table(src: Path, options: SourceOptions) -> SourceScan:
     numbers: NDArray[np.int64] | None = None
     classes: tuple[str, ...] = ()
     if options.labels is not None:
-        numbers, classes = find_labels(options.labels, table.keys, options.classes)
+        numbers, classes = find_labels(options.labels, table.keys, options.classes, rows.names)
     elif columns.label is not None:
         numbers, classes = number_record_labels(src, rows, rows.labels, (), options.classes)
     elif options.classes is not None:
         raise PackError(f"classes are given, but {src} has no labels: omit --classes (classes=…)")
     if numbers is not None:
         table = replace(table, files=table.files.with_labels(numbers))
-    return SourceScan(samples=table, classes=classes)
+    return SourceScan(samples=table, classes=classes, suffixed=rows.suffixed)
 
 
 class _Rows:
@@ -81,6 +81,8 @@ class _Rows:
 
     Attributes:
         labels: The label of each row.
+        names: The keys that do not follow from the path by removing the suffix, by path.
+        suffixed: The keys that end in the suffix of the file, because another image has the same path otherwise.
 
     Args:
         path: The table.
@@ -96,6 +98,7 @@ class _Rows:
         self._kind_ids, self._kinds = dict[FileName, int](), array("i")
         self._sizes, self._mtimes = array("q"), array("q")
         self._json, self._json_bounds, self._has_json = bytearray(), array("q", [0]), False
+        self.names, self.suffixed = dict[str, str](), list[str]()
         self._num_rows, self._num_errors, self._errors = 0, 0, list[str]()
 
     def describe(self, row: int) -> str:
@@ -148,13 +151,18 @@ class _Rows:
                     ]
                 )
             )
+        separated = separate_equal_stems(self._keys) if columns.key is None else {}
+        self.suffixed = list(separated.values())
         keys = make_keys(
             self,
-            self._keys,
+            [separated.get(path, path) for path in self._keys],
             rename_dots=rename_dots,
             where=f"in the column {columns.image if columns.key is None else columns.key!r}",
             remedy="Name a column with other keys by --key-column (key_column)",
         )
+        if columns.key is None:
+            pairs = zip(self._keys, keys, strict=True)
+            self.names = {path: key for path, key in pairs if without_image_suffix(path) != key}
         files = FileTable(
             root="",
             keys=keys,

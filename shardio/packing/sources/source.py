@@ -166,8 +166,10 @@ class SourceScan:
         samples: The samples to pack.
         classes: The class names in the order of their labels; empty if labels have no names.
         ignored: Files that do not belong to a sample.
+        suffixed: The keys that end in the suffix of the file, because another image has the same name otherwise.
     """
 
     samples: SourceTable
     classes: tuple[str, ...]
     ignored: Sequence[Path] = ()
+    suffixed: Sequence[str] = ()
