@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shardio.cli.contact_sheet import SheetRow, fit_cell
-from shardio.cli.loading import has_class_folders, has_shards
+from shardio.cli.loading import has_class_folders
 from shardio.cli.terminal import printable
 from shardio.datasets import ImageFolder, MapDataset, ShardMapDataset
 from shardio.decoding import Decode, FieldDecoder
 from shardio.images import IMAGE_FIELDS
+from shardio.looking import holds_shards
 from shardio.reading import FileReader, LabelledFile
 from shardio.storage import StorageOptions, absolute_path, find_path, make_access, parse_location, walk_files
 
@@ -73,7 +74,7 @@ def open_images(
     source = absolute_path(source)
     if source.is_file() and _is_image(source):
         return ImageFiles(source.parent, [source], transform, decode)
-    if not source.is_dir() or has_shards(parse_location(source)):
+    if not source.is_dir() or holds_shards(parse_location(source)):
         return ShardMapDataset(source, fields=("image",), transform=transform, decode=decode)
     if has_class_folders(source):
         try:

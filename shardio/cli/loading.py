@@ -66,21 +66,19 @@ def suggest_on_error(on_error: OnErrorPolicy) -> Iterator[None]:
 
 
 def has_class_folders(source: Path, access: RemoteAccess | None = None) -> bool:
-    """Return whether a directory, or a folder of an object store, holds class folders rather than shards."""
+    """Return whether a directory, or a folder of an object store, holds class folders rather than shards.
+
+    Raises:
+        FormatError: If it holds both.
+    """
+    from shardio.looking import holds_shards
     from shardio.shards import MANIFEST_NAME
     from shardio.storage import parse_location
 
     location = parse_location(source, access)
     if (location / MANIFEST_NAME).exists():
         return False  # Before anything is listed, which the credentials may not allow.
-    return location.is_folder() and not has_shards(location) and bool(find_class_folders(location))
-
-
-def has_shards(folder: Location) -> bool:
-    """Return whether a folder holds a manifest or tars."""
-    from shardio.shards import MANIFEST_NAME
-
-    return any(name == MANIFEST_NAME or name.lower().endswith(".tar") for name in folder.list())
+    return location.is_folder() and not holds_shards(location) and bool(find_class_folders(location))
 
 
 def find_class_folders(folder: Location) -> list[str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardio.looking.overview import Overview, Thumbnail, look_at
     from shardio.looking.overview_page import make_overview_page
     from shardio.looking.sizes import format_bytes
-    from shardio.looking.source import ImageSource, open_source
+    from shardio.looking.source import ImageSource, holds_shards, open_source
     from shardio.looking.thresholds import DEFAULT_THRESHOLD, MAX_THRESHOLD
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "describe_labels",
     "find_duplicates",
     "format_bytes",
+    "holds_shards",
     "look_at",
     "make_duplicates_page",
     "make_overview_page",
@@ -46,7 +47,7 @@ __getattr__ = import_on_use(
         ".overview": "Overview Thumbnail look_at",
         ".overview_page": "make_overview_page",
         ".sizes": "format_bytes",
-        ".source": "ImageSource open_source",
+        ".source": "ImageSource holds_shards open_source",
         ".thresholds": "DEFAULT_THRESHOLD MAX_THRESHOLD",
     },
 )

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.errors import FormatError
+from shardio.images import IMAGE_FORMATS
 from shardio.looking.images import ImageColumns
 from shardio.shards import MANIFEST_NAME
 from shardio.storage import Location, RemoteAccess, parse_location
@@ -83,17 +87,37 @@ def open_source(name: str, access: RemoteAccess | None = None) -> ImageSource:
 
     Raises:
         FileNotFoundError: If the source does not exist, or holds neither shards nor images.
-        FormatError: If a file of the dataset is invalid.
+        FormatError: If a file of the dataset is invalid, or a directory holds both tars and images.
         ValueError: If the name is empty.
     """
     from shardio.looking.image_files import FolderImages
     from shardio.looking.shard_images import ShardImages
 
     location = parse_location(name, access)
-    if location.is_folder() and not _has_shards(location):
+    if location.is_folder() and not holds_shards(location):
         return FolderImages(name, location)
     return ShardImages(name, access)
 
 
-def _has_shards(folder: Location) -> bool:
-    return any(name == MANIFEST_NAME or name.lower().endswith(".tar") for name in folder.list())
+def holds_shards(folder: Location) -> bool:
+    """Return whether a folder holds a manifest or tars.
+
+    Raises:
+        FormatError: If it holds tars without a manifest, and images: either may be what is meant.
+    """
+    names = folder.list()
+    if MANIFEST_NAME in names:
+        return True
+    tar = next((name for name in names if name.lower().endswith(".tar")), None)
+    if tar is None:
+        return False
+    folders = [name for name in names if name.endswith("/") and not name.startswith(".")]
+    files = chain(names, *([name + inner for inner in (folder / name[:-1]).list()] for name in folders))
+    if (
+        image := next((name for name in files if PurePosixPath(name).suffix[1:].lower() in IMAGE_FORMATS), None)
+    ) is None:
+        return True
+    raise FormatError(
+        f"{folder} holds both tars, such as {tar}, and images, such as {image}: move one or the other to a folder of "
+        "their own, or name the tars themselves, in brace notation if they are several"
+    )

@@ -12,6 +12,7 @@ import shardio
 from shardio.cli.main import app
 from tests.looking.pages import Page
 from tests.sources import encode, write_images
+from tests.tars import write_tar
 
 
 def run(*arguments: object) -> Result:
@@ -118,3 +119,30 @@ def test_dups_names_unreadable_images(doubled: Path) -> None:
 def test_dups_needs_different_sources(images: Path) -> None:
     assert "named twice" in usage_error("dups", images, images)
     assert "several sources" in usage_error("dups", images, "--between")
+
+
+COMMANDS: dict[str, list[str]] = {
+    "view": ["-o", "sheet.html"],
+    "dups": [],
+    "augment": ["--recipe", "trivial_augment", "-o", "sheet.png"],
+    "bench": ["--batches", "1"],
+    "train": ["--val", "val", "--out", "run"],
+    "pack": ["out"],
+}
+
+
+def test_images_beside_tars_are_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command that takes class folders or tars says that a folder holds both."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("in", "val"):
+        write_images(tmp_path / name, classes=2, per_class=1)
+    write_tar(tmp_path / "in" / "backup.tar", [("a.jpg", encode(0)), ("a.cls", b"0")])
+    for command, options in COMMANDS.items():
+        done = run(command, "in", *options)
+        message = str(done.exception)
+        assert done.exit_code != 0, command
+        assert "backup.tar" in message, (command, message, done.output)
+        assert "class-0/name-000.jpg" in message, (command, message)
+    (tmp_path / "in" / "class-0" / "name-000.jpg").rename(tmp_path / "in" / "class-0" / "notes.txt")
+    (tmp_path / "in" / "class-1" / "name-000.jpg").rename(tmp_path / "in" / "class-1" / "notes.txt")
+    assert "1 image of 1" in run("view", "in", "-o", "sheet.html").stdout

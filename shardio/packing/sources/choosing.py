@@ -4,27 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from shardio.errors import PackError
 from shardio.packing.sources import hugging_face, litdata_chunks, lmdb_entries, mds, path_tables, tars
 from shardio.packing.sources.directory import find_main_file, scan_directory
 from shardio.packing.sources.records import RecordScan, scan_records
-from shardio.packing.sources.source import SourceKind, SourceOptions, SourceScan
+from shardio.packing.sources.source import Evidence, SourceKind, SourceOptions, SourceScan
 from shardio.storage import Location
-
-
-class _Find(Protocol):
-    """Returns the file by which a source is recognised; None if it is of another kind."""
-
-    def __call__(self, src: Path, *, is_chosen: bool) -> Path | None: ...
 
 
 class _Adapter(NamedTuple):
     """How a dataset of another tool is recognised and read, and what can be chosen: columns, or fields."""
 
     what: str
-    find: _Find
+    find: Callable[[Path], Evidence | None]
     scan: Callable[[Path, SourceOptions], RecordScan | SourceScan]
     has_columns: bool = True
     has_fields: bool = False
@@ -67,14 +61,14 @@ def scan_source(src: Path, dst: Location, options: SourceOptions) -> SourceScan:
 def _choose_kind(src: Path, options: SourceOptions) -> SourceKind:
     """Return what a source is. Files that hold no samples, such as tables of labels, do not decide that."""
     if (kind := options.source_kind) != "auto":
-        if kind != "files" and _ADAPTERS[kind].find(src, is_chosen=True) is None:
+        if kind != "files" and _ADAPTERS[kind].find(src) is None:
             raise PackError(f"{src} is not {_ADAPTERS[kind].what}: omit --source-kind {kind} (source_kind={kind!r})")
         return kind
-    found = _find_kinds(src, is_chosen=False)
-    others = found or _find_kinds(src, is_chosen=True)
-    if others and (file := find_main_file(src, options)) is not None:
+    all_found = {kind: evidence for kind, adapter in _ADAPTERS.items() if (evidence := adapter.find(src)) is not None}
+    found = {kind: evidence.file for kind, evidence in all_found.items() if evidence.holds_samples}
+    if all_found and (file := find_main_file(src, options)) is not None:
         found["files"] = file
-    found = found or others or {"files": src}
+    found = found or {kind: evidence.file for kind, evidence in all_found.items()} or {"files": src}
     if len(found) > 1:  # An option that applies to one of them chooses it.
         found = {kind: file for kind, file in found.items() if _find_other_option(kind, options) is None} or found
     if len(found) > 1:
@@ -89,12 +83,6 @@ def _choose_kind(src: Path, options: SourceOptions) -> SourceKind:
             + "\nPass one of these options, or move the others out of the source"
         )
     return next(iter(found))
-
-
-def _find_kinds(src: Path, *, is_chosen: bool) -> dict[SourceKind, Path]:
-    """Return the kinds of other tools' datasets that a source may be, and the file that shows each."""
-    found = {kind: adapter.find(src, is_chosen=is_chosen) for kind, adapter in _ADAPTERS.items()}
-    return {kind: file for kind, file in found.items() if file is not None}
 
 
 def _find_other_option(kind: SourceKind, options: SourceOptions) -> str | None:

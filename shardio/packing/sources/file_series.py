@@ -13,6 +13,7 @@ from typing import Any
 from shardio.errors import PackError
 from shardio.json_text import parse_json
 from shardio.packing.sources.files import stat_file
+from shardio.packing.sources.source import Evidence
 from shardio.storage import parse_location
 
 INDEX = "index.json"
@@ -62,10 +63,10 @@ class IndexKind:
     pattern: str
 
 
-def find_index(src: Path, kind: IndexKind) -> Path | None:
-    """Return the ``index.json`` of a tool in a directory, or in one of its splits; None if there is none."""
-    found = [src / split / INDEX for split in (".", *_SPLITS) if _matches(src / split, kind)]
-    return found[0] if found else None
+def find_index(src: Path, kind: IndexKind) -> Evidence | None:
+    """Find the ``index.json`` of a tool in a directory, or in one of its splits."""
+    found = (src / split for split in (".", *_SPLITS) if _matches(src / split, kind))
+    return next((Evidence(folder / INDEX) for folder in found), None)
 
 
 def read_index(src: Path, kind: IndexKind) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from shardio.packing.sources.files import SourceFile, stat_file
 from shardio.packing.sources.json_fields import dump_json
 from shardio.packing.sources.layouts import refuse_splits_in_names
 from shardio.packing.sources.records import RecordScan
-from shardio.packing.sources.source import SourceOptions
+from shardio.packing.sources.source import Evidence, SourceOptions
 from shardio.packing.sources.table_rows import holds_contents
 from shardio.storage import parse_location
 
@@ -58,24 +58,21 @@ class _Reader:
         return found
 
 
-def find_saved_dataset(src: Path, *, is_chosen: bool) -> Path | None:
-    """Return the file by which a directory that ``save_to_disk`` wrote is recognised; None if it is none."""
-    info = src / "dataset_info.json"
+def find_saved_dataset(src: Path) -> Evidence | None:
+    """Find the description of a dataset that ``save_to_disk`` wrote."""
+    info, splits = src / "dataset_info.json", src / "dataset_dict.json"
     if (src / "state.json").is_file() and info.is_file():
-        return info
-    return next(filter(Path.is_file, [src / "dataset_dict.json"]), None)
+        return Evidence(info)
+    return Evidence(splits) if splits.is_file() else None
 
 
-def find_parquet(src: Path, *, is_chosen: bool) -> Path | None:
-    """Return a Parquet file of a source that is one, a pattern, or a directory; None if it has none.
-
-    Unless this kind is chosen, the file must hold contents: others name or describe samples that are elsewhere.
-    """
+def find_parquet(src: Path) -> Evidence | None:
+    """Find a Parquet file in a source that is one, a pattern, or a directory. It holds samples if it holds contents."""
     if not src.is_dir():
         is_parquet = src.suffix.lower() == ".parquet"
-        return src if is_parquet and (is_chosen or not src.is_file() or holds_contents(src)) else None
+        return Evidence(src, not src.is_file() or holds_contents(src)) if is_parquet else None
     with_contents, others = _find_in_folder(src)
-    return next(iter([*with_contents, *(others if is_chosen else ())]), None)
+    return next((Evidence(path, bool(with_contents)) for path in with_contents + others), None)
 
 
 def scan_saved_dataset(src: Path, options: SourceOptions) -> RecordScan:

@@ -38,7 +38,7 @@ from shardio.packing.sources.litdata_values import (
     leave_out,
 )
 from shardio.packing.sources.records import RecordScan
-from shardio.packing.sources.source import SourceOptions
+from shardio.packing.sources.source import Evidence, SourceOptions
 from shardio.packing.sources.stored_images import encode_array, encode_pixels, split_contents
 from shardio.packing.sources.temporary import TemporaryFolder, find_folder, unpack
 
@@ -155,8 +155,8 @@ class _Items:
         return found if self._is_one_value or isinstance(found, dict) else dict(enumerate(found))
 
 
-def find_litdata(src: Path, *, is_chosen: bool) -> Path | None:
-    """Return the index of a directory that ``litdata.optimize`` wrote, or of a split in it; None if there is none."""
+def find_litdata(src: Path) -> Evidence | None:
+    """Find the index of a directory that ``litdata.optimize`` wrote, or of a split in it."""
     return find_index(src, _KIND)
 
 

@@ -15,7 +15,7 @@ from shardio.images import IMAGE_FIELDS, find_format
 from shardio.packing.sources.entry_names import Entries, EntryNames
 from shardio.packing.sources.files import FileChangedError, SourceFile, check_unchanged, stat_file
 from shardio.packing.sources.records import IMAGE, RecordScan
-from shardio.packing.sources.source import SourceOptions
+from shardio.packing.sources.source import Evidence, SourceOptions
 from shardio.storage import parse_location
 
 _MAGIC = b"\xde\xc0\xef\xbe"
@@ -83,12 +83,12 @@ class _Reader:
         return found
 
 
-def find_lmdb(src: Path, *, is_chosen: bool) -> Path | None:
-    """Return the file of an LMDB environment, a directory with ``data.mdb`` or a file; None if it is none."""
+def find_lmdb(src: Path) -> Evidence | None:
+    """Find the file of an LMDB environment, which is a directory with ``data.mdb``, or a file."""
     if src.is_dir():
-        return next(filter(Path.is_file, [src / "data.mdb"]), None)
+        return next(map(Evidence, filter(Path.is_file, [src / "data.mdb"])), None)
     is_lmdb = src.is_file() and stat_file(str(src)).size >= 20 and _read_start(src)[16:20] == _MAGIC
-    return src if is_lmdb else None
+    return Evidence(src) if is_lmdb else None
 
 
 def scan_lmdb(src: Path, options: SourceOptions) -> RecordScan:

@@ -31,7 +31,7 @@ from shardio.packing.sources.file_series import (
 from shardio.packing.sources.files import SourceFile, stat_file
 from shardio.packing.sources.json_fields import dump_json
 from shardio.packing.sources.records import RecordScan
-from shardio.packing.sources.source import SourceOptions
+from shardio.packing.sources.source import Evidence, SourceOptions
 from shardio.packing.sources.stored_images import encode_array, encode_pixels, split_contents
 from shardio.packing.sources.temporary import TemporaryFolder, find_folder, unpack
 from shardio.storage import StoredFile, parse_location
@@ -125,8 +125,8 @@ class _Streaming(NamedTuple):
     decompress: Callable[[str, bytes], bytes]
 
 
-def find_mds(src: Path, *, is_chosen: bool) -> Path | None:
-    """Return the index of a directory that ``MDSWriter`` wrote, or of a split in it; None if there is none."""
+def find_mds(src: Path) -> Evidence | None:
+    """Find the index of a directory that ``MDSWriter`` wrote, or of a split in it."""
     return find_index(src, _KIND)
 
 

@@ -24,7 +24,7 @@ from shardio.packing.sources.label_files import find_labels
 from shardio.packing.sources.layouts import split_suffix
 from shardio.packing.sources.path_samples import PathTable
 from shardio.packing.sources.records import number_record_labels
-from shardio.packing.sources.source import SourceOptions, SourceScan
+from shardio.packing.sources.source import Evidence, SourceOptions, SourceScan
 from shardio.packing.sources.table_rows import TABLE_SUFFIXES, Row, holds_contents, read_rows
 from shardio.shards import MAX_MEMBER, TOO_LARGE
 from shardio.storage import absolute_path
@@ -33,15 +33,12 @@ _USUAL_NAMES = ("file", "file_name", "file_path", "filename", "filepath", "image
 """The usual names of columns of paths."""
 
 
-def find_path_table(src: Path, *, is_chosen: bool) -> Path | None:
-    """Return a source that is a CSV or JSON Lines file, or a Parquet file; None if it is something else.
-
-    Unless this kind is chosen, no column of the Parquet file may hold contents.
-    """
+def find_path_table(src: Path) -> Evidence | None:
+    """Recognise a CSV or JSON Lines file, or a Parquet file. One with columns of contents must be chosen."""
     suffix = src.suffix.lower()
     if not src.is_file() or suffix not in TABLE_SUFFIXES:
         return None
-    return src if is_chosen or suffix != ".parquet" or not holds_contents(src) else None
+    return Evidence(src, suffix != ".parquet" or not holds_contents(src))
 
 
 def scan_path_table(src: Path, options: SourceOptions) -> SourceScan:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,13 @@ from shardio.storage import make_path
 SourceKind = Literal["auto", "files", "lmdb", "litdata", "mds", "parquet", "saved", "table", "tars"]
 """``files``: a directory of images, or of other files. ``saved``: what ``save_to_disk`` of ``datasets`` wrote.
 ``table``: a table of paths. ``auto``: recognised by its files."""
+
+
+class Evidence(NamedTuple):
+    """A file that shows of what kind a source is, and whether it holds samples. Otherwise, it must be chosen."""
+
+    file: Path
+    holds_samples: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

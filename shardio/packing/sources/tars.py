@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from shardio.packing.sources.files import SourceFile, check_unchanged, stat_file
 from shardio.packing.sources.label_files import find_labels
 from shardio.packing.sources.layouts import refuse_splits_in_names
 from shardio.packing.sources.records import RecordTable
-from shardio.packing.sources.source import SourceOptions, SourceScan
+from shardio.packing.sources.source import Evidence, SourceOptions, SourceScan
 from shardio.packing.uniting import refuse_duplicates
 from shardio.shards import (
     BLOCK,
@@ -100,18 +101,19 @@ class _Reader:
         return {**sample.fields, LABEL_FIELD: b"%d" % label}
 
 
-def find_tars(src: Path, *, is_chosen: bool) -> Path | None:
-    """Return a tar or the manifest of a source that is one, a pattern of tars, or a directory; None if it has none.
+def find_tars(src: Path) -> Evidence | None:
+    """Find a tar or the manifest of a source that is one, a pattern of tars, or a directory.
 
-    Unless this kind is chosen, a compressed tar in a directory does not count: it is where the other files are from.
+    A compressed tar cannot be read. Beside other files, it is where they are from.
     """
     if not src.is_dir():
-        return src if src.name == MANIFEST_NAME or _TAR.fullmatch(src.name) is not None else None
+        return Evidence(src) if src.name == MANIFEST_NAME or _TAR.fullmatch(src.name) is not None else None
     if (src / MANIFEST_NAME).is_file():
-        return src / MANIFEST_NAME
-    names = sorted(path.name for path in src.iterdir() if _TAR.fullmatch(path.name) and not path.name.startswith("."))
-    plain = [name for name in names if name.lower().endswith(".tar")]
-    return src / (plain or names)[0] if plain or (names and is_chosen) else None
+        return Evidence(src / MANIFEST_NAME)
+    all_names = os.listdir(src)  # noqa: PTH208  # A million Paths cost seconds.
+    names = [name for name in all_names if not name.startswith(".") and _TAR.fullmatch(name) is not None]
+    names.sort(key=lambda name: (not name.lower().endswith(".tar"), name))
+    return Evidence(src / names[0], names[0].lower().endswith(".tar")) if names else None
 
 
 def scan_tars(src: Path, options: SourceOptions) -> SourceScan:
