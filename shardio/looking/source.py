@@ -111,11 +111,10 @@ def holds_shards(folder: Location) -> bool:
     tar = next((name for name in names if name.lower().endswith(".tar")), None)
     if tar is None:
         return False
-    folders = [name for name in names if name.endswith("/") and not name.startswith(".")]
-    files = chain(names, *([name + inner for inner in (folder / name[:-1]).list()] for name in folders))
-    if (
-        image := next((name for name in files if PurePosixPath(name).suffix[1:].lower() in IMAGE_FORMATS), None)
-    ) is None:
+    folders = (name for name in names if name.endswith("/") and not name.startswith("."))
+    inner = (name + file for name in folders for file in (folder / name[:-1]).list())
+    images = (name for name in chain(names, inner) if PurePosixPath(name).suffix[1:].lower() in IMAGE_FORMATS)
+    if (image := next(images, None)) is None:
         return True
     raise FormatError(
         f"{folder} holds both tars, such as {tar}, and images, such as {image}: move one or the other to a folder of "

@@ -15,7 +15,7 @@ from shardio.storage import Location
 
 
 class _Adapter(NamedTuple):
-    """How a dataset of another tool is recognised and read, and what can be chosen: columns, or fields."""
+    """How messages call a dataset of another tool, how it is recognised and read, and what can be chosen."""
 
     what: str
     find: Callable[[Path], Evidence | None]

@@ -140,7 +140,7 @@ def _find_names(table: FileTable, suffixed: Collection[str]) -> dict[str, str]:
     found, suffixed = dict[str, str](), set(suffixed)
     for key, stem, kind_id in zip(table.keys, table.stems, table.kind_ids.tolist(), strict=True):
         if key != stem:
-            found |= {f"{stem}{name.suffix}": key for name in table.kinds[kind_id]}
+            found |= {f"{name.prefix}{stem}{name.suffix}": key for name in table.kinds[kind_id]}
             if key not in suffixed:
                 found[stem] = key
     return found

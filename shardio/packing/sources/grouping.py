@@ -229,14 +229,14 @@ class _Grouping:
         Raises:
             _UnpackableError: If they may be an image and its mask, or are two files for one field.
         """
-        mains = [name for name, _, _ in files if name.field in self._main]
-        paths = [str(self._src / _path(stem, name)) for name, _, _ in files]
-        if len(mains) == 1:
-            fields = [name.field for name, _, _ in files]
-            if len({*fields}) < len(fields):
-                raise _UnpackableError(f"{' and '.join(paths)} have a field in common", "Keep one file for each field")
+        fields = [name.field for name, _, _ in files]
+        mains = [field for field in fields if field in self._main]
+        if len(mains) == 1 and len({*fields}) == len(fields):
             return False
-        what = f"{' and '.join(paths)} have the same stem"
+        what = " and ".join(str(self._src / _path(stem, name)) for name, _, _ in files)
+        if len(mains) == 1:
+            raise _UnpackableError(f"{what} have a field in common", "Keep one file for each field")
+        what = f"{what} have the same stem"
         if len(files) > len(mains):
             raise _UnpackableError(
                 what, f"It is not clear to which image the other files belong: rename them. {_AS_FIELDS}"
@@ -244,7 +244,7 @@ class _Grouping:
         if self._layout == "pairs":
             raise _UnpackableError(what, f"Rename one of them, such as a.mask.png. {_AS_FIELDS}")
         is_in_class = self._layout == "auto" and "/" in stem and not self._has_labels
-        formats = {IMAGE_FORMATS.get(name.field, name.field) for name in mains}
+        formats = {IMAGE_FORMATS.get(field, field) for field in mains}
         if self._layout == "auto" and not is_in_class and len(formats) > 1:
             raise _UnpackableError(
                 what, f"If these are separate images, pass --layout flat (layout='flat'). {_AS_FIELDS}"

@@ -30,7 +30,7 @@ OR_CONFIRM = "If the folders are classes, pass --layout classes (layout='classes
 # Words in the names of folders, in lower case.
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval", "evaluation", "holdout"}
 WITH_SPLITS = {"set", "data", "images", "img", "split"}
-_SPLIT = re.compile(rf"(?<![a-z])({'|'.join(sorted(SPLITS))})(?![a-z])")
+_SPLIT = re.compile(rf"(?<![a-z])({'|'.join(sorted(SPLITS))})(?![a-z])", re.IGNORECASE)
 IMAGES = re.compile(r"images?|imgs?|jpegimages|photos?|pictures?|rgb|inputs?")
 COMPANIONS = re.compile(
     r"masks?|labels?|annotations?|captions?|segmentation(s|class|object)?|seg|semantic|gt|groundtruth|truth|targets?"
@@ -127,8 +127,8 @@ def refuse_splits_in_names(src: Path, paths: Sequence[Path]) -> None:
     """Raise PackError if the names of a directory's files are those of several splits, such as train-0.tar."""
     splits = dict[str, str]()
     for path in paths:
-        if (found := _SPLIT.search(path.name.lower())) is not None:
-            splits[found[0]] = f"{path.parent / path.name[: found.end()]}*{path.suffix}"
+        if (found := _SPLIT.search(path.name)) is not None:
+            splits[found[0].lower()] = f"{path.parent / path.name[: found.end()]}*{path.suffix}"
     if len(splits) > 1:
         raise PackError(
             f"{src} holds files of the splits {', '.join(sorted(splits))}: pack each one by a pattern, such as "

@@ -111,7 +111,7 @@ def find_tars(src: Path) -> Evidence | None:
     if (src / MANIFEST_NAME).is_file():
         return Evidence(src / MANIFEST_NAME)
     all_names = os.listdir(src)  # noqa: PTH208  # A million Paths cost seconds.
-    names = [name for name in all_names if not name.startswith(".") and _TAR.fullmatch(name) is not None]
+    names = [name for name in all_names if ".t" in name.lower() and _TAR.fullmatch(name) and not name.startswith(".")]
     names.sort(key=lambda name: (not name.lower().endswith(".tar"), name))
     return Evidence(src / names[0], names[0].lower().endswith(".tar")) if names else None
 
