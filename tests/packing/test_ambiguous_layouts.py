@@ -42,6 +42,7 @@ AMBIGUOUS = {
     "imagenet": (folders("train/cat", "train/dog", "val/cat", "val/dog"), "train/ and val/"),
     "coco": (folders("train2017", "val2017", "test2017"), "train2017/, test2017/ and val2017/"),
     "kaggle": (folders("training_set/cats", "test_set/cats"), "training_set/ and test_set/"),
+    "two-domains": (folders("trainA", "trainB", "testA", "testB"), "trainA/, trainB/, testA/ and testB/"),
     "train-alone": (folders("train/cat", "train/dog"), "train/"),
     "one-level-too-high": (folders("photos/cat", "photos/dog"), "holds only the folder photos/"),
 }

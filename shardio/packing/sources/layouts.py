@@ -29,7 +29,7 @@ OR_CONFIRM = "If the folders are classes, pass --layout classes (layout='classes
 
 # Words in the names of folders, in lower case.
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval", "evaluation", "holdout"}
-WITH_SPLITS = {"set", "data", "images", "img", "split"}
+WITH_SPLITS = {"set", "data", "images", "img", "split", "a", "b"}
 _SPLIT = re.compile(rf"(?<![a-z])({'|'.join(sorted(SPLITS))})(?![a-z])", re.IGNORECASE)
 IMAGES = re.compile(r"images?|imgs?|jpegimages|photos?|pictures?|rgb|inputs?")
 COMPANIONS = re.compile(
@@ -400,7 +400,7 @@ def _last_word(name: str) -> str:
 
 
 def _is_split(name: str) -> bool:
-    words = set(_words(name))
+    words = set(_words(re.sub("(?<=[a-z])(?=[A-Z])", " ", name)))  # trainA and trainB are of two domains.
     return bool(words & SPLITS) and words <= SPLITS | WITH_SPLITS
 
 
