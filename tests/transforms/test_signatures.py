@@ -59,12 +59,9 @@ def test_arguments_have_torchvisions_names_order_and_defaults(name: str) -> None
 def test_a_longest_side_is_torchvisions(height: int, width: int, size: int | None, more: int) -> None:
     max_size = (size or 0) + more
     box = tv_tensors.BoundingBoxes([[0, 0, 1, 1]], format="XYXY", canvas_size=(height, width))
-    try:
-        expected = v2.Resize(size, max_size=max_size)(box).canvas_size
-    except ZeroDivisionError:  # torchvision makes an image without pixels of a very narrow one.
-        expected = None
+    expected = v2.Resize(size, max_size=max_size)(box).canvas_size
     found = Resize(size, max_size=max_size).draw(repeat_size(height, width, 1), make_rng_keys(1))[0].tolist()
-    assert tuple(found) == tuple(max(side, 1) for side in expected or found)
+    assert tuple(found) == tuple(max(side, 1) for side in expected), "torchvision's sides may be 0"
     assert max(found) <= max_size
 
 
