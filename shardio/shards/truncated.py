@@ -54,6 +54,8 @@ class _Part:
 def find_complete(file: StoredFile, columns: IndexColumns | None) -> TruncatedTar | None:
     """Return which samples of a truncated tar are complete; None if the tar is damaged in another way, or not at all.
 
+    None also if members of a sample are not adjacent, because any sample may then lack some.
+
     A tar is truncated if it has intact members up to its end, where a header, a content or the end mark is cut off.
 
     Args:
@@ -76,7 +78,7 @@ def find_complete(file: StoredFile, columns: IndexColumns | None) -> TruncatedTa
     dropped = [cut_key] if cut_key is not None else []
     if parts and not _is_complete(parts, cut_key, columns):
         dropped.insert(0, parts.pop().key)
-    if any(part.is_ambiguous for part in parts):
+    if any(part.is_ambiguous for part in parts) or _are_scattered(parts, columns):
         return None
     if columns is not None and columns.header.num_bytes > file.size:
         keys = columns.keys
@@ -125,6 +127,13 @@ def _group(members: list[TarMember]) -> list[_Part]:
         fields = dict(of_key)
         parts.append(_Part(key=key, fields=fields, is_ambiguous=len(fields) < len(of_key)))
     return parts
+
+
+def _are_scattered(parts: list[_Part], columns: IndexColumns | None) -> bool:
+    """Return whether members of a sample are not adjacent, as far as the tar or its index shows it."""
+    fields = dict[str, frozenset[str]]()
+    is_here = any(fields.setdefault(part.key, frozenset(part.fields)) != frozenset(part.fields) for part in parts)
+    return is_here or (columns is not None and bool(columns.header.num_scattered))
 
 
 def _is_complete(parts: list[_Part], cut_key: str | None, columns: IndexColumns | None) -> bool:

@@ -133,7 +133,7 @@ def test_a_tar_that_changes_during_the_pack_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_packed_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    write_tar(tmp_path / "a.tar", [("x.jpg", encode(0)), ("y.jpg", encode(1)), ("x.png", encode(2))])
+    write_tar(tmp_path / "a.tar", [("x.jpg", encode(0)), ("y.jpg", encode(1)), ("x.jpg", encode(2))])
     with pytest.raises(PackError, match=r"two samples have the key 'x'"):
         shardio.pack(tmp_path / "a.tar", tmp_path / "out")
     (tmp_path / "zipped").mkdir()
