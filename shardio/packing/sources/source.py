@@ -62,7 +62,8 @@ class SourceOptions:
         """What the main fields are, for messages about their absence."""
         if self.fields is not None:
             return f".{self.fields[0]} files, which --fields (fields) names first"
-        return f"images that can be packed (supported: {', '.join(IMAGE_FIELDS)})"
+        others = "" if self.converts else f"; --convert-to (convert_to) also takes {', '.join(sorted(CONVERTIBLE))}"
+        return f"images that can be packed (supported: {', '.join(IMAGE_FIELDS)}{others})"
 
 
 def make_options(
