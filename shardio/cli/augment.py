@@ -71,7 +71,7 @@ def augment(
     """Show what a recipe or a transform makes of images, as a contact sheet.
 
     Each row shows an image, and what a training run with this seed gets in its first epochs. Images that cannot be read
-    are named.
+    are named instead.
 
     Example: shardio augment IMAGES -o sheet.png --recipe trivial_augment
     """

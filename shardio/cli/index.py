@@ -34,7 +34,7 @@ def index(
 
     The index is written next to the tar if possible, otherwise to the user's cache folder.
     Tars compressed with gzip are indexed, too: ls, cat and extract then read them. Datasets do not.
-    Members with the same key become one sample, also if they are not adjacent in the tar.
+    Members with the same key become one sample, even if they are not adjacent in the tar.
     The exit code is 1 if a tar cannot be indexed, or if several of its samples have the same key.
 
     Example: shardio index data/*.tar

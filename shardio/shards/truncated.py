@@ -54,9 +54,8 @@ class _Part:
 def find_complete(file: StoredFile, columns: IndexColumns | None) -> TruncatedTar | None:
     """Return which samples of a truncated tar are complete; None if the tar is damaged in another way, or not at all.
 
-    None also if members of a sample are not adjacent, because any sample may then lack some.
-
-    A tar is truncated if it has intact members up to its end, where a header, a content or the end mark is cut off.
+    A tar is truncated if it has intact members up to its end, where a header, a content or the end mark is cut off. If
+    the members of a sample are not adjacent, any sample may lack some, so the result is None, too.
 
     Args:
         file: The tar.
@@ -75,10 +74,12 @@ def find_complete(file: StoredFile, columns: IndexColumns | None) -> TruncatedTa
     if not is_cut:
         return None
     parts = _group(members)
+    if _are_scattered(parts, cut_key, columns):
+        return None
     dropped = [cut_key] if cut_key is not None else []
     if parts and not _is_complete(parts, cut_key, columns):
         dropped.insert(0, parts.pop().key)
-    if any(part.is_ambiguous for part in parts) or _are_scattered(parts, columns):
+    if any(part.is_ambiguous for part in parts):
         return None
     if columns is not None and columns.header.num_bytes > file.size:
         keys = columns.keys
@@ -129,11 +130,14 @@ def _group(members: list[TarMember]) -> list[_Part]:
     return parts
 
 
-def _are_scattered(parts: list[_Part], columns: IndexColumns | None) -> bool:
+def _are_scattered(parts: list[_Part], cut_key: str | None, columns: IndexColumns | None) -> bool:
     """Return whether members of a sample are not adjacent, as far as the tar or its index shows it."""
+    if columns is not None and columns.header.num_scattered:
+        return True
     fields = dict[str, frozenset[str]]()
-    is_here = any(fields.setdefault(part.key, frozenset(part.fields)) != frozenset(part.fields) for part in parts)
-    return is_here or (columns is not None and bool(columns.header.num_scattered))
+    if any(fields.setdefault(part.key, frozenset(part.fields)) != frozenset(part.fields) for part in parts):
+        return True
+    return any(part.key == cut_key for part in parts[:-1])
 
 
 def _is_complete(parts: list[_Part], cut_key: str | None, columns: IndexColumns | None) -> bool:

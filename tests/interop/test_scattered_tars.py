@@ -258,9 +258,12 @@ def test_repair_gathers_whole_tars_and_keeps_truncated_ones(tar: Path, tmp_path:
     with pytest.raises(FormatError, match="not adjacent"):
         export_index(tmp_path / "out", "wids")
     content = tar.read_bytes()
-    for has_index, num_bytes in ((True, 3000), (True, len(content) - 11_000), (False, len(content) - 11_000)):
-        shard.write_bytes(content[:num_bytes])
+    write_tar(tar, [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.cls", b"3"), ("b.cls", b"4")])
+    cuts = [(True, content[:3000]), (True, content[:-11_000]), (False, content[:-11_000])]
+    cuts += [(False, tar.read_bytes()[:num_bytes]) for num_bytes in (2560, 3072)]  # In and after the content of a.cls.
+    for has_index, cut in cuts:
+        shard.write_bytes(cut)
         if not has_index:
-            index_of(shard).unlink()
+            index_of(shard).unlink(missing_ok=True)
         assert [problem.kind for problem in repair(parse_location(tmp_path / "out")).problems] == ["header"]
-        assert shard.read_bytes() == content[:num_bytes]
+        assert shard.read_bytes() == cut
