@@ -118,7 +118,7 @@ def _list_files(
 
 
 def _refuse_scattered(table: ShardTable, chosen: ExportFormat) -> None:
-    """Raise FormatError if a tar has samples whose members are not adjacent, as readers of the format expect."""
+    """Raise FormatError if the members of a sample are not adjacent. Readers of the format expect that they are."""
     for tar, header in zip(table.tars, map_locations(read_header, table.indexes), strict=True):
         if header.num_scattered:
             raise FormatError(
