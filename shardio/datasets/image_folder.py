@@ -185,18 +185,17 @@ def _label_images(
     samples = []
     others = list[Path]()
     for name, files in paths.items():
-        images = list[str]()
+        images, num_before = list[str](), len(others)
         for path in files:
             if path.rpartition(".")[2].lower() in IMAGE_FIELDS:
                 images.append(path)
             else:
                 others.append(Path(path))
         if not images:
+            left_out = describe_other_images(others[num_before:])
+            what = left_out or f"add images ({', '.join(IMAGE_FIELDS)}) or remove it"
             kept = "" if listing is None else f". Then delete the listing {listing}"
-            raise FileNotFoundError(
-                f"the class folder {root / name} holds no images: add images ({', '.join(IMAGE_FIELDS)}) or remove "
-                f"it{kept}"
-            )
+            raise FileNotFoundError(f"the class folder {root / name} holds no images: {what}{kept}")
         images.sort(key=lambda path: path.rpartition("/")[::2])  # torchvision's order: by directory, then by name.
         samples += [(path, labels[name]) for path in images]
     return samples, others

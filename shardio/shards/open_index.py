@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError, StaleIndexError, StoreError
 from shardio.json_text import parse_json
-from shardio.shards.index import INDEX_FORMAT, IndexHeader, digest_headers
+from shardio.shards.index import INDEX_FORMAT, SCATTERED_FORMAT, IndexHeader, digest_headers
 from shardio.shards.parts import PartCache
 from shardio.shards.tar import BLOCK
 from shardio.storage import Location, StoredFile, make_version
@@ -258,11 +258,11 @@ def read_layout(file: StoredFile) -> tuple[IndexHeader, dict[str, int], int]:
         if not isinstance(metadata, str):
             raise TypeError(f"its metadata must be a string, got {type(metadata).__name__}")
         values = parse_json(metadata)
-        if values["format"] != INDEX_FORMAT:  # Checked first: other formats may have other values.
+        if values["format"] not in (INDEX_FORMAT, SCATTERED_FORMAT):  # First: other formats may have other values.
             raise FormatError(
                 f"the index {file.location} has format {values['format']}, but this version of shardio reads "
-                f"{INDEX_FORMAT}: use the version that wrote it, or pack the dataset again. If shardio did not pack "
-                "the tar, delete the index instead"
+                f"{INDEX_FORMAT} and {SCATTERED_FORMAT}: use the version that wrote it, or pack the dataset again. If "
+                "shardio did not pack the tar, delete the index instead"
             )
         header = _make_header(values)
         _check_header(header)
@@ -295,6 +295,8 @@ def _check_header(header: IndexHeader) -> None:
     if not all(type(number) is int for number in (header.num_samples, header.num_bytes)):
         got = f"{header.num_samples!r} and {header.num_bytes!r}"
         raise TypeError(f"num_samples and num_bytes must be integers, got {got}")
+    if (header.format == SCATTERED_FORMAT) != (type(header.num_scattered) is int):
+        raise TypeError(f"an index of format {header.format} has num_scattered {header.num_scattered!r}")
     if not isinstance(header.digest, str):
         raise TypeError(f"the digest must be a string, got {header.digest!r}")
 

@@ -48,12 +48,14 @@ def scan_source(src: Path, dst: Location, options: SourceOptions) -> SourceScan:
     """
     for adapter in _ADAPTERS:
         if adapter.recognises(src):
+            _refuse(options.prefix_keys and adapter.scan is not tars.scan_tars, "--prefix-keys (prefix_keys)", src)
             _refuse(options.layout != "auto", "--layout (layout)", src)
             _refuse(options.fields is not None and not adapter.has_fields, "--fields (fields)", src)
             if not adapter.has_columns:
                 _refuse_columns(src, options)
             found = adapter.scan(src, options)
             return found if isinstance(found, SourceScan) else scan_records(found, options)
+    _refuse(options.prefix_keys, "--prefix-keys (prefix_keys)", src)
     _refuse_columns(src, options)
     return scan_directory(src, dst, options)
 
