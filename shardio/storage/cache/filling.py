@@ -74,7 +74,7 @@ class Filler:
         """Return an object's status and the path of its copy.
 
         Unless the request says otherwise, the store is asked once for each object. A replaced object is noticed
-        when a range of it is fetched, because each request names the version.
+        when a range of it is fetched, because each request names the version, and by :meth:`stat`.
         """
         name = request.root, request.options, request.key
         found = self._found.get(name)
@@ -82,6 +82,14 @@ class Filler:
             found = stat(attempts, Stat(root=request.root, options=request.options, key=request.key))
             self._found[name] = found
         return found, str(self._budget(request.cache).folder / name_copy(found))
+
+    def stat(self, attempts: Attempts, request: Stat) -> FileStat:
+        """Return an object's status. An object that was opened before is opened with this status from now on."""
+        found = stat(attempts, request)
+        name = request.root, request.options, request.key
+        if name in self._found:
+            self._found[name] = found
+        return found
 
     def find(self, cache: CacheSettings) -> tuple[str, int]:
         """Return the path of a cache's folder, and the size of the cache in bytes."""
@@ -99,7 +107,7 @@ class Filler:
             OSError: If the cache cannot be written.
             Exception: The same errors as :meth:`Attempts.make`.
         """
-        copy = CachedCopy(path=request.path, size=request.size)
+        copy = CachedCopy(path=request.path, size=request.size, is_sealed=request.is_whole)
         if request.is_whole:
             pieces, fetch = [(0, request.size)], partial(self._fetch_whole, attempts, request, copy)
         else:

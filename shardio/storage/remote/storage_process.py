@@ -59,7 +59,6 @@ CACHE = "cache"
 """The name of the private cache in the process's folder."""
 
 _SIMPLE: dict[type[Request], Callable[[Attempts, Any], object]] = {
-    Stat: operations.stat,
     ReadWhole: operations.read_whole,
     ListFolder: operations.list_folder,
     Write: operations.write,
@@ -121,6 +120,8 @@ class StorageProcess:
                     self._send_ranges(connection, attempts, request)
                 case FindCache():
                     value = self._filler.find(request.cache)
+                case Stat():
+                    value = self._filler.stat(attempts, request)
                 case OpenCached():
                     value = self._filler.open(attempts, request)
                 case Walk():
