@@ -114,7 +114,7 @@ class CachedFile:
 
     def __init__(self, store: CachedStore, key: str, found: FileStat, path: str, *, whole: bool) -> None:
         self._store, self._key, self._is_whole = store, key, whole
-        self._copy = CachedCopy(path=path, size=found.size, is_sealed=whole)
+        self._copy = CachedCopy(path=path, size=found.size, is_sealed=whole, is_shared=store.cache.is_shared)
         self._is_examined = not whole
         self._touched = 0.0
         self.location = Location(store=store, key=key)
