@@ -70,9 +70,10 @@ class Budget:
             if used <= limit:
                 return
             if path != in_use:
-                with suppress(FileNotFoundError):
-                    os.unlink(path)  # noqa: PTH108  # Many are removed, and a Path costs as much as the call.
-                used -= size
+                with suppress(PermissionError):  # In some shared folders, each user may remove only own files.
+                    with suppress(FileNotFoundError):
+                        os.unlink(path)  # noqa: PTH108  # Many are removed, and a Path costs as much as the call.
+                    used -= size
 
 
 def _list_copies(folder: Path) -> list[tuple[int, int, str]]:

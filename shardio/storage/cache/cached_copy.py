@@ -132,8 +132,8 @@ class CachedCopy:
                 os.ftruncate(descriptor, self.size + self.num_blocks)
             yield Addition(self, descriptor, start, stop)
 
-    def is_intact(self) -> bool:
-        """Return whether all of a sealed copy is present and has the hash that it was sealed with."""
+    def is_damaged(self) -> bool:
+        """Return whether all of a sealed copy is present, but does not have the hash that it was sealed with."""
         assert self.is_sealed, "others have no hash"
         with self._opened(os.O_RDONLY) as descriptor:
             if descriptor is None or not _is_present(descriptor, self.size, 0, self.size):
@@ -141,7 +141,7 @@ class CachedCopy:
             hasher = xxhash.xxh3_128()
             for start in range(0, self.size, _HASH_AT_A_TIME):
                 hasher.update(os.pread(descriptor, min(_HASH_AT_A_TIME, self.size - start), start))
-            return os.pread(descriptor, _SEAL_BYTES, self.size + self.num_blocks) == hasher.digest()
+            return os.pread(descriptor, _SEAL_BYTES, self.size + self.num_blocks) != hasher.digest()
 
     def unmark(self, start: int, stop: int) -> bool:
         """Mark a range as missing, because its content is damaged. Return whether the copy exists."""

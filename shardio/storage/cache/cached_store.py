@@ -189,7 +189,7 @@ class CachedFile:
     def _examine(self) -> None:
         """Unmark a sealed copy that an earlier run left damaged, as a power failure does. Look only once."""
         if not self._is_examined:
-            if not self._copy.is_intact():
+            if self._copy.is_damaged():
                 self._copy.unmark(0, self.size)
             self._is_examined = True  # Last: other threads must not read it before.
 

@@ -199,6 +199,7 @@ class Filler:
         """Fetch an object as a whole: a manifest or an index. One process of those that share the cache does so."""
         name = f".lock-{int(Path(copy.path).stem, 16) % NUM_LOCKS}"
         path = self._budget(request.cache).folder / name
+        make_cache_folder(request.cache, path.parent)  # It may have been removed.
         mode = find_file_mode(request.cache, path.parent)
         with self._lock:
             lock = self._fetch_locks.setdefault(path, WorkLock(path, PATIENCE_S, mode))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -14,8 +15,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import typer
 
 from shardio import ImageFolder, ShardDataset
+from shardio.cli.storage_options import read_remote_arguments
 from shardio.errors import StoreError
 from shardio.storage import Location, RemoteAccess, make_access, parse_location
 from shardio.storage.cache.budget import COPY_SUFFIX
@@ -128,11 +131,26 @@ def test_datasets_refuse_a_cache_that_other_users_can_write_to(tmp_path: Path) -
         folder[0]
 
 
+def test_a_shared_cache_may_be_deleted_at_any_time(location: Location, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    for _ in range(2):
+        access = RemoteAccess(cache=make_access(cache=cache, cache_shared=True).cache)
+        assert parse_location(str(location), access).read_whole() == CONTENT
+        shutil.rmtree(cache)
+
+
 def test_only_a_cache_with_a_folder_can_be_shared() -> None:
     with pytest.raises(ValueError, match="cache_shared=True needs cache"):
         make_access(cache_shared=True)
     with pytest.raises(TypeError, match="cache_shared"):
         make_access(cache="x", cache_shared="yes")  # type: ignore[arg-type]  # A wrong type on purpose.
+
+
+def test_commands_share_a_cache_only_if_they_are_told_to(tmp_path: Path) -> None:
+    assert read_remote_arguments(None, tmp_path, None, True)["cache_shared"]
+    assert not read_remote_arguments(None, tmp_path, None, False)["cache_shared"]
+    with pytest.raises(typer.BadParameter, match="cache_shared=True needs cache"):
+        read_remote_arguments(None, None, None, True)
 
 
 CHANGE_AS_ANOTHER_USER = textwrap.dedent("""
