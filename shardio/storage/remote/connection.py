@@ -190,14 +190,15 @@ class _Patience:
     def end(self) -> NoReturn:
         """Kill the storage process, unless another client has replaced it in the meantime, and raise a SilentError."""
         if self._process_id is not None and self._process_id == read_process_id(self._folder):
-            _log.warning(
-                "shardio's storage process (process %d) has not answered for %g s, perhaps because it is suspended or "
-                "swapped out: it is killed and replaced, and its requests are repeated",
-                self._process_id,
-                self._patience_s,
-            )
-            with suppress(ProcessLookupError):
+            with suppress(FileNotFoundError, ProcessLookupError):  # Another client does the same at this moment.
+                (self._folder / PROCESS_ID).unlink()
                 os.kill(self._process_id, signal.SIGKILL)
+                _log.warning(
+                    "shardio's storage process (process %d) has not answered for %g s, perhaps because it is suspended "
+                    "or swapped out: it was killed, a new one starts, and its requests are repeated",
+                    self._process_id,
+                    self._patience_s,
+                )
         raise SilentError(f"the storage process of {self._folder} does not answer")
 
 
