@@ -97,11 +97,13 @@ def test_a_storage_process_that_is_suspended_is_replaced(location: Location) -> 
     assert location.read_whole() == CONTENT
 
 
-@pytest.mark.usefixtures("_impatient")
-def test_a_long_answer_is_awaited(seaweedfs_server: Server, location: Location) -> None:
-    """A storage process that works on a request for longer than the patience is left alone."""
+def test_a_long_answer_is_awaited(
+    seaweedfs_server: Server, location: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A storage process that works on a request for a long time is left alone, because it greets new connections."""
+    monkeypatch.setattr(connection_module, "SILENCE_S", 0.2)
     with FaultProxy(seaweedfs_server.host, seaweedfs_server.port) as proxy:
-        proxy.set(Script(latency_s=4.0))
+        proxy.set(Script(latency_s=2.0))
         slow = at_server(seaweedfs_server.behind(proxy.host, proxy.port), location.key)
         location.exists()
         process_id = storage_process_id()
