@@ -25,6 +25,7 @@ from shardio.cli.loading import (
 )
 from shardio.cli.storage_options import (
     CacheFolder,
+    CacheShared,
     CacheSize,
     RemoteArguments,
     StorageOptionTexts,
@@ -75,6 +76,7 @@ def bench(
     storage_option: StorageOptionTexts = None,
     cache: CacheFolder = None,
     cache_size: CacheSize = None,
+    cache_shared: CacheShared = False,
 ) -> None:
     """Load a dataset as training would, and report the speed and the bottleneck.
 
@@ -85,7 +87,7 @@ def bench(
     from shardio.loader.data_loader import NO_STATS
     from shardio.loader.executors.choice import why_not_ours
 
-    remote = read_remote_arguments(storage_option, cache, cache_size)
+    remote = read_remote_arguments(storage_option, cache, cache_size, cache_shared)
     with value_errors_as_usage_errors():
         options: dict[str, Any] = {"transform": _choose_transform(transform, image_size), "decode": decode}
         loader_options = make_loader_options(batch_size, num_workers, on_error)

@@ -108,6 +108,8 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
             by default, a temporary one, which is removed at the end.
         cache_size: The size of the cache, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB
             if ``cache`` is not given.
+        cache_shared: Whether other users share the folder ``cache``, so that copies that they wrote are believed.
+            Otherwise, only this user and root may be able to write to it.
 
     Raises:
         FileNotFoundError: If ``source`` does not exist.
@@ -146,6 +148,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         storage_options: StorageOptions | None = None,
         cache: str | os.PathLike[str] | None = None,
         cache_size: str | int | None = None,
+        cache_shared: bool = False,
     ) -> None:
         super().__init__(
             remainder=remainder, batch_size=batch_size, rank=rank, world_size=world_size, mesh=mesh, group=group
@@ -162,7 +165,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
             decoders=dict(decoders or {}),
             missing=missing,
         )
-        self.table = open_table(source, make_access(storage_options, cache, cache_size))
+        self.table = open_table(source, make_access(storage_options, cache, cache_size, cache_shared))
         decoder.check_fields(self.table.manifest.fields, str(source))
         self._classes, decoder = follow_classes(self.table.manifest.classes, classes, decoder, str(source))
         Transformed.__init__(self, decoder)

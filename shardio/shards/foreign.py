@@ -79,6 +79,7 @@ def find_or_make_index(tar: Location) -> FoundIndex:
 def make_index(tar: Location) -> tuple[Location, TarContents]:
     """Create the index of a tar. Return its location, and what the tar contains. Errors are as above."""
     with closing(tar.open()) as file:
+        file.discard(0, file.size)  # No hash shows yet whether what an earlier run left in a cache is damaged.
         contents = scan_contents(file)
         if tar.stat().version != file.version:
             raise FormatError(f"{tar} changed while it was being indexed: open it again when nothing is writing to it")

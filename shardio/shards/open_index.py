@@ -6,6 +6,7 @@ The file is not memory-mapped: if another process truncated it, reading the mapp
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
@@ -194,13 +195,19 @@ class ShardIndex:
                 raise FormatError(
                     f"the index {self.location} is damaged: its keys do not end where their bytes do. {self._remedy}"
                 )
-        if digest_headers(self._tar, first_and_last) != header.header_digest:
-            for start in (start for starts in first_and_last for start in starts.tolist() if start >= BLOCK):
-                self._tar.discard(start - BLOCK, start)
+        if not self._fits_headers(first_and_last):
             raise StaleIndexError(
                 f"the index {self.location} was created for a tar with other members: {self._tar.location} has "
                 f"changed. {self._remedy}"
             )
+
+    def _fits_headers(self, starts: Sequence[NDArray[np.int64]]) -> bool:
+        """Return whether the tar has the headers before some contents. Headers that were damaged are read again."""
+        if digest_headers(self._tar, starts) == self.header.header_digest:
+            return True
+        headers = [start for each in starts for start in each.tolist() if start >= BLOCK]
+        can_differ = [self._tar.discard(start - BLOCK, start) for start in headers]
+        return any(can_differ) and digest_headers(self._tar, starts) == self.header.header_digest
 
 
 def read_header(location: Location) -> IndexHeader:
