@@ -142,8 +142,13 @@ def write(path: Path, groups: list[Group], problems: dict[str, str], settings: S
 
 
 def run(work: Path, settings: Settings, path: Path | None) -> list[Group]:
-    """Measure everything; after each group, print its table and write the results."""
+    """Measure everything; write the results after each round, and print the table of each group."""
     groups, problems = list[Group](), dict[str, str]()
+
+    def keep(group: Group) -> None:
+        if path is not None:
+            write(path, [*groups, group], problems, settings)
+
     for name in settings.sources:
         try:
             source = open_source(name, work, settings)
@@ -153,10 +158,8 @@ def run(work: Path, settings: Settings, path: Path | None) -> list[Group]:
         feeds, missing = make_feeds(source, settings.device)
         problems |= missing
         for model in settings.models:
-            groups.append(run_group(model, source, feeds, settings))
+            groups.append(run_group(model, source, feeds, settings, keep))
             print(make_table(groups[-1]), flush=True)
-            if path is not None:
-                write(path, groups, problems, settings)
     for name, problem in problems.items():
         print(f"not measured: {name}: {problem}")
     return groups

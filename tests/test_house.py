@@ -30,8 +30,10 @@ FREE = {
     "interruptions",
     "json_text",
     "lazy",
+    "locks",
     "processors",
     "sample",
+    "trust",
     "values",
     "whole_writes",
 }

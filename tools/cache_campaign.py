@@ -215,7 +215,7 @@ def check_copies(cache: Path, originals: Mapping[str, bytes], max_bytes: int) ->
                 used += os.fstat(file.fileno()).st_blocks * 512
                 # The marks first: a block that is marked later may be written meanwhile.
                 file.seek(len(original))
-                marks = np.frombuffer(file.read(), np.uint8)
+                marks = np.frombuffer(file.read(-(-len(original) // BLOCK)), np.uint8)
                 file.seek(0)
                 content = file.read(len(original))
         except FileNotFoundError:  # It was just removed.

@@ -1,8 +1,9 @@
 """Run everything that needs a GPU, in stages, and write the results to one folder: see tools/gpu_check.sh.
 
-Each stage has its own time limit, and none stops the next one. The most valuable stages come first. The folder gets
-``stages.json`` (what each stage found), ``summary.md`` (one page) and ``log.txt`` (all output). A second call with the
-same folder adds its stages, so stages can be spread over several commands.
+Each stage has its own time limit, and none stops the next one. The most valuable stages come first. Output is printed
+as it comes. The folder gets ``stages.json`` (the results), ``summary.md`` (one page), ``log.txt`` (all output) and the
+files that the stages write. A second call with the same folder adds its stages, so stages can be spread over several
+commands: without ``--stage``, a call runs those that fit into seven minutes.
 
 Only the standard library is imported here, because packages may be missing.
 """
@@ -30,8 +31,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-FULL_BUDGET_S = 25 * 60.0
-"""The budget for which the limits of all stages are meant. A smaller one scales those of the chosen stages."""
+BUDGET_S = 7 * 60.0
+"""The time for a call, unless ``--budget`` sets another."""
+
+FIRST_CALL = ("facts", "tests", "memory")
+"""The stages of a call that names none."""
 
 END_S = 5.0
 """How long a stage may take to end after its time is up, before it is killed."""
@@ -40,10 +44,16 @@ CUDA_TESTS = ("tests/device/test_cuda.py", "tests/device/test_mixing.py", "tests
 """The files with tests that need CUDA. Others may import packages that such machines lack."""
 
 RESULTS = "RESULTS"
-"""Stands for a directory in the command of a stage."""
+"""Stands in a stage's command for the directory to which it writes JSON files."""
 
 NUM_LINES = 40
-"""How many of a stage's last lines the summary shows."""
+"""How many of a stage's last lines the page shows."""
+
+NUM_REASON_LINES = 10
+"""How many of a failed stage's last lines are printed at the end."""
+
+LOOK_S = 0.2
+"""The time between two looks at the output of a stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +64,14 @@ class Stage:
         name: Its name.
         what: What it shows.
         command: Its command, with ``RESULTS`` for the directory of the JSON files that it writes.
-        limit_s: Its time limit in seconds, for a budget of FULL_BUDGET_S.
+        share: Its share of the budget, relative to the shares of the stages that run with it.
         program: A program that it needs; without it, the stage is left out.
     """
 
     name: str
     what: str
     command: Sequence[str]
-    limit_s: float
+    share: float
     program: str = ""
 
 
@@ -69,22 +79,34 @@ def list_stages(device: str) -> list[Stage]:
     """Return the stages, the most valuable first."""
     python = sys.executable
     facts = [python, "-m", "tools.gpu_facts", "--device", device, "--results", RESULTS]
-    bench = [python, "-m", "benchmarks.bench_device", "--device", device, "--results", RESULTS, "--source"]
+    bench = [
+        python,
+        "-m",
+        "benchmarks.bench_device",
+        "--device",
+        device,
+        "--rounds",
+        "3",
+        "--results",
+        RESULTS,
+        "--source",
+    ]
+    tests = [python, "-m", "pytest", "-v", "-rA", "--continue-on-collection-errors", "--timeout", "90"]
     return [
-        Stage(name="facts", what="Transfers, pinning and stalls: see tools/gpu_facts.py", command=facts, limit_s=240),
+        Stage(name="facts", what="Transfers, pinning and stalls: see tools/gpu_facts.py", command=facts, share=120),
         Stage(
             name="tests",
             what="The tests that need CUDA",
-            command=[python, "-m", "pytest", "-m", "cuda", "-p", "no:cacheprovider", *CUDA_TESTS],
-            limit_s=360,
+            command=[*tests, "-m", "cuda", "-p", "no:cacheprovider", *CUDA_TESTS],
+            share=180,
         ),
-        Stage(name="memory", what="Transfers without decoding", command=[*bench, "memory"], limit_s=300),
-        Stage(name="photographs", what="Training on photographs", command=[*bench, "photographs"], limit_s=420),
+        Stage(name="memory", what="Transfers without decoding", command=[*bench, "memory"], share=120),
+        Stage(name="photographs", what="Training on photographs", command=[*bench, "photographs"], share=180),
         Stage(
             name="sanitizer",
             what="Memory errors in a short loop, by NVIDIA's compute-sanitizer",
             command=["compute-sanitizer", "--error-exitcode", "3", *facts, "--only", "crossing"],
-            limit_s=180,
+            share=60,
             program="compute-sanitizer",
         ),
     ]
@@ -102,56 +124,77 @@ def run_stages(
         environment: Additional environment variables.
     """
     out.mkdir(parents=True, exist_ok=True)
-    scale = min(budget_s / sum(stage.limit_s + END_S for stage in stages), max(budget_s / FULL_BUDGET_S, 1.0))
     ends_at, found = time.monotonic() + budget_s, list[dict[str, Any]]()
-    for stage in stages:
+    for number, stage in enumerate(stages):
         left_s = ends_at - time.monotonic()
-        limit_s = min(stage.limit_s * scale, left_s)
-        print(f"{stage.name}: {stage.what}, at most {limit_s:.0f} s", flush=True)
+        limit_s = left_s * stage.share / sum(later.share for later in stages[number:]) - END_S
+        print(f"===== {stage.name}: {stage.what}, at most {max(limit_s, 0):.0f} s", flush=True)
         result = {"name": stage.name, "what": stage.what, "command": " ".join(stage.command)}
         if stage.program and shutil.which(stage.program) is None:
             result |= {"status": f"left out: {stage.program} is not installed"}
         elif limit_s < 1:
             result |= {"status": "not started: the budget was used up"}
         else:
-            result |= _run_stage(stage, out / "log.txt", limit_s, environment or {})
-        print(f"{stage.name}: {result['status']}", flush=True)
+            result |= _run_stage(stage, out, limit_s, environment or {})
+        print(f"===== {stage.name}: {result['status']}", flush=True)
         found.append(result)
         _write_results(out, found)
+    for result in found:
+        print(f"{result['name']}: {result['status']}")
+        if not is_fine(result):
+            print(*(f"    {line}" for line in result.get("tail", ())[-NUM_REASON_LINES:]), sep="\n")
     return found
 
 
-def _run_stage(stage: Stage, log: Path, limit_s: float, environment: dict[str, str]) -> dict[str, Any]:
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="shardio-gpu-") as results, log.open("ab") as file:
+def is_fine(result: dict[str, Any]) -> bool:
+    """Return whether a stage passed or was left out."""
+    status: str = result["status"]
+    return status == "passed" or status.startswith("left out")
+
+
+def _run_stage(stage: Stage, out: Path, limit_s: float, environment: dict[str, str]) -> dict[str, Any]:
+    began, log, results = time.monotonic(), out / "log.txt", out / stage.name
+    results.mkdir(exist_ok=True)
+    with log.open("ab") as file:
         file.write(f"\n===== {stage.name}: {' '.join(stage.command)}\n".encode())
         file.flush()
         start = file.tell()
         process = subprocess.Popen(
-            [results if part == RESULTS else part for part in stage.command],
+            [str(results) if part == RESULTS else part for part in stage.command],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
             start_new_session=True,
         )
         try:
-            code = process.wait(limit_s)
-            status = "passed" if code == 0 else f"failed with exit code {code}"
-        except subprocess.TimeoutExpired:
-            status = f"timed out after {limit_s:.0f} s"
+            status = _follow(process, log, start, began + limit_s) or f"timed out after {limit_s:.0f} s"
         finally:
             _end_group(process)
         lines = log.read_bytes()[start:].decode(errors="replace").splitlines()
-        files = {path.name: _read_json(path) for path in sorted(Path(results).glob("*.json"))}
     return {
         "status": status,
         "wall_s": round(time.monotonic() - began, 1),
         "limit_s": round(limit_s, 1),
-        "results": files,
+        "results": {path.name: _read_json(path) for path in sorted(results.glob("*.json"))},
         "tail": lines[-NUM_LINES:],
     }
+
+
+def _follow(process: subprocess.Popen[bytes], log: Path, start: int, ends_at: float) -> str | None:
+    """Print what a process adds to the log until it ends; return its outcome, or None if its time is up."""
+    with log.open("rb") as output:
+        output.seek(start)
+        while True:
+            code, is_late = process.poll(), time.monotonic() > ends_at
+            sys.stdout.write(output.read().decode(errors="replace"))
+            sys.stdout.flush()
+            if code is not None:
+                return "passed" if code == 0 else f"failed with exit code {code}"
+            if is_late:
+                return None
+            time.sleep(LOOK_S)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
@@ -252,12 +295,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--out", type=Path, default=Path("gpu-check"), help="folder for the results (default: gpu-check)"
     )
     parser.add_argument(
-        "--budget", type=_read_minutes, default=FULL_BUDGET_S, help="time for all stages (default: 25m)"
+        "--budget", type=_read_minutes, default=BUDGET_S, help="time for all stages, such as 4m (default: 7m)"
     )
     parser.add_argument("--device", default="cuda", help="cuda, or cpu for a rehearsal")
     names = [stage.name for stage in list_stages("cpu")]
-    parser.add_argument("--stage", action="append", choices=names, help="run only this stage; repeatable")
+    parser.add_argument(
+        "--stage", action="append", choices=names, help=f"run this stage; repeatable (default: {', '.join(FIRST_CALL)})"
+    )
     given = parser.parse_args(arguments)
+    ends_at = time.monotonic() + given.budget
     if (problem := find_problem(given.device)) is not None:
         print(problem, file=sys.stderr)
         return 1
@@ -266,10 +312,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         installed = install_missing(given.wheels, packages)
         print(f"installed into {packages}: {', '.join(installed) or 'nothing'}", flush=True)
     paths = [str(ROOT), str(packages), *filter(None, [os.environ.get("PYTHONPATH")])]
-    stages = [stage for stage in list_stages(given.device) if given.stage is None or stage.name in given.stage]
-    found = run_stages(stages, given.out, given.budget, {"PYTHONPATH": os.pathsep.join(paths)})
+    stages = [stage for stage in list_stages(given.device) if stage.name in (given.stage or FIRST_CALL)]
+    found = run_stages(stages, given.out.resolve(), ends_at - time.monotonic(), {"PYTHONPATH": os.pathsep.join(paths)})
     print(f"the results are in {given.out}/summary.md and {given.out}/stages.json")
-    return 0 if all(one["status"] == "passed" or one["status"].startswith("left out") for one in found) else 1
+    return 0 if all(map(is_fine, found)) else 1
 
 
 if __name__ == "__main__":

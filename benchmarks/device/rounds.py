@@ -107,8 +107,17 @@ class Training:
             torch.cuda.synchronize(self._settings.device)
 
 
-def run_group(model: str, source: Source, feeds: dict[str, Iterable[Batch]], settings: Settings) -> Group:
-    """Run all rounds of a network with a source. A feed that fails is left out of later rounds; if (a) fails, raise."""
+def run_group(
+    model: str,
+    source: Source,
+    feeds: dict[str, Iterable[Batch]],
+    settings: Settings,
+    keep: Callable[[Group], None] = lambda _: None,
+) -> Group:
+    """Run all rounds of a network with a source, and call ``keep`` with the figures after each of them.
+
+    A feed that fails is left out of later rounds; if (a) fails, raise.
+    """
     training = Training(model, settings)
     group = Group(model=model, source=source.name, network=training.origin)
     group.feeds = {name: {} for name in feeds}
@@ -148,6 +157,7 @@ def run_group(model: str, source: Source, feeds: dict[str, Iterable[Batch]], set
         if settings.is_cuda:
             num_bytes = settings.batch_size * 3 * TARGET * TARGET
             group.pinned_gb_per_s.append(time_pinned_copies(num_bytes, settings.device))
+        keep(group)
     return group
 
 

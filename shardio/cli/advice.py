@@ -27,11 +27,13 @@ class DatasetFormat:
     Attributes:
         in_shards: Whether they are in shards rather than in class folders.
         has_images: Whether images are loaded.
+        formats: The formats of the images, such as ``"PNG"``, as far as they are known.
         jpeg: How the shards were packed: ``copy``, ``tile`` or ``reencode``; None if unknown.
     """
 
     in_shards: bool
     has_images: bool
+    formats: frozenset[str] = frozenset()
     jpeg: Any = None
 
 
@@ -95,6 +97,11 @@ def _faster_storage(stored: DatasetFormat) -> str:
 def _less_to_decode(stored: DatasetFormat) -> str:
     if not stored.has_images:
         return ""
+    if others := sorted(stored.formats - {"JPEG"}):
+        return (
+            f"JPEGs instead of {' and '.join(others)} (pack with --convert-to jpeg --jpeg tile, which changes pixels "
+            "slightly)"
+        )
     if stored.jpeg == "reencode":
         return "smaller images (pack with a smaller --max-side)"
     if stored.jpeg == "tile":

@@ -12,6 +12,7 @@ import typer
 from shardio.cli.console import check_png_path, count, value_errors_as_usage_errors
 from shardio.cli.storage_options import StorageOptionTexts, read_options
 from shardio.cli.terminal import echo, printable
+from shardio.errors import SampleError
 from shardio.storage import find_url
 
 if TYPE_CHECKING:
@@ -69,12 +70,13 @@ def augment(
 ) -> None:
     """Show what a recipe or a transform makes of images, as a contact sheet.
 
-    Each row shows an image, and what a training run with this seed gets in its first epochs.
+    Each row shows an image, and what a training run with this seed gets in its first epochs. Images that cannot be read
+    are named instead.
 
     Example: shardio augment IMAGES -o sheet.png --recipe trivial_augment
     """
     from shardio.cli.augmented import choose_evenly, make_row, open_images
-    from shardio.cli.contact_sheet import make_sheet
+    from shardio.cli.contact_sheet import SheetRow, make_sheet
     from shardio.cli.recipes import make_transform
     from shardio.transforms import count_crops
     from shardio.whole_writes import write_whole
@@ -88,7 +90,15 @@ def augment(
             raise ValueError(str(error)) from error
     _check_out(out, dataset)
     num_epochs = max(2, DRAWS // (count_crops(made) or 1)) if draws is None else draws
-    rows = [make_row(dataset, index, num_epochs, seed) for index in choose_evenly(len(dataset), images)]
+    rows, failure = list[SheetRow](), None
+    for index in choose_evenly(len(dataset), images):
+        try:
+            rows.append(make_row(dataset, index, num_epochs, seed))
+        except SampleError as error:  # noqa: PERF203  # Making a row takes much longer.
+            failure = error
+            echo(f"not shown: {error}", err=True)
+    if not rows and failure is not None:
+        raise failure
     title = printable(f"{recipe or transform}, seed {seed}")
     sheet = make_sheet(title, ["original", *[f"epoch {epoch}" for epoch in range(num_epochs)]], rows)
     with write_whole(out) as file:

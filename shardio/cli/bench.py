@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import pkgutil
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -27,15 +25,18 @@ from shardio.cli.loading import (
 )
 from shardio.cli.storage_options import (
     CacheFolder,
+    CacheShared,
     CacheSize,
     RemoteArguments,
     StorageOptionTexts,
     read_remote_arguments,
 )
 from shardio.cli.terminal import echo
+from shardio.images.formats import IMAGE_FORMATS
 from shardio.processors import count_processors
 
 if TYPE_CHECKING:
+    from shardio.datasets import ImageFolder
     from shardio.loader import DataLoader, LoaderStats
 
 INTERRUPTED = 130
@@ -63,7 +64,7 @@ def bench(
         str | None,
         typer.Option(
             metavar="MODULE:NAME",
-            help="Your own transform, such as recipe:train for the variable or function train in recipe.py (default: "
+            help="Your own transform, as package.module:name or path/to/file.py:name, as for shardio augment (default: "
             "random crops and flips).",
         ),
     ] = None,
@@ -75,6 +76,7 @@ def bench(
     storage_option: StorageOptionTexts = None,
     cache: CacheFolder = None,
     cache_size: CacheSize = None,
+    cache_shared: CacheShared = False,
 ) -> None:
     """Load a dataset as training would, and report the speed and the bottleneck.
 
@@ -85,9 +87,9 @@ def bench(
     from shardio.loader.data_loader import NO_STATS
     from shardio.loader.executors.choice import why_not_ours
 
-    remote = read_remote_arguments(storage_option, cache, cache_size)
+    remote = read_remote_arguments(storage_option, cache, cache_size, cache_shared)
     with value_errors_as_usage_errors():
-        options: dict[str, Any] = {"transform": _load_transform(transform, image_size), "decode": decode}
+        options: dict[str, Any] = {"transform": _choose_transform(transform, image_size), "decode": decode}
         loader_options = make_loader_options(batch_size, num_workers, on_error)
         loader, stored = _make_loader(source, fields, options, loader_options, remote)
 
@@ -169,20 +171,14 @@ def _count_samples(batch: Any) -> int:
     return len(column)
 
 
-def _load_transform(name: str | None, image_size: int) -> Any:
+def _choose_transform(name: str | None, image_size: int) -> Any:
     """Return the user's transform, or shardio's."""
+    from shardio.cli.recipes import make_transform
     from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
     if name is None:
         return Compose([RandomResizedCrop(image_size), RandomHorizontalFlip()])
-    sys.path.insert(0, str(Path.cwd()))  # As for a script in this directory.
-    try:
-        transform = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"--transform {name} cannot be imported: {error}") from error
-    if not callable(transform):
-        raise ValueError(f"--transform {name} must be callable, but it is of type {type(transform).__name__}")
-    return transform
+    return make_transform(None, name, image_size)
 
 
 def _make_loader(
@@ -196,12 +192,25 @@ def _make_loader(
             raise ValueError(f"--fields applies only to shards, but {name_of(source)} has class folders")
         folder = shardio.ImageFolder(source, **settings, **remote)
         loader = shardio.DataLoader(folder, sampler=shardio.EpochSampler(folder), **options)
-        return loader, DatasetFormat(in_shards=False, has_images=True)
+        return loader, DatasetFormat(in_shards=False, has_images=True, formats=_find_formats(folder))
     names = ("image",) if fields is None else tuple(fields.split(","))
     has_images = "image" in names
     dataset = shardio.ShardDataset(source, fields=names, shuffle=True, **remote, **(settings if has_images else {}))
-    stored = DatasetFormat(in_shards=True, has_images=has_images, jpeg=dataset.table.manifest.pack.get("jpeg"))
+    manifest = dataset.table.manifest
+    stored = DatasetFormat(
+        in_shards=True,
+        has_images=has_images,
+        formats=frozenset(IMAGE_FORMATS[name] for name in manifest.fields if name in IMAGE_FORMATS),
+        jpeg=manifest.pack.get("jpeg"),
+    )
     return shardio.DataLoader(dataset, **options), stored
+
+
+def _find_formats(folder: ImageFolder) -> frozenset[str]:
+    """Return the formats of class folders' images, by the suffixes of up to 1,000 evenly spaced ones."""
+    step = -(-len(folder) // 1000)
+    paths = (folder.samples[index][0] for index in range(0, len(folder), step))
+    return frozenset(IMAGE_FORMATS[path.rpartition(".")[2].lower()] for path in paths)
 
 
 def _as_json(epoch: int, meter: ThroughputMeter, stats: LoaderStats | None) -> str:

@@ -11,6 +11,7 @@ import typer
 from shardio.cli.console import count
 from shardio.cli.storage_options import (
     CacheFolder,
+    CacheShared,
     CacheSize,
     RemoteArguments,
     StorageOptionTexts,
@@ -61,6 +62,7 @@ def check(
     storage_option: StorageOptionTexts = None,
     cache: CacheFolder = None,
     cache_size: CacheSize = None,
+    cache_shared: CacheShared = False,
 ) -> None:
     """Report which samples a dataset, a script's loader or a training run delivers once, repeatedly or never.
 
@@ -71,7 +73,7 @@ def check(
     from shardio.check import find_frozen_orders, judge, merge_recordings
     from shardio.check.processes import record_ranks
 
-    remote = read_remote_arguments(storage_option, cache, cache_size)
+    remote = read_remote_arguments(storage_option, cache, cache_size, cache_shared)
     is_script = not merge and len(sources) == 1 and ".py:" in sources[0]
     if key is not None and not is_script:
         raise typer.BadParameter(

@@ -34,7 +34,8 @@ def index(
 
     The index is written next to the tar if possible, otherwise to the user's cache folder.
     Tars compressed with gzip are indexed, too: ls, cat and extract then read them. Datasets do not.
-    The exit code is 1 if a tar cannot be indexed, or if a sample's members are not adjacent (it becomes several).
+    Members with the same key become one sample, even if they are not adjacent in the tar.
+    The exit code is 1 if a tar cannot be indexed, or if several of its samples have the same key.
 
     Example: shardio index data/*.tar
     """
@@ -103,7 +104,8 @@ def _dump(report: IndexReport) -> dict[str, Any]:
         "added_by_macos": report.num_added_by_macos,
         "without_key": report.num_without_key,
         "skipped": list(report.skipped),
-        "not_adjacent": list(report.repeated),
+        "not_adjacent": list(report.scattered),
+        "repeated": list(report.repeated),
     }
 
 
@@ -114,8 +116,16 @@ def _print(report: IndexReport) -> None:
     if num_skipped := (report.num_added_by_macos or 0) + (report.num_without_key or 0):
         names = ", ".join(report.skipped) + (", …" if num_skipped > len(report.skipped) else "")
         echo(printable(f"  skipped {count(num_skipped, 'member')} without a key, or added by macOS: {names}"))
+    if report.scattered:
+        echo(
+            printable(
+                f"  the members of {count(len(report.scattered), 'sample')} are not adjacent (tar without "
+                f"--sort=name?), such as those of {report.scattered[0]}: datasets gather them, streams and WebDataset "
+                "cannot"
+            )
+        )
     for key in report.repeated[:SHOWN]:
-        echo(printable(f"  the members of sample {key} are not adjacent, so they make several samples"))
+        echo(printable(f"  several samples have the key {key}"))
     if len(report.repeated) > SHOWN:
-        echo(f"  and {len(report.repeated) - SHOWN} more such samples (--json prints all)")
+        echo(f"  and {len(report.repeated) - SHOWN} more such keys (--json prints all)")
     echo(printable(f"  index: {report.index}{' (already current)' if report.was_current else ''}"))

@@ -63,6 +63,14 @@ def pack(
     rename_dots: Annotated[
         bool, typer.Option("--rename-dots", help="Replace each dot in a file's stem with an underscore.")
     ] = False,
+    prefix_keys: Annotated[
+        bool,
+        typer.Option(
+            "--prefix-keys",
+            help="Put the name of its tar before each key, if samples of several tars have the same key: 0001 of "
+            "train-3.tar becomes train-3/0001.",
+        ),
+    ] = False,
     strict: Annotated[
         bool,
         typer.Option(
@@ -268,6 +276,7 @@ def pack(
             fields=None if fields is None else fields.split(","),
             converts=convert_to is not None,
             rename_dots=rename_dots,
+            prefix_keys=prefix_keys,
             classes=names,
             labels=labels,
             image_column=image_column,

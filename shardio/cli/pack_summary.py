@@ -10,6 +10,7 @@ from typing import Any
 
 from shardio.cli.console import count, format_bytes, format_counts, name_of
 from shardio.cli.terminal import echo, printable
+from shardio.images import UNCOMPRESSED, describe_other_images, is_convertible
 from shardio.packing import REJECTED_NAME, TILED, FileProblem, JpegTally, PackResult
 
 SHOWN = 10
@@ -106,6 +107,13 @@ def print_summary(result: PackResult, summary: dict[str, Any], where: str, timin
     _print_files("changed during the pack (samples left out)", [f"{p.path} {p.what}" for p in result.changed])
     _print_files(f"left out (listed in {REJECTED_NAME})", [f"{s.file} {s.reason}" for s in result.rejected])
     _print_files("ignored (not part of any sample)", [str(path) for path in result.ignored])
+    if left_out := describe_other_images(result.ignored):
+        echo(printable(left_out), err=True)
+    images = set(filter(is_convertible, result.manifest.fields))
+    if uncompressed := sorted(UNCOMPRESSED & images):
+        names = " and ".join(f".{field}" for field in uncompressed)
+        others = " and convert all others, too" if images - UNCOMPRESSED else ""
+        echo(f"{names} images are uncompressed: --convert-to png would store them in less space{others}", err=True)
 
 
 def warn_of_large_samples(result: PackResult, max_shard_size: int) -> None:

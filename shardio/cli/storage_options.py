@@ -42,6 +42,14 @@ CacheSize = Annotated[
     ),
 ]
 
+CacheShared = Annotated[
+    bool,
+    typer.Option(
+        "--cache-shared",
+        help="Other users share the folder of --cache: believe what they put there.",
+    ),
+]
+
 
 class RemoteArguments(TypedDict):
     """The arguments of a dataset that say how it is reached and cached if its source is a URL."""
@@ -49,6 +57,7 @@ class RemoteArguments(TypedDict):
     storage_options: StorageOptions
     cache: Path | None
     cache_size: int | None
+    cache_shared: bool
 
 
 def read_options(texts: list[str] | None) -> StorageOptions:
@@ -80,18 +89,20 @@ def read_access(texts: list[str] | None) -> RemoteAccess:
     return make_direct_access(read_options(texts))
 
 
-def read_remote_arguments(texts: list[str] | None, cache: Path | None, cache_size: int | None) -> RemoteArguments:
-    """Return a dataset's arguments from the three options of a command.
+def read_remote_arguments(
+    texts: list[str] | None, cache: Path | None, cache_size: int | None, cache_shared: bool
+) -> RemoteArguments:
+    """Return a dataset's arguments from the four options of a command.
 
     Raises:
         typer.BadParameter: If a value is wrong.
     """
     options = read_options(texts)
     try:
-        make_access(options, cache, cache_size)
+        make_access(options, cache, cache_size, cache_shared)
     except ValueError as error:
         raise typer.BadParameter(printable(error), param_hint="--cache") from error
-    return RemoteArguments(storage_options=options, cache=cache, cache_size=cache_size)
+    return RemoteArguments(storage_options=options, cache=cache, cache_size=cache_size, cache_shared=cache_shared)
 
 
 def _wrong(message: str) -> typer.BadParameter:

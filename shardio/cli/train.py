@@ -24,6 +24,7 @@ from shardio.cli.loading import (
 )
 from shardio.cli.storage_options import (
     CacheFolder,
+    CacheShared,
     CacheSize,
     StorageOptionTexts,
     read_remote_arguments,
@@ -99,6 +100,7 @@ def train(
     storage_option: StorageOptionTexts = None,
     cache: CacheFolder = None,
     cache_size: CacheSize = None,
+    cache_shared: CacheShared = False,
     model: Annotated[
         str,
         typer.Option(
@@ -190,7 +192,7 @@ def train(
     from shardio.train.ranks import reported_failures, use_device
     from shardio.world import find_world
 
-    remote = read_remote_arguments(storage_option, cache, cache_size)
+    remote = read_remote_arguments(storage_option, cache, cache_size, cache_shared)
     with value_errors_as_usage_errors():
         transforms = training.choose_transforms(recipe, transform, image_size)
     data_settings: dict[str, float | str] = {

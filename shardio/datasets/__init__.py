@@ -8,7 +8,7 @@ from shardio.datasets.map_dataset import MapDataset
 from shardio.datasets.map_epoch import known_epoch
 from shardio.datasets.ordered import Ordered
 from shardio.datasets.overrides import find_overridden
-from shardio.datasets.samples import as_tensor, decode_samples, mark_valid
+from shardio.datasets.samples import RaggedTensor, as_tensor, decode_samples, mark_valid
 from shardio.datasets.shard_dataset import ShardDataset
 from shardio.datasets.shard_map_dataset import ShardMapDataset
 from shardio.datasets.stream_dataset import StreamDataset
@@ -23,6 +23,7 @@ __all__ = [
     "ImageFolder",
     "MapDataset",
     "Ordered",
+    "RaggedTensor",
     "ShardDataset",
     "ShardMapDataset",
     "StreamDataset",

@@ -50,6 +50,8 @@ class ImageFolder(MapDataset):
             by default, a temporary one, which is removed at the end.
         cache_size: The size of the cache, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB
             if ``cache`` is not given.
+        cache_shared: Whether other users share the folder ``cache``, so that copies that they wrote are believed.
+            Otherwise, only this user and root may be able to write to it.
         listing: For a remote folder, a local file that keeps its listing. If the file exists, the folder is not listed
             again: delete the file after adding or removing images. By default, each process lists the folder.
 
@@ -83,6 +85,7 @@ class ImageFolder(MapDataset):
         storage_options: StorageOptions | None = None,
         cache: str | os.PathLike[str] | None = None,
         cache_size: str | int | None = None,
+        cache_shared: bool = False,
         listing: str | os.PathLike[str] | None = None,
     ) -> None:
         decoder = FieldDecoder(
@@ -94,7 +97,7 @@ class ImageFolder(MapDataset):
             seed_transforms=seed_transforms,
             transform_sample=transform_sample,
         )
-        location = parse_location(root, make_access(storage_options, cache, cache_size))
+        location = parse_location(root, make_access(storage_options, cache, cache_size, cache_shared))
         files = None if location.store.is_local else _list_files(location, listing)
         self.root: Path | str = Path(location.key) if files is None else str(location)
         super().__init__(decoder, FileReader(location, IMAGE_FIELDS[0], files))
@@ -185,18 +188,17 @@ def _label_images(
     samples = []
     others = list[Path]()
     for name, files in paths.items():
-        images = list[str]()
+        images, num_before = list[str](), len(others)
         for path in files:
             if path.rpartition(".")[2].lower() in IMAGE_FIELDS:
                 images.append(path)
             else:
                 others.append(Path(path))
         if not images:
+            left_out = describe_other_images(others[num_before:])
+            what = left_out or f"add images ({', '.join(IMAGE_FIELDS)}) or remove it"
             kept = "" if listing is None else f". Then delete the listing {listing}"
-            raise FileNotFoundError(
-                f"the class folder {root / name} holds no images: add images ({', '.join(IMAGE_FIELDS)}) or remove "
-                f"it{kept}"
-            )
+            raise FileNotFoundError(f"the class folder {root / name} holds no images: {what}{kept}")
         images.sort(key=lambda path: path.rpartition("/")[::2])  # torchvision's order: by directory, then by name.
         samples += [(path, labels[name]) for path in images]
     return samples, others

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,19 @@ from shardio.decoding import FieldDecoder
 from shardio.images import holds_images
 from shardio.order import Words
 from shardio.reading import StoredSamples
-from shardio.transforms import Calls, is_image_array
+from shardio.transforms import Calls, Ragged, is_image_array
 
 MAX_CHANNELS = 4
 """The most channels of an image: red, green, blue and alpha."""
+
+
+class RaggedTensor(torch.Tensor):
+    """A tensor whose length differs between samples: a batch holds a list of them, even if all are equally long.
+
+    Operations return plain tensors.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as in torch.nn.Parameter
 
 
 def decode_samples(
@@ -23,7 +33,8 @@ def decode_samples(
     """Return the samples that a dataset yields, decoded from stored ones.
 
     These are tuples of values, or bare values: images are uint8 tensors [3, height, width], or tuples of these for a
-    MultiCrop. ``transform_sample`` may return anything else.
+    MultiCrop. What follows the images in a Compose with fields is a tensor, too: a mask [height, width], or a
+    RaggedTensor of boxes, labels or points. ``transform_sample`` may return anything else.
 
     Args:
         decoder: Decodes them.
@@ -38,10 +49,14 @@ def decode_samples(
     columns = decoder.decode_columns(stored, rng_keys, calls)
     if decoder.transform_sample is not None:
         return list(map(_convert_images, decoder.transform_samples(columns, stored, rng_keys, calls)))
-    columns = [
-        list(map(as_tensor, column)) if holds_images(name) else column
-        for name, column in zip(decoder.names, columns, strict=True)
-    ]
+    followers = [(each.name, each.entry) for each in decoder.followers]
+    for index, name in enumerate(decoder.names):
+        if (name, None) in followers:
+            columns[index] = list(map(_as_follower, columns[index]))
+        elif entries := [entry for parent, entry in followers if parent == name]:
+            columns[index] = [_convert_entries(value, entries) for value in columns[index]]
+        elif holds_images(name):
+            columns[index] = list(map(as_tensor, columns[index]))
     return list(columns[0]) if isinstance(decoder.fields, str) else list(zip(*columns, strict=True))
 
 
@@ -53,6 +68,21 @@ def mark_valid(sample: Any, is_valid: bool) -> Any:
     if isinstance(sample, dict):
         return {**sample, "valid": is_valid}
     return (*sample, is_valid) if isinstance(sample, tuple) else (sample, is_valid)
+
+
+def _as_follower(value: Any) -> Any:
+    """Return a mask, boxes, labels or points as a tensor; return anything else unchanged."""
+    if not isinstance(value, np.ndarray):
+        return value
+    tensor = torch.from_numpy(np.require(value, requirements=["C", "W"]).view(np.ndarray))
+    return tensor.as_subclass(RaggedTensor) if isinstance(value, Ragged) else tensor
+
+
+def _convert_entries(value: Any, entries: Sequence[str | None]) -> Any:
+    """Return a mapping with some of its entries as tensors; return anything else unchanged."""
+    if not isinstance(value, Mapping):
+        return value
+    return {name: _as_follower(each) if name in entries else each for name, each in value.items()}
 
 
 def _convert_images(value: Any) -> Any:

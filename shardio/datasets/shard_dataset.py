@@ -62,10 +62,10 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         fields: The fields of a sample, in the order of its tuple: ``image`` (uint8 tensor [3, height, width]),
             ``label`` (int), ``key`` (str), or a field by its extension: ``json``, ``txt``, ``cls``, ``npy``, ``npz``,
             ``safetensors`` and ``msgpack`` are decoded (``npz`` and ``safetensors`` to dicts of arrays), also as the
-            last of several extensions, and so are pickles with ``trusted=True``. ``jpg``, ``png``, ``webp``, ``bmp``
-            and ``tiff`` become arrays of what the file stores: [height, width] of indices or grey values, also of 16
-            bits, for masks and depth maps; uint8 tensors [3, height, width] for colours. All others are bytes. A single
-            name instead of a tuple yields the bare value.
+            last of several extensions, and so are pickles with ``trusted=True``. ``jpg``, ``png``, ``webp``, ``bmp``,
+            ``ppm``, ``pgm`` and ``tiff`` become arrays of what the file stores: [height, width] of indices or grey
+            values, also of 16 bits, for masks and depth maps; uint8 tensors [3, height, width] for colours. All others
+            are bytes. A single name instead of a tuple yields the bare value.
         shuffle: Whether to shuffle, differently in each epoch. With torch's DataLoader, call ``set_epoch`` before each
             epoch.
         seed: The seed of the order and of the transforms.
@@ -108,6 +108,8 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
             by default, a temporary one, which is removed at the end.
         cache_size: The size of the cache, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB
             if ``cache`` is not given.
+        cache_shared: Whether other users share the folder ``cache``, so that copies that they wrote are believed.
+            Otherwise, only this user and root may be able to write to it.
 
     Raises:
         FileNotFoundError: If ``source`` does not exist.
@@ -146,6 +148,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         storage_options: StorageOptions | None = None,
         cache: str | os.PathLike[str] | None = None,
         cache_size: str | int | None = None,
+        cache_shared: bool = False,
     ) -> None:
         super().__init__(
             remainder=remainder, batch_size=batch_size, rank=rank, world_size=world_size, mesh=mesh, group=group
@@ -162,7 +165,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
             decoders=dict(decoders or {}),
             missing=missing,
         )
-        self.table = open_table(source, make_access(storage_options, cache, cache_size))
+        self.table = open_table(source, make_access(storage_options, cache, cache_size, cache_shared))
         decoder.check_fields(self.table.manifest.fields, str(source))
         self._classes, decoder = follow_classes(self.table.manifest.classes, classes, decoder, str(source))
         Transformed.__init__(self, decoder)

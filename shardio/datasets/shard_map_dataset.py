@@ -50,6 +50,8 @@ class ShardMapDataset(MapDataset):
             by default, a temporary one, which is removed at the end.
         cache_size: The size of the cache, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB
             if ``cache`` is not given.
+        cache_shared: Whether other users share the folder ``cache``, so that copies that they wrote are believed.
+            Otherwise, only this user and root may be able to write to it.
 
     Raises:
         FileNotFoundError: If ``source`` does not exist.
@@ -78,6 +80,7 @@ class ShardMapDataset(MapDataset):
         storage_options: StorageOptions | None = None,
         cache: str | os.PathLike[str] | None = None,
         cache_size: str | int | None = None,
+        cache_shared: bool = False,
     ) -> None:
         decoder = FieldDecoder(
             fields=fields,
@@ -91,7 +94,7 @@ class ShardMapDataset(MapDataset):
             decoders=dict(decoders or {}),
             missing=missing,
         )
-        self.table = open_table(source, make_access(storage_options, cache, cache_size))
+        self.table = open_table(source, make_access(storage_options, cache, cache_size, cache_shared))
         decoder.check_fields(self.table.manifest.fields, str(source))
         self._classes, decoder = follow_classes(self.table.manifest.classes, classes, decoder, str(source))
         self.shard_sizes = self.table.manifest.shard_sizes

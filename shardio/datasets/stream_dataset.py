@@ -31,6 +31,12 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
+_REMEDY = (
+    ". If the tar was made without tar --sort=name, the members of a sample may not be adjacent, and the field may "
+    "come later: index the tar (shardio index) and read it with ShardDataset"
+)
+
+
 class StreamDataset(Ranked, Transformed, IterableDataset[Any]):
     """An iterable-style dataset over tars that are read as streams: forwards, without an index.
 
@@ -45,6 +51,9 @@ class StreamDataset(Ranked, Transformed, IterableDataset[Any]):
     synchronises its ranks must end the epoch after the same number of batches on all of them, such as
     ``itertools.islice(loader, num_batches)``, or use torch's ``Join``. To get equal ranks, index the tars (``shardio
     index``) or pack them, and use ShardDataset.
+
+    A stream cannot gather the members of a sample that are not adjacent in the tar, as after ``tar`` without
+    ``--sort=name``. If some follow after other samples, an error says so. ShardDataset reads such tars.
 
     If a stream fails, it is opened again, and the samples that were already delivered are skipped. A command fails if
     its exit status is not 0, a tar if it has no end.
@@ -205,6 +214,7 @@ class StreamDataset(Ranked, Transformed, IterableDataset[Any]):
             len(items),
             describe=describe,
             list_keys=lambda: [each.key for each in samples],
+            remedy=_REMEDY,
         )
         with own_tensors():
             return decode_samples(self.decoder, stored, rng_keys)

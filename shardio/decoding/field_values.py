@@ -92,7 +92,7 @@ def _contents(samples: StoredSamples, field: str, missing: Missing) -> list[byte
         key, where = samples.describe(row)
         message = (
             f"sample {key} in {where} has no field {field!r}: request only fields that every sample has, or set "
-            "missing=None to get None instead"
+            f"missing=None to get None instead{samples.remedy}"
         )
         raise SampleError(message, row=row, key=key, where=where)
     return list(column)

@@ -69,7 +69,7 @@ class FieldDecoder(FieldSettings):
         (name, pictures), *further = opened.items()
         leader = self._plan_images(samples, name, pictures, rng_keys, calls)
         images = {name: leader, **{other: follow_images(leader, other, followers) for other, followers in further}}
-        others = [each for each in self.located_values if each.kind != "image"]
+        others = self.followers
         sizes = [picture.size for picture in pictures] if others else []
         return PlannedFields(images=images, followers=others, sizes=sizes, missing=self.missing)
 

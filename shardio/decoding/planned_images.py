@@ -89,7 +89,7 @@ def _open(
         key, where = samples.describe(row)
         fields = stored_fields_of(name)
         lacking = f"none of the fields {', '.join(fields)}" if len(fields) > 1 else f"it lacks the field {name!r}"
-        message = f"sample {key} in {where} has no image: {lacking}"
+        message = f"sample {key} in {where} has no image: {lacking}{samples.remedy}"
         raise SampleError(message, row=row, key=key, where=where)
     try:
         return open_one(content)

@@ -111,6 +111,11 @@ class FieldSettings:
         return locate_values(field_kinds_of(self.transform), self.names, self.decoders)
 
     @property
+    def followers(self) -> list[LocatedValue]:
+        """Those of them that follow the images: masks, boxes, labels and points."""
+        return [each for each in self.located_values if each.kind != "image"]
+
+    @property
     def runs_user_code(self) -> bool:
         """Whether decoding runs code that is not shardio's: a transform, a decoder, or what pickles name."""
         return (

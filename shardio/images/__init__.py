@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         CONVERTIBLE,
         IMAGE_FIELDS,
         IMAGE_FORMATS,
+        UNCOMPRESSED,
         ConvertedFormat,
         describe_other_images,
         find_field,
@@ -50,6 +51,7 @@ __all__ = [
     "IMAGES_AT_ONCE",
     "IMAGE_FIELDS",
     "IMAGE_FORMATS",
+    "UNCOMPRESSED",
     "Boxes",
     "ConvertedFormat",
     "CropPlan",
@@ -108,8 +110,8 @@ __getattr__ = import_on_use(
         ".crop_plan": "Boxes CropPlan PlannedCrop PlanRow Rows Sizes",
         ".decode": "decode_image decode_pil",
         ".editing": "Operations edit_images make_operations",
-        ".formats": "CONVERTIBLE IMAGE_FIELDS IMAGE_FORMATS ConvertedFormat describe_other_images find_field "
-        "find_format holds_images is_convertible read_format",
+        ".formats": "CONVERTIBLE IMAGE_FIELDS IMAGE_FORMATS UNCOMPRESSED ConvertedFormat describe_other_images "
+        "find_field find_format holds_images is_convertible read_format",
         ".kernel": "check_kernel find_kernel prepare_kernel why_no_kernel",
         ".moving": "move_boxes move_mask move_points",
         ".normalizing": "Floats normalize_floats normalize_image",

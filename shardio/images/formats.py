@@ -27,6 +27,7 @@ _FORMATS = (
     _Format("WEBP", ("webp",), re.compile(rb"RIFF.{4}WEBP", re.DOTALL)),
     _Format("BMP", ("bmp",), None),
     _Format("TIFF", ("tif", "tiff"), re.compile(rb"II\*\x00|MM\x00\*")),
+    _Format("PPM", ("ppm", "pgm"), None),
 )
 """The formats that are packed and read: Pillow's name, the suffixes and the file signature of each.
 
@@ -39,9 +40,12 @@ IMAGE_FORMATS = {suffix: image_format.name for image_format in _FORMATS for suff
 IMAGE_FIELDS = tuple(IMAGE_FORMATS)
 """The fields that contain an image."""
 
+UNCOMPRESSED = frozenset(("bmp", "ppm", "pgm"))
+"""Fields of formats that are hardly ever compressed."""
+
 _CAMERA_IMAGES = ("arw", "cr2", "cr3", "dng", "heic", "heif", "hif", "nef")
 _JPEG_VARIANTS = ("j2k", "jfif", "jp2", "jpe", "jpf", "jpx", "jxl")
-_FURTHER_IMAGES = ("avif", "dib", "gif", "ico", "pbm", "pcx", "pgm", "pnm", "ppm", "qoi", "svg", "tga")
+_FURTHER_IMAGES = ("avif", "dib", "gif", "ico", "pbm", "pcx", "pnm", "qoi", "svg", "tga")
 
 _OTHER_IMAGES = frozenset((*_CAMERA_IMAGES, *_JPEG_VARIANTS, *_FURTHER_IMAGES)).difference(IMAGE_FORMATS)
 """Suffixes of image formats that are neither packed nor read."""
@@ -51,7 +55,7 @@ ConvertedFormat = Literal["jpeg", "png", "webp"]
 """The formats that images can be converted to."""
 
 CONVERTIBLE = frozenset(("avif", "dib", "gif", "ico", "j2k", "jfif", "jp2", "jpe", "jpf", "jpx")).union(
-    ("pbm", "pcx", "pgm", "pnm", "ppm", "qoi", "tga")
+    ("pbm", "pcx", "pnm", "qoi", "tga")
 )
 """Suffixes of further formats that Pillow reads. Images in them are packed only if they are converted."""
 

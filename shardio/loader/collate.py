@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, Subset
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from shardio.bad_samples import keep_samples
-from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset
+from shardio.datasets import ImageFolder, RaggedTensor, ShardDataset, ShardMapDataset
 from shardio.decoding import find_wide
 from shardio.interruptions import let_through, no_end
 from shardio.loader.failures import Failure, describe_failure
@@ -74,7 +74,12 @@ def collate_column(values: Sequence[Any]) -> Any:
             if they are tuples.
     """
     try:
-        functions: Any = {**default_collate_fn_map, torch.Tensor: _collate_tensors, Ragged: _list_tensors}
+        functions: Any = {
+            **default_collate_fn_map,
+            torch.Tensor: _collate_tensors,
+            Ragged: _list_tensors,
+            RaggedTensor: _list_tensors,
+        }
         return collate(values, collate_fn_map=functions)
     except Exception as error:
         _explain(values, error)
@@ -105,9 +110,12 @@ def _collate_tensors(values: Sequence[torch.Tensor], *, collate_fn_map: Any = No
     return torch.from_numpy(np.stack([image.permute(1, 2, 0).numpy() for image in values])).permute(0, 3, 1, 2)
 
 
-def _list_tensors(values: Sequence[Ragged], *, collate_fn_map: Any = None) -> list[torch.Tensor]:
-    """Return a list, even if the arrays are equally long, so that a batch holds the same types each time."""
-    return [torch.from_numpy(np.array(value)) for value in values]
+def _list_tensors(values: Sequence[Ragged | RaggedTensor], *, collate_fn_map: Any = None) -> list[torch.Tensor]:
+    """Return a list, even if the values are equally long, so that a batch holds the same types each time."""
+    return [
+        value.as_subclass(torch.Tensor) if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
+        for value in values
+    ]
 
 
 def _is_image(value: torch.Tensor) -> bool:

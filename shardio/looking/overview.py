@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.images import find_format, open_image
+from shardio.images.errors_of_pillow import errors_of_pillow
 from shardio.looking.histograms import Histogram, make_log_histogram
 from shardio.looking.images import FieldUse, ImageColumns, choose_evenly
 from shardio.looking.small_images import map_images, read_small
@@ -221,6 +222,6 @@ def _read_header(content: bytes) -> tuple[tuple[int, int], str]:
     if name == "TIFF":  # Opening a TIFF would decode it.
         from PIL import Image
 
-        with Image.open(io.BytesIO(content)) as image:
+        with errors_of_pillow(), Image.open(io.BytesIO(content)) as image:
             return (image.height, image.width), name
     return open_image(content).size, name or "unknown"

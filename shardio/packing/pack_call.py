@@ -35,6 +35,7 @@ def pack(
     max_shard_samples: int | None = None,
     shuffle_seed: int | None = 0,
     rename_dots: bool = False,
+    prefix_keys: bool = False,
     strict: bool = False,
     check: bool = True,
     jpeg: JpegMode = "copy",
@@ -80,6 +81,8 @@ def pack(
         max_shard_samples: The maximum number of samples in a shard.
         shuffle_seed: The seed of the packing order, which mixes the classes; None packs in the order of the keys.
         rename_dots: Whether to replace each dot in a file's stem with an underscore.
+        prefix_keys: Whether to put the name of its tar before each key of a source of tars, if samples of several tars
+            have the same key: ``0001`` of ``train-3.tar`` becomes ``train-3/0001``.
         strict: Whether to raise an error for an image that would be rejected, or whose format does not match its
             suffix.
         check: Whether to decode each image first. Samples with an image that cannot be decoded are then left out, and
@@ -171,6 +174,7 @@ def pack(
             on_incomplete=on_incomplete != "raise",
             fields=fields is not None,
             rename_dots=rename_dots,
+            prefix_keys=prefix_keys,
             labels=labels is not None,
             image_column=image_column is not None,
             label_column=label_column is not None,
@@ -190,6 +194,7 @@ def pack(
         fields=fields,
         converts=convert_to is not None,
         rename_dots=rename_dots,
+        prefix_keys=prefix_keys,
         classes=names,
         labels=labels,
         image_column=image_column,

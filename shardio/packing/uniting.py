@@ -67,9 +67,10 @@ def refuse_duplicates(tables: Sequence[ShardTable]) -> None:
     """Raise PackError if two samples of some datasets have the same key."""
     if found := find_duplicate(tables):
         key, first, second = found
+        prefix = "" if first == second else ", or put the tar's name before each key: shardio pack --prefix-keys"
         raise PackError(
             f"two samples have the key {key!r}: one in {first}, one in {second}. Keys must differ, because readers "
-            "take adjacent members with one key for one sample: rename or remove one of them"
+            f"take adjacent members with one key for one sample: rename or remove one of them{prefix}"
         )
 
 

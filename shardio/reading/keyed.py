@@ -177,6 +177,7 @@ def open(  # noqa: A001  # As in tarfile and PIL.Image.
     storage_options: StorageOptions | None = None,
     cache: str | os.PathLike[str] | None = None,
     cache_size: str | int | None = None,
+    cache_shared: bool = False,
 ) -> KeyedShards:
     """Open a dataset to read its samples by key.
 
@@ -193,6 +194,8 @@ def open(  # noqa: A001  # As in tarfile and PIL.Image.
             a private one, which is removed at the end.
         cache_size: Its size, such as ``"200GB"``; by default, a fifth of the free space, and at most 32 GiB if the
             cache is private.
+        cache_shared: Whether other users share the folder ``cache``, so that copies that they wrote are believed.
+            Otherwise, only this user and root may be able to write to it.
 
     Returns:
         A read-only mapping from keys to samples.
@@ -203,4 +206,4 @@ def open(  # noqa: A001  # As in tarfile and PIL.Image.
         OSError: If a remote store denies access, or cannot be reached.
         ValueError: If ``verify`` is neither of these, or a setting of the store or the cache is invalid.
     """
-    return KeyedShards(open_table(source, make_access(storage_options, cache, cache_size)), verify)
+    return KeyedShards(open_table(source, make_access(storage_options, cache, cache_size, cache_shared)), verify)

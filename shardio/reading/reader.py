@@ -16,7 +16,7 @@ from shardio.reading.seen import Seen, Verify
 from shardio.reading.stored import StoredSamples
 from shardio.reading.threads import map_in_threads
 from shardio.shards import PartCache, Shard, ShardTable
-from shardio.storage import ReplacedError, StoredFile
+from shardio.storage import Location, ReplacedError, StoredFile, map_locations
 from shardio.values import check_choice
 
 Result = TypeVar("Result")
@@ -181,7 +181,7 @@ class SampleReader:
         """Call a function with an open shard.
 
         If the shard's files were replaced, or a remote index was damaged on the way, call it again with the current
-        files.
+        files. A remote store is asked for their versions again, because those that are known may be outdated.
         """
         num_failures = 0
         while True:
@@ -195,6 +195,8 @@ class SampleReader:
                 ):
                     raise
             self._open.pop(shard, None)
+            if not is_local:
+                map_locations(Location.exists, [self._table.tars[shard], self._table.indexes[shard]])
 
     def _open_remote(self, shards: Sequence[int]) -> None:
         """Open remote shards at the same time, because opening one takes several requests."""

@@ -19,6 +19,7 @@ class StoredSamples(Sequence[Sample]):
         num_samples: The number of samples.
         describe: A function that returns the key of the sample in a row, and where some of its fields are stored.
         list_keys: A function that returns the keys of all samples.
+        remedy: What else to do about a sample that lacks a field, for messages.
     """
 
     def __init__(
@@ -28,8 +29,10 @@ class StoredSamples(Sequence[Sample]):
         *,
         describe: Callable[[int, Sequence[str]], tuple[str, str]],
         list_keys: Callable[[], list[str]],
+        remedy: str = "",
     ) -> None:
         self.columns = columns
+        self.remedy = remedy
         self._num_samples = num_samples
         self._describe = describe
         self._list_keys = list_keys

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError, SampleError
 from shardio.shards.comparison import describe_offset
-from shardio.shards.foreign import TarContents, find_index, scan_contents, write_where_allowed
+from shardio.shards.foreign import TarContents, find_index, has_split_samples, scan_contents, write_where_allowed
 from shardio.shards.index_columns import read_columns
 from shardio.shards.index_writer import write_index
 from shardio.shards.open_index import read_header
@@ -50,7 +50,8 @@ def find_compressed_index(tar: Location) -> Location | None:
     if index is None:
         return None
     header = read_header(index)
-    return index if header.compression == GZIP and header.version == tar.stat().version else None
+    is_current = header.compression == GZIP and header.version == tar.stat().version
+    return index if is_current and not has_split_samples(index, header) else None
 
 
 def make_compressed_index(tar: Location) -> tuple[Location, TarContents]:

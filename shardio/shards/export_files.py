@@ -20,9 +20,10 @@ from shardio.shards.exporting import (
 from shardio.shards.index import INDEX_SUFFIX
 from shardio.shards.index_columns import read_columns
 from shardio.shards.manifest import MANIFEST_NAME
+from shardio.shards.open_index import read_header
 from shardio.shards.sources import DatasetSource, open_table
 from shardio.shards.table import ShardTable
-from shardio.storage import Location, RemoteAccess, link_or_copy, parse_location
+from shardio.storage import Location, RemoteAccess, link_or_copy, map_locations, parse_location
 from shardio.values import check_choice, check_flag
 
 
@@ -71,6 +72,8 @@ def export_index(
             "Megatron-Energon's index of NAME.tar is NAME.tar.idx, which is also shardio's: pass another directory as "
             "--out (out=…), to which the tars are linked"
         )
+    if chosen != "dali":  # Its index has an offset for each member.
+        _refuse_scattered(table, chosen)
     files = _list_files(chosen, table, split, _find_prefix(folder, home))
     links = [(tar, folder / tar.name) for tar in table.tars] if chosen == "energon" else []
     if chosen == "energon" and (folder / MANIFEST_NAME).exists():
@@ -112,6 +115,16 @@ def _list_files(
     ]
     meta = make_energon_meta(manifest, split)
     return [*files, *((f"{ENERGON_FOLDER}/{name}", partial(bytes, content)) for name, content in meta.items())]
+
+
+def _refuse_scattered(table: ShardTable, chosen: ExportFormat) -> None:
+    """Raise FormatError if the members of a sample are not adjacent. Readers of the format expect that they are."""
+    for tar, header in zip(table.tars, map_locations(read_header, table.indexes), strict=True):
+        if header.num_scattered:
+            raise FormatError(
+                f"the members of {header.num_scattered} samples of {tar} are not adjacent, but readers of the format "
+                f"{chosen} expect them to be: pack the tars first (shardio pack), then export the index of the new ones"
+            )
 
 
 def _is_link(tar: Location, target: Location) -> bool:

@@ -12,9 +12,10 @@ import numpy as np
 import xxhash
 
 from shardio.errors import FormatError
-from shardio.shards.index import INDEX_SUFFIX, index_location
+from shardio.shards.index import INDEX_FORMAT, INDEX_SUFFIX, IndexHeader, index_location
+from shardio.shards.index_columns import find_repeated, read_columns
 from shardio.shards.index_writer import StoredField, StoredSample, write_index
-from shardio.shards.names import group_members, is_added_by_macos, join_name, split_name
+from shardio.shards.names import gather_members, group_members, is_added_by_macos, join_name, split_name
 from shardio.shards.open_index import read_header
 from shardio.shards.shard import Shard
 from shardio.shards.tar import BLOCK, make_header
@@ -34,12 +35,13 @@ class TarContents:
     """What is in a tar.
 
     Attributes:
-        samples: Its samples, in tar order.
+        samples: Its samples, in the order of their first members.
         digest: The xxh3-128 of the tar, in hexadecimal.
         num_added_by_macos: The number of skipped files that macOS added.
         num_without_key: The number of other skipped files, whose names have no key.
         skipped: The names of the first skipped files.
-        headers: The plain headers of the first and the last sample's members, by the offsets of the contents.
+        headers: The plain headers of the first and the last run of members that have one key, by the offsets of the
+            contents. Unless the first and the last sample are scattered, they have no other members.
     """
 
     samples: list[StoredSample]
@@ -77,6 +79,7 @@ def find_or_make_index(tar: Location) -> FoundIndex:
 def make_index(tar: Location) -> tuple[Location, TarContents]:
     """Create the index of a tar. Return its location, and what the tar contains. Errors are as above."""
     with closing(tar.open()) as file:
+        file.discard(0, file.size)  # No hash shows yet whether what an earlier run left in a cache is damaged.
         contents = scan_contents(file)
         if tar.stat().version != file.version:
             raise FormatError(f"{tar} changed while it was being indexed: open it again when nothing is writing to it")
@@ -94,7 +97,11 @@ def scan_contents(file: StoredFile) -> TarContents:
     """
     scan = TarScan(file)
     members = _Members(scan)
-    samples = list(_group(file.location, members))
+    runs = [
+        (key, dict(zip(found, map(_store, found.values()), strict=True)))
+        for key, found in group_members(str(file.location), members)
+    ]
+    samples = [StoredSample(key, fields) for key, fields in gather_members(str(file.location), runs)]
     return TarContents(
         samples=samples,
         digest=scan.digest,
@@ -185,8 +192,24 @@ def _is_current(index: Location, tar: Location) -> bool:
     if header.compression is not None:  # Datasets do not read compressed tars.
         return False
     if header.version is not None:
-        return header.version == tar.stat().version
+        return header.version == tar.stat().version and not has_split_samples(index, header)
     return index == index_location(tar) and was_packed(tar)
+
+
+def has_split_samples(index: Location, header: IndexHeader) -> bool:
+    """Return whether an index of an early version lists the parts of scattered samples as samples.
+
+    Args:
+        index: The location of the index.
+        header: Its metadata.
+    """
+    if header.format != INDEX_FORMAT or header.version is None:  # Packed tars have no scattered samples.
+        return False
+    columns = read_columns(index)
+    is_there = columns.starts >= 0
+    if is_there.all():  # The parts of a sample have different fields, so they lack some.
+        return False
+    return any(np.any(is_there[:, rows] != is_there[:, rows[:1]]) for rows in find_repeated(columns.keys).values())
 
 
 def _cached_index(tar: Location) -> Location:
@@ -203,8 +226,8 @@ class _Members:
         num_added_by_macos: The number of skipped files that macOS added.
         num_without_key: The number of other skipped files.
         skipped: The names of the first skipped files.
-        headers_of_first: The plain headers of the first sample's members, by the offsets of the contents.
-        headers: The same of the last sample so far.
+        headers_of_first: The plain headers of the first members that have one key, by the offsets of the contents.
+        headers: The same of the last such members so far.
     """
 
     def __init__(self, scan: TarScan) -> None:
@@ -232,11 +255,5 @@ class _Members:
             yield name, member
 
 
-def _group(tar: Location, named: _Members) -> Iterator[StoredSample]:
-    """Group adjacent members with the same key into samples."""
-    for key, members in group_members(str(tar), named):
-        fields = {
-            field: StoredField(offset=member.offset, size=member.size, hash=member.hash)
-            for field, member in members.items()
-        }
-        yield StoredSample(key=key, fields=fields)
+def _store(member: TarMember) -> StoredField:
+    return StoredField(offset=member.offset, size=member.size, hash=member.hash)

@@ -8,6 +8,11 @@ A safetensors file (https://github.com/huggingface/safetensors) next to the tar.
     key_stop    int64  [n]      the end of each key in key_bytes
     key_bytes   uint8  [...]    the keys in UTF-8, end to end
 
+Samples are in the order of their first members. In tars that shardio packs, the members of a sample are adjacent. In
+others, a sample may be *scattered*: other samples' members are between its own. Packed tars have indexes of format 1.
+Those of other tars have format 2, which records the number of scattered samples. Early versions of shardio gave them
+format 1, too, and made a sample of each run of adjacent members.
+
 Its metadata has one key, ``shardio``, with a canonical JSON object (see :class:`IndexHeader`), because safetensors
 writes several keys in random order.
 """
@@ -26,6 +31,7 @@ from shardio.shards.tar import BLOCK
 from shardio.storage import Location
 
 INDEX_FORMAT = 1
+SCATTERED_FORMAT = 2
 INDEX_SUFFIX = ".idx"
 
 
@@ -45,6 +51,7 @@ class IndexHeader:
             the shard may be copied and equal input must give equal indexes.
         compression: ``gzip`` if the tar is compressed: its offsets, size and digests are then those of the decompressed
             tar. None for an uncompressed tar.
+        num_scattered: The number of scattered samples in format 2; None in format 1.
     """
 
     format: int
@@ -55,6 +62,23 @@ class IndexHeader:
     header_digest: str
     version: str | None = None
     compression: str | None = None
+    num_scattered: int | None = None
+
+
+def find_scattered(starts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which samples of a tar are scattered: others have members between theirs.
+
+    Args:
+        starts: int64 [F, n], the offset of each content in the tar; negative if the sample lacks the field.
+
+    Returns:
+        bool [n].
+    """
+    fields, samples = np.nonzero(starts >= 0)
+    in_tar_order = samples[np.argsort(starts[fields, samples], kind="stable")]
+    runs = in_tar_order[np.diff(in_tar_order, prepend=-1) != 0]
+    found: NDArray[np.bool_] = np.bincount(runs, minlength=starts.shape[1]) > 1
+    return found
 
 
 def index_location(tar: Location) -> Location:

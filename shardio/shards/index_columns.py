@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
@@ -68,6 +69,16 @@ class IndexColumns:
 def hash_key(key: str) -> int:
     """Return the xxh3-64 of a key."""
     return xxhash.xxh3_64_intdigest(key.encode(errors="surrogateescape"))
+
+
+def find_repeated(keys: KeyColumn) -> dict[str, list[int]]:
+    """Return the keys that several samples have, and these samples."""
+    hashes = keys.hash_all()
+    _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+    found = defaultdict[str, list[int]](list)
+    for sample in np.flatnonzero(counts[inverse] > 1).tolist():
+        found[keys.text(sample)].append(sample)
+    return {key: samples for key, samples in found.items() if len(samples) > 1}
 
 
 def read_columns(location: Location) -> IndexColumns:

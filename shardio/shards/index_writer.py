@@ -11,7 +11,14 @@ import numpy as np
 import safetensors.numpy
 
 from shardio.errors import FormatError
-from shardio.shards.index import INDEX_FORMAT, IndexHeader, TarHeaders, digest_headers
+from shardio.shards.index import (
+    INDEX_FORMAT,
+    SCATTERED_FORMAT,
+    IndexHeader,
+    TarHeaders,
+    digest_headers,
+    find_scattered,
+)
 from shardio.storage import Location
 
 MAX_FIELDS = 1024
@@ -48,7 +55,7 @@ def write_index(
     Args:
         location: The location of the index.
         tar: The finished tar, or what is known of it.
-        samples: The tar's samples, in tar order.
+        samples: The tar's samples, in the order of their first members.
         digest: xxh3-128 of the tar, in hexadecimal.
         version: The tar's version, if shardio did not pack it.
 
@@ -80,14 +87,17 @@ def write_index(
         size[places] = [field.size for _, _, field in members]
         content_hash[places] = np.array([field.hash for _, _, field in members], "<u8")
     keys = [sample.key.encode(errors="surrogateescape") for sample in samples]
+    num_scattered = int(np.count_nonzero(find_scattered(offset)))
+    has_format_1 = version is None and not num_scattered
     header = IndexHeader(
-        format=INDEX_FORMAT,
+        format=INDEX_FORMAT if has_format_1 else SCATTERED_FORMAT,
         fields=fields,
         num_samples=len(samples),
         num_bytes=tar.size,
         digest=digest,
         header_digest=digest_headers(tar, [offset[:, 0], offset[:, -1]] if samples else []),
         version=version,
+        num_scattered=None if has_format_1 else num_scattered,
     )
     tensors = {
         "offset": offset,

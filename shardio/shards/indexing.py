@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
 from shardio.shards.compressed import find_compressed_index, is_compressed, make_compressed_index
 from shardio.shards.foreign import find_current_index, make_index
-from shardio.shards.index_columns import KeyColumn, read_columns
+from shardio.shards.index import find_scattered
+from shardio.shards.index_columns import find_repeated, read_columns
 from shardio.storage import Location
 
 
@@ -28,7 +28,8 @@ class IndexReport:
         num_added_by_macos: The number of skipped files that macOS added; None if the index existed already.
         num_without_key: The number of other skipped files; None if the index existed already.
         skipped: The names of the first skipped files.
-        repeated: The keys of samples whose members are not adjacent, so that several samples have the key.
+        scattered: The keys of samples whose members are not adjacent.
+        repeated: The keys that several samples have.
     """
 
     tar: Location
@@ -41,6 +42,7 @@ class IndexReport:
     num_added_by_macos: int | None
     num_without_key: int | None
     skipped: tuple[str, ...]
+    scattered: tuple[str, ...]
     repeated: tuple[str, ...]
 
 
@@ -72,14 +74,6 @@ def index_tar(tar: Location) -> IndexReport:
         num_added_by_macos=None if contents is None else contents.num_added_by_macos,
         num_without_key=None if contents is None else contents.num_without_key,
         skipped=() if contents is None else tuple(contents.skipped),
-        repeated=find_repeated(columns.keys),
+        scattered=tuple(map(columns.keys.text, np.flatnonzero(find_scattered(columns.starts)).tolist())),
+        repeated=tuple(find_repeated(columns.keys)),
     )
-
-
-def find_repeated(keys: KeyColumn) -> tuple[str, ...]:
-    """Return the keys that several samples have, in tar order."""
-    hashes = keys.hash_all()
-    _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
-    suspects = np.flatnonzero(counts[inverse] > 1).tolist()
-    found = Counter(keys.text(sample) for sample in suspects)
-    return tuple(key for key, num_times in found.items() if num_times > 1)

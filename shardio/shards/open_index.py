@@ -6,6 +6,7 @@ The file is not memory-mapped: if another process truncated it, reading the mapp
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError, StaleIndexError, StoreError
 from shardio.json_text import parse_json
-from shardio.shards.index import INDEX_FORMAT, IndexHeader, digest_headers
+from shardio.shards.index import INDEX_FORMAT, SCATTERED_FORMAT, IndexHeader, digest_headers
 from shardio.shards.parts import PartCache
 from shardio.shards.tar import BLOCK
 from shardio.storage import Location, StoredFile, make_version
@@ -194,13 +195,19 @@ class ShardIndex:
                 raise FormatError(
                     f"the index {self.location} is damaged: its keys do not end where their bytes do. {self._remedy}"
                 )
-        if digest_headers(self._tar, first_and_last) != header.header_digest:
-            for start in (start for starts in first_and_last for start in starts.tolist() if start >= BLOCK):
-                self._tar.discard(start - BLOCK, start)
+        if not self._fits_headers(first_and_last):
             raise StaleIndexError(
                 f"the index {self.location} was created for a tar with other members: {self._tar.location} has "
                 f"changed. {self._remedy}"
             )
+
+    def _fits_headers(self, starts: Sequence[NDArray[np.int64]]) -> bool:
+        """Return whether the tar has the headers before some contents. Headers that were damaged are read again."""
+        if digest_headers(self._tar, starts) == self.header.header_digest:
+            return True
+        headers = [start for each in starts for start in each.tolist() if start >= BLOCK]
+        can_differ = [self._tar.discard(start - BLOCK, start) for start in headers]
+        return any(can_differ) and digest_headers(self._tar, starts) == self.header.header_digest
 
 
 def read_header(location: Location) -> IndexHeader:
@@ -258,11 +265,11 @@ def read_layout(file: StoredFile) -> tuple[IndexHeader, dict[str, int], int]:
         if not isinstance(metadata, str):
             raise TypeError(f"its metadata must be a string, got {type(metadata).__name__}")
         values = parse_json(metadata)
-        if values["format"] != INDEX_FORMAT:  # Checked first: other formats may have other values.
+        if values["format"] not in (INDEX_FORMAT, SCATTERED_FORMAT):  # First: other formats may have other values.
             raise FormatError(
                 f"the index {file.location} has format {values['format']}, but this version of shardio reads "
-                f"{INDEX_FORMAT}: use the version that wrote it, or pack the dataset again. If shardio did not pack "
-                "the tar, delete the index instead"
+                f"{INDEX_FORMAT} and {SCATTERED_FORMAT}: use the version that wrote it, or pack the dataset again. If "
+                "shardio did not pack the tar, delete the index instead"
             )
         header = _make_header(values)
         _check_header(header)
@@ -295,6 +302,8 @@ def _check_header(header: IndexHeader) -> None:
     if not all(type(number) is int for number in (header.num_samples, header.num_bytes)):
         got = f"{header.num_samples!r} and {header.num_bytes!r}"
         raise TypeError(f"num_samples and num_bytes must be integers, got {got}")
+    if (header.format == SCATTERED_FORMAT) != (type(header.num_scattered) is int):
+        raise TypeError(f"an index of format {header.format} has num_scattered {header.num_scattered!r}")
     if not isinstance(header.digest, str):
         raise TypeError(f"the digest must be a string, got {header.digest!r}")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from shardio.errors import FormatError
 from shardio.shards.folder import find_tars
 from shardio.shards.foreign import find_or_make_index, was_packed
-from shardio.shards.index import INDEX_SUFFIX, index_location
+from shardio.shards.index import INDEX_SUFFIX, IndexHeader, index_location
 from shardio.shards.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, ShardEntry, read_manifest
 from shardio.shards.names import is_added_by_macos
 from shardio.shards.numbering import find_gaps
@@ -35,8 +35,8 @@ def open_table(source: DatasetSource, access: RemoteAccess | None = None) -> Sha
     Args:
         source: A directory (with a manifest, or with ``*.tar``, read in sorted order), a manifest file, a
             tar, a pattern in brace notation such as ``shard-{000000..000012}.tar``, or a list of tars and patterns.
-            Tars without a manifest are indexed on first use. A RuntimeWarning reports tars with equal contents and
-            gaps in the numbers of a directory's tars.
+            Tars without a manifest are indexed on first use. A RuntimeWarning reports tars with equal contents, gaps
+            in the numbers of a directory's tars, and samples whose members are not adjacent.
         access: How remote shards are reached.
 
     Raises:
@@ -178,15 +178,16 @@ def _table_of_tars(tars: list[Location]) -> ShardTable:
     described = map_locations(lambda tar: _describe(tar, index_of[tar]), tars)
     entries = [entry for entry, _ in described]
     _warn_of_copies(tars, entries)
-    fields = {field for _, fields in described for field in fields}
+    _warn_of_scattered({tar: header.num_scattered or 0 for tar, (_, header) in zip(tars, described, strict=True)})
+    fields = {field for _, header in described for field in header.fields}
     manifest = Manifest(shards=tuple(entries), fields=tuple(sorted(fields)))
     return _make_table(manifest, tuple(tars), tuple(indexes), tars[0].folder)
 
 
-def _describe(tar: Location, index: Location) -> tuple[ShardEntry, tuple[str, ...]]:
-    """Return a tar as a manifest lists it, and the names of its fields."""
+def _describe(tar: Location, index: Location) -> tuple[ShardEntry, IndexHeader]:
+    """Return a tar as a manifest lists it, and the metadata of its index."""
     with Shard(tar, index) as shard:
-        return shard.entry, tuple(shard.index.header.fields)
+        return shard.entry, shard.index.header
 
 
 def _make_table(
@@ -218,6 +219,18 @@ def _warn_of_copies(tars: Sequence[Location], entries: Sequence[ShardEntry]) -> 
         )
         more = f" (there are {len(copies)} such groups)" if len(copies) > 1 else ""
         warnings.warn(message + more, RuntimeWarning, stacklevel=5)
+
+
+def _warn_of_scattered(counts: Mapping[Location, int]) -> None:
+    """Warn of tars with scattered samples, given their numbers."""
+    if tars := [str(tar) for tar, count in counts.items() if count]:
+        message = (
+            f"the members of some samples ({sum(counts.values())}) are not adjacent in {', '.join(tars[:MAX_NAMED])}"
+            f"{', …' if len(tars) > MAX_NAMED else ''}, as after tar without --sort=name. shardio gathers them by key, "
+            "but needs a read for each part of such a sample. WebDataset takes the parts for samples, and streams "
+            "refuse them. To get adjacent members, pack the tars (shardio pack), or create them with tar --sort=name"
+        )
+        warnings.warn(message, RuntimeWarning, stacklevel=5)
 
 
 def _warn_of_gaps(folder: Location, names: Sequence[str]) -> None:

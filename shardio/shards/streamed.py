@@ -14,6 +14,7 @@ import xxhash
 
 from shardio.errors import FormatError
 from shardio.shards.forward import ForwardReader
+from shardio.shards.index_columns import hash_key
 from shardio.shards.names import group_members, is_added_by_macos, split_name
 from shardio.shards.tar import BLOCK
 from shardio.shards.tar_scan import TAR_ERRORS, check_member, data_after_end, read_headers, refuse_without_content
@@ -57,6 +58,9 @@ class _Member:
 class StreamedTar:
     """A tar that is read forwards: its samples are those that an index of it would have, in the same order.
 
+    An index also gathers the members of scattered samples. Here, such a sample is an error when its second part comes,
+    after the first was yielded.
+
     Args:
         name: The tar's name, for messages.
         read: Returns the next bytes of the stream, or none at its end.
@@ -77,10 +81,14 @@ class StreamedTar:
 
         Raises:
             IncompleteTarError: If the tar is damaged or has no end.
-            FormatError: If it is not a tar of samples.
+            FormatError: If it is not a tar of samples, or the members of a sample are not adjacent.
         """
-        digest = 0
+        digest, field_sets = 0, dict[frozenset[str], int]()
+        fields_of = dict[int, int]()  # The number of a sample's set of fields, by the hash of its key.
         for key, members in group_members(self._name, self._members()):
+            fields = field_sets.setdefault(frozenset(members), len(field_sets))
+            if fields_of.setdefault(hash_key(key), fields) != fields:
+                raise self._scattered(key, min(member.offset for member in members.values()))
             for field, member in members.items():
                 header = f"{key}.{field}\0{member.size}".encode(errors="surrogateescape")
                 digest = xxhash.xxh3_64_intdigest(header, seed=digest)
@@ -90,6 +98,13 @@ class StreamedTar:
                 contents={name: each.content for name, each in members.items() if each.content is not None},
                 digest=digest,
             )
+
+    def _scattered(self, key: str, offset: int) -> FormatError:
+        return FormatError(
+            f"the members of sample {key} of {self._name} are not adjacent: some follow at byte {offset}, after other "
+            "samples, so a stream would deliver parts of samples. Index the tar (shardio index) and read it with "
+            "ShardDataset, which gathers them, or make it again with tar --sort=name"
+        )
 
     def _members(self) -> Iterator[tuple[tuple[str, str], _Member]]:
         reader, stop = self._reader, 0

@@ -54,7 +54,8 @@ class _Part:
 def find_complete(file: StoredFile, columns: IndexColumns | None) -> TruncatedTar | None:
     """Return which samples of a truncated tar are complete; None if the tar is damaged in another way, or not at all.
 
-    A tar is truncated if it has intact members up to its end, where a header, a content or the end mark is cut off.
+    A tar is truncated if it has intact members up to its end, where a header, a content or the end mark is cut off. If
+    the members of a sample are not adjacent, any sample may lack some, so the result is None, too.
 
     Args:
         file: The tar.
@@ -73,6 +74,8 @@ def find_complete(file: StoredFile, columns: IndexColumns | None) -> TruncatedTa
     if not is_cut:
         return None
     parts = _group(members)
+    if _are_scattered(parts, cut_key, columns):
+        return None
     dropped = [cut_key] if cut_key is not None else []
     if parts and not _is_complete(parts, cut_key, columns):
         dropped.insert(0, parts.pop().key)
@@ -125,6 +128,16 @@ def _group(members: list[TarMember]) -> list[_Part]:
         fields = dict(of_key)
         parts.append(_Part(key=key, fields=fields, is_ambiguous=len(fields) < len(of_key)))
     return parts
+
+
+def _are_scattered(parts: list[_Part], cut_key: str | None, columns: IndexColumns | None) -> bool:
+    """Return whether members of a sample are not adjacent, as far as the tar or its index shows it."""
+    if columns is not None and columns.header.num_scattered:
+        return True
+    fields = dict[str, frozenset[str]]()
+    if any(fields.setdefault(part.key, frozenset(part.fields)) != frozenset(part.fields) for part in parts):
+        return True
+    return any(part.key == cut_key for part in parts[:-1])
 
 
 def _is_complete(parts: list[_Part], cut_key: str | None, columns: IndexColumns | None) -> bool:

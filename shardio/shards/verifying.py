@@ -16,6 +16,7 @@ from shardio.errors import FormatError
 from shardio.interruptions import let_through
 from shardio.processors import count_processors
 from shardio.shards.compressed import DecompressedFile
+from shardio.shards.foreign import has_split_samples
 from shardio.shards.index_columns import read_columns
 from shardio.shards.named_shards import NamedShard, find_shards
 from shardio.shards.problems import Problem
@@ -112,6 +113,12 @@ def _verify(shard: NamedShard, check_content: ContentCheck | None) -> _Verified:
     problems = list[Problem]()
     if shard.manifest is not None and shard.entry is not None:
         problems += find_entry_problems(shard.manifest, shard.entry, shard.fields, shard.index, columns)
+    if has_split_samples(shard.index, columns.header):
+        message = (
+            "it lists the parts of samples whose members are not adjacent as samples of their own, because an early "
+            "version of shardio made it: create it again with shardio index"
+        )
+        problems.append(Problem(kind="index", where=str(shard.index), message=message))
     try:
         header = columns.header
         tar = DecompressedFile(shard.tar, header.num_bytes) if header.compression else shard.tar.open()

@@ -26,6 +26,7 @@ def make_access(
     storage_options: StorageOptions | None = None,
     cache: str | os.PathLike[str] | None = None,
     cache_size: str | int | None = None,
+    cache_shared: bool = False,
 ) -> RemoteAccess:
     """Check what a user sets, see :func:`make_options` and :func:`make_settings`. There is a cache in any case.
 
@@ -33,7 +34,7 @@ def make_access(
         TypeError: If a setting has the wrong type.
         ValueError: If a setting is out of range.
     """
-    return RemoteAccess(options=make_options(storage_options), cache=make_settings(cache, cache_size))
+    return RemoteAccess(options=make_options(storage_options), cache=make_settings(cache, cache_size, cache_shared))
 
 
 def make_direct_access(storage_options: StorageOptions | None = None) -> RemoteAccess:

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from filelock import FileLock
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError
 from shardio.json_text import parse_json
+from shardio.locks import WorkLock
 from shardio.shared_list import SharedList
 from shardio.storage.parallel import map_locations
 from shardio.storage.paths import absolute_path, make_path
@@ -25,6 +25,9 @@ from shardio.whole_writes import write_whole
 
 FORMAT = "shardio listing 1"
 """The first value of a kept listing."""
+
+PATIENCE_S = 300.0
+"""How long to wait for another process that lists the same folder, in seconds. Then it is listed twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,13 +87,14 @@ def open_listing(folder: Location, kept: str | os.PathLike[str] | None) -> Listi
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_name(f".{path.name}.lock")
-        with FileLock(lock):
+        with WorkLock(lock, PATIENCE_S, 0o644).held():
             if not path.exists():  # Otherwise, another process has listed the folder in the meantime.
                 listing = list_files(folder)
-                if len(listing):  # A folder that is still empty is listed again the next time.
-                    _save(listing, path)
-                lock.unlink(missing_ok=True)  # A process that waits for the lock finds the listing.
-                return replace(listing, path=path)
+                if not path.exists():  # Otherwise, one did so without the lock: all processes use the same listing.
+                    if len(listing):  # A folder that is still empty is listed again the next time.
+                        _save(listing, path)
+                    lock.unlink(missing_ok=True)  # A process that waits for the lock finds the listing.
+                    return replace(listing, path=path)
     return _load(folder, path)
 
 

@@ -61,9 +61,10 @@ class Normalize(_Conversion):
     Args:
         mean: The mean of red, green and blue, for pixels from 0 to 1.
         std: Their standard deviation.
+        inplace: Accepted as in torchvision, without effect: the input is never changed.
     """
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(self, mean: Sequence[float], std: Sequence[float], inplace: bool = False) -> None:
         if len(mean) != 3 or len(std) != 3:
             raise ValueError(f"mean and std must have three numbers each, got {mean!r} and {std!r}")
         if not all(deviation > 0 for deviation in std):

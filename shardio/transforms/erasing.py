@@ -27,6 +27,7 @@ class RandomErasing(PixelTransform):
         scale: The lower and upper bounds of the part's share of the image's area.
         ratio: The lower and upper bounds of the part's height / width, drawn uniformly on a logarithmic scale.
         value: The colour: one number from 0 to 255, or three.
+        inplace: Accepted as in torchvision, without effect: the input is never changed.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class RandomErasing(PixelTransform):
         scale: tuple[float, float] = (0.02, 0.33),
         ratio: tuple[float, float] = (0.3, 3.3),
         value: Fill = 0.0,
+        inplace: bool = False,
     ) -> None:
         self.p = check_probability(p)
         if not (are_in_order(scale) and scale[1] <= 1):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Sequence
-from enum import Enum
 from numbers import Real
 from typing import Literal, cast, get_args
 
@@ -20,7 +19,9 @@ from numpy.typing import NDArray
 from shardio.images import Boxes, CropPlan, Resampling, Sizes
 from shardio.order import Words, random_words, to_unit
 from shardio.transforms.drawing import check_probability, draw_chance
+from shardio.transforms.interpolations import check_interpolation
 from shardio.transforms.transform import Geometry
+from shardio.values import check_optional_integer
 
 Interpolation = Literal["bilinear", "bicubic"]
 
@@ -57,7 +58,7 @@ class RandomResizedCrop(_Resizing):
         size: The result's size in pixels: one number for a square, or (height, width).
         scale: The lower and upper bounds of the crop's share of the image's area.
         ratio: The lower and upper bounds of the crop's width / height, drawn uniformly on a logarithmic scale.
-        interpolation: "bilinear" or "bicubic", or torchvision's InterpolationMode of that name.
+        interpolation: "bilinear" or "bicubic", or the constant of torchvision or Pillow.
         antialias: Whether to average over all of a crop's pixels when it is shrunk. "bicubic" requires it.
     """
 
@@ -66,8 +67,7 @@ class RandomResizedCrop(_Resizing):
         size: int | Sequence[int],
         scale: tuple[float, float] = (0.08, 1.0),
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
-        *,
-        interpolation: Interpolation | Enum = "bilinear",
+        interpolation: object = "bilinear",
         antialias: bool = False,
     ) -> None:
         if not (are_in_order(scale) and scale[1] <= 1):
@@ -118,24 +118,46 @@ class Resize(_Resizing):
 
     Args:
         size: The result's size in pixels: (height, width), or one number for the shorter side. The longer side is
-            then scaled in proportion, rounded down.
-        interpolation: "bilinear" or "bicubic", or torchvision's InterpolationMode of that name.
+            then scaled in proportion, rounded down. None scales the image so that its longer side is ``max_size``.
+        interpolation: "bilinear" or "bicubic", or the constant of torchvision or Pillow.
+        max_size: The largest length of the longer side in pixels, unless ``size`` is (height, width). An image that
+            would be longer is scaled to this length.
         antialias: Whether to average over all of an image's pixels when it is shrunk. "bicubic" requires it.
     """
 
     def __init__(
-        self, size: int | Sequence[int], *, interpolation: Interpolation | Enum = "bilinear", antialias: bool = False
+        self,
+        size: int | Sequence[int] | None,
+        interpolation: object = "bilinear",
+        max_size: int | None = None,
+        antialias: bool = False,
     ) -> None:
-        height, width = pair(size)
-        self.size: int | tuple[int, int] = height if isinstance(size, int | np.integer) else (height, width)
+        self.size: int | tuple[int, int] | None = None if size is None else pair(size)
+        if isinstance(size, int | np.integer) or (isinstance(size, Sequence) and len(size) == 1):
+            self.size = pair(size)[0]
+        self.max_size = check_optional_integer("max_size", max_size, at_least=1)
+        if self.size is None and self.max_size is None:
+            raise ValueError("size=None requires max_size")
+        if self.max_size is not None and isinstance(self.size, tuple):
+            raise ValueError(f"max_size applies only to a size of one number, got size={self.size}")
+        if self.max_size is not None and self.size is not None and self.max_size <= self.size:  # type: ignore[operator]
+            raise ValueError(f"max_size must be greater than size, got max_size={max_size} and size={self.size}")
         self.interpolation, self.antialias = _check_interpolation(interpolation, antialias=antialias), antialias
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Sizes:
         """Return the new sizes as int64 [n, 2]: height, width."""
-        if not isinstance(self.size, int):
+        if isinstance(self.size, tuple):
             return np.tile(np.array(self.size, dtype=np.int64), (len(sizes), 1))
-        shorter = sizes.min(axis=1, keepdims=True)
-        return np.where(sizes == shorter, self.size, self.size * sizes // shorter)
+        shorter, longer = sizes.min(axis=1, keepdims=True), sizes.max(axis=1, keepdims=True)  # int64 [n, 1]
+        if self.size is None:
+            new_shorter, new_longer = self.max_size * shorter // longer, np.full_like(longer, self.max_size)
+        else:
+            new_shorter, new_longer = np.full_like(shorter, self.size), self.size * longer // shorter
+        if self.max_size is not None:
+            new_shorter = np.where(new_longer > self.max_size, self.max_size * new_shorter // new_longer, new_shorter)
+            new_longer = np.minimum(new_longer, self.max_size)
+        new_sizes: Sizes = np.where(sizes == shorter, np.maximum(new_shorter, 1), new_longer)
+        return new_sizes
 
     def needs_pixels(self, plan: CropPlan, parameters: Sizes) -> NDArray[np.bool_]:
         return plan.is_final
@@ -144,7 +166,8 @@ class Resize(_Resizing):
         return plan.resize(parameters, self._resampling)
 
     def __repr__(self) -> str:
-        return f"Resize(size={self.size}, {self._show_resampling()})"
+        max_size = "" if self.max_size is None else f"max_size={self.max_size}, "
+        return f"Resize(size={self.size}, {max_size}{self._show_resampling()})"
 
 
 class CenterCrop(Geometry):
@@ -217,8 +240,8 @@ GEOMETRIES: frozenset[type] = frozenset(
 
 
 def _check_interpolation(interpolation: object, *, antialias: bool) -> Interpolation:
-    """Return the name of an interpolation, which may be torchvision's constant."""
-    name = getattr(interpolation, "value", interpolation)
+    """Return the name of an interpolation, which may be a constant of torchvision or Pillow."""
+    name = check_interpolation(interpolation)
     if name not in get_args(Interpolation):
         raise ValueError(f"interpolation must be 'bilinear' or 'bicubic', got {interpolation!r}")
     if name == "bicubic" and not antialias:
@@ -231,6 +254,8 @@ def pair(size: object) -> tuple[int, int]:
     match size:
         case int() | np.integer() if size >= 1:
             return int(size), int(size)
+        case (int() | np.integer() as side,) if side >= 1:
+            return int(side), int(side)
         case (int() | np.integer() as height, int() | np.integer() as width) if min(height, width) >= 1:
             return int(height), int(width)
     got = reprlib.repr(size)  # Shortened, because calling the class with an image ends here.

@@ -53,11 +53,8 @@ def replace_torchvision(theirs: Any) -> Callable[[Any], Any] | None:
     return None if make is None else make(theirs)
 
 
-def _resize(theirs: Any) -> Resize | None:
-    if theirs.max_size is not None:
-        return None
-    size = theirs.size[0] if isinstance(theirs.size, list) and len(theirs.size) == 1 else theirs.size
-    return Resize(size, interpolation=theirs.interpolation, antialias=True)
+def _resize(theirs: Any) -> Resize:
+    return Resize(theirs.size, theirs.interpolation, theirs.max_size, antialias=True)
 
 
 def _random_resized_crop(theirs: Any) -> RandomResizedCrop:

@@ -294,6 +294,18 @@ def test_an_image_that_cannot_be_decoded_is_an_error_that_names_the_file(
     assert str(photo) in capsys.readouterr().err
 
 
+def test_images_that_cannot_be_read_do_not_prevent_a_sheet_of_the_others(photo: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    done = augment(tmp_path, "-o", tmp_path / "sheet.png", "--recipe", "cifar", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["images"]) == (0, 1)
+    assert done.stderr.startswith("not shown: the image of sample ")
+    assert "bad.png" in done.stderr
+    photo.unlink()
+    (tmp_path / "sheet.png").unlink()
+    assert augment(tmp_path, "-o", tmp_path / "sheet.png", "--recipe", "cifar").exit_code == 1
+    assert not (tmp_path / "sheet.png").exists()
+
+
 def test_a_directory_without_images_is_an_error(tmp_path: Path) -> None:
     done = augment(tmp_path, "-o", tmp_path / "sheet.png", "--recipe", "cifar")
     assert isinstance(done.exception, FileNotFoundError)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner, Result
 
 import shardio
@@ -130,10 +131,38 @@ def test_bench_loads_the_users_own_transform(packed: Path, tmp_path: Path, monke
     assert "code does not read these samples: the transform cannot be pickled" in bench(
         *options, "bench_recipe:unsendable"
     )
-    for name, why in {"size": "must be callable", "missing": "cannot be imported: module 'bench_recipe' has"}.items():
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert "\n  run in Python: invert\n" in bench(*options, f"{tmp_path}/bench_recipe.py:invert")
+    for name in ("size", "missing"):
         refused = run(*options, f"bench_recipe:{name}")
         words = " ".join(refused.output.replace("│", " ").split())
-        assert (refused.exit_code, f"--transform bench_recipe:{name} {why}" in words) == (2, True)
+        assert refused.exit_code == 2
+        assert f"there is no transform 'bench_recipe:{name}': bench_recipe has no function '{name}'" in words
+
+
+def test_the_advice_for_pngs_makes_tiled_jpegs_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for index in range(6):
+        (tmp_path / f"pngs/class-{index % 2}").mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (64, 48), (9 * index, 0, 99)).save(tmp_path / f"pngs/class-{index % 2}/{index}.PNG")
+    found = list[DatasetFormat]()
+
+    def note(_: LoaderStats, stored: DatasetFormat, *__: object, **___: object) -> str:
+        found.append(stored)
+        return ""
+
+    monkeypatch.setattr("shardio.cli.bench.advise", note)
+    shardio.pack(tmp_path / "pngs", tmp_path / "packed")
+    for source in ("pngs", "packed"):
+        bench(tmp_path / source, "--num-workers", 0, "--image-size", 32)
+    assert [stored.formats for stored in found] == [{"PNG"}, {"PNG"}]
+    advised = re.search(r"pack with (--.*),", advise(stats({"decode_s": 20.0}), found[1], 2, is_first=True))
+    assert advised is not None
+    command = ["pack", str(tmp_path / "pngs"), str(tmp_path / "faster"), *advised[1].split()]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    manifest = shardio.open(tmp_path / "faster").manifest
+    assert ("jpeg" in manifest.fields or "jpg" in manifest.fields, "png" in manifest.fields) == (True, False)
+    assert manifest.pack["num_tiled"] == manifest.num_samples == 6
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +236,12 @@ def test_the_rate_after_the_first_batch_excludes_that_batch(monkeypatch: pytest.
         ),
         ({"decode_s": 20.0}, {"jpeg": "tile"}, 2, "try smaller images (pack with --jpeg reencode --max-side 400)"),
         ({"decode_s": 20.0}, {"jpeg": "reencode"}, 2, "try smaller images (pack with a smaller --max-side)"),
+        (
+            {"decode_s": 20.0},
+            {"formats": frozenset({"JPEG", "PNG", "BMP"})},
+            2,
+            "try JPEGs instead of BMP and PNG (pack with --convert-to jpeg --jpeg tile, which changes pixels slightly)",
+        ),
         ({"decode_s": 20.0}, {"has_images": False}, 2, "there are already at least as many workers as processors"),
         ({"decode_s": 20.0}, {"has_images": False}, 8, "try more workers (up to 8, the number of processors)"),
         ({"read_s": 20.0}, {}, 2, "try more workers (more reads at a time), or a local disk, or larger shards"),

@@ -37,5 +37,5 @@ def test_each_command_has_an_example_with_arguments_that_it_accepts(name: str) -
 def test_each_command_that_takes_urls_takes_settings_of_their_stores(name: str) -> None:
     known = {option for parameter in COMMANDS[name].params for option in parameter.opts}
     assert "--storage-option" in known
-    caching = {"--cache", "--cache-size"}
+    caching = {"--cache", "--cache-size", "--cache-shared"}
     assert known & caching == (caching if name in ("bench", "check", "train") else set())

@@ -46,12 +46,22 @@ def test_each_tar_is_indexed_and_described(tmp_path: Path) -> None:
     assert index_of(tar).read_bytes() == index
 
 
-def test_samples_that_are_not_adjacent_are_named(tmp_path: Path) -> None:
+def test_samples_whose_members_are_not_adjacent_are_counted(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", [("a.jpg", b""), ("b.jpg", b""), ("a.cls", b""), ("c.jpg", b""), ("a.json", b"")])
+    done = run("index", tmp_path / "a.tar")
+    assert "a.tar: 3 samples" in done.stdout
+    assert "  the members of 1 sample are not adjacent (tar without --sort=name?), such as those of a: " in done.stdout
+    values = json.loads(run("index", tmp_path / "a.tar", "--json").stdout)
+    assert (values["tars"][0]["not_adjacent"], values["tars"][0]["repeated"]) == (["a"], [])
+
+
+def test_keys_of_several_samples_are_named(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [("a.jpg", b""), ("b.jpg", b""), ("a.jpg", b"")])
     done = run("index", tmp_path / "a.tar", code=1)
-    assert "  the members of sample a are not adjacent, so they make several samples\n" in done.stdout
+    assert "a.tar: 3 samples" in done.stdout
+    assert "  several samples have the key a\n" in done.stdout
     values = json.loads(run("index", tmp_path / "a.tar", "--json", code=1).stdout)
-    assert values["tars"][0]["not_adjacent"] == ["a"]
+    assert (values["tars"][0]["not_adjacent"], values["tars"][0]["repeated"]) == ([], ["a"])
 
 
 def test_a_tar_that_cannot_be_indexed_does_not_stop_the_others(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,28 @@ def test_view_writes_a_contact_sheet(doubled: Path, tmp_path: Path) -> None:
     assert "7 images of 7 (1 cannot be decoded)" in done.stdout
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.format == "PNG"
+
+
+def test_a_tiff_that_cannot_be_decoded_is_a_cell_of_the_page(doubled: Path, tmp_path: Path) -> None:
+    """The header of a TIFF is read in another way than those of other formats."""
+    (doubled / "class-2" / "name-001.jpg").unlink()
+    (doubled / "class-2" / "float64.tif").write_bytes(gray_tiff_of_float64())
+    assert shardio.pack(doubled, tmp_path / "packed", check=False).num_samples == 7
+    for source, key in ((doubled, "class-2/float64.tif"), (tmp_path / "packed", "class-2/float64")):
+        done = run("view", source, "-o", tmp_path / "sheet.html", "--json")
+        assert done.exit_code == 0, done.output
+        values = json.loads(done.stdout)
+        assert list(values["headers"]["unreadable"]) == list(values["undecodable"]) == [key]
+        assert not re.search(r"\b0x[0-9a-f]+", done.stdout), "no memory address"
+        assert len(Page((tmp_path / "sheet.html").read_bytes()).find("img")) == 6
+
+
+def gray_tiff_of_float64() -> bytes:
+    """Return a TIFF of 4×4 pixels (TIFF 6.0, section 19: SampleFormat 3), which Pillow does not open."""
+    tags = {256: 4, 257: 4, 258: 64, 259: 1, 262: 1, 273: 8, 277: 1, 278: 4, 279: 128, 339: 3}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    pixels = struct.pack("<16d", *range(16))
+    return b"II*\0" + struct.pack("<I", 8 + len(pixels)) + pixels + struct.pack("<H", len(tags)) + entries + bytes(4)
 
 
 def test_view_does_not_overwrite_an_image(tmp_path: Path) -> None:

@@ -167,6 +167,20 @@ def test_standard_error_names_files_that_are_not_packed(tmp_path: Path) -> None:
     assert "notes.txt" in done.stderr
 
 
+def test_standard_error_says_how_to_store_uncompressed_and_unread_images(tmp_path: Path) -> None:
+    for i, suffix in enumerate(("bmp", "jpg")):
+        write_images(tmp_path / "in", classes=1, per_class=1 + i, suffix=suffix)
+        (tmp_path / "in" / "class-0" / "name-000.jpg").unlink(missing_ok=True)
+        done = run("pack", tmp_path / "in", tmp_path / f"out-{suffix}")
+        others = " and convert all others, too\n" if i else "\n"
+        assert f".bmp images are uncompressed: --convert-to png would store them in less space{others}" in done.stderr
+    (tmp_path / "in" / "class-0" / "x.gif").write_bytes(b"x")
+    done = run("pack", tmp_path / "in", tmp_path / "out", "--convert-to", "png")
+    assert "uncompressed" not in done.stderr
+    done = run("pack", tmp_path / "in", tmp_path / "out-too")
+    assert "left out images in other formats (1 .gif)" in done.stderr
+
+
 def test_quiet_prints_nothing(tmp_path: Path) -> None:
     write_images(tmp_path / "in", classes=1, per_class=2)
     (tmp_path / "in" / "class-0" / "broken.jpg").write_bytes(b"no image")

@@ -12,7 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from shardio import DataLoader, ImageFolder, SampleError, pack
+import shardio
+from shardio import DataLoader, ImageFolder, PackError, SampleError, ShardDataset, pack
+from shardio.images import IMAGE_FIELDS
+from shardio.libraries import import_torchvision
 from shardio.transforms import RandomResizedCrop
 from tests.sources import encode, write_images
 
@@ -134,16 +137,70 @@ def test_pictures_that_are_left_out_are_counted(tmp_path: Path, caplog: pytest.L
     ImageFolder(tmp_path / "in")  # No warning: they are errors here.
     folders = sorted((tmp_path / "in").iterdir())
     for folder, name in (
-        (folders[0], "x.ppm"),
-        (folders[1], "y.PPM"),
+        (folders[0], "x.gif"),
+        (folders[1], "y.GIF"),
         (folders[1], "z.jfif"),
         (folders[1], "notes.md"),
     ):
-        (folder / name).write_bytes(b"P6")
+        (folder / name).write_bytes(b"x")
     with pytest.warns(
-        RuntimeWarning, match=r"left out images in other formats \(1 \.jfif, 2 \.ppm\): only \.jpg, "
+        RuntimeWarning, match=r"left out images in other formats \(2 \.gif, 1 \.jfif\): only \.jpg, "
     ) as warned:
         assert len(ImageFolder(tmp_path / "in")) == 4
     assert [warning.filename for warning in warned] == [__file__]
     pack(tmp_path / "in", tmp_path / "out")
-    assert "(1 .jfif, 2 .ppm): only" in caplog.text
+    assert "(2 .gif, 1 .jfif): only" in caplog.text
+
+
+PIXELS = (np.arange(24 * 16 * 3).reshape(24, 16, 3) * 56 % 65536).astype(np.uint16)
+
+NETPBM = {
+    "colour.ppm": b"P6\n16 24\n255\n" + (PIXELS >> 8).astype(np.uint8).tobytes(),
+    "commented.PPM": b"P6 # by hand\n16 24 255\n" + (PIXELS & 255).astype(np.uint8).tobytes(),
+    "gray.pgm": b"P5\n16 24\n255\n" + (PIXELS[..., 0] >> 8).astype(np.uint8).tobytes(),
+    "few-levels.pgm": b"P5\n16 24\n15\n" + (PIXELS[..., 0] >> 12).astype(np.uint8).tobytes(),
+    "plain.ppm": b"P3\n16 24\n255\n" + b" ".join(b"%d" % value for value in (PIXELS >> 8).ravel()),
+    "16-bits.pgm": b"P5\n16 24\n65535\n" + PIXELS[..., 0].astype(">u2").tobytes(),
+}
+"""Files of Netpbm, as its specification (netpbm.sourceforge.net/doc/ppm.html) describes them."""
+
+
+def test_files_of_netpbm_are_images(tmp_path: Path) -> None:
+    """torchvision's ImageFolder reads ``.ppm`` and ``.pgm``, with Pillow's pixels."""
+    import_torchvision()
+    folders = pytest.importorskip("torchvision.datasets.folder")
+    assert {suffix[1:] for suffix in folders.IMG_EXTENSIONS} <= set(IMAGE_FIELDS)
+    for name, content in NETPBM.items():
+        path = tmp_path / "in" / name.partition(".")[2].lower() / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    theirs, ours = folders.ImageFolder(tmp_path / "in"), ImageFolder(tmp_path / "in")
+    assert (list(ours.samples), ours.classes) == (theirs.samples, theirs.classes)
+    pack(tmp_path / "in", tmp_path / "out", shuffle_seed=None)
+    packed = {
+        key: (image, label) for key, image, label in ShardDataset(tmp_path / "out", fields=("key", "image", "label"))
+    }
+    loaded = torch.cat([images for images, _ in DataLoader(ours, batch_size=4)])
+    assert len(ours) == len(packed) == len(loaded) == len(NETPBM)
+    for i, (path, label) in enumerate(theirs.samples):
+        expected = torch.from_numpy(np.asarray(theirs[i][0]).copy()).permute(2, 0, 1)
+        found, same_label = packed[f"{Path(path).parent.name}/{Path(path).stem}"]
+        assert all(torch.equal(each, expected) for each in (ours[i][0], loaded[i], found))
+        assert same_label == label
+    pack(tmp_path / "in", tmp_path / "pngs", convert_to="png")
+    stored = shardio.open(tmp_path / "pngs")
+    gray = np.asarray(Image.open(io.BytesIO(stored["pgm/16-bits"]["png"])))
+    assert np.array_equal(gray, PIXELS[..., 0]), "all 16 bits"
+
+
+def test_a_class_folder_of_images_that_are_not_read_says_what_to_do(tmp_path: Path) -> None:
+    write_images(tmp_path / "in", classes=1, per_class=1)
+    (tmp_path / "in" / "other").mkdir()
+    (tmp_path / "in" / "other" / "a.gif").write_bytes(b"x")
+    with pytest.raises(FileNotFoundError, match=r"other holds no images: left out .* \(1 \.gif\).* --convert-to"):
+        ImageFolder(tmp_path / "in")
+    for source in (tmp_path / "in", tmp_path / "in" / "other"):
+        with pytest.raises(
+            PackError, match=r"holds no images that can be packed \(.*--convert-to .* takes avif, .*gif"
+        ):
+            pack(source, tmp_path / "out")

@@ -105,6 +105,14 @@ def test_a_killed_run_of_the_resnet50_recipe_resumes_with_the_same_losses(tmp_pa
     assert read_losses(killed) == read_losses(undisturbed)
 
 
+def test_a_detector_of_torchvision_learns() -> None:
+    pytest.importorskip("torchvision")
+    output = _run("detection.py", "--scenes", "64", "--epochs", "2")
+    losses = [float(loss) for loss in re.findall(r"^epoch \d: 8 batches, loss ([\d.]+)$", output, re.MULTILINE)]
+    assert len(losses) == 2
+    assert losses[1] < losses[0]
+
+
 def test_each_dataset_gives_the_same_samples_in_each_loader() -> None:
     output = _run("iterable_and_map.py")
     lines = re.findall(r"^(\w+) in (\w+)'s loader +80 samples, each exactly once; loss ([\d.]+)$", output, re.MULTILINE)

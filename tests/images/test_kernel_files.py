@@ -21,10 +21,10 @@ from shardio.images.kernel.cache_files import (
     read_object,
 )
 from shardio.images.kernel.finding import prepare_kernel
-from shardio.images.trust import make_folder
 from shardio.loader.processes import chunk_builder
 from shardio.processors import count_processors
 from shardio.transforms import CenterCrop
+from shardio.trust import make_folder
 from tests.images.kernel_machines import WITHOUT_BUILT, _no_folder, _not_built, folder, object_path, run, start
 
 __all__ = ["_no_folder", "_not_built", "folder"]

@@ -18,7 +18,7 @@ from shardio.images.kernel.cache_files import (
 )
 from shardio.images.kernel.finding import prepare_kernel
 from shardio.images.tiling import tile_jpeg
-from shardio.images.trust import make_folder
+from shardio.trust import make_folder
 from tests.files import files_of_at_most
 from tests.images.kernel_machines import _no_folder, _not_built, folder, object_path
 from tests.sources import encode

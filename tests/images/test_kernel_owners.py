@@ -12,9 +12,9 @@ import pytest
 
 from shardio.images.kernel import building, finding, loading
 from shardio.images.kernel.cache_files import object_name, pack
-from shardio.images.trust import UntrustedError
+from shardio.trust import UntrustedError
 from tests.images.kernel_machines import WITHOUT_BUILT, _not_built, folder, object_path, run
-from tests.images.test_trust import OTHER_USER, as_root, mode_of, umask
+from tests.test_trust import OTHER_USER, as_root, mode_of, umask
 
 __all__ = ["_not_built", "folder"]
 

@@ -139,7 +139,41 @@ def test_batches_are_the_same_in_every_way(shards: Path, steps: list[Any]) -> No
 
 
 def as_tensor(value: Any) -> torch.Tensor:
-    return value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
+    return value.as_subclass(torch.Tensor) if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
+
+
+def transpose(samples: list[Any]) -> list[list[Any]]:
+    """Collate as for torchvision's detection models, which take lists."""
+    return [list(column) for column in zip(*samples, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_workers": 1}, {"num_workers": 1, "worker_init_fn": _do_nothing}],
+    ids=["calling process", "worker process", "the dataset in a worker"],
+)
+def test_a_collate_fn_gets_tensors_of_all_that_follows_the_images(shards: Path, options: dict[str, Any]) -> None:
+    def load(**more_options: Any) -> Any:
+        dataset = make_dataset(shards)
+        sampler = EpochSampler(dataset, shuffle=False)
+        return next(iter(DataLoader(dataset, 4, sampler=sampler, **options, **more_options)))
+
+    batched = load()
+    lefts, masks, annotations, _, depths, more, _ = load(collate_fn=transpose)
+    for row in range(4):
+        entries = [annotations[row][name] for name in ("boxes", "labels", "points")]
+        given = [lefts[row], masks[row], *entries, depths[row], more[row]]
+        assert all(isinstance(value, torch.Tensor) for value in given)
+        entries = [batched[2][name][row] for name in ("boxes", "labels", "points")]
+        expected = [batched[0][row], batched[1][row], *entries, batched[4][row], batched[5][row]]
+        assert all(type(value) is torch.Tensor for value in expected)
+        for one, other in zip(given, expected, strict=True):
+            assert (one.dtype, one.shape) == (other.dtype, other.shape)
+            assert torch.equal(one, other)
+            assert type(one.clone()) is torch.Tensor
+    assert annotations[1]["boxes"].dtype == torch.float32
+    assert annotations[1]["labels"].dtype == torch.int64
+    assert annotations[1]["id"] == 1
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -8,12 +8,15 @@ import subprocess
 import sys
 import tarfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import shardio
 from shardio.errors import PackError
+from shardio.packing.executors import worker_processes
 from tests.files import read_files
 from tests.processes import forkserver_context
 from tests.sources import write_images
@@ -159,3 +162,32 @@ def test_a_pack_interrupted_by_ctrl_c_leaves_only_whole_shards(many: Path, tmp_p
         with tarfile.open(path) as tar:
             assert len(tar.getnames()) == 4
     assert shardio.pack(many, tmp_path, max_shard_samples=2).num_samples == 400
+
+
+def test_a_worker_process_that_is_suspended_ends_the_pack(
+    source: Path, uninterrupted: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_worker, process_ids = worker_processes._start_worker, list[int]()
+
+    def start_suspended() -> worker_processes._Worker:
+        worker = start_worker()
+        worker.process.send_signal(signal.SIGSTOP)
+        process_ids.append(worker.process.pid)
+        return worker
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
+        patch.setattr(worker_processes, "_start_worker", start_suspended)
+        patch.setattr(worker_processes, "SILENT_S", 0.2)
+        patch.setattr(worker_processes, "LAST_CHANCE_S", 0.1)
+        patch.setattr(worker_processes, "END_WITHIN_S", 0.1)
+        packing = pool.submit(shardio.pack, source, tmp_path / "out", max_shard_samples=3, num_workers=2)
+        try:
+            with pytest.raises(PackError, match=r"the worker process \d+ has not reported.*Rerun the same") as caught:
+                packing.result(60)
+        finally:
+            for process_id in process_ids:
+                with suppress(ProcessLookupError):
+                    os.kill(process_id, signal.SIGCONT)
+    assert any(f"process {process_id} " in str(caught.value) for process_id in process_ids)
+    shardio.pack(source, tmp_path / "out", max_shard_samples=3, num_workers=2)
+    assert read_files(tmp_path / "out") == uninterrupted

@@ -160,8 +160,11 @@ class Laws:
         ]
         fields = [(each.key, name, field) for each in contents.samples for name, field in each.fields.items()]
         found = [(key, name, field.offset, field.size) for key, name, field in fields]
-        if found != expected:
+        if sorted(found, key=lambda each: each[2]) != expected:
             raise LawBrokenError(f"the contents are {found!s:.500}, but tarfile reads {expected!s:.500}")
+        firsts = [min(field.offset for field in each.fields.values()) for each in contents.samples]
+        if firsts != sorted(firsts):
+            raise LawBrokenError(f"the samples are not in the order of their first members: {firsts!s:.500}")
         for key, name, field in fields:
             content = shard.tar[field.offset : field.offset + field.size]
             if len(content) != field.size or xxhash.xxh3_64_intdigest(content) != field.hash:

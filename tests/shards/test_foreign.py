@@ -143,12 +143,12 @@ def test_a_change_that_the_file_system_hides_is_found_when_the_sample_is_read(
 
 
 def rewrite_header(index: Path, **values: object) -> None:
-    """Write an index again without its tar's version, as earlier versions of shardio did, and with other values."""
+    """Write an index again as earlier versions of shardio did: in format 1, without its tar's version."""
     with safetensors.safe_open(index, framework="numpy") as file:
         header = json.loads(file.metadata()["shardio"])
     tensors = safetensors.numpy.load_file(index)
-    del header["version"]
-    safetensors.numpy.save_file(tensors, index, {"shardio": json.dumps({**header, **values})})
+    del header["version"], header["num_scattered"]
+    safetensors.numpy.save_file(tensors, index, {"shardio": json.dumps({**header, "format": 1, **values})})
 
 
 @pytest.mark.parametrize("name", ["a.tar", "shard-000000.tar"])

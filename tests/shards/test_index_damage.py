@@ -97,7 +97,10 @@ DAMAGES: dict[str, Damage] = {
     "keys-go-back": put("key_stop", (0,), 9),
     "key-negative": put("key_stop", (0,), -1),
     "key-beyond-the-keys": put("key_stop", (1,), 1000),
-    "format-newer": say("format", 2),
+    "format-newer": say("format", 3),
+    "format-2-without-count": say("format", 2),
+    "format-1-with-count": say("num_scattered", 0),
+    "count-text": lambda _, header: header.update({"format": 2, "num_scattered": "0"}),
     "format-text": say("format", "one"),
     "fields-more": say("fields", ["cls", "jpg", "png"]),
     "fields-number": say("fields", 3),
@@ -116,8 +119,8 @@ def test_an_index_with_wrong_values_is_refused(shard: Path, damage: Damage) -> N
 
 
 def test_another_format_is_named_whatever_else_differs(shard: Path) -> None:
-    rewrite(shard, lambda _, header: header.update({"format": 2, "colour": "red"}))
-    with pytest.raises(FormatError, match="has format 2, but this version of shardio reads 1: use the version that"):
+    rewrite(shard, lambda _, header: header.update({"format": 3, "colour": "red"}))
+    with pytest.raises(FormatError, match="has format 3, but this version of shardio reads 1 and 2: use the version"):
         open_shard(shard)
 
 

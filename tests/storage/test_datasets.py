@@ -53,6 +53,17 @@ def test_tars_of_other_tools_are_indexed_in_any_store(store: Location, tmp_path:
     assert (store / "data").list() == ["a.tar", "a.tar.idx"]
 
 
+@pytest.mark.filterwarnings("ignore:the members of some samples")
+def test_members_that_are_not_adjacent_are_gathered_in_any_store(store: Location, tmp_path: Path) -> None:
+    write_tar(
+        tmp_path / "x", [(f"{key}.{field}", fields[field]) for field in ("jpg", "cls") for key, fields in EXPECTED]
+    )
+    with (store / "a.tar").write_whole() as file:
+        file.write((tmp_path / "x").read_bytes())
+    for _ in range(2):  # The second time, the index is there.
+        assert read_all("a.tar") == EXPECTED
+
+
 def test_a_tar_that_is_named_twice_is_refused_in_any_store(store: Location) -> None:
     write_shard(store / "a.tar", SAMPLES[:2])
     with pytest.raises(FormatError, match=r"a\.tar is named twice"):

@@ -104,7 +104,7 @@ def test_the_result_is_the_box_resized(
         np.testing.assert_array_equal(image, original)
 
 
-@pytest.mark.parametrize("size", [0, -1, (0, 5), (5, 0), (5,), (5, 5, 5), (), "224", None, np.zeros((40, 60, 3))])
+@pytest.mark.parametrize("size", [0, -1, (0, 5), (5, 0), (0,), (5, 5, 5), (), "224", None, np.zeros((40, 60, 3))])
 def test_a_size_must_be_one_or_two_numbers_of_pixels(size: Any) -> None:
     with pytest.raises(ValueError, match="size must be a positive integer") as caught:
         RandomResizedCrop(size)

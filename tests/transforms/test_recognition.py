@@ -100,7 +100,6 @@ RECOGNISED: dict[str, tuple[Any, Any]] = {
 }
 OTHERS: dict[str, Any] = {
     "a subclass": Subclass(),
-    "Resize with a longest side": v2.Resize(25, max_size=40),
     "another interpolation": v2.Resize(25, interpolation=v2.InterpolationMode.NEAREST),
     "a blur, whose pixels may differ": v2.GaussianBlur(3),
     "a rotation that changes the size": v2.RandomRotation(9, expand=True),

@@ -11,7 +11,7 @@ import sys
 from shardio.images.kernel.building import build
 from shardio.images.kernel.cache_files import system_folder, user_folder
 from shardio.images.kernel.finding import compiled_functions
-from shardio.images.trust import UntrustedError
+from shardio.trust import UntrustedError
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(

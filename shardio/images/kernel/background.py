@@ -23,7 +23,7 @@ from shardio.images.kernel.cache_files import (
 )
 from shardio.images.kernel.functions import Functions
 from shardio.images.kernel.loading import load_functions
-from shardio.images.trust import UntrustedError, make_folder
+from shardio.trust import UntrustedError, make_folder
 
 _NOT_WRITABLE = (
     "shardio cannot compile its JPEG kernel, and uses libjpeg-turbo instead, which is slower: {}. Free some disk "

@@ -13,7 +13,7 @@ from platformdirs import site_cache_path, user_cache_path
 
 from shardio.images.kernel.source import hash_source
 from shardio.images.kernel.targets import describe_processor
-from shardio.images.trust import UntrustedError, read_trusted, why_untrusted
+from shardio.trust import UntrustedError, read_trusted, why_untrusted
 
 _HASH_SIZE = 8
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardio.forks import hold_during_forks
 from shardio.images.kernel.loading import can_compile, load_functions
-from shardio.images.trust import UntrustedError
+from shardio.trust import UntrustedError
 
 if TYPE_CHECKING:
     from shardio.images.kernel.background import BackgroundBuild

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import threading
 import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -14,12 +15,39 @@ from shardio.packing.shard_job import ShardJob, pack_shard
 REPORT_EVERY_S = 0.1
 """Seconds between reports. A report also shows that the parent process still exists."""
 
+ALIVE_EVERY_S = 2.0
+"""Seconds between empty reports, which show that this process is not suspended."""
+
+
+class _Sender:
+    """Sends messages. Threads share it.
+
+    Args:
+        connection: The connection to the parent process.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, message: tuple[object, ...]) -> None:
+        """Send a message."""
+        with self._lock:
+            self._connection.send(message)
+
+    def show_life(self) -> None:
+        """Send empty reports until the connection ends."""
+        with suppress(OSError):
+            while True:
+                self.send(("report", 0, 0))
+                time.sleep(ALIVE_EVERY_S)
+
 
 class _Reporter:
     """Adds up reports, and sends the sum now and then."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, sender: _Sender) -> None:
+        self._sender = sender
         self._num_samples = self._num_bytes = 0
         self._last = time.monotonic()
 
@@ -32,7 +60,7 @@ class _Reporter:
     def send(self) -> None:
         """Send the sum; end this process if the parent process has ended or has closed the connection."""
         try:
-            self._connection.send(("report", self._num_samples, self._num_bytes))
+            self._sender.send(("report", self._num_samples, self._num_bytes))
         except OSError:
             sys.exit()
         self._num_samples = self._num_bytes = 0
@@ -42,13 +70,15 @@ class _Reporter:
 def main() -> None:
     """Pack shards until the connection ends."""
     with Connection(int(sys.argv[1])) as connection, suppress(EOFError, ConnectionError):
+        sender = _Sender(connection)
+        threading.Thread(target=sender.show_life, daemon=True).start()
         while True:
-            connection.send(_pack(connection.recv(), connection))
+            sender.send(_pack(connection.recv(), sender))
 
 
-def _pack(job: ShardJob, connection: Connection) -> tuple[object, ...]:
+def _pack(job: ShardJob, sender: _Sender) -> tuple[object, ...]:
     """Pack a shard; return the answer to send."""
-    reporter = _Reporter(connection)
+    reporter = _Reporter(sender)
     try:
         shard = pack_shard(job, reporter.add)
     except Exception as error:  # The parent process raises it.

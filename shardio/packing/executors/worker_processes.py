@@ -21,6 +21,10 @@ from shardio.packing.shard_job import ShardJob
 END_WITHIN_S = 10.0
 """Seconds in which a worker process ends after it was told to. It only has to remove one unfinished file."""
 
+SILENT_S, LAST_CHANCE_S = 60.0, 20.0
+"""A worker process counts as suspended if it does not report for these two times together, in seconds. The second one
+begins anew when this process itself was suspended. A worker process that works reports every few seconds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Worker:
@@ -56,9 +60,10 @@ def _run(
 ) -> Generator[tuple[int, PackedShard]]:
     """Give each worker its next job when it has finished one, until all jobs are done."""
     busy: dict[Any, _Worker] = {worker.connection: worker for worker in workers}
+    heard_at = dict.fromkeys(busy, time.monotonic())
     while busy:
-        for connection in wait(list(busy)):
-            worker = busy[connection]
+        for connection in wait(list(busy), SILENT_S):
+            worker, heard_at[connection] = busy[connection], time.monotonic()
             kind, *values = _receive(worker)
             if kind == "report":
                 progress.packed(*values)
@@ -71,6 +76,14 @@ def _run(
             else:
                 del busy[connection]
             yield values[0], values[1]
+        for connection, worker in busy.items():
+            if time.monotonic() - heard_at[connection] > SILENT_S and not connection.poll(LAST_CHANCE_S):
+                worker.process.kill()
+                raise PackError(
+                    f"the worker process {worker.process.pid} has not reported for more than {SILENT_S:g} s, so it was "
+                    "ended: it was suspended, or it waited for a disk. Rerun the same command to resume: finished "
+                    "shards are kept"
+                )
 
 
 def _start_worker() -> _Worker:

@@ -88,6 +88,8 @@ def _choose_kind(src: Path, options: SourceOptions) -> SourceKind:
 def _find_other_option(kind: SourceKind, options: SourceOptions) -> str | None:
     """Return an option that is given, but does not apply to a kind of source."""
     adapter = _ADAPTERS.get(kind)
+    if kind != "tars" and options.prefix_keys:
+        return "--prefix-keys (prefix_keys)"
     if adapter is not None and options.layout != "auto":
         return "--layout (layout)"
     if adapter is not None and options.source_split is not None:

@@ -267,6 +267,6 @@ def _import_litdata(src: Path) -> _LitData:
         from litdata.streaming.serializers import _get_serializers
     except ImportError as error:
         raise PackError(
-            f"{src} is read by the package litdata ({error}): pip install 'shardio-loader[litdata]'"
+            f"{src} is read by the package litdata ({error}): install it with --no-deps, as docs/packing.md describes"
         ) from error
     return _LitData(PyTreeLoader, ChunksConfig, _get_serializers, is_in_file_compression, _COMPRESSORS)

@@ -40,6 +40,7 @@ class SourceOptions:
         source_split: The name of the folders of a split, of a directory that holds several; ``all`` for all of them.
         on_incomplete: What to do with a sample that lacks a file that others have, in the layout ``pairs``.
         rename_dots: Whether each dot in the stem of a file or key becomes an underscore.
+        prefix_keys: Whether the name of its tar is put before each key.
         classes: The class names that define the labels; None to find them in the source.
         labels: The file that labels the samples; None to find the labels in the source.
         fields: The fields to pack from a directory: the suffixes of a sample's files. Each sample must have the first.
@@ -55,6 +56,7 @@ class SourceOptions:
     source_split: str | None = None
     on_incomplete: OnIncomplete = "raise"
     rename_dots: bool = False
+    prefix_keys: bool = False
     classes: Sequence[str] | None = None
     labels: LabelFile | None = None
     fields: tuple[str, ...] | None = None
@@ -83,7 +85,8 @@ class SourceOptions:
         """What the main fields are, for messages about their absence."""
         if self.fields is not None:
             return f".{self.fields[0]} files, which --fields (fields) names first"
-        return f"images that can be packed (supported: {', '.join(IMAGE_FIELDS)})"
+        others = "" if self.converts else f"; --convert-to (convert_to) also takes {', '.join(sorted(CONVERTIBLE))}"
+        return f"images that can be packed (supported: {', '.join(IMAGE_FIELDS)}{others})"
 
 
 def make_options(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from shardio.classes import number_classes
 from shardio.errors import FormatError, PackError, SampleError
 from shardio.packing.copying import CopySource
+from shardio.packing.names import check_key
 from shardio.packing.sources.file_table import header_sizes
 from shardio.packing.sources.files import SourceFile, check_unchanged, stat_file
 from shardio.packing.sources.label_files import find_labels
@@ -35,7 +37,7 @@ from shardio.shards import (
     open_table,
     read_columns,
 )
-from shardio.storage import parse_location
+from shardio.storage import parse_location, read_as_utf8
 
 _TAR = re.compile(r".+\.(tar(\.\w+)?|tgz)", re.IGNORECASE)
 """The names of tars, also of compressed ones, which are refused with what to do."""
@@ -119,7 +121,8 @@ def find_tars(src: Path) -> Evidence | None:
 def scan_tars(src: Path, options: SourceOptions) -> SourceScan:
     """Find the samples of tars, in their order. Tars without an index are indexed first.
 
-    Labels and class names stay as they are, unless a file of labels or other class names are given.
+    Labels and class names stay as they are, unless a file of labels or other class names are given. That file has the
+    keys as they are packed, with prefixes.
 
     Raises:
         PackError: If a tar is compressed, damaged or missing, two samples have the same key, or labels do not fit.
@@ -133,9 +136,14 @@ def scan_tars(src: Path, options: SourceOptions) -> SourceScan:
     tars: list[Path] = sorted(src.parent.glob(src.name)) if "*" in src.name else []
     try:
         table = open_table(tars or src)
-        refuse_duplicates([table])
+        if not options.prefix_keys:
+            refuse_duplicates([table])
         files = tuple(stat_file(tar.key) for tar in table.tars)
-        keys, sizes, tar_sizes = _measure(table, with_label=options.labels is None)
+        prefixes = _make_prefixes(files) if options.prefix_keys else None
+        keys, sizes, tar_sizes = _measure(table, prefixes, with_label=options.labels is None)
+        if prefixes is not None and len(set(keys)) < len(keys):
+            key, _ = Counter(keys).most_common(1)[0]
+            raise ValueError(f"several samples have the key {key!r}, even with prefixes: rename or remove all but one")
     except (FormatError, OSError, ValueError) as error:
         raise PackError(f"{src} cannot be packed: {error}") from error
     classes, new_labels = table.manifest.classes, None
@@ -160,12 +168,32 @@ def scan_tars(src: Path, options: SourceOptions) -> SourceScan:
     return SourceScan(samples=samples, classes=classes)
 
 
-def _measure(table: ShardTable, *, with_label: bool) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the keys of all samples, their sizes, int64 [n], and their sizes in a tar, int64 [n]."""
+def _make_prefixes(tars: Sequence[SourceFile]) -> list[str]:
+    """Return what is put before the keys of each tar: its path below the folder of all tars, without its suffix."""
+    root = os.path.commonpath([Path(tar.path).parent for tar in tars])
+    names = [read_as_utf8(os.path.relpath(tar.path, root)) for tar in tars]
+    prefixes = [f"{name[:-4] if name.lower().endswith('.tar') else name}/" for name in names]
+    for prefix in prefixes:
+        check_key(f"{prefix}0")
+    return prefixes
+
+
+def _measure(
+    table: ShardTable, prefixes: Sequence[str] | None, *, with_label: bool
+) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the keys of all samples, their sizes, int64 [n], and their sizes in a tar, int64 [n].
+
+    Args:
+        table: The tars.
+        prefixes: What is put before the keys of each tar; None for nothing.
+        with_label: Whether the sizes include the labels.
+    """
     keys, sizes, tar_sizes = list[str](), list[NDArray[np.int64]](), list[NDArray[np.int64]]()
-    for index in table.indexes:
+    for number, index in enumerate(table.indexes):
         columns = read_columns(index)
         texts = [columns.keys.text(sample) for sample in range(len(columns.keys))]
+        if prefixes is not None:
+            texts = [prefixes[number] + text.removeprefix("./") for text in texts]
         size, tar_size = np.zeros(len(texts), np.int64), np.zeros(len(texts), np.int64)
         for name, starts, field_sizes in zip(columns.header.fields, columns.starts, columns.sizes, strict=True):
             if name == LABEL_FIELD and not with_label:

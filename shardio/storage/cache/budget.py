@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from filelock import FileLock
+from shardio.locks import WorkLock
 
 COPY_SUFFIX = ".copy"
 """The suffix of the files that hold copies. Nothing else in the folder is removed."""
@@ -21,6 +21,9 @@ GRANTS = 256
 SLACK = 16
 """The grants that may be reserved and not yet used, by all processes together, when copies are removed."""
 
+PATIENCE_S = 10.0
+"""How long to wait for another process that makes room, in seconds. Without it, a little too much may be removed."""
+
 MAX_GRANT = 64 * 2**20
 """The largest grant in bytes."""
 
@@ -31,10 +34,12 @@ class Budget:
     Args:
         folder: The folder.
         max_bytes: The cache's size in bytes.
+        file_mode: The permissions of its files.
     """
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
+    def __init__(self, folder: Path, max_bytes: int, file_mode: int = 0o600) -> None:
         self.folder, self.max_bytes = folder, max_bytes
+        self._room_lock = WorkLock(folder / LOCK_NAME, PATIENCE_S, file_mode)
         self._grant = max(1, min(max_bytes // GRANTS, MAX_GRANT))
         self._lock = threading.Lock()
         self._reserved = 0
@@ -49,7 +54,7 @@ class Budget:
         with self._lock:
             if self._reserved < num_bytes:
                 wanted = max(num_bytes - self._reserved, self._grant)
-                with FileLock(self.folder / LOCK_NAME):
+                with self._room_lock.held():
                     self._make_room(wanted, in_use)
                 self._reserved += wanted
             self._reserved -= num_bytes
@@ -65,9 +70,10 @@ class Budget:
             if used <= limit:
                 return
             if path != in_use:
-                with suppress(FileNotFoundError):
-                    os.unlink(path)  # noqa: PTH108  # Many are removed, and a Path costs as much as the call.
-                used -= size
+                with suppress(PermissionError):  # In some shared folders, each user may remove only own files.
+                    with suppress(FileNotFoundError):
+                        os.unlink(path)  # noqa: PTH108  # Many are removed, and a Path costs as much as the call.
+                    used -= size
 
 
 def _list_copies(folder: Path) -> list[tuple[int, int, str]]:

@@ -1,26 +1,46 @@
 """The local copy of a remote object. Some of its blocks may be missing.
 
 A copy is a sparse file: the object's bytes at their own offsets, then one byte for each block of 512 bytes, which is 1
-if the block is present. Members of tars begin at multiples of 512 bytes, so samples share no block.
+if the block is present. Members of tars begin at multiples of 512 bytes, so samples share no block. A *sealed* copy
+ends with a hash of the whole content.
 
 Bytes are written before they are marked, and a copy that is removed keeps its content for those who are reading it. So
 a process that is killed at any point leaves a copy that is correct. After a power failure, marks may be on disk without
-their content. Samples are compared with their hashes each time they are read, and damaged blocks are unmarked.
+their content. So samples are compared with their hashes each time they are read, and sealed copies with theirs when
+they are opened. Damaged blocks are unmarked.
+
+A file that another user may have written is no copy, unless users share the cache. It is replaced.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import xxhash
+
+from shardio.trust import is_trusted
 
 BLOCK = 512
 """The size of a block in bytes."""
 
 _PRESENT = b"\1"
+
+_SEAL_BYTES = 16
+"""The size of the hash of a sealed copy, xxh3-128."""
+
+_HASH_AT_A_TIME = 2**20
+
+MAX_REPLACED = 10
+"""How often a file that is no copy is replaced before it counts as an error."""
+
+_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # A FIFO must not block.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +50,14 @@ class CachedCopy:
     Attributes:
         path: Its path.
         size: The object's size in bytes.
+        is_sealed: Whether it is sealed. It is then added as a whole.
+        is_shared: Whether users share it: all who may write to its folder may write to it.
     """
 
     path: str
     size: int
+    is_sealed: bool = False
+    is_shared: bool = False
 
     @property
     def num_blocks(self) -> int:
@@ -73,7 +97,7 @@ class CachedCopy:
             if descriptor is not None:
                 found = os.pread(descriptor, last - first, self.size + first)
                 marks[: len(found)] = np.frombuffer(found, np.uint8)
-        bounds = np.flatnonzero(np.diff(marks == 0, prepend=False, append=False)).reshape(-1, 2) + first
+        bounds = np.flatnonzero(np.diff(marks != ord(_PRESENT), prepend=False, append=False)).reshape(-1, 2) + first
         return [(begin * BLOCK, min(end * BLOCK, self.size)) for begin, end in bounds.tolist()]
 
     def write(self, start: int, *parts: memoryview) -> None:
@@ -101,11 +125,23 @@ class CachedCopy:
         """
         assert start % BLOCK == 0, "a range of whole blocks"
         assert stop % BLOCK == 0 or stop == self.size, "a range of whole blocks"
-        with self._opened(os.O_RDWR | os.O_CREAT) as descriptor:
+        assert not self.is_sealed or (start, stop) == (0, self.size), "all of it"
+        with self._opened(os.O_RDWR, creates=True) as descriptor:
             assert descriptor is not None, "it was created"
             if os.fstat(descriptor).st_size < self.size + self.num_blocks:
                 os.ftruncate(descriptor, self.size + self.num_blocks)
             yield Addition(self, descriptor, start, stop)
+
+    def is_damaged(self) -> bool:
+        """Return whether all of a sealed copy is present, but does not have the hash that it was sealed with."""
+        assert self.is_sealed, "others have no hash"
+        with self._opened(os.O_RDONLY) as descriptor:
+            if descriptor is None or not _is_present(descriptor, self.size, 0, self.size):
+                return False
+            hasher = xxhash.xxh3_128()
+            for start in range(0, self.size, _HASH_AT_A_TIME):
+                hasher.update(os.pread(descriptor, min(_HASH_AT_A_TIME, self.size - start), start))
+            return os.pread(descriptor, _SEAL_BYTES, self.size + self.num_blocks) != hasher.digest()
 
     def unmark(self, start: int, stop: int) -> bool:
         """Mark a range as missing, because its content is damaged. Return whether the copy exists."""
@@ -118,23 +154,61 @@ class CachedCopy:
 
     def touch(self) -> None:
         """Record that the copy is in use."""
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, PermissionError):
             os.utime(self.path)
 
     @contextmanager
-    def _opened(self, flags: int) -> Iterator[int | None]:
+    def _opened(self, flags: int, *, creates: bool = False) -> Iterator[int | None]:
         # It is opened for each use: a descriptor that stays open would keep the space of a copy that was removed.
-        try:
-            descriptor = os.open(self.path, flags | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:
-            if flags & os.O_CREAT:  # There is no such folder.
-                raise
-            yield None
-            return
+        descriptor = None
+        if creates:
+            descriptor = self._create()
+        else:
+            with suppress(FileNotFoundError):
+                descriptor = self._open(flags)
         try:
             yield descriptor
         finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _open(self, flags: int) -> int | None:
+        """Return the file's descriptor; None if the file is no copy, or this user may not open it."""
+        try:
+            descriptor = os.open(self.path, flags | _FLAGS)
+        except PermissionError:
+            return None
+        except OSError as error:
+            if error.errno != errno.ELOOP:  # A symbolic link.
+                raise
+            return None
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode) and (self.is_shared or is_trusted(status)):
+            return descriptor
+        os.close(descriptor)
+        return None
+
+    def _create(self) -> int:
+        """Return the descriptor of the copy's file, which is created unless it exists."""
+        for _ in range(MAX_REPLACED):
+            with suppress(FileNotFoundError):
+                descriptor = self._open(os.O_RDWR)
+                if descriptor is not None:
+                    return descriptor
+                Path(self.path).unlink()
+            with suppress(FileExistsError):  # Another process was faster.
+                return self._create_new()
+        raise FileExistsError(errno.EEXIST, "other processes keep replacing the file", self.path)
+
+    def _create_new(self) -> int:
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
+        try:
+            if self.is_shared:
+                os.fchmod(descriptor, Path(self.path).parent.stat().st_mode & 0o666)
+        except BaseException:  # Ctrl-C must not leave the descriptor open either.
             os.close(descriptor)
+            raise
+        return descriptor
 
 
 class Addition:
@@ -150,15 +224,18 @@ class Addition:
 
     def __init__(self, copy: CachedCopy, descriptor: int, start: int, stop: int) -> None:
         self._copy, self._descriptor, self._start, self._stop = copy, descriptor, start, stop
+        self._hasher = xxhash.xxh3_128()
 
     def write(self, position: int, part: memoryview) -> None:
-        """Write a part of the range.
+        """Write a part of the range. Parts of a sealed copy come in order.
 
         Raises:
             OSError: If it cannot be written.
         """
         assert self._start <= position <= position + len(part) <= self._stop, "a part of the range"
         _write_all(self._descriptor, part, position)
+        if self._copy.is_sealed:
+            self._hasher.update(part)
 
     def mark(self) -> None:
         """Mark the range as present, after all of it was written.
@@ -166,6 +243,8 @@ class Addition:
         Raises:
             OSError: If that cannot be written.
         """
+        if self._copy.is_sealed:
+            _write_all(self._descriptor, memoryview(self._hasher.digest()), self._copy.size + self._copy.num_blocks)
         first, last = self._start // BLOCK, -(-self._stop // BLOCK)
         _write_all(self._descriptor, memoryview(_PRESENT * (last - first)), self._copy.size + first)
 

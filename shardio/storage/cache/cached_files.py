@@ -125,7 +125,11 @@ class CachedFiles:
             folder, _ = client().ask(FindCache(root=inner.root, options=inner.options, key="", cache=self.store.cache))
             self._folder = Path(folder)
         bundle = int(self._bundles.numbers[number])
-        return CachedCopy(path=f"{self._folder}/{self._bundles.names[bundle]}", size=int(self._bundles.sizes[bundle]))
+        return CachedCopy(
+            path=f"{self._folder}/{self._bundles.names[bundle]}",
+            size=int(self._bundles.sizes[bundle]),
+            is_shared=self.store.cache.is_shared,
+        )
 
     def __getstate__(self) -> tuple[CachedStore, Listing, Bundles]:
         return self.store, self.listing, self._bundles

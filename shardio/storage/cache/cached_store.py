@@ -114,7 +114,8 @@ class CachedFile:
 
     def __init__(self, store: CachedStore, key: str, found: FileStat, path: str, *, whole: bool) -> None:
         self._store, self._key, self._is_whole = store, key, whole
-        self._copy = CachedCopy(path=path, size=found.size)
+        self._copy = CachedCopy(path=path, size=found.size, is_sealed=whole, is_shared=store.cache.is_shared)
+        self._is_examined = not whole
         self._touched = 0.0
         self.location = Location(store=store, key=key)
         self.size, self.version = found.size, found.version
@@ -132,6 +133,7 @@ class CachedFile:
     def read_into(self, starts: Sequence[int], buffers: Sequence[memoryview]) -> None:
         for start, buffer in zip(starts, buffers, strict=True):
             check_range(self.location, self.size, start, start + len(buffer))
+            self._examine()
             for _ in range(MAX_FILLS):
                 if not len(buffer) or self._copy.read_into(start, buffer):
                     break
@@ -151,6 +153,7 @@ class CachedFile:
 
     def _read_all(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
         self._touch()
+        self._examine()
         for start, stop in zip(starts, stops, strict=True):
             check_range(self.location, self.size, start, stop)
         contents = self._copy.read(starts, stops)
@@ -182,6 +185,13 @@ class CachedFile:
             is_whole=self._is_whole,
         )
         client().ask(request)
+
+    def _examine(self) -> None:
+        """Unmark a sealed copy that an earlier run left damaged, as a power failure does. Look only once."""
+        if not self._is_examined:
+            if self._copy.is_damaged():
+                self._copy.unmark(0, self.size)
+            self._is_examined = True  # Last: other threads must not read it before.
 
     def _touch(self) -> None:
         now = time.monotonic()

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import xxhash
-from filelock import FileLock
 
+from shardio.locks import WorkLock
 from shardio.storage.cache.budget import COPY_SUFFIX, Budget
 from shardio.storage.cache.bundles import make_tail, size_in_bundle
 from shardio.storage.cache.cached_copy import BLOCK, CachedCopy
-from shardio.storage.cache.settings import CacheSettings, choose_size
+from shardio.storage.cache.settings import CacheSettings, choose_size, find_file_mode, make_cache_folder
 from shardio.storage.remote.attempts import Attempts
 from shardio.storage.remote.messages import BundledFile, Fill, FillFiles, OpenCached, Request, Stat
 from shardio.storage.remote.operations import copy_range, read_version, stat
@@ -29,6 +29,9 @@ PIECE = 8 * 2**20
 
 NUM_LOCKS = 64
 """The number of files for locks. Objects that share one are fetched one after the other."""
+
+PATIENCE_S = 30.0
+"""How long to wait for another process that fetches the same object, in seconds. Then it is fetched twice."""
 
 LARGE_AHEAD = 16
 """How many large ranges of a store are read ahead at a time at most."""
@@ -69,12 +72,13 @@ class Filler:
         self._found: dict[tuple[str, RemoteOptions, str], FileStat] = {}
         self._flights: dict[str, list[_Flight]] = {}
         self._threads: dict[tuple[Attempts, str], ThreadPoolExecutor] = {}
+        self._fetch_locks: dict[Path, WorkLock] = {}
 
     def open(self, attempts: Attempts, request: OpenCached) -> tuple[FileStat, str]:
         """Return an object's status and the path of its copy.
 
         Unless the request says otherwise, the store is asked once for each object. A replaced object is noticed
-        when a range of it is fetched, because each request names the version.
+        when a range of it is fetched, because each request names the version, and by :meth:`stat`.
         """
         name = request.root, request.options, request.key
         found = self._found.get(name)
@@ -82,6 +86,14 @@ class Filler:
             found = stat(attempts, Stat(root=request.root, options=request.options, key=request.key))
             self._found[name] = found
         return found, str(self._budget(request.cache).folder / name_copy(found))
+
+    def stat(self, attempts: Attempts, request: Stat) -> FileStat:
+        """Return an object's status. An object that was opened before is opened with this status from now on."""
+        found = stat(attempts, request)
+        name = request.root, request.options, request.key
+        if name in self._found:
+            self._found[name] = found
+        return found
 
     def find(self, cache: CacheSettings) -> tuple[str, int]:
         """Return the path of a cache's folder, and the size of the cache in bytes."""
@@ -99,7 +111,12 @@ class Filler:
             OSError: If the cache cannot be written.
             Exception: The same errors as :meth:`Attempts.make`.
         """
-        copy = CachedCopy(path=request.path, size=request.size)
+        copy = CachedCopy(
+            path=request.path,
+            size=request.size,
+            is_sealed=request.is_whole,
+            is_shared=request.cache.is_shared,
+        )
         if request.is_whole:
             pieces, fetch = [(0, request.size)], partial(self._fetch_whole, attempts, request, copy)
         else:
@@ -125,7 +142,7 @@ class Filler:
         """
 
         def fill(file: BundledFile) -> None:
-            bundle = CachedCopy(path=file.path, size=file.bundle_size)
+            bundle = CachedCopy(path=file.path, size=file.bundle_size, is_shared=request.cache.is_shared)
             stop = file.start + size_in_bundle(file.size)
             fetch = partial(self._fetch_file, attempts, request, bundle, file)
             self._fill_piece(bundle, file.start, stop, fetch, is_divisible=False)
@@ -181,7 +198,12 @@ class Filler:
     def _fetch_whole(self, attempts: Attempts, request: Fill, copy: CachedCopy, start: int, stop: int) -> None:
         """Fetch an object as a whole: a manifest or an index. One process of those that share the cache does so."""
         name = f".lock-{int(Path(copy.path).stem, 16) % NUM_LOCKS}"
-        with FileLock(self._budget(request.cache).folder / name):
+        path = self._budget(request.cache).folder / name
+        make_cache_folder(request.cache, path.parent)  # It may have been removed.
+        mode = find_file_mode(request.cache, path.parent)
+        with self._lock:
+            lock = self._fetch_locks.setdefault(path, WorkLock(path, PATIENCE_S, mode))
+        with lock.held():
             if copy.find_missing(0, request.size):
                 content = read_version(attempts, request, request.version)
                 with self._adding(copy, request.cache, 0, request.size) as write:
@@ -195,7 +217,7 @@ class Filler:
         budget = self._budget(cache)
         with ExitStack() as stack:
             with _explaining(budget):
-                budget.folder.mkdir(parents=True, exist_ok=True)  # Another storage process may have removed it.
+                make_cache_folder(cache, budget.folder)  # Another storage process may have removed it.
                 budget.reserve(stop - start, copy.path)
                 addition = stack.enter_context(copy.adding(start, stop))
 
@@ -233,8 +255,8 @@ class Filler:
         with self._lock:
             if cache not in self._budgets:
                 folder = self._private_folder if cache.folder is None else Path(cache.folder)
-                folder.mkdir(parents=True, exist_ok=True)
-                self._budgets[cache] = Budget(folder, choose_size(cache, folder))
+                make_cache_folder(cache, folder)
+                self._budgets[cache] = Budget(folder, choose_size(cache, folder), find_file_mode(cache, folder))
             return self._budgets[cache]
 
 

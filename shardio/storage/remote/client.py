@@ -12,13 +12,21 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from shardio.background import start_process
 from shardio.errors import StoreError
 from shardio.forks import call_at_fork
+from shardio.locks import WorkLock
+from shardio.storage.remote.connection import (
+    SOCKET,
+    START_S,
+    StorageConnection,
+    connect_socket,
+    connect_to,
+    write_process_id,
+)
 from shardio.storage.remote.messages import Arrived, Done, Page, ReadRanges, Request, RequestFailed, Walk
 from shardio.world import find_world_size
 
@@ -26,13 +34,16 @@ Result = TypeVar("Result")
 Message = TypeVar("Message")
 
 MAX_DEATHS = 3
-"""How often one request may find that the storage process has died."""
+"""How often one request may find that the storage process has died, or does not answer."""
+
+END_S = 5.0
+"""How long to wait for the end of a storage process that was killed. It may be waiting for a disk."""
+
+START_LOCK = "starting"
+"""The name of the lock of the process that replaces a storage process."""
 
 CLOSE_S = 0.5
 """How long to wait for the storage process to end when this process exits. It usually takes 10 ms."""
-
-SOCKET = "socket"
-"""The name of the socket in the storage process's folder."""
 
 
 class Client:
@@ -47,7 +58,7 @@ class Client:
         self._lifeline = -1
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
-        self._idle: list[Connection] = []
+        self._idle: list[StorageConnection] = []
         call_at_fork(self, after_in_child=Client._leave_to_parent)
         self._is_exiting = False
         atexit.register(self._exit)
@@ -55,7 +66,7 @@ class Client:
     def ask(self, request: Request) -> Any:
         """Return what a request returns, or raise its error."""
 
-        def ask(connection: Connection) -> Any:
+        def ask(connection: StorageConnection) -> Any:
             connection.send(request)
             return _receive(connection, Done).value
 
@@ -64,12 +75,12 @@ class Client:
     def read(self, request: ReadRanges) -> list[bytes]:
         """Return the content of each range."""
 
-        def read(connection: Connection) -> list[bytes]:
+        def read(connection: StorageConnection) -> list[bytes]:
             connection.send(request)
             contents = list[bytes]()
             for _ in request.ranges:
                 _receive(connection, Arrived)
-                contents.append(connection.recv_bytes())
+                contents.append(bytes(connection.receive_bytes()))
             _receive(connection, Done)
             return contents
 
@@ -78,10 +89,10 @@ class Client:
     def read_into(self, request: ReadRanges, buffer: memoryview) -> None:
         """Fill a buffer with the content of the only range."""
 
-        def read(connection: Connection) -> None:
+        def read(connection: StorageConnection) -> None:
             connection.send(request)
             _receive(connection, Arrived)
-            connection.recv_bytes_into(buffer)
+            connection.receive_bytes_into(buffer)
             _receive(connection, Done)
 
         self._try(read)
@@ -97,8 +108,8 @@ class Client:
             raise answered.error from None
         except (EOFError, ConnectionError):
             raise StoreError(
-                f"the background process that makes requests to object stores has died while it listed {request.root}/"
-                f"{request.key}: try again, and check the memory of this machine"
+                f"the background process that makes requests to object stores has died or has stopped answering while "
+                f"it listed {request.root}/{request.key}: try again, and check the memory of this machine"
             ) from None
 
     @contextmanager
@@ -139,14 +150,14 @@ class Client:
         self._is_exiting = True
         self.close()
 
-    def _try(self, use: Callable[[Connection], Result]) -> Result:
+    def _try(self, use: Callable[[StorageConnection], Result]) -> Result:
         """Use a connection, and another one if the storage process has died. All requests can be repeated."""
         try:
             return self._repeat(use)
         except _AnsweredError as answered:
             raise answered.error from None
 
-    def _repeat(self, use: Callable[[Connection], Result]) -> Result:
+    def _repeat(self, use: Callable[[StorageConnection], Result]) -> Result:
         for _ in range(MAX_DEATHS):
             with suppress(EOFError, ConnectionError), self._connect() as connection:
                 return use(connection)
@@ -154,12 +165,12 @@ class Client:
                 while self._idle:
                     self._idle.pop().close()
         raise StoreError(
-            f"the background process that makes requests to object stores has died {MAX_DEATHS} times in a row: check "
-            "the memory of this machine"
+            "the background process that makes requests to object stores has died or has stopped answering "
+            f"{MAX_DEATHS} times in a row: check the memory of this machine"
         )
 
     @contextmanager
-    def _connect(self) -> Iterator[Connection]:
+    def _connect(self) -> Iterator[StorageConnection]:
         """Give a connection to the block. It is used again unless the block is interrupted in the middle."""
         with self._lock:
             connection = self._idle.pop() if self._idle else self._open()
@@ -168,23 +179,33 @@ class Client:
         except _AnsweredError:
             self._idle.append(connection)
             raise
-        except BaseException as error:  # Ctrl-C, too: the rest of an answer must not pass for the next one.
+        except BaseException:  # Ctrl-C, too: the rest of an answer must not pass for the next one.
             connection.close()
-            if isinstance(error, OSError) and error.errno is None:  # The storage process died while it sent a message.
-                raise EOFError(str(error)) from None
             raise
         self._idle.append(connection)
 
-    def _open(self) -> Connection:
-        """Open a connection. Start the storage process if there is none, or it has died."""
-        if self.folder is not None:
-            try:
-                return _connect_to(self.folder)
-            except (FileNotFoundError, ConnectionError):
-                self._idle.clear()
-        self._start()
+    def _open(self) -> StorageConnection:
+        """Open a connection. Start the storage process if there is none, it has died, or it does not answer."""
+        if (connection := self._try_to_open()) is not None:
+            return connection
+        if self.folder is None or not self.folder.exists():
+            self._start()
+        else:
+            with WorkLock(self.folder / START_LOCK, START_S).held():
+                if (connection := self._try_to_open()) is not None:  # Another process has started one meanwhile.
+                    return connection
+                self._start()
         assert self.folder is not None
-        return _connect_to(self.folder)
+        return connect_to(self.folder, START_S)
+
+    def _try_to_open(self) -> StorageConnection | None:
+        """Open a connection; return None if no storage process answers."""
+        if self.folder is not None:
+            with suppress(FileNotFoundError, ConnectionError):
+                return connect_to(self.folder)
+            while self._idle:  # They lead to the same process.
+                self._idle.pop().close()
+        return None
 
     def _start(self) -> None:
         """Start the storage process. If another one has died, use its folder, where a cache may be."""
@@ -192,7 +213,9 @@ class Client:
             raise StoreError("cannot read from an object store while Python exits")
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_S)
+            self._process.returncode = 0  # It ends when it can, and nobody waits for that.
         if self._lifeline >= 0:
             os.close(self._lifeline)
         folder = self.folder if self.folder is not None and self.folder.exists() else None
@@ -211,6 +234,7 @@ class Client:
                     [listener.fileno(), read_end, folder, find_world_size()],
                     descriptors=[listener.fileno(), read_end],
                 )
+            write_process_id(folder, self._process.pid)
         except BaseException:  # Ctrl-C must not leave a folder without a process that removes it.
             if is_new:  # Another one may hold a cache that processes read, and that the next attempt uses again.
                 shutil.rmtree(folder, ignore_errors=True)
@@ -242,28 +266,19 @@ class _AnsweredError(Exception):
         self.error = error
 
 
-def _receive(connection: Connection, expected: type[Message] | tuple[type[Message], ...]) -> Message:
-    message = connection.recv()
+def _receive(connection: StorageConnection, expected: type[Message] | tuple[type[Message], ...]) -> Message:
+    message = connection.receive()
     if isinstance(message, RequestFailed):
         raise _AnsweredError(message.error)
     assert isinstance(message, expected), f"expected {expected}, got {message!r}"
     return message
 
 
-def _connect_to(folder: Path) -> Connection:
-    end = socket.socket(socket.AF_UNIX)
-    try:
-        end.connect(str(folder / SOCKET))
-    except BaseException:  # Ctrl-C must not leave the socket open either.
-        end.close()
-        raise
-    return Connection(end.detach())
-
-
 def _remove_unused(folder: Path) -> None:
     """Remove the folder of a storage process that has died, unless another process has started another one there."""
     try:
-        _connect_to(folder).close()
+        with suppress(BlockingIOError):  # It has many clients.
+            connect_socket(folder).close()
     except (FileNotFoundError, ConnectionError):
         shutil.rmtree(folder, ignore_errors=True)
 

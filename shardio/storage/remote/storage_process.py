@@ -16,9 +16,8 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,6 +27,7 @@ import obstore.store  # noqa: F401  # Now, because threads that import it at the
 from shardio.storage.cache.filling import Filler
 from shardio.storage.remote import operations
 from shardio.storage.remote.attempts import Attempts
+from shardio.storage.remote.connection import StorageConnection, greet, read_process_id
 from shardio.storage.remote.messages import (
     Arrived,
     Create,
@@ -59,7 +59,6 @@ CACHE = "cache"
 """The name of the private cache in the process's folder."""
 
 _SIMPLE: dict[type[Request], Callable[[Attempts, Any], object]] = {
-    Stat: operations.stat,
     ReadWhole: operations.read_whole,
     ListFolder: operations.list_folder,
     Write: operations.write,
@@ -83,14 +82,16 @@ class StorageProcess:
         self._filler = Filler(folder / CACHE)
         self._stores: dict[tuple[str, RemoteOptions], Attempts] = {}
         self._pool = ThreadPoolExecutor(MAX_THREADS)
-        self._connections = set[Connection]()
+        self._connections = set[StorageConnection]()
         self._lock = threading.Lock()
 
     def run(self) -> NoReturn:
         """Accept connections until the process ends."""
         while True:
             end, _ = self._listener.accept()
-            connection = Connection(end.detach())
+            connection = StorageConnection(end)
+            with suppress(ConnectionError):  # The client has been interrupted.
+                greet(connection)
             self._connections.add(connection)
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
@@ -99,16 +100,18 @@ class StorageProcess:
         os.read(lifeline, 1)
         while any(map(_is_in_use, list(self._connections))):
             time.sleep(CHECK_S)  # The ends of several sockets cannot be awaited while others serve them.
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if read_process_id(self._folder) in (None, os.getpid()):  # Otherwise, another storage process uses it.
+            shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(0)  # Without waiting for requests whose results nobody wants.
 
-    def _serve(self, connection: Connection) -> None:
-        with connection, suppress(EOFError, ConnectionError):  # The other process has ended or was interrupted.
+    def _serve(self, connection: StorageConnection) -> None:
+        # The errors mean that the other process has ended or was interrupted.
+        with closing(connection), suppress(EOFError, ConnectionError):
             while True:
-                self._answer(connection, connection.recv())
+                self._answer(connection, connection.receive())
         self._connections.discard(connection)
 
-    def _answer(self, connection: Connection, request: Request) -> None:
+    def _answer(self, connection: StorageConnection, request: Request) -> None:
         value: object = None
         try:
             attempts = self._find_store(request)
@@ -121,6 +124,8 @@ class StorageProcess:
                     self._send_ranges(connection, attempts, request)
                 case FindCache():
                     value = self._filler.find(request.cache)
+                case Stat():
+                    value = self._filler.stat(attempts, request)
                 case OpenCached():
                     value = self._filler.open(attempts, request)
                 case Walk():
@@ -137,7 +142,7 @@ class StorageProcess:
         else:
             connection.send(Done(value=value))
 
-    def _send_ranges(self, connection: Connection, attempts: Attempts, request: ReadRanges) -> None:
+    def _send_ranges(self, connection: StorageConnection, attempts: Attempts, request: ReadRanges) -> None:
         read = partial(operations.read_range, attempts, request)
         if len(request.ranges) == 1:
             contents = iter([read(*request.ranges[0])])
@@ -156,12 +161,12 @@ class StorageProcess:
             return self._stores[name]
 
 
-def _is_in_use(connection: Connection) -> bool:
+def _is_in_use(connection: StorageConnection) -> bool:
     """Return whether a process has the other end of a connection."""
-    if connection.closed:
+    if (descriptor := connection.fileno()) < 0:
         return False
     poll = select.poll()
-    poll.register(connection, 0)  # Nothing but its end is awaited.
+    poll.register(descriptor, 0)  # Nothing but its end is awaited.
     return not poll.poll(0)
 
 

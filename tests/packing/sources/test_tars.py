@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import shardio
 from shardio import PackError
+from shardio.cli.main import app
 from shardio.packing import PackProgress, PackSettings, pack_source, reshard
 from tests.files import read_files
 from tests.sources import encode, write_images
@@ -132,8 +134,58 @@ def test_a_tar_that_changes_during_the_pack_is_refused(tmp_path: Path) -> None:
         pack_source(tmp_path / "in", tmp_path / "out", PackSettings(max_shard_size=1 << 20), progress=Rewrite())
 
 
+def test_tars_with_the_same_keys_are_packed_with_prefixes(tmp_path: Path) -> None:
+    expected = dict[str, dict[str, bytes]]()
+    for part in ("a", "b.c"):
+        for camera in ("left", "right"):
+            tar = tmp_path / "in" / part / f"{camera}-0.tar"
+            tar.parent.mkdir(parents=True, exist_ok=True)
+            members = [
+                (f"./{i}.{field}", f"{part} {camera} {i} {field}".encode()) for i in range(3) for field in ("a", "b")
+            ]
+            write_tar(tar, members)
+            expected |= {
+                f"{part}/{camera}-0/{i}": {field: f"{part} {camera} {i} {field}".encode() for field in ("a", "b")}
+                for i in range(3)
+            }
+    remedy = r"two samples have the key '\./0'.*put the tar's name before each key: shardio pack --prefix-keys"
+    with pytest.raises(PackError, match=remedy):
+        shardio.pack(tmp_path / "in" / "a", tmp_path / "out")
+    for name, workers in (("1", 1), ("2", 2)):
+        options: dict[str, Any] = {"prefix_keys": True, "max_shard_samples": 2, "num_workers": workers}
+        shardio.pack(tmp_path / "in" / "a", tmp_path / name, **options)
+    assert read_files(tmp_path / "1") == read_files(tmp_path / "2")
+    found = by_key(*(tmp_path / "1").glob("*.tar"))
+    assert found == {key.removeprefix("a/"): fields for key, fields in expected.items() if key.startswith("a/")}
+    with shardio.open(tmp_path / "1") as samples:
+        assert len(samples) == len(found)
+    done = CliRunner().invoke(
+        app, ["pack", f"{tmp_path}/in/{{a,b.c}}/left-0.tar", str(tmp_path / "out"), "--prefix-keys"]
+    )
+    assert done.exit_code == 0, done.output
+    assert by_key(*(tmp_path / "out").glob("*.tar")) == {
+        key: fields for key, fields in expected.items() if "left" in key
+    }
+
+
+def test_prefixes_do_not_help_where_one_tar_has_a_key_twice_or_there_are_no_tars(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [("x.jpg", encode(0)), ("y.jpg", encode(1)), ("x.jpg", encode(2))])
+    with pytest.raises(PackError, match=r"several samples have the key 'a/x', even with prefixes"):
+        shardio.pack(tmp_path / "a.tar", tmp_path / "out", prefix_keys=True)
+    (tmp_path / "a.tar").rename(tmp_path / "__a__.tar")
+    with pytest.raises(PackError, match=r"the key '__a__/0' starts with a name such as __meta__"):
+        shardio.pack(tmp_path / "__a__.tar", tmp_path / "out", prefix_keys=True)
+    write_images(tmp_path / "images", per_class=1)
+    (tmp_path / "paths.csv").write_text("path\nimages/class-0/name-000.jpg\n")
+    for source in ("images", "paths.csv"):
+        with pytest.raises(PackError, match=r"--prefix-keys \(prefix_keys\) does not apply"):
+            shardio.pack(tmp_path / source, tmp_path / "out", prefix_keys=True)
+    with pytest.raises(ValueError, match="prefix_keys does not apply to an iterable"):
+        shardio.pack([{"jpg": encode(0)}], tmp_path / "out", prefix_keys=True)
+
+
 def test_what_cannot_be_packed_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    write_tar(tmp_path / "a.tar", [("x.jpg", encode(0)), ("y.jpg", encode(1)), ("x.png", encode(2))])
+    write_tar(tmp_path / "a.tar", [("x.jpg", encode(0)), ("y.jpg", encode(1)), ("x.jpg", encode(2))])
     with pytest.raises(PackError, match=r"two samples have the key 'x'"):
         shardio.pack(tmp_path / "a.tar", tmp_path / "out")
     (tmp_path / "zipped").mkdir()

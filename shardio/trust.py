@@ -1,6 +1,7 @@
-"""Load compiled code only if no user except this one and root can have written it.
+"""Use compiled code and cached copies only if no user except this one and root can have written them.
 
-Compiled code runs in the process, so its author acts as this user. A file is trusted if it and its folder belong to
+Compiled code runs in the process, so its author acts as this user; cached copies are what this user trains on. A file
+is trusted if it and its folder belong to
 this user or root, and neither their group nor others may write to them. Python demands less for its own ``.pyc`` files.
 OpenSSH demands the same for ``authorized_keys`` (StrictModes). Even the user's private group must not have write
 access, because whether a group has other members may depend on a remote directory. Folders further up are not checked.
@@ -67,6 +68,16 @@ def check_folder(folder: Path) -> None:
     _check(folder.stat(), folder)
 
 
+def is_trusted(status: os.stat_result) -> bool:
+    """Return whether a file or a folder belongs to this user or root, and no other user may write to it."""
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & _WRITABLE
+
+
+def describe_owner(status: os.stat_result) -> str:
+    """Return the owner and the mode of a file or a folder as text, to follow its name."""
+    return f"belongs to {_name_user(status.st_uid)} and has mode {stat.S_IMODE(status.st_mode):04o}"
+
+
 def make_folder(folder: Path) -> None:
     """Create a folder and its parent, which other users may read but not write to.
 
@@ -95,13 +106,12 @@ def make_folder(folder: Path) -> None:
 
 
 def _check(status: os.stat_result, path: Path) -> None:
-    if status.st_uid in (0, os.geteuid()) and not status.st_mode & _WRITABLE:
+    if is_trusted(status):
         return
     what = "folder" if stat.S_ISDIR(status.st_mode) else "file"
     raise UntrustedError(
-        f"the {what} {path} belongs to {_name_user(status.st_uid)} and has mode {stat.S_IMODE(status.st_mode):04o}: "
-        f"compiled code is loaded only if its file and folder belong to this user "
-        f"({_name_user(os.geteuid())}) or root, and no other user can write to them"
+        f"the {what} {path} {describe_owner(status)}: compiled code is loaded only if its file and folder belong to "
+        f"this user ({_name_user(os.geteuid())}) or root, and no other user can write to them"
     )
 
 

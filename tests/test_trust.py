@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shardio.images import trust
-from shardio.images.trust import UntrustedError, make_folder, read_trusted
+from shardio import trust
+from shardio.trust import UntrustedError, make_folder, read_trusted
 
 OTHER_USER = 12345
 """A user other than root and the one that runs the tests."""

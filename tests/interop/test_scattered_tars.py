@@ -1,0 +1,269 @@
+"""Tars whose samples' members are not adjacent, as after ``tar`` without ``--sort=name``: they are read, or refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+import torch
+from typer.testing import CliRunner
+
+import shardio
+from shardio import FormatError, PackError, SampleError, ShardDataset, ShardMapDataset, StreamDataset
+from shardio.cli.main import app
+from shardio.shards import ExportFormat, export_index, open_table
+from shardio.shards.repairing import repair
+from shardio.storage import parse_location
+from tests.sources import encode
+from tests.tars import Member, Samples, by_key, index_of, read_members, read_with_webdataset, write_tar
+
+NOT_ADJACENT = "ignore:the members of some samples"
+pytestmark = pytest.mark.filterwarnings(NOT_ADJACENT)
+
+NUM_SAMPLES = 12
+FIELDS = ("key", "image", "json", "cls")
+
+SAMPLES = [
+    (f"./sa_{i}", {"jpg": encode(i), "json": b'{"a": %d}' % i, "cls": b"%d" % (i % 3)}) for i in range(NUM_SAMPLES)
+]
+
+
+def by_field() -> list[Member]:
+    """Return all images, then all annotations, as in the tars of SA-1B; the fields of each kind in another order."""
+    numbers = range(NUM_SAMPLES)
+    orders = {"jpg": numbers, "json": numbers[::-1], "cls": numbers}
+    return [(f"{SAMPLES[i][0]}.{field}", SAMPLES[i][1][field]) for field, order in orders.items() for i in order]
+
+
+def mixed() -> list[Member]:
+    """Return the members in the order of a directory that was not sorted, with others between them."""
+    members = [*by_field(), ("README", b"x")]
+    random.Random(5).shuffle(members)
+    return members
+
+
+def with_a_straggler() -> list[Member]:
+    """Return sorted members, of which one came later."""
+    members = sorted(by_field())
+    return [*members[:4], *members[5:], members[4]]
+
+
+ORDERS = pytest.mark.parametrize("order", [by_field, mixed, with_a_straggler])
+
+
+def gather(tar: Path) -> Samples:
+    """Return the samples of a tar as the standard library finds their members, in the order of their first members."""
+    found = dict[str, dict[str, bytes]]()
+    for name, content in read_members(tar):
+        folder, _, base = name.rpartition("/")
+        key, dot, field = base.partition(".")
+        if dot and key:
+            found.setdefault(f"{folder}/{key}", {})[field] = content
+    return list(found.items())
+
+
+@pytest.fixture
+def tar(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    write_tar(tmp_path / "in" / "a.tar", by_field())
+    return tmp_path / "in" / "a.tar"
+
+
+def read_header(tar: Path) -> dict[str, Any]:
+    with safetensors.safe_open(index_of(tar), framework="numpy") as file:
+        header: dict[str, Any] = json.loads(file.metadata()["shardio"])
+    return header
+
+
+@ORDERS
+def test_the_members_of_a_sample_are_gathered(tmp_path: Path, order: Callable[[], list[Member]]) -> None:
+    tar, tidy = tmp_path / "a.tar", tmp_path / "sorted.tar"
+    write_tar(tar, order())
+    expected = gather(tar)
+    write_tar(tidy, [(f"{key}.{field}", content) for key, fields in expected for field, content in fields.items()])
+    assert read_with_webdataset(tidy) == expected
+    with shardio.open(tar) as samples:
+        assert [
+            (key, {name: value for name, value in samples[key].items() if name != "__key__"}) for key in samples
+        ] == [(key, dict(sorted(fields.items()))) for key, fields in expected]
+    tidied, gathered = (ShardMapDataset(path, fields=FIELDS) for path in (tidy, tar))
+    wanted = [tidied[i] for i in range(NUM_SAMPLES)]
+    for values in ([gathered[i] for i in range(len(gathered))], list(ShardDataset(tar, fields=FIELDS))):
+        assert len(values) == len(wanted) == NUM_SAMPLES
+        for (key, image, *rest), (key_too, image_too, *rest_too) in zip(values, wanted, strict=True):
+            assert (key, rest) == (key_too, rest_too)
+            assert torch.equal(image, image_too)
+    assert shardio.verify([tar, tidy])[0].kind == "duplicate", "both hold the same keys, and nothing else is wrong"
+    assert shardio.verify(tar) == []
+
+
+@ORDERS
+def test_packed_members_are_adjacent(tmp_path: Path, order: Callable[[], list[Member]]) -> None:
+    write_tar(tmp_path / "a.tar", order())
+    shardio.pack(tmp_path / "a.tar", tmp_path / "out", max_shard_samples=5)
+    assert by_key(*sorted((tmp_path / "out").glob("*.tar"))) == dict(SAMPLES)
+    assert [read_header(path)["format"] for path in sorted((tmp_path / "out").glob("*.tar"))] == [1, 1, 1]
+    shardio.reshard(tmp_path / "a.tar", tmp_path / "again")
+    assert by_key(*sorted((tmp_path / "again").glob("*.tar"))) == dict(SAMPLES)
+
+
+def test_opening_says_what_it_costs(tar: Path) -> None:
+    for _ in range(2):  # The second time, the index exists.
+        with pytest.warns(RuntimeWarning, match=rf"some samples \({NUM_SAMPLES}\) are not adjacent in .*--sort=name"):
+            open_table(tar)
+    assert (read_header(tar)["format"], read_header(tar)["num_scattered"]) == (2, NUM_SAMPLES)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_tar_with_adjacent_members_has_no_scattered_samples(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [("a.jpg", b""), ("README", b"x"), ("a.cls", b""), ("b.jpg", b""), ("c.cls", b"")])
+    open_table(tmp_path / "a.tar")
+    assert (read_header(tmp_path / "a.tar")["format"], read_header(tmp_path / "a.tar")["num_scattered"]) == (2, 0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_whole_samples_with_the_same_key_stay_separate(tmp_path: Path) -> None:
+    """WebDataset reads them so, and what needs different keys refuses them."""
+    tar = tmp_path / "a.tar"
+    members = [(f"{key}.{field}", key.encode()) for key in "abacb" for field in ("txt", "cls")]
+    write_tar(tar, members)
+    expected = read_with_webdataset(tar)
+    found = list(ShardDataset(tar, fields=("key", "txt"), decoders={"txt": bytes}))
+    assert found == [(key, fields["txt"]) for key, fields in expected]
+    assert list(StreamDataset(tar, fields=("key", "txt"), decoders={"txt": bytes})) == found
+    assert [problem.kind for problem in shardio.verify(tar)] == ["duplicate", "duplicate"]
+    with pytest.raises(PackError, match="two samples have the key 'a'"):
+        shardio.pack(tar, tmp_path / "out")
+    with shardio.open(tar) as samples, pytest.raises(FormatError, match="two samples have the key"):
+        samples["a"]
+
+
+@pytest.mark.parametrize("names", [["a.jpg", "b.jpg", "a.jpg", "a.cls"], ["a.jpg", "b.jpg", "a.cls", "b.cls", "a.jpg"]])
+def test_members_that_may_belong_to_several_samples_are_refused(tmp_path: Path, names: list[str]) -> None:
+    write_tar(tmp_path / "x.tar", [(name, b"") for name in names])
+    message = r"x\.tar holds field 'jpg' of sample a twice, at bytes 512 and \d+, and .* not adjacent"
+    for read in (lambda: open_table(tmp_path / "x.tar"), lambda: shardio.pack(tmp_path / "x.tar", tmp_path / "out")):
+        with pytest.raises((FormatError, PackError), match=message):
+            read()
+    with pytest.raises(FormatError, match="not adjacent"):
+        list(StreamDataset(tmp_path / "x.tar", fields=("jpg",), decoders={"jpg": bytes}, missing=None))
+    assert [path.name for path in tmp_path.iterdir()] == ["x.tar"]
+
+
+@ORDERS
+def test_a_stream_refuses_them_with_the_remedy(tmp_path: Path, order: Callable[[], list[Member]]) -> None:
+    write_tar(tmp_path / "a.tar", order())
+    fields = ("key", "json", "cls")
+    with pytest.raises(FormatError, match=r"not adjacent: some follow at byte \d+.*shardio index.*--sort=name"):
+        list(StreamDataset(tmp_path / "a.tar", fields=fields, missing=None))
+
+
+def test_a_field_that_a_stream_has_not_yet_read_is_an_error_with_the_remedy(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [("a.jpg", encode(0)), ("b.json", b"{}")])
+    for field in ("json", "image"):
+        with pytest.raises(SampleError, match=r"sample [ab] in .* has no .*--sort=name.*shardio index"):
+            list(StreamDataset(tmp_path / "a.tar", fields=(field,)))
+
+
+def list_parts(tar: Path) -> None:
+    """Write an index of a tar as early versions of shardio did, which made a sample of each run of members."""
+    runs = read_with_webdataset(tar)
+    with tarfile.open(tar) as file:
+        offsets = {info.name: info.offset_data for info in file}
+    tensors = safetensors.numpy.load_file(index_of(tar))
+    header = {**read_header(tar), "format": 1, "num_samples": len(runs)}
+    del header["num_scattered"]
+    with shardio.open(tar) as samples:
+        keys = list(samples)
+    parts = {name: np.full((len(header["fields"]), len(runs)), -1, "<i8") for name in ("offset", "size")}
+    hashes = np.zeros(parts["offset"].shape, "<u8")
+    for row, (key, fields) in enumerate(runs):
+        for field in fields:
+            i, sample = header["fields"].index(field), keys.index(key)
+            assert tensors["offset"][i, sample] == offsets[f"{key}.{field}"]
+            parts["offset"][i, row], parts["size"][i, row] = tensors["offset"][i, sample], tensors["size"][i, sample]
+            hashes[i, row] = tensors["hash"][i, sample]
+    encoded = [key.encode() for key, _ in runs]
+    stops = np.cumsum([len(key) for key in encoded], dtype="<i8")
+    text = np.frombuffer(b"".join(encoded), np.uint8)
+    safetensors.numpy.save_file(
+        {**parts, "hash": hashes, "key_stop": stops, "key_bytes": text}, index_of(tar), {"shardio": json.dumps(header)}
+    )
+
+
+def test_an_index_of_an_early_version_is_created_again(tar: Path) -> None:
+    open_table(tar)
+    new = index_of(tar).read_bytes()
+    list_parts(tar)
+    problems = shardio.verify(tar)
+    assert problems[0].kind == "index"
+    assert "create it again with shardio index" in problems[0].message
+    assert open_table(tar).manifest.num_samples == NUM_SAMPLES
+    assert index_of(tar).read_bytes() == new
+    list_parts(tar)
+    assert CliRunner().invoke(app, ["index", str(tar)]).exit_code == 0
+    assert index_of(tar).read_bytes() == new
+
+
+def test_a_compressed_tar_is_gathered_too(tar: Path) -> None:
+    path = tar.with_name("a.tar.gz")
+    path.write_bytes(gzip.compress(tar.read_bytes()))
+    assert f"{NUM_SAMPLES} samples" in CliRunner().invoke(app, ["index", str(path)]).stdout
+    for key, fields in SAMPLES[::5]:
+        for field, content in fields.items():
+            assert CliRunner().invoke(app, ["cat", str(path), key, "--field", field]).stdout_bytes == content
+    assert shardio.verify(path) == []
+
+
+@pytest.mark.parametrize("name", ["wids", "timm", "energon", "webdataset-sizes"])
+def test_indexes_that_only_know_adjacent_members_are_not_exported(
+    tar: Path, tmp_path: Path, name: ExportFormat
+) -> None:
+    with pytest.raises(FormatError, match=rf"not adjacent, but readers of the format {name} expect .*pack the tars"):
+        export_index(tar, name, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_dalis_index_locates_each_member(tar: Path) -> None:
+    """DALI's reader seeks to each of them."""
+    export_index(tar, "dali")
+    with tarfile.open(tar) as file:
+        infos = {info.name: info for info in file}
+    lines = tar.with_name("a.idx").read_text().splitlines()
+    assert lines[0] == f"v1.2 {NUM_SAMPLES}"
+    for line, (key, fields) in zip(lines[1:], gather(tar), strict=True):
+        members = [(field, infos[f"{key}.{field}"]) for field in fields]
+        assert line == " ".join(f"{field} {info.offset_data} {info.size} {info.name}" for field, info in members)
+
+
+def test_repair_gathers_whole_tars_and_keeps_truncated_ones(tar: Path, tmp_path: Path) -> None:
+    """A truncated tar may lack some members of any sample."""
+    shardio.pack(tar, tmp_path / "out", shuffle_seed=None)
+    shard = tmp_path / "out" / "shard-000000.tar"
+    shutil.copy(tar, shard)
+    result = repair(parse_location(tmp_path / "out"))
+    assert result.problems == ()
+    assert read_header(shard)["num_scattered"] == NUM_SAMPLES
+    assert [sample[0] for sample in ShardDataset(tmp_path / "out", fields=FIELDS)] == [key for key, _ in SAMPLES]
+    with pytest.raises(FormatError, match="not adjacent"):
+        export_index(tmp_path / "out", "wids")
+    content = tar.read_bytes()
+    write_tar(tar, [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.cls", b"3"), ("b.cls", b"4")])
+    cuts = [(True, content[:3000]), (True, content[:-11_000]), (False, content[:-11_000])]
+    cuts += [(False, tar.read_bytes()[:num_bytes]) for num_bytes in (2560, 3072)]  # In and after the content of a.cls.
+    for has_index, cut in cuts:
+        shard.write_bytes(cut)
+        if not has_index:
+            index_of(shard).unlink(missing_ok=True)
+        assert [problem.kind for problem in repair(parse_location(tmp_path / "out")).problems] == ["header"]
+        assert shard.read_bytes() == cut

@@ -1,0 +1,177 @@
+"""What other users may have written to a cache is not believed, unless the cache is shared with them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import textwrap
+import uuid
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import typer
+
+from shardio import ImageFolder, ShardDataset
+from shardio.cli.storage_options import read_remote_arguments
+from shardio.errors import StoreError
+from shardio.storage import Location, RemoteAccess, make_access, parse_location
+from shardio.storage.cache.budget import COPY_SUFFIX
+from shardio.storage.cache.cached_copy import BLOCK, CachedCopy
+from shardio.storage.cache.filling import name_copy
+from tests.storage.cache.test_cache import put
+from tests.test_trust import OTHER_USER, as_root, mode_of, umask
+
+CONTENT, PLANTED = b"original" * BLOCK, b"planted!" * BLOCK
+
+
+@pytest.fixture
+def location() -> Location:
+    return put(parse_location(f"memory://{uuid.uuid4().hex}/a"), CONTENT)
+
+
+def read(location: Location, cache: Path, *, shared: bool = False) -> bytes:
+    access = RemoteAccess(cache=make_access(cache=cache, cache_shared=shared).cache)
+    with closing(parse_location(str(location), access).open()) as file:
+        return file.read(0, file.size)
+
+
+def plant(location: Location, cache: Path) -> Path:
+    """Write a copy with another content, as it lies in a cache."""
+    cache.mkdir(exist_ok=True)
+    path = cache / name_copy(location.stat())
+    CachedCopy(path=str(path), size=len(PLANTED)).write(0, memoryview(PLANTED))
+    return path
+
+
+def give_to_another(path: Path) -> None:
+    os.chown(path, OTHER_USER, -1)
+
+
+def let_others_write(path: Path) -> None:
+    path.chmod(0o666)
+
+
+def link_to(path: Path) -> None:
+    path.rename(path.with_suffix(".target"))
+    path.symlink_to(path.with_suffix(".target"))
+
+
+@pytest.mark.parametrize(
+    "make_doubtful", [pytest.param(give_to_another, marks=as_root), let_others_write, link_to], ids=lambda f: f.__name__
+)
+def test_a_copy_that_another_user_may_have_written_is_replaced(
+    make_doubtful: Callable[[Path], None], location: Location, tmp_path: Path
+) -> None:
+    path = plant(location, tmp_path / "cache")
+    assert read(location, tmp_path / "cache") == PLANTED, "the copy is where it is looked for"
+    make_doubtful(path)
+    assert read(location, tmp_path / "cache") == CONTENT
+    assert stat.S_IMODE(path.lstat().st_mode) == 0o600
+    assert path.lstat().st_uid == os.geteuid()
+
+
+def test_a_fifo_in_the_cache_is_replaced(location: Location, tmp_path: Path) -> None:
+    path = plant(location, tmp_path / "cache")
+    path.unlink()
+    os.mkfifo(path, 0o600)
+    assert read(location, tmp_path / "cache") == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode"),
+    [pytest.param(OTHER_USER, 0o755, marks=as_root), (None, 0o777), (None, 0o1777), (None, 0o775)],
+)
+def test_a_folder_that_other_users_can_write_to_is_refused(
+    owner: int | None, mode: int, location: Location, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "notes.txt").touch()  # It has other uses.
+    cache.chmod(mode)
+    if owner is not None:
+        os.chown(cache, owner, -1)
+    with pytest.raises(StoreError, match=rf"the cache {cache} belongs to .* has mode {mode:04o}.*cache_shared=True"):
+        read(location, cache)
+    assert mode_of(cache) == mode
+    assert read(location, cache, shared=True) == CONTENT
+
+
+def test_an_own_folder_for_a_cache_alone_is_closed_to_others(location: Location, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    cache.chmod(0o775)  # As new folders are where each user has a group.
+    assert read(location, cache) == CONTENT
+    assert mode_of(cache) == 0o755
+
+
+def test_a_new_cache_is_closed_to_others_whatever_the_umask(location: Location, tmp_path: Path) -> None:
+    with umask(0):
+        assert read(location, tmp_path / "cache") == CONTENT
+    assert mode_of(tmp_path / "cache") == 0o700
+
+
+def test_datasets_refuse_a_cache_that_other_users_can_write_to(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "notes.txt").touch()
+    cache.chmod(0o777)
+    name = f"memory://{uuid.uuid4().hex}"
+    put(parse_location(f"{name}/images/cat/1.jpg"))
+    put(parse_location(f"{name}/data/shardio.json"), b"{}")
+    with pytest.raises(StoreError, match="cache_shared=True"):
+        ShardDataset(f"{name}/data", cache=cache)
+    folder = ImageFolder(f"{name}/images", cache=cache)
+    with pytest.raises(StoreError, match="cache_shared=True"):
+        folder[0]
+
+
+def test_a_shared_cache_may_be_deleted_at_any_time(location: Location, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    for _ in range(2):
+        access = RemoteAccess(cache=make_access(cache=cache, cache_shared=True).cache)
+        assert parse_location(str(location), access).read_whole() == CONTENT
+        shutil.rmtree(cache)
+
+
+def test_only_a_cache_with_a_folder_can_be_shared() -> None:
+    with pytest.raises(ValueError, match="cache_shared=True needs cache"):
+        make_access(cache_shared=True)
+    with pytest.raises(TypeError, match="cache_shared"):
+        make_access(cache="x", cache_shared="yes")  # type: ignore[arg-type]  # A wrong type on purpose.
+
+
+def test_commands_share_a_cache_only_if_they_are_told_to(tmp_path: Path) -> None:
+    assert read_remote_arguments(None, tmp_path, None, True)["cache_shared"]
+    assert not read_remote_arguments(None, tmp_path, None, False)["cache_shared"]
+    with pytest.raises(typer.BadParameter, match="cache_shared=True needs cache"):
+        read_remote_arguments(None, None, None, True)
+
+
+CHANGE_AS_ANOTHER_USER = textwrap.dedent("""
+    import os, sys
+    from shardio.storage.cache.cached_copy import CachedCopy
+    os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))
+    copy = CachedCopy(path=sys.argv[2], size=int(sys.argv[3]), is_shared=True)
+    (found,) = copy.read([0], [copy.size])
+    copy.unmark(0, copy.size)
+    copy.write(0, memoryview(found[::-1]))
+    copy.touch()
+""")
+
+
+@as_root
+def test_users_who_share_a_cache_read_and_fill_the_copies_of_each_other(location: Location) -> None:
+    with tempfile.TemporaryDirectory() as name:  # Others cannot reach the folders of pytest.
+        cache = Path(name)
+        cache.chmod(0o2777)
+        assert read(location, cache, shared=True) == CONTENT
+        (copy,) = cache.glob(f"*{COPY_SUFFIX}")
+        command = [sys.executable, "-c", CHANGE_AS_ANOTHER_USER, str(OTHER_USER), str(copy), str(len(CONTENT))]
+        subprocess.run(command, check=True)
+        assert read(location, cache, shared=True) == CONTENT[::-1]
