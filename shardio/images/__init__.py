@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         sizes_of,
     )
     from shardio.images.pixels import Pixels
+    from shardio.images.png import encode_png
     from shardio.images.resizing import Resampling, resize, use_one_thread
     from shardio.images.unconverted import decode_unconverted, decode_unconverted_pil
 
@@ -76,6 +77,7 @@ __all__ = [
     "decode_unconverted_pil",
     "describe_other_images",
     "edit_images",
+    "encode_png",
     "find_field",
     "find_format",
     "find_kernel",
@@ -118,6 +120,7 @@ __getattr__ = import_on_use(
         ".pictures": "DECODER_DESCRIPTIONS DEFAULT_MAX_PIXELS DecodedPicture DecoderName Picture TooManyPixels "
         "sizes_of",
         ".pixels": "Pixels",
+        ".png": "encode_png",
         ".resizing": "Resampling resize use_one_thread",
         ".unconverted": "decode_unconverted decode_unconverted_pil",
     },
