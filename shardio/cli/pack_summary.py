@@ -10,6 +10,7 @@ from typing import Any
 
 from shardio.cli.console import count, format_bytes, format_counts, name_of
 from shardio.cli.terminal import echo, printable
+from shardio.images import CLIPPED_ADVICE
 from shardio.packing import REJECTED_NAME, TILED, FileProblem, JpegTally, PackResult
 
 SHOWN = 10
@@ -64,6 +65,7 @@ def summarise(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:
             "damaged": [_as_row(problem) for problem in jpegs.damaged],
         },
         "converted": dict(sorted(result.converted.items())),
+        "clipped": dict(sorted(result.clipped.items())),
         "mislabelled": [_as_row(problem) for problem in result.mislabelled],
         "packed_again": [_as_row(problem) for problem in result.damaged_shards],
         "changed": [_as_row(problem) for problem in result.changed],
@@ -97,6 +99,9 @@ def print_summary(result: PackResult, summary: dict[str, Any], where: str, timin
         _print_jpegs(result.jpegs, "re-encoded and tiled" if mode == "reencode" else "tiled")
     if result.converted:
         echo(f"images converted: {result.converted.total()} ({format_counts(result.converted)})")
+    if result.clipped:
+        images = count(result.clipped.total(), "gray image stores", "gray images store")
+        echo(f"{images} other numbers than uint8 ({format_counts(result.clipped)}): {CLIPPED_ADVICE}", err=True)
     for problem in result.damaged_shards:
         echo(f"packed again: {printable(problem.path)} {problem.what}", err=True)
     _print_files("packed despite a wrong suffix", [f"{p.path} {p.what}" for p in result.mislabelled])

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from shardio.images.opening import open_image
     from shardio.images.orientation import Orientation
     from shardio.images.pictures import (
+        CLIPPED_ADVICE,
         DECODER_DESCRIPTIONS,
         DEFAULT_MAX_PIXELS,
         DecodedPicture,
@@ -43,8 +44,10 @@ if TYPE_CHECKING:
     from shardio.images.png import encode_png
     from shardio.images.resizing import Resampling, resize, use_one_thread
     from shardio.images.unconverted import decode_unconverted, decode_unconverted_pil
+    from shardio.images.value_formats import find_clipped_type
 
 __all__ = [
+    "CLIPPED_ADVICE",
     "CONVERTIBLE",
     "DECODER_DESCRIPTIONS",
     "DEFAULT_MAX_PIXELS",
@@ -78,6 +81,7 @@ __all__ = [
     "describe_other_images",
     "edit_images",
     "encode_png",
+    "find_clipped_type",
     "find_field",
     "find_format",
     "find_kernel",
@@ -117,11 +121,12 @@ __getattr__ = import_on_use(
         ".normalizing": "Floats normalize_floats normalize_image",
         ".opening": "open_image",
         ".orientation": "Orientation",
-        ".pictures": "DECODER_DESCRIPTIONS DEFAULT_MAX_PIXELS DecodedPicture DecoderName Picture TooManyPixels "
-        "sizes_of",
+        ".pictures": "CLIPPED_ADVICE DECODER_DESCRIPTIONS DEFAULT_MAX_PIXELS DecodedPicture DecoderName Picture "
+        "TooManyPixels sizes_of",
         ".pixels": "Pixels",
         ".png": "encode_png",
         ".resizing": "Resampling resize use_one_thread",
         ".unconverted": "decode_unconverted decode_unconverted_pil",
+        ".value_formats": "find_clipped_type",
     },
 )

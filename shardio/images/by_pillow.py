@@ -11,7 +11,7 @@ from shardio.images.by_opencv import decode_by_opencv, is_for_opencv
 from shardio.images.errors_of_pillow import errors_of_pillow
 from shardio.images.jpeg.regions import Box
 from shardio.images.orientation import Orientation, read_turn
-from shardio.images.pictures import DecodedPicture, Part, Picture, check_size
+from shardio.images.pictures import DecodedPicture, DecoderName, Part, Picture, check_size
 from shardio.images.pixels import Pixels
 
 
@@ -19,11 +19,12 @@ class PillowPicture(Picture):
     """An image of any format. Each read of a part decodes the whole image."""
 
     can_scale = False
-    decoder_name = "pillow"
 
-    def __init__(self, content: bytes, height: int, width: int, *, is_for_opencv: bool) -> None:
+    def __init__(
+        self, content: bytes, height: int, width: int, decoder_name: DecoderName, *, is_for_opencv: bool
+    ) -> None:
         self._content, self._is_for_opencv = content, is_for_opencv
-        self.size = height, width
+        self.size, self.decoder_name = (height, width), decoder_name
 
     def part(self, box: Box, scale: int = 1) -> Part:
         assert scale == 1, "Pillow decodes at full size"
@@ -50,8 +51,19 @@ def open_by_pillow(content: bytes, orientation: Orientation, max_pixels: int) ->
     """
     with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as image:
         check_size(image.height, image.width, max_pixels)
+        name: DecoderName = "pillow, clipped" if _is_clipped(image) else "pillow"
         if orientation == "ignore" and image.format != "TIFF":
-            return PillowPicture(content, *image.size[::-1], is_for_opencv=is_for_opencv(image, content))
+            return PillowPicture(content, *image.size[::-1], name, is_for_opencv=is_for_opencv(image, content))
         # The orientation, and therefore the size, is certain only after the whole file has been read.
         pixels = np.array(image.convert("RGB"))
-        return DecodedPicture(pixels if orientation == "ignore" else read_turn(image).apply(pixels))
+        return DecodedPicture(pixels if orientation == "ignore" else read_turn(image).apply(pixels), name)
+
+
+def _is_clipped(image: PIL.Image.Image) -> bool:
+    """Return whether Pillow clips an image's gray values when it converts them to RGB, or mistakes their sign."""
+    if image.mode == "L" and image.format == "TIFF":
+        return bool(image.tag_v2.get(_SAMPLE_FORMAT) == (_SIGNED,))  # type: ignore[attr-defined]  # TIFFs have it.
+    return image.mode[0] in ("I", "F")
+
+
+_SAMPLE_FORMAT, _SIGNED = 339, 2

@@ -94,6 +94,16 @@ def read_value_format(content: bytes) -> ValueFormat | None:
     return _read_avif(content) if content[4:12] in (b"ftypavif", b"ftypavis") else None
 
 
+def find_clipped_type(content: bytes) -> str | None:
+    """Return the type of an image's gray values if they are clipped when the image becomes RGB; otherwise None.
+
+    Pillow takes the upper 8 bits of colour, but clips gray of more than 8 bits, and takes signed bytes for unsigned
+    ones.
+    """
+    stored = read_value_format(content)
+    return stored.dtype.name if stored is not None and stored.num_channels == 1 and stored.dtype != np.uint8 else None
+
+
 def _read_png(content: bytes) -> ValueFormat | None:
     start = len(PNG_SIGNATURE) + 8
     if len(content) < start + IHDR.size:
@@ -156,7 +166,8 @@ def _read_tiff(content: bytes) -> ValueFormat | None:
     if not is_uniform or kind == "c":
         # Pillow scales gray of 2 and 4 bits as that of PNGs, and unpacks 12 bits. It refuses nearly all others.
         is_in_pillow = samples == 1 and kinds == {_UNSIGNED}
-        return None if is_in_pillow else _make(np.uint16, height, width, samples, is_in_pillow=False)
+        is_narrow = is_in_pillow and num_bits <= 8
+        return None if is_narrow else _make(np.uint16, height, width, samples, is_in_pillow=is_in_pillow)
     dtype = np.dtype(f"{kind}{num_bits // 8}")
     has_alpha = samples not in (2, 4) or extra in ((), (_UNASSOCIATED,))
     if dtype == np.uint8 and has_alpha and samples <= 4:
@@ -231,9 +242,10 @@ def _read_jpeg_2000(content: bytes) -> ValueFormat | None:
     num_channels = int.from_bytes(content[start + _COMPONENTS : start + _DEPTH])
     x1, y1, x0, y0 = (int.from_bytes(content[start + 8 + 4 * i : start + 12 + 4 * i]) for i in range(4))
     depth, is_signed = (content[start + _DEPTH] & 127) + 1, content[start + _DEPTH] >> 7
-    if not is_signed and (depth <= 8 or (depth == 16 and num_channels == 1)):
+    if not is_signed and depth <= 8:
         return None
-    return _make(np.int16 if is_signed else np.uint16, y1 - y0, x1 - x0, num_channels, is_in_pillow=False)
+    is_in_pillow = not is_signed and depth == 16 and num_channels == 1
+    return _make(np.int16 if is_signed else np.uint16, y1 - y0, x1 - x0, num_channels, is_in_pillow=is_in_pillow)
 
 
 _HIGH_DEPTH = 0x40

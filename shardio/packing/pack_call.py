@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from shardio.classes import Classes, check_classes
-from shardio.images import ConvertedFormat, describe_other_images
+from shardio.images import CLIPPED_ADVICE, ConvertedFormat, describe_other_images
 from shardio.packing.executors.choosing import Engine
 from shardio.packing.iterable import pack_iterable
 from shardio.packing.packer import RunOptions, pack_source
@@ -195,6 +195,10 @@ def _refuse_options_of_files(**are_given: bool) -> None:
 
 def _finish(result: PackResult, src: str | os.PathLike[str]) -> Manifest:
     """Log what needs attention, and return the manifest."""
+    if result.clipped:
+        logger.warning(
+            "%s: %d gray images store other numbers than uint8: %s", src, result.clipped.total(), CLIPPED_ADVICE
+        )
     for problem in result.mislabelled:
         logger.warning("%s %s: packed anyway", problem.path, problem.what)
     for sample in result.rejected:

@@ -28,6 +28,7 @@ class PackResult:
         num_kept: The number of samples in shards that an earlier run had finished.
         jpegs: How the JPEGs are stored.
         converted: How many images were converted, by their former format.
+        clipped: How many images have gray values that are clipped when they become RGB, by their type.
         mislabelled: Images whose format does not match their suffix. They were packed anyway.
         rejected: Samples whose images cannot be decoded. They were left out.
         changed: Files that changed during the pack. Their samples were left out.
@@ -39,6 +40,7 @@ class PackResult:
     num_kept: int = 0
     jpegs: JpegTally = field(default_factory=JpegTally)
     converted: Counter[str] = field(default_factory=Counter)
+    clipped: Counter[str] = field(default_factory=Counter)
     mislabelled: Sequence[FileProblem] = ()
     rejected: Sequence[RejectedSample] = ()
     changed: Sequence[FileProblem] = ()

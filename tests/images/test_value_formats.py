@@ -51,8 +51,8 @@ EXACT: dict[str, tuple[bytes, NDArray[Any]]] = {
     ),
     **{
         f"PNM up to {white}{', plain' * is_plain} {shape}": (
-            write_pnm(np.minimum(make_values("uint16", *shape), white), white, is_plain=is_plain),
-            np.minimum(make_values("uint16", *shape), white).astype(np.uint8 if white < 256 else np.uint16),
+            write_pnm(make_values("uint32", *shape) % (white + 1), white, is_plain=is_plain),
+            (make_values("uint32", *shape) % (white + 1)).astype(np.uint8 if white < 256 else np.uint16),
         )
         for white in (20, 255, 1000, 65535)
         for shape in (SIZE, (*SIZE, 3))
