@@ -9,7 +9,10 @@ import PIL.Image
 
 from shardio.images.by_opencv import decode_by_opencv, is_for_opencv
 from shardio.images.errors_of_pillow import errors_of_pillow
+from shardio.images.jpeg.head import read_head
 from shardio.images.jpeg.regions import Box
+from shardio.images.jpeg.standard import JPEG_START
+from shardio.images.jpeg.verdict import refuse_damage
 from shardio.images.orientation import Orientation, read_turn
 from shardio.images.pictures import DecodedPicture, DecoderName, Part, Picture, check_size
 from shardio.images.pixels import Pixels
@@ -35,6 +38,7 @@ class PillowPicture(Picture):
             pixels = decode_by_opencv(self._content)
             if pixels is not None and pixels.shape[:2] == self.size:
                 return pixels  # Otherwise, Pillow says what is wrong.
+        _refuse_damage(self._content)
         with errors_of_pillow(), PIL.Image.open(io.BytesIO(self._content)) as image:
             pixels = np.array(image.convert("RGB"))
         if pixels.shape[:2] != self.size:
@@ -54,9 +58,22 @@ def open_by_pillow(content: bytes, orientation: Orientation, max_pixels: int) ->
         name: DecoderName = "pillow, clipped" if _is_clipped(image) else "pillow"
         if orientation == "ignore" and image.format != "TIFF":
             return PillowPicture(content, *image.size[::-1], name, is_for_opencv=is_for_opencv(image, content))
+        _refuse_damage(content)
         # The orientation, and therefore the size, is certain only after the whole file has been read.
         pixels = np.array(image.convert("RGB"))
         return DecodedPicture(pixels if orientation == "ignore" else read_turn(image).apply(pixels), name)
+
+
+def _refuse_damage(content: bytes) -> None:
+    """Raise ValueError if the pixels of a CMYK JPEG are damaged. Pillow does not report it."""
+    if not content.startswith(JPEG_START):
+        return
+    try:
+        head = read_head(content)
+    except ValueError:  # libjpeg-turbo reads it, or an error has been raised before.
+        return
+    if len(head.factors) == 4:
+        refuse_damage(content, head)
 
 
 def _is_clipped(image: PIL.Image.Image) -> bool:
