@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shardio.images.crop_plan import Boxes, CropPlan, PlannedCrop, PlanRow, Rows, Sizes
     from shardio.images.decode import decode_image, decode_pil
     from shardio.images.editing import Operations, edit_images, make_operations
+    from shardio.images.errors_of_pillow import ignore_pillows_warnings
     from shardio.images.formats import (
         CONVERTIBLE,
         IMAGE_FIELDS,
@@ -86,6 +87,7 @@ __all__ = [
     "find_format",
     "find_kernel",
     "holds_images",
+    "ignore_pillows_warnings",
     "is_convertible",
     "make_operations",
     "move_boxes",
@@ -114,6 +116,7 @@ __getattr__ = import_on_use(
         ".crop_plan": "Boxes CropPlan PlannedCrop PlanRow Rows Sizes",
         ".decode": "decode_image decode_pil",
         ".editing": "Operations edit_images make_operations",
+        ".errors_of_pillow": "ignore_pillows_warnings",
         ".formats": "CONVERTIBLE IMAGE_FIELDS IMAGE_FORMATS ConvertedFormat describe_other_images find_field "
         "find_format holds_images is_convertible read_format",
         ".kernel": "check_kernel find_kernel prepare_kernel why_no_kernel",

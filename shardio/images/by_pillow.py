@@ -40,7 +40,7 @@ class PillowPicture(Picture):
                 return pixels  # Otherwise, Pillow says what is wrong.
         _refuse_damage(self._content)
         with errors_of_pillow(), PIL.Image.open(io.BytesIO(self._content)) as image:
-            pixels = np.array(image.convert("RGB"))
+            pixels = _convert(image)
         if pixels.shape[:2] != self.size:
             declared, found = (f"{width}×{height}" for height, width in (self.size, pixels.shape[:2]))
             raise ValueError(f"the header declares {declared} pixels, but Pillow decoded {found}")
@@ -60,8 +60,14 @@ def open_by_pillow(content: bytes, orientation: Orientation, max_pixels: int) ->
             return PillowPicture(content, *image.size[::-1], name, is_for_opencv=is_for_opencv(image, content))
         _refuse_damage(content)
         # The orientation, and therefore the size, is certain only after the whole file has been read.
-        pixels = np.array(image.convert("RGB"))
+        pixels = _convert(image)
         return DecodedPicture(pixels if orientation == "ignore" else read_turn(image).apply(pixels), name)
+
+
+def _convert(image: PIL.Image.Image) -> Pixels:
+    if image.mode == "P":
+        image.info.pop("transparency", None)  # RGB has none, and Pillow warns of some.
+    return np.array(image.convert("RGB"))
 
 
 def _refuse_damage(content: bytes) -> None:
