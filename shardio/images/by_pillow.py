@@ -16,6 +16,7 @@ from shardio.images.jpeg.verdict import refuse_damage
 from shardio.images.orientation import Orientation, read_turn
 from shardio.images.pictures import DecodedPicture, DecoderName, Part, Picture, check_size
 from shardio.images.pixels import Pixels
+from shardio.images.value_formats import read_value_format
 
 
 class PillowPicture(Picture):
@@ -53,7 +54,7 @@ def open_by_pillow(content: bytes, orientation: Orientation, max_pixels: int) ->
     Raises:
         ValueError: If the image is damaged, too large, or of a format that Pillow does not read.
     """
-    with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as image:
+    with errors_of_pillow(), _open(content) as image:
         check_size(image.height, image.width, max_pixels)
         name: DecoderName = "pillow, clipped" if _is_clipped(image) else "pillow"
         if orientation == "ignore" and image.format != "TIFF":
@@ -62,6 +63,19 @@ def open_by_pillow(content: bytes, orientation: Orientation, max_pixels: int) ->
         # The orientation, and therefore the size, is certain only after the whole file has been read.
         pixels = _convert(image)
         return DecodedPicture(pixels if orientation == "ignore" else read_turn(image).apply(pixels), name)
+
+
+def _open(content: bytes) -> PIL.Image.Image:
+    """Open an image. Say what it stores if Pillow does not read its type of values."""
+    try:
+        return PIL.Image.open(io.BytesIO(content))
+    except PIL.UnidentifiedImageError as error:
+        if (stored := read_value_format(content)) is None:
+            raise
+        raise ValueError(
+            f"it stores {stored.describe()}, which cannot become RGB: give its field another name than that of a "
+            "sample's image, such as 'values.tif', which is read as it is stored"
+        ) from error
 
 
 def _convert(image: PIL.Image.Image) -> Pixels:

@@ -114,7 +114,7 @@ def _convert_wide(
     content: bytes, stored: ValueFormat, *, max_side: int | None, to_srgb: bool, max_pixels: int
 ) -> bytes:
     """Convert an image that Pillow's images cannot hold to PNG."""
-    is_storable = stored.dtype in (np.uint8, np.uint16) and stored.num_channels <= 4 and stored.has_alpha
+    is_storable = stored.dtype == np.uint16 and stored.num_channels <= 4 and stored.has_alpha
     if not is_storable or stored.decode is None:
         raise ValueError(f"stores {stored.describe()}, which PNG cannot store, or shardio cannot decode: leave it out")
     with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as image:
