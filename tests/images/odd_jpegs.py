@@ -76,6 +76,8 @@ HARMLESS_BY_KIND: dict[str, Callable[[bytes], bytes]] = {
     "restarts, two bytes before each": lambda content: insert_before_restarts(content, b"\x12\x34"),
     "restarts, two bytes before one": lambda content: insert_before_restarts(content, b"\x12\x34", [2]),
     "restarts, zeros before some": lambda content: insert_before_restarts(content, bytes(30), [0, 3]),
+    "gray, a byte before each": lambda content: insert_before_restarts(content, b"\x12"),
+    "gray, three bytes before each": lambda content: insert_before_restarts(content, b"\x12\x34\x56"),
     "gray, zeros before each": lambda content: insert_before_restarts(content, bytes(30)),
 }
 """What concerns one kind of file, by the kind and a name."""

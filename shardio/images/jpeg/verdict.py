@@ -7,7 +7,8 @@ warning. A warning is harmless if no pixel depends on what was wrong:
 damage to metadata         an incomplete ICC profile; a JFIF version other than 1; an unknown colour transform of
                            Adobe's, for which libjpeg takes YCbCr; spectral parameters that a sequential scan ignores
 padding                    bytes before a restart marker or the end-of-image marker that no code needed: at most
-                           three, which encoders write to align data to 16 or 32 bits, or one byte repeated
+                           three, which encoders write to align data to 16 or 32 bits, or one byte repeated. libjpeg
+                           counts only what its bit buffer does not hold already
 damage to pixels           everything else: data that ends early, unknown codes, wrong restart markers, scans in an
                            impossible order, and other bytes that no code needed. Those are what a flipped bit leaves
                            behind: the codes after it mean something else, and end before the data does
@@ -58,10 +59,11 @@ def _is_harmless(clean: bytes, content: bytes, head: JpegHead) -> bool:
     surplus = _SURPLUS.fullmatch(why)
     if surplus is None:
         return False
-    if int(surplus[2], 16) == EOI:  # Nothing follows, so there is no other warning.
-        end = _find_end(content, head.scan_start)
-        return end is not None and _is_padding(content[head.scan_start : end], int(surplus[1]))
-    return why_irregular(head) is None and bool(head.restart_interval) and _has_padded_intervals(content, head)
+    if why_irregular(head) is None and head.restart_interval:
+        return _has_padded_intervals(content, head)
+    # Nothing follows the end-of-image marker, so there is no other warning.
+    end = _find_end(content, head.scan_start) if int(surplus[2], 16) == EOI else None
+    return end is not None and _is_padding(content[head.scan_start : end], int(surplus[1]))
 
 
 def refuse_damage(content: bytes, head: JpegHead) -> None:
