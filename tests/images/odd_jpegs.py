@@ -22,7 +22,7 @@ KINDS = {
     "progressive": by_pillow(PICTURE, quality=90, progressive=True),
     "gray": by_pillow(PICTURE[..., 0].copy(), quality=90, restart_marker_blocks=7),
 }
-"""Files without a fault, in which libjpeg's bit buffer holds little at the end of an interval."""
+"""Files without a fault."""
 
 PARTS = {"part 2 of 3": [(2, 3)], "part 1 twice": [(1, 2)] * 2, "counts differ": [(1, 2), (2, 3)], "0 of 0": [(0, 0)]}
 
@@ -80,7 +80,7 @@ HARMLESS_BY_KIND: dict[str, Callable[[bytes], bytes]] = {
     "gray, three bytes before each": lambda content: insert_before_restarts(content, b"\x12\x34\x56"),
     "gray, zeros before each": lambda content: insert_before_restarts(content, bytes(30)),
 }
-"""What concerns one kind of file, by the kind and a name."""
+"""Changes that suit one kind of file. Their names begin with it."""
 
 NOISE = bytes(range(40, 90))
 _CMYK = by_pillow(np.dstack([PICTURE, PICTURE[..., :1]]), quality=90)

@@ -132,7 +132,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_pack_takes_the_harmless_and_leaves_out_the_damaged(
     folder: Path, tmp_path: Path, jpeg: Literal["copy", "tile", "reencode"]
 ) -> None:
-    manifest = shardio.pack(folder / "in", tmp_path / "out", jpeg=jpeg, shuffle_seed=None, quality=None)
+    manifest = shardio.pack(folder / "in", tmp_path / "out", jpeg=jpeg, shuffle_seed=None)
     rejected = [json.loads(line)["key"] for line in (tmp_path / "out" / REJECTED_NAME).read_text().splitlines()]
     if jpeg != "reencode":
         assert rejected == [f"1/{number:03d}" for number in range(len(DAMAGED))]
