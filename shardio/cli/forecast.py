@@ -26,7 +26,7 @@ def _decoder_texts() -> dict[str, str]:
     """Return the text to print after each decoder's number of images, by the name of the decoder."""
     from shardio.images import DECODER_DESCRIPTIONS
 
-    texts: dict[str, str] = {name: f"by {description}" for name, description in DECODER_DESCRIPTIONS.items()}
+    texts: dict[str, str] = {name: f"by {DECODER_DESCRIPTIONS[name]}" for name in ("kernel", "libjpeg", "pillow")}
     texts["kernel"] += " (by libjpeg-turbo if a crop has more than a million pixels, or without a crop)"
     return {**texts, UNREADABLE: "unreadable"}
 
@@ -39,12 +39,14 @@ class DecoderForecast:
         num_samples: The number of samples that were examined.
         is_partial: Whether the dataset has more samples.
         no_kernel: Why there is no kernel on this machine; None if there is one.
+        clipped: The number of images whose gray values are clipped when they become RGB, by their type.
         reasons: For each decoder, the number of its images by the reason why the kernel does not decode them.
     """
 
     num_samples: int
     is_partial: bool
     no_kernel: str | None
+    clipped: Counter[str] = field(default_factory=Counter)
     reasons: dict[str, Counter[str]] = field(default_factory=lambda: {name: Counter() for name in _decoder_texts()})
 
     def dump(self) -> dict[str, Any]:
@@ -55,7 +57,13 @@ class DecoderForecast:
             for name, reasons in self.reasons.items()
             if name not in ("kernel", UNREADABLE)
         }
-        return {"samples": self.num_samples, **num_images_by_decoder, "reasons": reasons, "no_kernel": self.no_kernel}
+        return {
+            "samples": self.num_samples,
+            **num_images_by_decoder,
+            "reasons": reasons,
+            "clipped": dict(self.clipped),
+            "no_kernel": self.no_kernel,
+        }
 
     def describe(self) -> str:
         """Return the forecast as text."""
@@ -70,6 +78,14 @@ class DecoderForecast:
         examined = f"of {count(self.num_samples, 'evenly spaced sample')}, " if self.is_partial else ""
         return examined + ("; ".join(parts) or "no images")
 
+    def describe_clipped(self) -> str:
+        """Return how many images are clipped, and what to do, as text."""
+        from shardio.images import CLIPPED_ADVICE
+
+        examined = f"of {count(self.num_samples, 'evenly spaced sample')}, " if self.is_partial else ""
+        images = count(self.clipped.total(), "gray image stores", "gray images store")
+        return f"{examined}{images} other numbers than uint8 ({format_counts(self.clipped)}): {CLIPPED_ADVICE}"
+
 
 def forecast_decoders(table: ShardTable) -> DecoderForecast:
     """Forecast the decoders from the headers of a dataset's images, or of evenly spaced ones if there are many.
@@ -78,7 +94,7 @@ def forecast_decoders(table: ShardTable) -> DecoderForecast:
         ShardioError: If a sample cannot be read.
         OSError: If a file is missing or unreadable.
     """
-    from shardio.images import IMAGE_FIELDS, check_kernel, why_no_kernel
+    from shardio.images import IMAGE_FIELDS, check_kernel, find_clipped_type, why_no_kernel
     from shardio.reading import SampleReader
 
     total = table.manifest.num_samples
@@ -94,9 +110,10 @@ def forecast_decoders(table: ShardTable) -> DecoderForecast:
             for row in zip(*stored.columns.values(), strict=True):
                 images = [content for content in row if content is not None]
                 if images:
-                    decoder_name, reason = _find_decoder(
-                        next(filter(None, images), b""), has_kernel=forecast.no_kernel is None
-                    )
+                    content = next(filter(None, images), b"")
+                    decoder_name, reason = _find_decoder(content, has_kernel=forecast.no_kernel is None)
+                    if clipped_type := find_clipped_type(content):
+                        forecast.clipped[clipped_type] += 1
                     forecast.reasons[decoder_name][reason] += 1
     finally:
         reader.close()
@@ -115,6 +132,6 @@ def _find_decoder(content: bytes, *, has_kernel: bool) -> tuple[str, str]:
     except ValueError:
         return UNREADABLE, ""
     if name is not None and name != "JPEG":
-        return decoder_name, name
+        return "pillow", name
     reason = why_not_by_kernel(content) or (None if has_kernel else NO_KERNEL)
     return ("kernel", "") if reason is None else (decoder_name, reason)

@@ -71,6 +71,11 @@ def info(
         "classes": f"{len(manifest.classes)}{': ' if names else ''}{names}",
         "tiled": "unknown" if tiled is None else f"{tiled} of {manifest.num_samples} samples",
         "decoders": forecast.describe() if isinstance(forecast, DecoderForecast) else f"unknown: {forecast}",
+        **(
+            {"clipped": forecast.describe_clipped()}
+            if isinstance(forecast, DecoderForecast) and forecast.clipped
+            else {}
+        ),
         "packed": packed or "unknown: there is no manifest",
         "digest": manifest.digest,
     }

@@ -65,6 +65,7 @@ def summarise(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:
             "damaged": [_as_row(problem) for problem in jpegs.damaged],
         },
         "converted": dict(sorted(result.converted.items())),
+        "clipped": dict(sorted(result.clipped.items())),
         "mislabelled": [_as_row(problem) for problem in result.mislabelled],
         "packed_again": [_as_row(problem) for problem in result.damaged_shards],
         "changed": [_as_row(problem) for problem in result.changed],
@@ -99,6 +100,8 @@ def print_summary(result: PackResult, summary: dict[str, Any], where: str, timin
         _print_jpegs(result.jpegs, "re-encoded and tiled" if mode == "reencode" else "tiled")
     if result.converted:
         echo(f"images converted: {result.converted.total()} ({format_counts(result.converted)})")
+    if result.clipped:
+        echo(result.describe_clipped(), err=True)
     for problem in result.damaged_shards:
         echo(f"packed again: {printable(problem.path)} {problem.what}", err=True)
     if result.suffixed:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import typer
 
+from shardio.images import ignore_pillows_warnings
+
 # C0, DEL and C1, and characters that change the direction of text (Unicode, UAX #9).
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -54,6 +56,7 @@ def prepare_streams() -> None:
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_PrintableFormatter())
     warnings.formatwarning = _format_printable_warning
+    ignore_pillows_warnings()
 
 
 def _open_closed_streams() -> None:

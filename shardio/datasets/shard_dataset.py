@@ -63,9 +63,10 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
             ``label`` (int), ``key`` (str), or a field by its extension: ``json``, ``txt``, ``cls``, ``npy``, ``npz``,
             ``safetensors`` and ``msgpack`` are decoded (``npz`` and ``safetensors`` to dicts of arrays), also as the
             last of several extensions, and so are pickles with ``trusted=True``. ``jpg``, ``png``, ``webp``, ``bmp``,
-            ``ppm``, ``pgm`` and ``tiff`` become arrays of what the file stores: [height, width] of indices or grey
-            values, also of 16 bits, for masks and depth maps; uint8 tensors [3, height, width] for colours. All others
-            are bytes. A single name instead of a tuple yields the bare value.
+            ``ppm``, ``pgm`` and ``tiff`` become exactly what the file stores, or an error: [height, width] of indices
+            or grey values of any type, for masks and depth maps; uint8 tensors [3, height, width] for colours of 8
+            bits, and arrays [height, width, 3] of their type for other colours. All others are bytes. A single name
+            instead of a tuple yields the bare value.
         shuffle: Whether to shuffle, differently in each epoch. With torch's DataLoader, call ``set_epoch`` before each
             epoch.
         seed: The seed of the order and of the transforms.

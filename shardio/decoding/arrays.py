@@ -11,7 +11,7 @@ import numpy as np
 
 
 def decode_npy(content: bytes, *, trusted: bool = False) -> Any:
-    """Return the array in an npy file.
+    """Return the array in an npy file, in native byte order, which torch requires.
 
     Unlike ``np.load``, this function refuses zip archives and bare pickles, and checks that the file holds all declared
     values before it allocates the array.
@@ -37,7 +37,8 @@ def decode_npy(content: bytes, *, trusted: bool = False) -> Any:
             f"{len(content) - file.tell()} bytes follow: the file is damaged or truncated"
         )
     file.seek(0)
-    return np.lib.format.read_array(file, allow_pickle=trusted)
+    array = np.lib.format.read_array(file, allow_pickle=trusted)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def decode_npz(content: bytes, *, trusted: bool = False) -> dict[str, Any]:

@@ -52,10 +52,17 @@ def decode_safetensors(content: bytes) -> dict[str, NDArray[Any]]:
 
     Raises:
         safetensors.SafetensorError: If it is damaged.
+        ValueError: If it holds numbers of a type that numpy lacks.
     """
     import safetensors.numpy  # It takes 1 ms.
 
-    return safetensors.numpy.load(content)
+    try:
+        return safetensors.numpy.load(content)
+    except KeyError as error:  # Of safetensors' table of types.
+        raise ValueError(
+            f"it holds numbers of type {error.args[0]}, which numpy lacks: pass decoders= with safetensors.torch.load "
+            "for this field"
+        ) from error
 
 
 DECODERS: dict[str, Callable[[bytes], Any]] = {

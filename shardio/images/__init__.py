@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shardio.images.crop_plan import Boxes, CropPlan, PlannedCrop, PlanRow, Rows, Sizes
     from shardio.images.decode import decode_image, decode_pil
     from shardio.images.editing import Operations, edit_images, make_operations
+    from shardio.images.errors_of_pillow import ignore_pillows_warnings
     from shardio.images.formats import (
         CONVERTIBLE,
         IMAGE_FIELDS,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from shardio.images.opening import open_image
     from shardio.images.orientation import Orientation
     from shardio.images.pictures import (
+        CLIPPED_ADVICE,
         DECODER_DESCRIPTIONS,
         DEFAULT_MAX_PIXELS,
         DecodedPicture,
@@ -41,10 +43,13 @@ if TYPE_CHECKING:
         sizes_of,
     )
     from shardio.images.pixels import Pixels
+    from shardio.images.png import encode_png
     from shardio.images.resizing import Resampling, resize, use_one_thread
     from shardio.images.unconverted import decode_unconverted, decode_unconverted_pil
+    from shardio.images.value_formats import find_clipped_type
 
 __all__ = [
+    "CLIPPED_ADVICE",
     "CONVERTIBLE",
     "DECODER_DESCRIPTIONS",
     "DEFAULT_MAX_PIXELS",
@@ -78,10 +83,13 @@ __all__ = [
     "decode_unconverted_pil",
     "describe_other_images",
     "edit_images",
+    "encode_png",
+    "find_clipped_type",
     "find_field",
     "find_format",
     "find_kernel",
     "holds_images",
+    "ignore_pillows_warnings",
     "is_convertible",
     "make_operations",
     "move_boxes",
@@ -110,6 +118,7 @@ __getattr__ = import_on_use(
         ".crop_plan": "Boxes CropPlan PlannedCrop PlanRow Rows Sizes",
         ".decode": "decode_image decode_pil",
         ".editing": "Operations edit_images make_operations",
+        ".errors_of_pillow": "ignore_pillows_warnings",
         ".formats": "CONVERTIBLE IMAGE_FIELDS IMAGE_FORMATS UNCOMPRESSED ConvertedFormat describe_other_images "
         "find_field find_format holds_images is_convertible read_format",
         ".kernel": "check_kernel find_kernel prepare_kernel why_no_kernel",
@@ -117,10 +126,12 @@ __getattr__ = import_on_use(
         ".normalizing": "Floats normalize_floats normalize_image",
         ".opening": "open_image",
         ".orientation": "Orientation",
-        ".pictures": "DECODER_DESCRIPTIONS DEFAULT_MAX_PIXELS DecodedPicture DecoderName Picture TooManyPixels "
-        "sizes_of",
+        ".pictures": "CLIPPED_ADVICE DECODER_DESCRIPTIONS DEFAULT_MAX_PIXELS DecodedPicture DecoderName Picture "
+        "TooManyPixels sizes_of",
         ".pixels": "Pixels",
+        ".png": "encode_png",
         ".resizing": "Resampling resize use_one_thread",
         ".unconverted": "decode_unconverted decode_unconverted_pil",
+        ".value_formats": "find_clipped_type",
     },
 )

@@ -54,7 +54,7 @@ class JpegPicture(Picture):
 
         def decode(out: Pixels) -> None:
             is_direct = out.flags.c_contiguous
-            pixels = decode_whole(self.content, head.height, head.width, out=out if is_direct else None)
+            pixels = decode_whole(self.content, head, out=out if is_direct else None)
             if not is_direct:
                 np.copyto(out, pixels)
 

@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import PIL.Image
 
 from shardio.images.decode import decode_image
@@ -13,7 +14,10 @@ from shardio.images.errors_of_pillow import errors_of_pillow
 from shardio.images.formats import ConvertedFormat
 from shardio.images.orientation import read_turn, turn_pillow
 from shardio.images.pictures import DEFAULT_MAX_PIXELS, check_size
+from shardio.images.png import encode_png
 from shardio.images.srgb import convert_to_srgb, read_profile
+from shardio.images.unconverted import decode_unconverted
+from shardio.images.value_formats import ValueFormat, read_value_format
 
 _SIMPLER_MODES = {
     **{mode: mode for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")},
@@ -45,13 +49,13 @@ def convert_image(
 
     ========  =======================================================================================================
     ``jpeg``  8 bits, gray or RGB with chroma stored as 4:2:0. An image with transparent pixels is an error
-    ``png``   lossless. Gray, palettes, alpha and 16 bits of gray stay as they are
+    ``png``   lossless. Gray, palettes, alpha and 16 bits stay as they are. What a PNG cannot store is an error
     ``webp``  lossy, 8 bits, RGB or RGBA
     ========  =======================================================================================================
 
-    CMYK, YCbCr, LAB and HSV become RGB. Pixels are those that Pillow decodes: of colour with 16 bits, it keeps 8. All
-    metadata but the ICC profile is dropped. The same bytes always give the same result. An image that is already of
-    the requested format is encoded again.
+    CMYK, YCbCr, LAB and HSV become RGB. Pixels are those that Pillow decodes. It keeps 8 bits of colour; ``png`` keeps
+    all 16. All metadata but the ICC profile is dropped. The same bytes always give the same result. An image that is
+    already of the requested format is encoded again.
 
     Args:
         content: The bytes of an image file.
@@ -68,6 +72,12 @@ def convert_image(
         ValueError: If the image is damaged, too large (TooManyPixels), or of an unknown format; if it has several
             frames; if the format cannot store it; or if its profile is needed, but damaged.
     """
+    stored = read_value_format(content)
+    if stored is not None and not _is_like_pillows(stored):
+        if to == "png":
+            return _convert_wide(content, stored, max_side=max_side, to_srgb=to_srgb, max_pixels=max_pixels)
+        if stored.dtype not in (np.uint8, np.uint16):
+            raise ValueError(f"stores {stored.describe()}, which neither JPEG nor WebP has: leave it out")
     image, profile = _read(content, max_pixels, needs_profile=to_srgb)
     if profile is not None and to_srgb:
         image, profile = _convert_colours(image, profile), None
@@ -93,6 +103,30 @@ def _read(content: bytes, max_pixels: int, *, needs_profile: bool) -> tuple[PIL.
             image = turn_pillow(stored, read_turn(stored))
         image.info = {name: value for name, value in image.info.items() if name == "transparency"}
     return image, profile
+
+
+def _is_like_pillows(stored: ValueFormat) -> bool:
+    """Return whether Pillow's image has a file's values, scaled at most."""
+    return stored.is_in_pillow or (stored.white is not None and (stored.dtype == np.uint8 or stored.num_channels == 1))
+
+
+def _convert_wide(
+    content: bytes, stored: ValueFormat, *, max_side: int | None, to_srgb: bool, max_pixels: int
+) -> bytes:
+    """Convert an image that Pillow's images cannot hold to PNG."""
+    is_storable = stored.dtype == np.uint16 and stored.num_channels <= 4 and stored.has_alpha
+    if not is_storable or stored.decode is None:
+        raise ValueError(f"stores {stored.describe()}, which PNG cannot store, or shardio cannot decode: leave it out")
+    with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as image:
+        check_size(image.height, image.width, max_pixels)
+        _check_frames(image)
+        profile, transparency = image.info.get("icc_profile"), image.info.get("transparency")
+    if to_srgb and profile is not None:
+        raise ValueError("colour of more than 8 bits cannot be converted to sRGB: leave out to_srgb")
+    if max_side is not None and max(stored.shape[:2]) > max_side:
+        raise ValueError("colour of more than 8 bits cannot be shrunk: leave out max_side")
+    values = decode_unconverted(content, orientation="apply", max_pixels=max_pixels)
+    return encode_png(stored.scale(values), icc_profile=profile, transparency=transparency)
 
 
 def _check_frames(image: PIL.Image.Image) -> None:

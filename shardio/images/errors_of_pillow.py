@@ -1,8 +1,9 @@
-"""Convert the errors that Pillow's readers raise for damaged files to ValueError."""
+"""Convert the errors that Pillow's readers raise for damaged files to ValueError, and ignore their warnings."""
 
 from __future__ import annotations
 
 import struct
+import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,15 @@ def pillow_errors() -> tuple[type[Exception], ...]:
         zlib.error,
         PIL.Image.DecompressionBombError,
     )
+
+
+def ignore_pillows_warnings() -> None:
+    """Ignore the warnings that Pillow gives about files, from now on in this process.
+
+    They do not name the file, and concern metadata; what is wrong with pixels is an error. The user's own filters take
+    precedence. Call this in processes that belong to shardio.
+    """
+    warnings.filterwarnings("ignore", module=r"PIL\.", append=True)
 
 
 @contextmanager

@@ -18,11 +18,23 @@ if TYPE_CHECKING:
 DEFAULT_MAX_PIXELS = 178_956_970
 """The default limit on an image's pixels. Pillow treats larger images as decompression bombs."""
 
-DecoderName = Literal["kernel", "libjpeg", "pillow"]
+DecoderName = Literal["kernel", "libjpeg", "pillow", "pillow, clipped"]
 """The decoder of an image. :data:`DECODER_DESCRIPTIONS` says what each name means."""
 
-DECODER_DESCRIPTIONS: dict[DecoderName, str] = {"kernel": "the kernel", "libjpeg": "libjpeg-turbo", "pillow": "Pillow"}
+DECODER_DESCRIPTIONS: dict[DecoderName, str] = {
+    "kernel": "the kernel",
+    "libjpeg": "libjpeg-turbo",
+    "pillow": "Pillow",
+    "pillow, clipped": "Pillow, which clips their values to 8 bits",
+}
 """Each decoder's name in reports. `by_kernel.py`, `by_libjpeg.py` and `by_pillow.py` contain the decoders."""
+
+CLIPPED_ADVICE = (
+    "as images they become RGB of 8 bits, which clips values to 0 to 255 as torchvision does, so that most pixels may "
+    "be white or black: read them as a field, such as fields=('png', 'label'), which keeps their values, or scale the "
+    "files before"
+)
+"""What happens to gray images of other types than 8 bits, and what to do."""
 
 Part = Callable[[], Pixels]
 """A function that reads a part of a picture.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import get_args
 
-from shardio.images import DecoderName
+from shardio.images import CLIPPED_ADVICE, DecoderName
 from shardio.loader.processes.messages import StageTimes
 
 
@@ -88,6 +88,7 @@ class Tally:
     num_skipped: int = 0
     num_worker_restarts: int = 0
     num_images_by_decoder: Counter[DecoderName] = field(default_factory=Counter)
+    has_warned: bool = False
 
     @property
     def num_bad(self) -> int:
@@ -103,6 +104,9 @@ class Tally:
         self.num_samples += num_samples
         self.wait_s += wait_s
         self.num_images_by_decoder += num_images_by_decoder
+        if num_images_by_decoder["pillow, clipped"] and not self.has_warned:
+            self.has_warned = True
+            warnings.warn(f"gray images store other numbers than uint8: {CLIPPED_ADVICE}", stacklevel=2)
 
     def sum_up(self) -> LoaderStats:
         """Return the figures so far."""
@@ -123,5 +127,9 @@ class Tally:
             python_s=self.times.python_s,
             in_python=self.in_python,
             recognised=self.recognised,
-            num_images_by_decoder={name: self.num_images_by_decoder[name] for name in get_args(DecoderName)},
+            num_images_by_decoder={
+                "kernel": self.num_images_by_decoder["kernel"],
+                "libjpeg": self.num_images_by_decoder["libjpeg"],
+                "pillow": self.num_images_by_decoder["pillow"] + self.num_images_by_decoder["pillow, clipped"],
+            },
         )

@@ -108,6 +108,7 @@ def pack_iterable(
         manifest=writer.manifest,
         jpegs=found.jpegs,
         converted=found.converted,
+        clipped=found.clipped,
         mislabelled=sorted(found.mislabelled),
         rejected=sorted(found.rejected),
     )

@@ -221,6 +221,8 @@ def _refuse_options_of_files(**are_given: bool) -> None:
 
 def _finish(result: PackResult, src: str | os.PathLike[str]) -> Manifest:
     """Log what needs attention, and return the manifest."""
+    if result.clipped:
+        logger.warning("%s: %s", src, result.describe_clipped())
     for problem in result.mislabelled:
         logger.warning("%s %s: packed anyway", problem.path, problem.what)
     for sample in result.rejected:

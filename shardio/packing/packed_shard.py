@@ -31,6 +31,7 @@ class PackedShard:
             samples, and so no files.
         jpegs: How its JPEGs are stored.
         converted: How many images were converted, by their former format.
+        clipped: How many images have gray values that are clipped when they become RGB, by their type.
         mislabelled: Images whose format does not match their suffix. They are packed anyway.
         rejected: Samples whose image cannot be decoded. They are left out.
         changed: Files that changed during the pack. Their samples are left out.
@@ -43,6 +44,7 @@ class PackedShard:
     identity: str
     jpegs: JpegTally = field(default_factory=JpegTally)
     converted: Counter[str] = field(default_factory=Counter)
+    clipped: Counter[str] = field(default_factory=Counter)
     mislabelled: tuple[FileProblem, ...] = ()
     rejected: tuple[RejectedSample, ...] = ()
     changed: tuple[FileProblem, ...] = ()
@@ -57,6 +59,7 @@ class PackedShard:
             "identity": self.identity,
             "jpegs": self.jpegs.dump(),
             "converted": self.converted,
+            "clipped": self.clipped,
             "mislabelled": _dump_problems(self.mislabelled),
             "rejected": self.rejected,
             "changed": _dump_problems(self.changed),
@@ -75,6 +78,7 @@ class PackedShard:
             identity=values["identity"],
             jpegs=JpegTally.load(values["jpegs"]),
             converted=Counter(values["converted"]),
+            clipped=Counter(values["clipped"]),
             mislabelled=_load_problems(values["mislabelled"]),
             rejected=tuple(RejectedSample(*each) for each in values["rejected"]),
             changed=_load_problems(values["changed"]),

@@ -190,6 +190,7 @@ def _write_dataset(
         num_kept=sum(shard.entry.num_samples for shard in shards if shard.was_kept),
         jpegs=sum_tallies([shard.jpegs for shard in shards]),
         converted=sum((shard.converted for shard in shards), Counter()),
+        clipped=sum((shard.clipped for shard in shards), Counter()),
         mislabelled=sorted(problem for shard in shards for problem in shard.mislabelled),
         rejected=rejected,
         changed=sorted(problem for shard in shards for problem in shard.changed),

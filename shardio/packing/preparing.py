@@ -11,6 +11,7 @@ from shardio.images import (
     DEFAULT_MAX_PIXELS,
     IMAGE_FORMATS,
     ConvertedFormat,
+    find_clipped_type,
     find_field,
     find_format,
     holds_images,
@@ -45,6 +46,7 @@ class _PreparedImage:
         mislabelled_as: Its format, if its field has the name of another one.
         converted_from: The format that it was converted from; None if it was not.
         jpeg_outcome: What became of a JPEG; None for other formats.
+        clipped_type: The type of its gray values, if they are clipped when it becomes RGB.
     """
 
     source_field: str
@@ -54,6 +56,7 @@ class _PreparedImage:
     mislabelled_as: str | None = None
     converted_from: str | None = None
     jpeg_outcome: str | None = None
+    clipped_type: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,6 +65,7 @@ class Findings:
 
     jpegs: JpegTally = field(default_factory=JpegTally)
     converted: Counter[str] = field(default_factory=Counter)
+    clipped: Counter[str] = field(default_factory=Counter)
     mislabelled: list[FileProblem] = field(default_factory=list)
     rejected: list[RejectedSample] = field(default_factory=list)
     changed: list[FileProblem] = field(default_factory=list)
@@ -127,6 +131,8 @@ class Preparation:
             found.mislabelled.append(source.problem(image.source_field, what))
         if image.converted_from is not None:
             found.converted[image.converted_from] += 1
+        if image.clipped_type is not None:
+            found.clipped[image.clipped_type] += 1
         if image.jpeg_outcome is not None:
             found.jpegs.count(image.jpeg_outcome, image.num_bytes_before, len(image.content))
             found.jpegs.note_damage(source, image.source_field, image.jpeg_outcome)
@@ -154,6 +160,8 @@ class Preparation:
             image.num_bytes_before = len(image.content)
             rewrite = self._rewrite if is_kept else self._rewrite_converted
             image.content, image.jpeg_outcome = rewrite(image.content)
+        elif is_convertible(image.field):
+            image.clipped_type = find_clipped_type(image.content)
         if can_prove and image.jpeg_outcome != TILED:
             self._check(image.field, content)
         if needs_check:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shardio.images import CLIPPED_ADVICE
 from shardio.packing.jpegs import JpegTally
 from shardio.packing.packed_shard import RejectedSample
 from shardio.packing.sources.files import FileProblem
@@ -29,6 +30,7 @@ class PackResult:
         num_kept: The number of samples in shards that an earlier run had finished.
         jpegs: How the JPEGs are stored.
         converted: How many images were converted, by their former format.
+        clipped: How many images have gray values that are clipped when they become RGB, by their type.
         mislabelled: Images whose format does not match their suffix. They were packed anyway.
         rejected: Samples whose images cannot be decoded. They were left out.
         changed: Files that changed during the pack. Their samples were left out.
@@ -41,10 +43,17 @@ class PackResult:
     num_kept: int = 0
     jpegs: JpegTally = field(default_factory=JpegTally)
     converted: Counter[str] = field(default_factory=Counter)
+    clipped: Counter[str] = field(default_factory=Counter)
     mislabelled: Sequence[FileProblem] = ()
     rejected: Sequence[RejectedSample] = ()
     changed: Sequence[FileProblem] = ()
     damaged_shards: Sequence[FileProblem] = ()
+
+    def describe_clipped(self) -> str:
+        """Return a message about gray images whose values are clipped."""
+        types = ", ".join(f"{num_images} × {kind}" for kind, num_images in self.clipped.most_common())
+        what = "gray image stores" if self.clipped.total() == 1 else "gray images store"
+        return f"{self.clipped.total()} {what} other numbers than uint8 ({types}): {CLIPPED_ADVICE}"
 
     def describe_suffixed(self) -> str:
         """Return a message about the keys that end in a suffix."""

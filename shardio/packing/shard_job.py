@@ -78,6 +78,7 @@ def pack_shard(job: ShardJob, report: Report) -> PackedShard:
         identity=job.folder.identify(tar) if entry.num_samples else "",
         jpegs=findings.jpegs,
         converted=findings.converted,
+        clipped=findings.clipped,
         mislabelled=tuple(findings.mislabelled),
         rejected=tuple(findings.rejected),
         changed=tuple(findings.changed),

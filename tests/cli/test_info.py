@@ -70,6 +70,7 @@ def test_json_contains_everything(packed: Path) -> None:
             "pillow": 0,
             "unreadable": 0,
             "reasons": {"libjpeg": {}, "pillow": {}},
+            "clipped": {},
             "no_kernel": None,
         },
         "format": 1,

@@ -139,6 +139,7 @@ def test_json_contains_the_whole_summary(tmp_path: Path) -> None:
         "digest": manifest.digest,
         "jpegs": {"outcomes": {"copied": 6}, "bytes_before": size, "bytes_after": size, "damaged": []},
         "converted": {},
+        "clipped": {},
         "mislabelled": [
             {"path": str(source / "class-0" / "odd.jpg"), "what": "has the suffix .jpg but is in PNG format"}
         ],

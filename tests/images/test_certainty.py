@@ -101,7 +101,7 @@ def test_no_flipped_bit_in_a_head_makes_a_certain_file_undecodable() -> None:
             flipped[at] ^= 1 << bit
             outcomes[_outcome(bytes(flipped))] += 1
     assert set(outcomes) <= RIGHT
-    assert outcomes["uncertain and not decodable"] > 10
+    assert outcomes["uncertain and not decodable"] > 5
 
 
 def _without(content: bytes, marker: int) -> bytes:
@@ -113,13 +113,17 @@ def _without(content: bytes, marker: int) -> bytes:
 
 UNDECODABLE = {
     "no quantisation table": _without(GOOD, 0xDB),
+    "too wide": make_jpeg("", np.zeros((8, 65_528, 3), np.uint8), factors=((1, 1),)).content,
+}
+"""Files that can be tiled, but not decoded."""
+
+UNCERTAIN = {
     "JFIF 2": GOOD.replace(b"JFIF\0\1", b"JFIF\0\2"),
     "unknown Adobe transform": GOOD[:2] + segment(0xEE, b"Adobe\0\x64\0\0\0\0\7") + _without(GOOD, 0xE0)[2:],
     "a part of a profile": _without(by_pillow(PICTURE, icc_profile=PROFILE), 0xE2),
     "an empty profile": GOOD[:2] + segment(0xE2, b"ICC_PROFILE\0\1\1") + GOOD[2:],
-    "too wide": make_jpeg("", np.zeros((8, 65_528, 3), np.uint8), factors=((1, 1),)).content,
 }
-"""Files that can be tiled, but not decoded."""
+"""Files that libjpeg warns of. Their pixels are right, which takes a second look at them."""
 
 
 @pytest.mark.parametrize("content", UNDECODABLE.values(), ids=UNDECODABLE)
@@ -128,6 +132,11 @@ def test_these_files_can_be_tiled_but_not_decoded(content: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         decode_image(content)
     assert not decodes_if_tileable(content, max_pixels=DEFAULT_MAX_PIXELS)
+
+
+@pytest.mark.parametrize("content", UNCERTAIN.values(), ids=UNCERTAIN)
+def test_these_files_are_decoded_but_not_certain(content: bytes) -> None:
+    assert _outcome(content) == "uncertain, but decodable"
 
 
 def test_the_limit_of_pixels_is_that_of_decoding() -> None:

@@ -67,9 +67,8 @@ REASONS = {
         *(f"cut at {length}" for length in (1, 2, 3, 4, 20, 50, 160)),
     ],
     NO_END: ["no eoi", "no eoi, restarts", "half an eoi"],
+    "padding before a marker": ["zeros before eoi", "ones before eoi"],
     TOO_MUCH: [
-        "zeros before eoi",
-        "ones before eoi",
         "a restart marker is missing",
         "restart interval that the data does not keep",
     ],

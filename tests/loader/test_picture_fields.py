@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import torch
 
 import shardio
 from shardio import DataLoader, SampleError, ShardMapDataset
-from shardio.transforms import CenterCrop
+from shardio.transforms import CenterCrop, Compose, Mask
+from tests.images.stored_values import make_values, write_png, write_tiff
 from tests.sources import encode
+from tests.tars import write_tar
 
 NUM_SAMPLES, HEIGHT, WIDTH = 9, 80, 96
 TORCHS: dict[str, Any] = {"multiprocessing_context": "fork"}
@@ -63,6 +66,45 @@ def test_fields_of_pictures_are_batched_as_stored(scenes: Path, options: dict[st
             assert torch.equal(masks[row], read_pixels(scenes / f"in/masks/{key}.png"))
             assert torch.equal(depths[row], read_pixels(scenes / f"in/depth/{key}.png"))
             assert torch.equal(rights[row].permute(1, 2, 0), read_pixels(scenes / f"in/right/{key}.jpg"))
+
+
+def save_array(values: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+def test_values_of_every_type_arrive_whole_and_cropped(tmp_path: Path) -> None:
+    shapes = {
+        **dict.fromkeys(("flow.png", "colour.tif", "npy"), ("uint16", 3)),
+        "ids.tif": ("uint32", 1),
+        "height.tif": ("float64", 1),
+        "change.tif": ("int8", 1),
+        "half.npy": ("float16", 2),
+        "big.npy": (">u4", 1),
+    }
+    stored = {
+        name: [make_values(dtype, HEIGHT, WIDTH, *([channels] * (channels > 1)), seed=i) for i in range(4)]
+        for name, (dtype, channels) in shapes.items()
+    }
+    writers: dict[str, Callable[[Any], bytes]] = {"png": write_png, "tif": write_tiff, "npy": save_array}
+    members = [
+        (f"{i}.{name}", writers[name.rpartition(".")[2]](values[i]))
+        for i in range(4)
+        for name, values in stored.items()
+    ]
+    members = sorted(members + [(f"{i}.jpg", encode(i, width=WIDTH, height=HEIGHT)) for i in range(4)])
+    write_tar(tmp_path / "a.tar", members)
+    crop = Compose([CenterCrop(64)], fields={"image": "image", **dict.fromkeys(shapes, Mask())})
+    place = np.s_[:, 8:72, 16:80]
+    for transform, of in ((None, np.s_[:]), (crop, place)):
+        for num_workers in (0, 1):
+            dataset = ShardMapDataset(tmp_path / "a.tar", fields=("image", *shapes), transform=transform)
+            (batch,) = DataLoader(dataset, batch_size=4, num_workers=num_workers)
+            for (name, values), found in zip(stored.items(), batch[1:], strict=True):
+                expected = np.stack(values)[of]
+                assert found.numpy().dtype == expected.dtype.newbyteorder("="), name
+                np.testing.assert_array_equal(found.numpy(), expected, err_msg=name)
 
 
 def crop_alike(sample: dict[str, Any]) -> dict[str, Any]:

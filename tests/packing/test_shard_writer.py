@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
@@ -65,11 +66,12 @@ def test_the_shards_equal_those_of_a_pack(tmp_path: Path, limits: dict[str, Any]
 
 def test_values_are_encoded_by_the_last_suffix(tmp_path: Path) -> None:
     array = np.array([[1.5, -2.0]], np.float32)
-    sample = {
+    sample: dict[str, Any] = {
         "__key__": "a",
         "__url__": "ignored",
         "jpg": PIXELS,
         "seg.png": PIXELS[:, :, 0],
+        "flow.png": PIXELS.astype(np.uint16) * 257,
         "webp": PIXELS,
         "left.npy": array,
         "cls": np.int64(3),
@@ -83,11 +85,14 @@ def test_values_are_encoded_by_the_last_suffix(tmp_path: Path) -> None:
     Image.fromarray(PIXELS).save(expected, "JPEG", quality=80)
     assert fields["jpg"] == expected.getvalue()
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(fields["seg.png"]))), PIXELS[:, :, 0])
+    flow: Any = cv2.imdecode(np.frombuffer(fields["flow.png"], np.uint8), cv2.IMREAD_UNCHANGED)
+    assert flow.dtype == np.uint16
+    assert np.array_equal(flow[..., ::-1], sample["flow.png"])
     assert Image.open(io.BytesIO(fields["webp"])).format == "WEBP"
     assert np.array_equal(np.load(io.BytesIO(fields["left.npy"])), array)
     assert json.loads(fields["json"]) == {"ä": [1, None]}
     assert (fields["cls"], fields["bin"], fields["pkl"]) == (b"3", b"raw", b"as it is")
-    assert len(fields) == 8
+    assert len(fields) == 9
 
 
 @pytest.mark.parametrize(
@@ -98,6 +103,7 @@ def test_values_are_encoded_by_the_last_suffix(tmp_path: Path) -> None:
             TypeError,
             r"'jpg'.*ndarray of float32 \[24, 16, 3\].*pass an array, uint8",
         ),
+        ({"jpg": PIXELS.astype(np.uint16)}, TypeError, r"'jpg'.*uint16 \[24, 16, 3\].*pass an array, uint8"),
         ({"jpg": PIXELS[:, :, 0]}, TypeError, r"uint8 \[24, 16\]"),
         ({"cls": True}, TypeError, "'cls'.*bool.*integer"),
         ({"cls": 1.0}, TypeError, "'cls'.*float"),

@@ -14,6 +14,7 @@ from shardio.images.jpeg.head import JpegHead
 from shardio.images.jpeg.regions import Box, cut_rows, cut_tiles
 from shardio.images.jpeg.standard import EOI, RST0, marker_bytes
 from shardio.images.jpeg.tile_table import read_tiles
+from shardio.images.jpeg.verdict import write_harmless
 from shardio.images.scratch import scratch_pixels
 
 _LEFTOVER = re.compile(r"Corrupt JPEG data: [0-9]+ extraneous bytes before marker 0x(d[0-9])")
@@ -55,32 +56,46 @@ def prepare_part(
     def decode() -> NDArray[np.uint8]:
         if cut is not None and (pixels := _decode_cut(cut, scale)) is not None:
             return crop(pixels, cut.shown)
-        return crop(decode_whole(content, head.height, head.width, scale), Box(0, 0, head.height, head.width))
+        return crop(decode_whole(content, head, scale), Box(0, 0, head.height, head.width))
 
     return decode
 
 
 def decode_whole(
-    content: bytes | bytearray, height: int, width: int, scale: int = 1, out: NDArray[np.uint8] | None = None
+    content: bytes, head: JpegHead, scale: int = 1, out: NDArray[np.uint8] | None = None
 ) -> NDArray[np.uint8]:
-    """Decode a JPEG of a known size to uint8 [height / scale, width / scale, 3], sizes rounded up.
+    """Decode a JPEG to uint8 [height / scale, width / scale, 3], sizes rounded up.
 
     Args:
         content: The file.
-        height: Its height.
-        width: Its width.
+        head: Its head.
         scale: 1, 2, 4 or 8.
         out: Where to write the pixels, without gaps between the rows; by default, to scratch memory.
 
     Raises:
-        ValueError: If libjpeg-turbo reports an error or a warning. After a warning, the scratch memory still holds the
-            pixels.
+        ValueError: If libjpeg-turbo reports an error, or a warning that is not harmless: see
+            :mod:`shardio.images.jpeg.verdict`.
     """
-    pixels = _destination(height, width, scale) if out is None else out
-    min_height, min_width = (0, 0) if scale == 1 else pixels.shape[:2]
-    decoded = simplejpeg.decode_jpeg(content, min_height=min_height, min_width=min_width, buffer=pixels)
-    assert decoded.shape == pixels.shape, "shardio and libjpeg read the same size from the head"
+    pixels = _destination(head.height, head.width, scale) if out is None else out
+    try:
+        _decode_to(pixels, content, scale)
+    except ValueError:
+        if (harmless := write_harmless(content, head)) is None:
+            raise
+        _decode_to(pixels, harmless, scale, strict=False)
     return pixels
+
+
+def _decode_to(pixels: NDArray[np.uint8], content: bytes | bytearray, scale: int, *, strict: bool = True) -> None:
+    """Decode a JPEG of a known size.
+
+    Raises:
+        ValueError: If libjpeg-turbo reports an error or, if ``strict``, a warning. After a warning of the scan, the
+            pixels are complete.
+    """
+    min_height, min_width = (0, 0) if scale == 1 else pixels.shape[:2]
+    decoded = simplejpeg.decode_jpeg(content, min_height=min_height, min_width=min_width, buffer=pixels, strict=strict)
+    assert decoded.shape == pixels.shape, "shardio and libjpeg read the same size from the head"
 
 
 def _destination(height: int, width: int, scale: int) -> NDArray[np.uint8]:
@@ -110,10 +125,11 @@ def _marker_after(head: JpegHead, height: int) -> int:
 
 def _decode_cut(cut: _Cut, scale: int) -> NDArray[np.uint8] | None:
     """Decode a cut. Return None if anything is wrong with it: a full decode then reports the error."""
-    _, _, height, width = cut.shown
+    pixels = _destination(cut.shown.height, cut.shown.width, scale)
     try:
-        return decode_whole(cut.content, height, width, scale)
+        _decode_to(pixels, cut.content, scale)
     except ValueError as error:
         leftover = _LEFTOVER.fullmatch(str(error))
         is_expected = leftover is not None and int(leftover[1], 16) == cut.next_marker
-        return _destination(height, width, scale) if is_expected else None
+        return pixels if is_expected else None
+    return pixels

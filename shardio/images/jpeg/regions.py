@@ -60,7 +60,7 @@ def cut_tiles(content: bytes, head: JpegHead, tiles: Tiles, box: Box, scale: int
     bottom, right = min(stop_row * mcu_height, head.height), min(stop * tile_width, head.width)
     shown = Box(top, left, bottom - top, right - left)
     starts, stops = tiles.starts[first_row:stop_row, first:stop], tiles.stops[first_row:stop_row, first:stop]
-    parts = _write_head(content, head, shown.height, shown.width)
+    parts = write_head(content, head, shown.height, shown.width)
     view = memoryview(content)
     parts += [view[start:end] for start, end in zip(starts[:, 0].tolist(), stops[:, -1].tolist(), strict=True)]
     cut = bytearray().join(parts)
@@ -80,7 +80,7 @@ def cut_rows(content: bytes, head: JpegHead, box: Box, scale: int) -> tuple[byte
     mcu_height, _ = head.mcu_size
     _, stop_row = _cover(box.top, box.height, mcu_height, head.height, _margin(head, scale)[1], 1)
     height = min(stop_row * mcu_height, head.height)
-    head_parts = _write_head(content, head, height, head.width)
+    head_parts = write_head(content, head, height, head.width)
     return b"".join([*head_parts, memoryview(content)[head.scan_start :]]), Box(0, 0, height, head.width)
 
 
@@ -111,7 +111,7 @@ def _cover(start: int, length: int, unit: int, total: int, margin: int, min_leng
     return first, stop
 
 
-def _write_head(content: bytes, head: JpegHead, height: int, width: int) -> list[bytes | memoryview]:
+def write_head(content: bytes, head: JpegHead, height: int, width: int) -> list[bytes | memoryview]:
     """Return the parts of a file's head for an image of another size."""
     parts: list[bytes | memoryview] = [marker_bytes(SOI)]
     for marker, start, stop in head.segments:

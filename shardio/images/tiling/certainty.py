@@ -2,8 +2,8 @@
 
 :func:`tile_jpeg` reads every code of the scan, and refuses all scans that libjpeg would complain about. It does not use
 what libjpeg needs besides: quantisation tables, and the segments that decide how to convert colours. libjpeg refuses
-some of them, and warns of others, which is an error to shardio. The conditions here are those under which it does
-neither. Other files may or may not be decodable.
+some of them, and warns of others, which takes a second look (:mod:`shardio.images.jpeg.verdict`). The conditions here
+are those under which it does neither. Other files may or may not be decodable.
 """
 
 from __future__ import annotations
@@ -65,6 +65,11 @@ def _has_known_colours(content: bytes, head: JpegHead) -> bool:
             return False
         if payload.startswith(_ADOBE) and payload[_ADOBE_TRANSFORM : _ADOBE_TRANSFORM + 1] not in (b"\0", b"\1"):
             return False
+    return has_whole_profile(content, head)
+
+
+def has_whole_profile(content: bytes, head: JpegHead) -> bool:
+    """Return whether a JPEG's colour profile is complete, or missing altogether. libjpeg warns of others."""
     start = len(ICC_SIGNATURE)
     parts = [
         content[segment.payload_start + start : segment.stop]

@@ -12,6 +12,7 @@ from shardio.images.errors_of_pillow import errors_of_pillow
 from shardio.images.jpeg.head import JpegHead, read_head
 from shardio.images.jpeg.standard import APP0, APP2, ICC_SIGNATURE
 from shardio.images.pixels import Pixels
+from shardio.images.tiling.certainty import has_whole_profile
 from shardio.images.tiling.transcode import tile_jpeg
 from shardio.images.unconverted import decode_unconverted_pil
 
@@ -86,7 +87,9 @@ def _shrink(pixels: Pixels, max_side: int | None) -> Pixels:
 
 
 def _read_profile(content: bytes, head: JpegHead) -> bytes:
-    """Return the segments of the colour profile."""
+    """Return the segments of the colour profile, unless some are missing."""
+    if not has_whole_profile(content, head):
+        return b""
     return b"".join(
         content[segment.start : segment.stop]
         for segment in head.segments

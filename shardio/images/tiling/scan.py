@@ -77,6 +77,10 @@ class ScanError(ValueError):
     """A scan's data violates the standard or the limits of a baseline image."""
 
 
+class ExcessDataError(ScanError):
+    """There is more data than the image needs."""
+
+
 def read_tokens(scan: Scan, interval: int) -> Tokens:
     """Read a scan, to write it with another restart interval.
 
@@ -105,7 +109,8 @@ def read_tokens(scan: Scan, interval: int) -> Tokens:
     compiled_functions().read_scan(call)
     result = call[0]
     if result["outcome"] != RECODED:
-        raise ScanError(f"{_MESSAGES[int(result['outcome'])]} (in MCU {result['mcu']} of {scan.num_mcus})")
+        kind = ExcessDataError if result["outcome"] == EXCESS_DATA else ScanError
+        raise kind(f"{_MESSAGES[int(result['outcome'])]} (in MCU {result['mcu']} of {scan.num_mcus})")
     counts = reader["counts"][0].reshape(NUM_HUFFMAN_TABLES, 256)
     return Tokens(tokens[: result["num_tokens"]], stops, counts, int(result["stop"]))
 

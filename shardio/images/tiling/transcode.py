@@ -22,9 +22,10 @@ from shardio.images.jpeg.standard import (
     marker_bytes,
 )
 from shardio.images.jpeg.tile_table import dump_tile_table, is_tile_table
+from shardio.images.jpeg.verdict import write_harmless
 from shardio.images.kernel.compiled.records import COMPONENT
 from shardio.images.tiling.huffman import dump_tables, make_best_table, pack_tables, read_tables
-from shardio.images.tiling.scan import Scan, ScanError, read_tokens, write_tokens
+from shardio.images.tiling.scan import ExcessDataError, Scan, ScanError, read_tokens, write_tokens
 
 TILE_WIDTH = 64
 """The preferred width of a restart interval, in pixels."""
@@ -103,7 +104,8 @@ def _transcode(content: bytes, head: JpegHead, interval: int) -> bytes:
     try:
         tokens = read_tokens(scan, interval)
     except ScanError as error:
-        raise NotTileable(str(error)) from error
+        is_padding = isinstance(error, ExcessDataError) and write_harmless(content, head) is not None
+        raise NotTileable("padding before a marker" if is_padding else str(error)) from error
     _check_end(content, head.scan_start + tokens.stop)
     indices = np.flatnonzero(tokens.counts.any(axis=1)).tolist()
     tables = {index: make_best_table(tokens.counts[index]) for index in indices}

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.images import ignore_pillows_warnings
 from shardio.loader.failures import Failure, describe_failure
 from shardio.loader.processes.chunk_builder import ChunkBuilder, Rows, pack
 from shardio.loader.processes.memory_watch import read_private_bytes
@@ -64,6 +65,7 @@ class WorkerProcess:
     def run(self, num_threads: int, parent_id: int) -> None:
         """Make chunks in ``num_threads`` until the other end is closed, or the process ``parent_id`` has ended."""
         send(self._end, Pong())
+        ignore_pillows_warnings()
         setup = self._setup
         if isinstance(setup, Failure):
             make = partial(_fail, setup)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from shardio.errors import PackError
+from shardio.images import ignore_pillows_warnings
 from shardio.packing.shard_job import ShardJob, pack_shard
 
 REPORT_EVERY_S = 0.1
@@ -69,6 +70,7 @@ class _Reporter:
 
 def main() -> None:
     """Pack shards until the connection ends."""
+    ignore_pillows_warnings()
     with Connection(int(sys.argv[1])) as connection, suppress(EOFError, ConnectionError):
         sender = _Sender(connection)
         threading.Thread(target=sender.show_life, daemon=True).start()

@@ -98,11 +98,17 @@ def _refuse(key: str, field: str, value: Any, remedy: str, cause: Exception | No
 
 
 def _encode_image(encoder: ValueEncoder, suffix: str, value: Any) -> bytes:
-    """Encode uint8 [height, width, 3], or for PNG also [height, width]."""
-    if not isinstance(value, np.ndarray) or value.dtype != np.uint8:
+    """Encode uint8 [height, width, 3], or for PNG also uint16 and [height, width]."""
+    if not isinstance(value, np.ndarray) or value.dtype not in (np.uint8, np.uint16):
         raise TypeError
     if not (value.ndim == 3 and value.shape[2] == 3) and not (value.ndim == 2 and suffix == "png"):
         raise TypeError
+    if value.dtype == np.uint16:
+        if suffix != "png":
+            raise TypeError
+        from shardio.images import encode_png
+
+        return encode_png(value)
     from PIL import Image
 
     file = io.BytesIO()
@@ -150,7 +156,7 @@ _IMAGE = "an array, uint8 [height, width, 3]"
 _ENCODERS: Mapping[str, tuple[Callable[[ValueEncoder, str, Any], bytes], str]] = {
     "jpg": (_encode_image, _IMAGE),
     "jpeg": (_encode_image, _IMAGE),
-    "png": (_encode_image, f"{_IMAGE} or [height, width]"),
+    "png": (_encode_image, "an array, uint8 or uint16, [height, width, 3] or [height, width]"),
     "webp": (_encode_image, _IMAGE),
     "cls": (_encode_label, "an integer, or a class name if you pass classes="),
     "json": (_encode_json, "a value that json.dumps accepts"),

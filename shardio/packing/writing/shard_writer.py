@@ -105,9 +105,10 @@ class ShardWriter:
 
         Args:
             sample: The key, as ``__key__``, and the fields. Bytes are stored as they are. Other values are encoded by
-                the field's last suffix: arrays, uint8 [height, width, 3], as ``jpg``, ``png`` or ``webp``; a label as
-                ``cls``, an integer or the name of one of ``classes``; anything that ``json.dumps`` accepts as ``json``;
-                a string as ``txt``; an array as ``npy``. Other names that start with ``__`` are ignored.
+                the field's last suffix: arrays, uint8 [height, width, 3], as ``jpg``, ``png`` or ``webp``, and also
+                uint16 and [height, width] as ``png``; a label as ``cls``, an integer or the name of one of
+                ``classes``; anything that ``json.dumps`` accepts as ``json``; a string as ``txt``; an array as ``npy``.
+                Other names that start with ``__`` are ignored.
 
         Raises:
             PackError: If an earlier sample has the same key, or an earlier write has failed.

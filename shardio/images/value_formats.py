@@ -1,0 +1,266 @@
+"""How image files store their values, and exact decoding of those that Pillow cuts to 8 bits, wraps or refuses.
+
+Pillow's images hold at most 8 bits of colour, and signed integers of 32 bits, floating-point numbers of 32 bits or 16
+bits of gray. OpenCV reads more of the types of a PNG or TIFF. It is trusted only with kinds of files that it was found
+to decode exactly, and only if the result has the type and the shape that the file declares.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.images.by_opencv import decode_unchanged
+from shardio.images.errors_of_pillow import pillow_errors
+from shardio.images.pictures import check_size
+from shardio.images.png import COLOUR_TYPES, IHDR, PNG_SIGNATURE, strip_png
+from shardio.interruptions import let_through
+
+
+class ValueFormat(NamedTuple):
+    """How an image file stores its values.
+
+    Attributes:
+        dtype: Their type, in native byte order.
+        shape: Height, width and, unless there is a single channel, the number of channels.
+        is_in_pillow: Whether Pillow's image holds the same values.
+        decode: Decodes the file to these values, [height, width] or [height, width, channels]; None if it would not be
+            exact.
+        has_alpha: Whether the last of 2 or 4 channels is an alpha channel that the others are not multiplied by.
+        white: The largest value that a pixel may have. Pillow scales values if it is not that of 8 or 16 bits.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    is_in_pillow: bool
+    decode: Callable[[bytes], NDArray[Any]] | None = None
+    has_alpha: bool = True
+    white: int | None = None
+
+    @property
+    def num_channels(self) -> int:
+        """The number of channels."""
+        return self.shape[2] if len(self.shape) == 3 else 1
+
+    def describe(self) -> str:
+        """Return the type and the number of channels in words, such as ``3 channels of uint16``."""
+        channels = "1 channel" if self.num_channels == 1 else f"{self.num_channels} channels"
+        return f"{channels} of {self.dtype.name}"
+
+    def scale(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return values scaled so that white has all bits set, as Pillow scales them."""
+        full = np.iinfo(self.dtype).max
+        return values if self.white in (None, full) else np.rint(values * (full / self.white)).astype(self.dtype)
+
+    def decode_exactly(self, content: bytes, max_pixels: int) -> NDArray[Any]:
+        """Return the values that a file of this format stores, writable.
+
+        Raises:
+            ValueError: If the image is damaged or too large (TooManyPixels), or cannot be decoded exactly.
+        """
+        check_size(self.shape[0], self.shape[1], max_pixels)
+        if self.decode is None:
+            raise ValueError(
+                f"it stores {self.describe()} in a form that no decoder here reads exactly: store the values in an npy "
+                "field, or as PNG or TIFF with 1, 3 or 4 interleaved channels"
+            )
+        values = self.decode(content)
+        if values.dtype != self.dtype or values.shape != self.shape:
+            raise ValueError(
+                f"it declares {self.describe()} of shape {self.shape}, but was decoded to {values.dtype.name} of shape "
+                f"{values.shape}"
+            )
+        return values
+
+
+def read_value_format(content: bytes) -> ValueFormat | None:
+    """Read how an image file stores its values; None if it has 8 bits or fewer, or is damaged, so that Pillow decides.
+
+    Files of 8 bits have a format only if Pillow drops or multiplies some of their channels.
+    """
+    if content.startswith(PNG_SIGNATURE):
+        return _read_png(content)
+    if content[:4] in _TIFF_SIGNATURES:
+        return _read_tiff(content)
+    if content[:2] in (b"P2", b"P3", b"P5", b"P6"):
+        return _read_pnm(content)
+    if content.startswith(_JPEG_2000_SIGNATURES):
+        return _read_jpeg_2000(content)
+    return _read_avif(content) if content[4:12] in (b"ftypavif", b"ftypavis") else None
+
+
+def find_clipped_type(content: bytes) -> str | None:
+    """Return the type of an image's gray values if they are clipped when the image becomes RGB; otherwise None.
+
+    Pillow takes the upper 8 bits of colour, but clips gray of more than 8 bits, and takes signed bytes for unsigned
+    ones.
+    """
+    stored = read_value_format(content)
+    return stored.dtype.name if stored is not None and stored.num_channels == 1 and stored.dtype != np.uint8 else None
+
+
+def _read_png(content: bytes) -> ValueFormat | None:
+    start = len(PNG_SIGNATURE) + 8
+    if len(content) < start + IHDR.size:
+        return None
+    width, height, depth, colour_type, *_ = IHDR.unpack_from(content, start)
+    num_channels = {colour: number for number, colour in COLOUR_TYPES.items()}.get(colour_type)
+    if depth != 16 or num_channels is None:
+        return None
+    return _make(np.uint16, height, width, num_channels, is_in_pillow=num_channels == 1, decode=_decode_png)
+
+
+def _decode_png(content: bytes) -> NDArray[Any]:
+    stripped = strip_png(content)
+    values = None if stripped is None else decode_unchanged(stripped)
+    if values is None:
+        raise ValueError("the PNG is truncated or damaged")
+    is_gray_with_alpha = content[len(PNG_SIGNATURE) + 8 + 9] == COLOUR_TYPES[2]
+    return values[..., [0, 3]] if is_gray_with_alpha else values  # OpenCV copies gray to three channels.
+
+
+_TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_BIG_TIFF = 43
+
+_WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC, _SAMPLES, _PLANES, _EXTRA, _KINDS = 256, 257, 258, 262, 277, 284, 338, 339
+_ORIENTATION, _TRANSPOSING = 274, 5
+"""Tags (TIFF 6.0, sections 8 and 18 to 20), and the first orientation whose rows are columns."""
+
+_GRAY_OR_RGB = (0, 1, 2)
+_UNSIGNED, _SIGNED, _FLOATING = 1, 2, 3
+_NUMPY_KINDS = {_UNSIGNED: "u", _SIGNED: "i", _FLOATING: "f", 5: "i", 6: "c"}
+_UNASSOCIATED = 2
+
+_IN_PILLOW = {("u", 2), ("i", 2), ("i", 4), ("f", 4)}
+"""The kinds and sizes of gray values that Pillow's images hold."""
+
+
+def _read_tiff(content: bytes) -> ValueFormat | None:
+    from PIL import TiffImagePlugin  # Not before an image needs it: see resizing.py.
+
+    is_big = _BIG_TIFF in content[2:4]
+    try:
+        tags = TiffImagePlugin.ImageFileDirectory_v2(content[: 16 if is_big else 8])
+        file = io.BytesIO(content)
+        file.seek(tags.next)
+        tags.load(file)
+        height, width, samples = (int(tags.get(tag, 1)) for tag in (_HEIGHT, _WIDTH, _SAMPLES))
+        bits, kinds = {*tags.get(_BITS, (1,))}, {*tags.get(_KINDS, (_UNSIGNED,))}
+        photometric, planes, orientation = (int(tags.get(tag, 1)) for tag in (_PHOTOMETRIC, _PLANES, _ORIENTATION))
+        extra: tuple[int, ...] = tuple(tags.get(_EXTRA, ()))
+    except pillow_errors() as error:  # Pillow's reader raises all of these for damaged files, and will say which.
+        let_through(error)
+        return None
+    if _TRANSPOSING <= orientation <= 8:  # Both Pillow and OpenCV turn TIFFs upright.
+        height, width = width, height
+    if photometric not in _GRAY_OR_RGB or bits == {1}:
+        is_known = max(bits) <= 8 and kinds == {_UNSIGNED}
+        return None if is_known else _make(np.uint16, height, width, samples, is_in_pillow=False)
+    num_bits, kind = max(bits), _NUMPY_KINDS.get(max(kinds), "u")
+    is_uniform = len(bits) == len(kinds) == 1 and num_bits in (8, 16, 32, 64) and (kind, num_bits) != ("f", 8)
+    if not is_uniform or kind == "c":
+        # Pillow scales gray of 2 and 4 bits as that of PNGs, and unpacks 12 bits. It refuses nearly all others.
+        is_in_pillow = samples == 1 and kinds == {_UNSIGNED}
+        is_narrow = is_in_pillow and num_bits <= 8
+        return None if is_narrow else _make(np.uint16, height, width, samples, is_in_pillow=is_in_pillow)
+    dtype = np.dtype(f"{kind}{num_bits // 8}")
+    has_alpha = samples not in (2, 4) or extra in ((), (_UNASSOCIATED,))
+    if dtype == np.uint8 and has_alpha and samples <= 4:
+        return None
+    is_readable = samples == 1 or (samples in (3, 4) and planes == 1)
+    if dtype == np.float16 or (dtype.itemsize == 1 and photometric == 0):
+        is_readable = False  # OpenCV does not read the former, and inverts the latter.
+    return _make(
+        dtype,
+        height,
+        width,
+        samples,
+        is_in_pillow=samples == 1 and (dtype.kind, dtype.itemsize) in _IN_PILLOW,
+        decode=_decode_tiff if is_readable else None,
+        has_alpha=has_alpha,
+    )
+
+
+def _decode_tiff(content: bytes) -> NDArray[Any]:
+    values = decode_unchanged(content)
+    if values is None:
+        raise ValueError("the TIFF is truncated, damaged, or compressed in an unknown way")
+    return values
+
+
+_PNM_GAP = rb"(?:\s|#[^\n]*\n)+"
+_PNM_HEAD = re.compile(rb"P([2356])" + (_PNM_GAP + rb"(\d{1,9})") * 3 + rb"\s")
+"""The head of a gray or colour image of Netpbm: its kind, width, height and largest value."""
+
+
+def _read_pnm(content: bytes) -> ValueFormat | None:
+    """Read the head of a PGM or PPM. Pillow scales the values of those whose largest value is not 255."""
+    if (head := _PNM_HEAD.match(content)) is None:
+        return None
+    _, width, height, largest = map(int, head.groups())
+    if largest == 255 or not 0 < largest < 1 << 16:
+        return None
+    dtype, num_channels = np.uint8 if largest < 256 else np.uint16, 3 if head[1] in b"36" else 1
+    return _make(dtype, height, width, num_channels, is_in_pillow=False, decode=_decode_pnm, white=largest)
+
+
+def _decode_pnm(content: bytes) -> NDArray[Any]:
+    head = _PNM_HEAD.match(content)
+    assert head is not None, "its head has been read"
+    _, width, height, largest = map(int, head.groups())
+    shape = (height, width, 3) if head[1] in b"36" else (height, width)
+    dtype, num_values, raster = (
+        np.dtype(np.uint8 if largest < 256 else ">u2"),
+        int(np.prod(shape)),
+        content[head.end() :],
+    )
+    if head[1] in b"23":
+        numbers = raster.split(maxsplit=num_values)[:num_values]
+        values: NDArray[Any] = np.array(numbers, np.int64) if all(map(bytes.isdigit, numbers)) else np.empty(0)
+    else:
+        values = np.frombuffer(raster[: num_values * dtype.itemsize], dtype)
+    if len(values) != num_values or values.max(initial=0) > largest:
+        raise ValueError(f"the image is truncated or damaged: it declares {num_values} values of at most {largest}")
+    return values.reshape(shape).astype(dtype.newbyteorder("="))
+
+
+_JPEG_2000_SIGNATURES = (b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP  ")
+_CODESTREAM = _JPEG_2000_SIGNATURES[0]
+_COMPONENTS, _DEPTH = 40, 42
+"""The offsets of the number of components and of the first one's depth in a codestream (ISO/IEC 15444-1, A.5.1)."""
+
+
+def _read_jpeg_2000(content: bytes) -> ValueFormat | None:
+    start = content.find(_CODESTREAM)
+    if start < 0 or len(content) < start + _DEPTH + 1:
+        return None
+    num_channels = int.from_bytes(content[start + _COMPONENTS : start + _DEPTH])
+    x1, y1, x0, y0 = (int.from_bytes(content[start + 8 + 4 * i : start + 12 + 4 * i]) for i in range(4))
+    depth, is_signed = (content[start + _DEPTH] & 127) + 1, content[start + _DEPTH] >> 7
+    if not is_signed and depth <= 8:
+        return None
+    is_in_pillow = not is_signed and depth == 16 and num_channels == 1
+    return _make(np.int16 if is_signed else np.uint16, y1 - y0, x1 - x0, num_channels, is_in_pillow=is_in_pillow)
+
+
+_HIGH_DEPTH = 0x40
+
+
+def _read_avif(content: bytes) -> ValueFormat | None:
+    """Find AVIFs of 10 or 12 bits by their configuration (AV1 in ISOBMFF, 2.3.3)."""
+    start = content.find(b"av1C")
+    if start < 0 or len(content) < start + 8 or not content[start + 6] & _HIGH_DEPTH:
+        return None
+    at = content.find(b"ispe")
+    width, height = (int.from_bytes(content[at + 8 + 4 * i : at + 12 + 4 * i]) for i in range(2))
+    return _make(np.uint16, height, width, 3, is_in_pillow=False)
+
+
+def _make(dtype: Any, height: int, width: int, num_channels: int, **others: Any) -> ValueFormat:
+    shape = (height, width) if num_channels == 1 else (height, width, num_channels)
+    return ValueFormat(np.dtype(dtype), shape, **others)

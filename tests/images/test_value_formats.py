@@ -1,0 +1,236 @@
+"""A named field's image is exactly what its file stores, or an error; OpenCV and the writer of the file are oracles."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from shardio.images import ConvertedFormat, decode_image, decode_unconverted, decode_unconverted_pil
+from tests.images.converted import convert, open_image
+from tests.images.pictures import TURNS, exif_of
+from tests.images.stored_values import chunk, make_values, write_png, write_pnm, write_tiff
+
+SIZE = (9, 14)
+TYPES = ["int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64"]
+COLOURS = [(*SIZE, 3), (*SIZE, 4)]
+NARROW = {"uint8", "int8"}
+
+EXACT: dict[str, tuple[bytes, NDArray[Any]]] = {
+    **{
+        f"PNG {shape}": (write_png(make_values("uint16", *shape)), make_values("uint16", *shape))
+        for shape in [SIZE, (*SIZE, 2), *COLOURS]
+    },
+    **{
+        f"TIFF {dtype} {shape} {order}": (
+            write_tiff(make_values(dtype, *shape), order=order),
+            make_values(dtype, *shape),
+        )
+        for dtype in TYPES
+        for shape in [SIZE, *(COLOURS if dtype not in NARROW else COLOURS[:1])]
+        for order in "<>"
+    },
+    "TIFF, deflated": (write_tiff(make_values("uint32", *SIZE, 3), deflates=True), make_values("uint32", *SIZE, 3)),
+    "TIFF of 8 bits, unspecified fourth channel": (
+        write_tiff(make_values("uint8", *SIZE, 4), extra=(0,)),
+        make_values("uint8", *SIZE, 4),
+    ),
+    "TIFF of 8 bits, multiplied by alpha": (
+        write_tiff(make_values("uint8", *SIZE, 4), extra=(1,)),
+        make_values("uint8", *SIZE, 4),
+    ),
+    "TIFF of 16 bits, unspecified fourth channel": (
+        write_tiff(make_values("uint16", *SIZE, 4), extra=(0,)),
+        make_values("uint16", *SIZE, 4),
+    ),
+    **{
+        f"PNM up to {white}{', plain' * is_plain} {shape}": (
+            write_pnm(make_values("uint32", *shape) % (white + 1), white, is_plain=is_plain),
+            (make_values("uint32", *shape) % (white + 1)).astype(np.uint8 if white < 256 else np.uint16),
+        )
+        for white in (20, 255, 1000, 65535)
+        for shape in (SIZE, (*SIZE, 3))
+        for is_plain in (False, True)
+    },
+}
+
+
+def by_opencv(content: bytes) -> NDArray[Any]:
+    values: NDArray[Any] | None = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
+    assert values is not None
+    return values[..., [2, 1, 0, 3][: values.shape[2]]] if values.ndim == 3 else values
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_the_values_are_those_that_were_stored(name: str) -> None:
+    content, stored = EXACT[name]
+    found = decode_unconverted(content)
+    expected = stored.astype(np.int32) if stored.dtype == np.int16 and stored.ndim == 2 else stored
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    assert found.dtype.isnative
+    assert found.flags.writeable
+    np.testing.assert_array_equal(found, expected)
+    is_scaled_by_opencv = "up to 20, plain" in name
+    if not is_scaled_by_opencv and (stored.ndim == 2 or stored.shape[2] >= 3):
+        np.testing.assert_array_equal(found, by_opencv(content))
+    if stored.dtype.itemsize > 4 or (stored.ndim == 3 and stored.dtype != np.uint8):
+        with pytest.raises(ValueError, match=r"which a Pillow image cannot hold: use decode='array'"):
+            decode_unconverted_pil(content)
+
+
+INEXACT = {
+    "TIFF of float16": write_tiff(make_values("float16", *SIZE)),
+    "TIFF of two channels": write_tiff(make_values("uint16", *SIZE, 2)),
+    "TIFF of two channels of 8 bits": write_tiff(make_values("uint8", *SIZE, 2), extra=(0,)),
+    "TIFF of five channels": write_tiff(make_values("uint16", *SIZE, 5)),
+    "TIFF of five channels of 8 bits": write_tiff(make_values("uint8", *SIZE, 5), extra=(0, 0)),
+    "TIFF of planes": write_tiff(make_values("uint16", *SIZE, 3), planes=2),
+    "TIFF of complex numbers": write_tiff(make_values("complex64", *SIZE)),
+    "TIFF of inverted bytes": write_tiff(make_values("int8", *SIZE), photometric=0),
+    "TIFF of CMYK of 16 bits": write_tiff(make_values("uint16", *SIZE, 4), photometric=5),
+}
+
+
+PILLOW_TAKES_8_BITS = ("8 bits", "CMYK", "planes")
+
+
+@pytest.mark.parametrize("name", INEXACT)
+def test_values_that_would_not_be_exact_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="in a form that no decoder here reads exactly"):
+        decode_unconverted(INEXACT[name])
+    with pytest.raises(ValueError, match="a Pillow image cannot hold"):
+        decode_unconverted_pil(INEXACT[name])
+    formats: list[ConvertedFormat] = ["png", "jpeg", "webp"]
+    for to in formats[: 1 if any(word in name for word in PILLOW_TAKES_8_BITS) else 3]:
+        with pytest.raises(ValueError, match=r"stores|not an image in a known format"):
+            convert(INEXACT[name], to)
+
+
+@pytest.mark.parametrize("orientation", TURNS)
+def test_the_orientation_turns_values_of_every_type(orientation: int) -> None:
+    values = make_values("uint16", *SIZE, 3)
+    upright = TURNS[orientation](values)
+    png = write_png(values, chunk(b"eXIf", exif_of(orientation).tobytes().removeprefix(b"Exif\0\0")))
+    np.testing.assert_array_equal(decode_unconverted(png), values)
+    np.testing.assert_array_equal(decode_unconverted(png, orientation="apply"), upright)
+    np.testing.assert_array_equal(by_opencv(convert(write_tiff(values, orientation=orientation), "png")), upright)
+    for dtype in ("uint16", "float64"):  # Pillow turns TIFFs upright in any case.
+        tiff = write_tiff(values.astype(dtype), orientation=orientation)
+        for option in ("ignore", "apply"):
+            np.testing.assert_array_equal(decode_unconverted(tiff, orientation=option), upright)
+
+
+def test_what_describes_the_pixels_of_a_png_does_not_change_them(capfd: pytest.CaptureFixture[str]) -> None:
+    values = make_values("uint16", *SIZE, 3)
+    for extra in (
+        chunk(b"gAMA", (45_455).to_bytes(4)),
+        chunk(b"tRNS", values[0, 0].astype(">u2").tobytes()),
+        chunk(b"iCCP", b"x\0\0no profile"),
+        chunk(b"sBIT", b"\5\6\5"),
+    ):
+        np.testing.assert_array_equal(decode_unconverted(write_png(values, extra)), values)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("write", [write_png, write_tiff], ids=["PNG", "TIFF"])
+def test_damaged_files_are_errors_and_large_ones_too(
+    write: Callable[[NDArray[Any]], bytes], capfd: pytest.CaptureFixture[str]
+) -> None:
+    content = write(make_values("uint16", *SIZE, 3))
+    for stop in range(0, len(content) - 12, 29):
+        with pytest.raises(ValueError, match=r".+"):
+            decode_unconverted(content[:stop])
+    with pytest.raises(ValueError, match="14×9 pixels, more than max_pixels=125"):
+        decode_unconverted(content, max_pixels=125)
+    assert capfd.readouterr().err == "", "what libpng, libtiff and OpenCV print names no file"
+
+
+@pytest.mark.parametrize("white", [20, 1000])
+def test_truncated_netpbm_files_are_errors(white: int) -> None:
+    for is_plain in (False, True):
+        content = write_pnm(make_values("uint16", *SIZE) % (white + 1), white, is_plain=is_plain)
+        with pytest.raises(ValueError, match="truncated or damaged: it declares 126 values"):
+            decode_unconverted(content[:-20])
+
+
+@pytest.mark.parametrize("name", [name for name, (_, values) in EXACT.items() if values.dtype == np.uint16])
+def test_a_conversion_to_png_keeps_16_bits(name: str) -> None:
+    content, stored = EXACT[name]
+    if "unspecified" in name:
+        with pytest.raises(ValueError, match="stores 4 channels of uint16, which PNG cannot store"):
+            convert(content, "png")
+        return
+    found = by_opencv(convert(content, "png"))
+    if found.ndim == 3 and stored.shape[2:] == (2,):  # OpenCV copies gray to three channels.
+        found = found[..., [0, 3]]
+    scale = 65535 / 1000 if "1000" in name else 1  # As Pillow scales Netpbm's values: white stays white.
+    np.testing.assert_array_equal(found, np.rint(stored * scale))
+    if stored.ndim == 3 and stored.shape[2] != 2:
+        np.testing.assert_array_equal(
+            np.asarray(open_image(convert(content, "png")).convert("RGB")), found[..., :3] >> 8
+        )
+
+
+@pytest.mark.parametrize("to", ["jpeg", "webp"])
+def test_lossy_formats_take_the_upper_8_bits_of_colour_and_refuse_other_numbers(to: ConvertedFormat) -> None:
+    values = make_values("uint16", *SIZE, 3)
+    upper = (values >> 8).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(upper).save(file, "PNG")
+    assert convert(write_tiff(values), to) == convert(file.getvalue(), to)
+    for dtype in ("int8", "uint32", "float64"):
+        with pytest.raises(ValueError, match=f"stores 1 channel of {dtype}"):
+            convert(write_tiff(make_values(dtype, *SIZE)), to)
+
+
+def test_a_conversion_keeps_the_profile_and_the_transparent_colour_of_16_bits() -> None:
+    values = make_values("uint16", *SIZE, 3)
+    file = io.BytesIO()
+    Image.new("RGB", (2, 2)).save(file, "PNG", icc_profile=b"profile")
+    start = file.getvalue().index(b"iCCP") - 4
+    profile = file.getvalue()[start : file.getvalue().index(b"IDAT") - 4]
+    # A PNG is not converted by a pack, but the function encodes it again.
+    content = write_png(values, profile, chunk(b"tRNS", values[0, 0].astype(">u2").tobytes()))
+    found = open_image(convert(content, "png"))
+    assert found.info["icc_profile"] == b"profile"
+    assert found.info["transparency"] == tuple(values[0, 0].tolist())
+    np.testing.assert_array_equal(decode_unconverted(convert(content, "png")), values)
+    with pytest.raises(ValueError, match="more than 8 bits cannot be shrunk: leave out max_side"):
+        convert(content, "png", max_side=10)
+    with pytest.raises(ValueError, match="more than 8 bits cannot be converted to sRGB"):
+        convert(content, "png", to_srgb=True)
+
+
+def test_colour_of_more_bits_in_jpeg_2000_and_avif_is_refused_where_it_would_lose_bits() -> None:
+    for options in ({"format": "JPEG2000"}, {"format": "AVIF", "quality": 100}):
+        file = io.BytesIO()
+        Image.fromarray(make_values("uint8", 40, 40, 3)).save(file, **options)
+        content = bytearray(file.getvalue())
+        assert decode_unconverted(bytes(content)).shape == (40, 40, 3)
+        if options["format"] == "AVIF":
+            content[content.index(b"av1C") + 6] |= 0x40  # The flag of more than 8 bits; Pillow does not read it.
+        else:
+            start = content.index(b"\xff\x4f\xff\x51")
+            content[start + 42 : start + 51 : 3] = bytes([11]) * 3
+        for decode in (decode_unconverted, lambda content: convert(content, "png")):
+            with pytest.raises(ValueError, match="3 channels of uint16"):
+                decode(bytes(content))
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_as_the_image_they_become_pillows_rgb_or_an_error(name: str) -> None:
+    content, stored = EXACT[name]
+    try:
+        image = Image.open(io.BytesIO(content))
+    except OSError:
+        channels = "1 channel" if stored.ndim == 2 else f"{stored.shape[2]} channels"
+        with pytest.raises(ValueError, match=f"it stores {channels} of {stored.dtype.name}, which cannot become RGB"):
+            decode_image(content)
+    else:
+        np.testing.assert_array_equal(decode_image(content), np.asarray(image.convert("RGB")))
