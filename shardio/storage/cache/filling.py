@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,13 +15,14 @@ from typing import Literal, TypeVar
 import xxhash
 from filelock import FileLock
 
+from shardio.errors import StoreError
 from shardio.storage.cache.budget import COPY_SUFFIX, Budget
 from shardio.storage.cache.bundles import make_tail, size_in_bundle
 from shardio.storage.cache.cached_copy import BLOCK, CachedCopy
 from shardio.storage.cache.settings import CacheSettings, choose_size
-from shardio.storage.remote.attempts import Attempts
+from shardio.storage.remote.attempts import Attempts, NoRangesError
 from shardio.storage.remote.messages import BundledFile, Fill, FillFiles, OpenCached, Request, Stat
-from shardio.storage.remote.operations import copy_range, read_version, stat
+from shardio.storage.remote.operations import UNVERSIONED, copy_range, copy_whole, read_version, stat
 from shardio.storage.remote.options import RemoteOptions
 from shardio.storage.store import FileStat, ReplacedError
 
@@ -69,19 +71,29 @@ class Filler:
         self._found: dict[tuple[str, RemoteOptions, str], FileStat] = {}
         self._flights: dict[str, list[_Flight]] = {}
         self._threads: dict[tuple[Attempts, str], ThreadPoolExecutor] = {}
+        self._in_one = set[str]()
+        self._warned = set[str]()
+        self._run = os.urandom(8).hex()
 
     def open(self, attempts: Attempts, request: OpenCached) -> tuple[FileStat, str]:
         """Return an object's status and the path of its copy.
 
         Unless the request says otherwise, the store is asked once for each object. A replaced object is noticed
         when a range of it is fetched, because each request names the version.
+
+        If the store knows no versions, a cached manifest or index may be outdated, so it has another copy in each run,
+        and after each request that asks the store again. Shards are compared with hashes.
         """
         name = request.root, request.options, request.key
         found = self._found.get(name)
         if found is None or request.is_fresh:
             found = stat(attempts, Stat(root=request.root, options=request.options, key=request.key))
             self._found[name] = found
-        return found, str(self._budget(request.cache).folder / name_copy(found))
+        is_doubtful = request.is_whole and found.version.endswith(UNVERSIONED)
+        if is_doubtful and request.is_fresh:
+            self._run = os.urandom(8).hex()
+        run = self._run if is_doubtful else ""
+        return found, str(self._budget(request.cache).folder / name_copy(found, run))
 
     def find(self, cache: CacheSettings) -> tuple[str, int]:
         """Return the path of a cache's folder, and the size of the cache in bytes."""
@@ -92,8 +104,8 @@ class Filler:
         """Forget what is known about an object that is about to change."""
         self._found.pop((request.root, request.options, request.key), None)
 
-    def fill(self, attempts: Attempts, request: Fill) -> None:
-        """Make ranges present.
+    def fill(self, attempts: Attempts, request: Fill) -> str | None:
+        """Make ranges present. Return a warning for the user, if there is one.
 
         Raises:
             OSError: If the cache cannot be written.
@@ -115,6 +127,15 @@ class Filler:
         except ReplacedError:
             self.forget(request)
             raise
+        with self._lock:
+            if request.path not in self._in_one or request.root in self._warned:
+                return None
+            self._warned.add(request.root)
+        return (
+            f"{request.root} does not send parts of {request.key}, so such files are fetched as a whole before one of "
+            "their samples is read. Use a server that supports Range requests, such as nginx, or a cache_size that "
+            "holds all shards"
+        )
 
     def fill_files(self, attempts: Attempts, request: FillFiles) -> None:
         """Make small objects present in their bundles.
@@ -166,8 +187,28 @@ class Filler:
             flight.arrival.result()
 
     def _fetch_range(self, attempts: Attempts, request: Fill, copy: CachedCopy, start: int, stop: int) -> None:
-        with self._adding(copy, request.cache, start, stop) as write:
-            copy_range(attempts, request, start, stop, write)
+        if copy.path not in self._in_one:
+            try:
+                with self._adding(copy, request.cache, start, stop) as write:
+                    copy_range(attempts, request, start, stop, write)
+            except NoRangesError:
+                self._in_one.add(copy.path)
+        if copy.path in self._in_one:
+            self._fetch_in_one(attempts, request, copy, start, stop)
+
+    def _fetch_in_one(self, attempts: Attempts, request: Fill, copy: CachedCopy, start: int, stop: int) -> None:
+        """Fetch a shard with one request, unless another thread or process has done so in the meantime."""
+        budget = self._budget(request.cache)
+        if request.size > budget.max_bytes:
+            raise StoreError(
+                f"cannot read {request.root}/{request.key}: the server does not send parts of it, and the whole object "
+                f"has {request.size} bytes, more than the cache of {budget.max_bytes}. Set a larger cache_size, or use "
+                "a server that supports Range requests, such as nginx"
+            )
+        with self._locking(copy, request.cache):
+            if copy.find_missing(start, stop):
+                with self._adding(copy, request.cache, 0, request.size) as write:
+                    copy_whole(attempts, request, write)
 
     def _fetch_file(
         self, attempts: Attempts, request: FillFiles, bundle: CachedCopy, file: BundledFile, start: int, stop: int
@@ -180,12 +221,15 @@ class Filler:
 
     def _fetch_whole(self, attempts: Attempts, request: Fill, copy: CachedCopy, start: int, stop: int) -> None:
         """Fetch an object as a whole: a manifest or an index. One process of those that share the cache does so."""
-        name = f".lock-{int(Path(copy.path).stem, 16) % NUM_LOCKS}"
-        with FileLock(self._budget(request.cache).folder / name):
+        with self._locking(copy, request.cache):
             if copy.find_missing(0, request.size):
-                content = read_version(attempts, request, request.version)
+                content = read_version(attempts, request, request.version, request.size)
                 with self._adding(copy, request.cache, 0, request.size) as write:
                     write(0, content)
+
+    def _locking(self, copy: CachedCopy, cache: CacheSettings) -> AbstractContextManager[object]:
+        """Return a lock that processes which share a cache hold while they fetch an object as a whole."""
+        return FileLock(self._budget(cache).folder / f".lock-{int(Path(copy.path).stem, 16) % NUM_LOCKS}")
 
     @contextmanager
     def _adding(
@@ -251,9 +295,9 @@ def _explaining(budget: Budget) -> Iterator[None]:
         ) from error
 
 
-def name_copy(found: FileStat) -> str:
-    """Return the name of the copy of an object of a remote store."""
-    text = f"{found.identity}\n{found.version}\n{found.size}"
+def name_copy(found: FileStat, run: str = "") -> str:
+    """Return the name of the copy of an object of a remote store; one of a certain run if the run is given."""
+    text = f"{found.identity}\n{found.version}\n{found.size}" + (f"\n{run}" if run else "")
     return xxhash.xxh3_128_hexdigest(text.encode(errors="surrogateescape")) + COPY_SUFFIX
 
 

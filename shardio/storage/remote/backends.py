@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from shardio.errors import LocationError
 from shardio.storage.remote import hub_names
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 CONNECT_S = 5.0
 """The longest time in seconds to connect to a server, if ``timeout_s`` is not shorter."""
+
+TIMEOUTS_PER_REQUEST = 6
+"""A request that makes progress may take this many times ``timeout_s``: a server that sends a byte now and then must
+not hold it for ever."""
 
 CLIENT_OPTIONS = {
     "allow_http",
@@ -41,13 +45,21 @@ _REPOSITORIES: dict[tuple[str, RemoteOptions], HubRepository] = {}
 """The repositories of ``hf://`` URLs. They keep their commits as long as the storage process lives."""
 
 
-def make_backend(root: str, options: RemoteOptions, *, retries: bool) -> Backend:
+Purpose = Literal["read", "upload", "whole"]
+"""The requests for which a client is used: most of them; uploads, whose parts obstore repeats one by one; and those for
+an object of any size as a whole, which may take any time."""
+
+MAX_TRANSFER = timedelta(days=7)
+"""The time limit of obstore's client for objects of any size."""
+
+
+def make_backend(root: str, options: RemoteOptions, purpose: Purpose) -> Backend:
     """Return a new client for a store. It reads credentials from the options, the environment and profiles.
 
     Args:
         root: The root of the store, as :func:`~shardio.storage.remote.urls.split_url` returns it.
         options: The settings.
-        retries: Whether obstore repeats failed requests itself. It does so for each part of an upload.
+        purpose: What the client is for.
 
     Raises:
         LocationError: If an option is unknown or invalid.
@@ -59,9 +71,9 @@ def make_backend(root: str, options: RemoteOptions, *, retries: bool) -> Backend
         return _MEMORY.setdefault(root, store.MemoryStore())
     config = dict(options.config)
     common: dict[str, Any] = {
-        "client_options": _client_options(config, scheme, options.timeout_s),
+        "client_options": _client_options(config, scheme, options.timeout_s, purpose),
         "retry_config": {
-            "max_retries": options.retries if retries else 0,
+            "max_retries": options.retries if purpose == "upload" else 0,
             "retry_timeout": timedelta(seconds=options.deadline_s),
         },
     }
@@ -99,12 +111,11 @@ def _unknown_options(root: str, names: Collection[str]) -> LocationError:
     return LocationError(f"unknown options for {root}: {', '.join(sorted(names))}")
 
 
-def _client_options(config: Mapping[str, str], scheme: str, timeout_s: float) -> dict[str, Any]:
+def _client_options(config: Mapping[str, str], scheme: str, timeout_s: float, purpose: Purpose) -> dict[str, Any]:
     options: dict[str, Any] = {
         "connect_timeout": timedelta(seconds=min(CONNECT_S, timeout_s)),
         "read_timeout": timedelta(seconds=timeout_s),
-        # A server that sends a byte now and then must not hold a request for ever.
-        "timeout": timedelta(seconds=6 * timeout_s),
+        "timeout": MAX_TRANSFER if purpose == "whole" else timedelta(seconds=TIMEOUTS_PER_REQUEST * timeout_s),
         "pool_idle_timeout": timedelta(seconds=15),  # Shorter than most servers'.
     }
     for name in CLIENT_OPTIONS & config.keys():

@@ -114,7 +114,7 @@ class StorageProcess:
             attempts = self._find_store(request)
             match request:
                 case Fill():
-                    self._filler.fill(attempts, request)
+                    value = self._filler.fill(attempts, request)
                 case FillFiles():
                     self._filler.fill_files(attempts, request)
                 case ReadRanges():
