@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
+from weakref import WeakKeyDictionary
 
 import xxhash
 from filelock import FileLock
@@ -70,7 +72,8 @@ class Filler:
         self._budgets: dict[CacheSettings, Budget] = {}
         self._found: dict[tuple[str, RemoteOptions, str], FileStat] = {}
         self._flights: dict[str, list[_Flight]] = {}
-        self._threads: dict[tuple[Attempts, str], ThreadPoolExecutor] = {}
+        # Threads end with their store.
+        self._threads = WeakKeyDictionary[Attempts, dict[_Kind, ThreadPoolExecutor]]()
         self._in_one = set[str]()
         self._warned = set[str]()
         self._run = os.urandom(8).hex()
@@ -227,9 +230,17 @@ class Filler:
                 with self._adding(copy, request.cache, 0, request.size) as write:
                     write(0, content)
 
-    def _locking(self, copy: CachedCopy, cache: CacheSettings) -> AbstractContextManager[object]:
-        """Return a lock that processes which share a cache hold while they fetch an object as a whole."""
-        return FileLock(self._budget(cache).folder / f".lock-{int(Path(copy.path).stem, 16) % NUM_LOCKS}")
+    @contextmanager
+    def _locking(self, copy: CachedCopy, cache: CacheSettings) -> Iterator[None]:
+        """Hold the lock of the processes that share a cache and fetch an object as a whole."""
+        folder = self._budget(cache).folder
+        lock = FileLock(folder / f".lock-{int(Path(copy.path).stem, 16) % NUM_LOCKS}")
+        with _explaining(folder):
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
 
     @contextmanager
     def _adding(
@@ -238,17 +249,17 @@ class Filler:
         """Give the block a function that writes a part of a range. Mark the range as present when the block ends."""
         budget = self._budget(cache)
         with ExitStack() as stack:
-            with _explaining(budget):
+            with _explaining(budget.folder):
                 budget.folder.mkdir(parents=True, exist_ok=True)  # Another storage process may have removed it.
                 budget.reserve(stop - start, copy.path)
                 addition = stack.enter_context(copy.adding(start, stop))
 
             def write(position: int, part: memoryview) -> None:
-                with _explaining(budget):
+                with _explaining(budget.folder):
                     addition.write(position, part)
 
             yield write
-            with _explaining(budget):
+            with _explaining(budget.folder):
                 addition.mark()
 
     def _map(self, attempts: Attempts, function: Callable[[Item], None], items: Sequence[Item], kind: _Kind) -> None:
@@ -260,12 +271,13 @@ class Filler:
 
     def _find_threads(self, attempts: Attempts, kind: _Kind) -> ThreadPoolExecutor:
         with self._lock:
-            if (attempts, kind) not in self._threads:
+            threads = self._threads.setdefault(attempts, {})
+            if kind not in threads:
                 num_requests = attempts.options.max_requests
                 num_ahead = max(1, int(AHEAD * num_requests))
                 sizes = {"urgent": num_requests, "small": num_ahead, "large": min(LARGE_AHEAD, num_ahead)}
-                self._threads[attempts, kind] = ThreadPoolExecutor(sizes[kind])
-            return self._threads[attempts, kind]
+                threads[kind] = ThreadPoolExecutor(sizes[kind])
+            return threads[kind]
 
     def _forget(self, path: str, flights: list[_Flight]) -> None:
         with self._lock:
@@ -277,22 +289,25 @@ class Filler:
         with self._lock:
             if cache not in self._budgets:
                 folder = self._private_folder if cache.folder is None else Path(cache.folder)
-                folder.mkdir(parents=True, exist_ok=True)
-                self._budgets[cache] = Budget(folder, choose_size(cache, folder))
+                with _explaining(folder):
+                    folder.mkdir(parents=True, exist_ok=True)
+                    self._budgets[cache] = Budget(folder, choose_size(cache, folder))
             return self._budgets[cache]
 
 
 @contextmanager
-def _explaining(budget: Budget) -> Iterator[None]:
-    """Add the remedy to an error of the cache's disk."""
+def _explaining(folder: Path) -> Iterator[None]:
+    """Add the cache's folder and the remedy to an error of its disk."""
     try:
         yield
     except OSError as error:
-        raise OSError(
-            error.errno,
-            f"{error.strerror or error}: cannot write to the cache {budget.folder}. Free some space, set cache_size, "
-            "or set cache to a folder on another disk",
-        ) from error
+        remedy = (
+            "Free some space, set cache_size, or set cache to a folder on another disk"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT)
+            else "Set cache to a folder on a local disk in which you may write"
+        )
+        found = error.strerror or error
+        raise OSError(error.errno, f"{found}: cannot write to the cache {folder}. {remedy}") from error
 
 
 def name_copy(found: FileStat, run: str = "") -> str:

@@ -16,6 +16,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type
 from tenacity.wait import wait_random_exponential
 
 from shardio.errors import StoreError
+from shardio.storage.descriptors import bound_requests
 from shardio.storage.remote.backends import Purpose, make_backend
 from shardio.storage.remote.failures import FailedRequestError, RequestFailure, explain
 from shardio.storage.remote.options import RemoteOptions
@@ -72,7 +73,7 @@ class Attempts:
         self.root, self.options = root, options
         self._backends: dict[Purpose, Backend] = {}
         self._answered = False
-        self._places = threading.BoundedSemaphore(options.max_requests)
+        self._places = threading.BoundedSemaphore(bound_requests(options.max_requests))
         self._start_delay_s = random.uniform(0, bound_start_delay(world_size))
         self._starting = threading.Lock()
 

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from shardio.errors import LocationError
+from shardio.storage.descriptors import bound_requests
 from shardio.storage.remote import hub_names
 from shardio.storage.remote.hub_repository import HubRepository
 from shardio.storage.remote.hub_requests import OPTIONS
@@ -71,7 +72,7 @@ def make_backend(root: str, options: RemoteOptions, purpose: Purpose) -> Backend
         return _MEMORY.setdefault(root, store.MemoryStore())
     config = dict(options.config)
     common: dict[str, Any] = {
-        "client_options": _client_options(config, scheme, options.timeout_s, purpose),
+        "client_options": _client_options(config, scheme, options, purpose),
         "retry_config": {
             "max_retries": options.retries if purpose == "upload" else 0,
             "retry_timeout": timedelta(seconds=options.deadline_s),
@@ -111,19 +112,21 @@ def _unknown_options(root: str, names: Collection[str]) -> LocationError:
     return LocationError(f"unknown options for {root}: {', '.join(sorted(names))}")
 
 
-def _client_options(config: Mapping[str, str], scheme: str, timeout_s: float, purpose: Purpose) -> dict[str, Any]:
-    options: dict[str, Any] = {
+def _client_options(config: Mapping[str, str], scheme: str, options: RemoteOptions, purpose: Purpose) -> dict[str, Any]:
+    timeout_s = options.timeout_s
+    found: dict[str, Any] = {
         "connect_timeout": timedelta(seconds=min(CONNECT_S, timeout_s)),
         "read_timeout": timedelta(seconds=timeout_s),
         "timeout": MAX_TRANSFER if purpose == "whole" else timedelta(seconds=TIMEOUTS_PER_REQUEST * timeout_s),
         "pool_idle_timeout": timedelta(seconds=15),  # Shorter than most servers'.
+        "pool_max_idle_per_host": str(bound_requests(options.max_requests)),
     }
     for name in CLIENT_OPTIONS & config.keys():
-        options[name] = _read_flag(name, config[name]) if name in _FLAGS else config[name]
+        found[name] = _read_flag(name, config[name]) if name in _FLAGS else config[name]
     # These options replace those that object_store reads from the environment.
     if scheme == "http" or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
-        options.setdefault("allow_http", True)
-    return options
+        found.setdefault("allow_http", True)
+    return found
 
 
 def _read_flag(name: str, text: str) -> bool:

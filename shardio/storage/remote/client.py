@@ -34,6 +34,12 @@ CLOSE_S = 0.5
 SOCKET = "socket"
 """The name of the socket in the storage process's folder."""
 
+MAX_SOCKET_PATH = 100
+"""The longest path of a socket in bytes that all operating systems accept: they limit it to 103 or more."""
+
+DESCRIPTORS = Path("/proc/self/fd")
+"""Where Linux has a process's open folders. They give long paths short names."""
+
 
 class Client:
     """This process's connections to the storage process. Threads share it, and forked children go on using it.
@@ -204,7 +210,8 @@ class Client:
         read_end, self._lifeline = os.pipe()
         try:
             with socket.socket(socket.AF_UNIX) as listener:
-                listener.bind(str(folder / SOCKET))
+                with _name_socket(folder) as name:
+                    listener.bind(name)
                 listener.listen(128)
                 self._process = start_process(
                     "shardio.storage.remote.storage_process:main",
@@ -250,10 +257,27 @@ def _receive(connection: Connection, expected: type[Message] | tuple[type[Messag
     return message
 
 
+@contextmanager
+def _name_socket(folder: Path) -> Iterator[str]:
+    """Give the block a path of the socket in a folder. The folder's own path may be too long for sockets."""
+    path = str(folder / SOCKET)
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+        yield path
+        return
+    if not DESCRIPTORS.is_dir():
+        raise StoreError(f"the path {path} is too long for a socket: set TMPDIR to a shorter one")
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"{DESCRIPTORS}/{descriptor}/{SOCKET}"
+    finally:
+        os.close(descriptor)
+
+
 def _connect_to(folder: Path) -> Connection:
     end = socket.socket(socket.AF_UNIX)
     try:
-        end.connect(str(folder / SOCKET))
+        with _name_socket(folder) as name:
+            end.connect(name)
     except BaseException:  # Ctrl-C must not leave the socket open either.
         end.close()
         raise
