@@ -41,7 +41,7 @@ class ShardEntry:
     digest: str
 
     def __post_init__(self) -> None:
-        if not self.name or PurePath(self.name).name != self.name or not re.fullmatch(_NAME, self.name):
+        if self.name in ("", "..") or PurePath(self.name).name != self.name or not re.fullmatch(_NAME, self.name):
             raise ValueError(f"a shard's name must be a file name without a folder, got {self.name!r}")
         if self.num_bytes < 0 or self.num_samples < 0:
             raise ValueError(f"{self.name} has a negative size or number of samples")

@@ -49,6 +49,7 @@ from shardio.storage.remote.messages import (
     Write,
 )
 from shardio.storage.remote.options import RemoteOptions
+from shardio.storage.remote.urls import check_key
 
 MAX_THREADS = 64
 """How many ranges are read at a time at most, from all stores together."""
@@ -115,6 +116,7 @@ class StorageProcess:
     def _answer(self, connection: Connection, request: Request) -> None:
         value: object = None
         try:
+            check_key(request.root, request.key)
             attempts = self._find_store(request)
             match request:
                 case Fill():
