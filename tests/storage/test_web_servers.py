@@ -16,6 +16,8 @@ import pytest
 
 from shardio import DataLoader, ShardDataset
 from shardio.errors import FormatError, StoreError
+from shardio.sample import Sample
+from shardio.shards import MANIFEST_NAME, Manifest, write_manifest, write_shard
 from shardio.storage import RemoteAccess, make_access, parse_location
 from shardio.storage.remote.client import client
 from shardio.storage.remote.options import make_options
@@ -297,6 +299,22 @@ def test_an_object_that_cannot_be_requested_is_named(key: str, shown: str) -> No
         assert "attempts" not in str(caught.value)
         with pytest.raises(StoreError, match="cannot be requested"):
             list(folder.walk())
+
+
+def test_few_descriptors_suffice(tmp_path: Path) -> None:
+    samples = [Sample(key=str(i), fields={"txt": b"x" * 600}, origin="") for i in range(200)]
+    folder = parse_location(tmp_path)
+    entries = [write_shard(folder / f"{i}.tar", samples[20 * i : 20 * i + 20])[0] for i in range(10)]
+    write_manifest(folder / MANIFEST_NAME, Manifest(shards=tuple(entries), fields=("txt",)))
+    program = textwrap.dedent("""
+        import sys
+        import shardio
+        dataset = shardio.ShardDataset(sys.argv[1], shuffle=True, fields=("txt", "key"))
+        print(len({key for _, keys in shardio.DataLoader(dataset, batch_size=4) for key in keys}))
+    """)
+    command = ["sh", "-c", 'ulimit -n 32 && exec "$@"', "sh", sys.executable, "-W", "ignore", "-c", program]
+    with serve_folder(tmp_path) as (url, _):
+        assert int(subprocess.check_output([*command, url], text=True)) == 200
 
 
 def test_answers_that_do_not_fit_their_requests_are_given_up_soon() -> None:

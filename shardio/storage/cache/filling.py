@@ -72,10 +72,9 @@ class Filler:
         self._budgets: dict[CacheSettings, Budget] = {}
         self._found: dict[tuple[str, RemoteOptions, str], FileStat] = {}
         self._flights: dict[str, list[_Flight]] = {}
-        # Threads end with their store.
-        self._threads = WeakKeyDictionary[Attempts, dict[_Kind, ThreadPoolExecutor]]()
-        self._in_one = set[str]()
-        self._warned = set[str]()
+        self._threads = WeakKeyDictionary[Attempts, dict[_Kind, ThreadPoolExecutor]]()  # They end with their store.
+        self._in_one = set[str]()  # The paths of copies whose objects the server sends only as a whole.
+        self._warned = set[str]()  # The roots of stores about which the user was warned.
         self._run = os.urandom(8).hex()
 
     def open(self, attempts: Attempts, request: OpenCached) -> tuple[FileStat, str]:
@@ -273,9 +272,8 @@ class Filler:
         with self._lock:
             threads = self._threads.setdefault(attempts, {})
             if kind not in threads:
-                num_requests = attempts.options.max_requests
-                num_ahead = max(1, int(AHEAD * num_requests))
-                sizes = {"urgent": num_requests, "small": num_ahead, "large": min(LARGE_AHEAD, num_ahead)}
+                num_ahead = max(1, int(AHEAD * attempts.max_requests))
+                sizes = {"urgent": attempts.max_requests, "small": num_ahead, "large": min(LARGE_AHEAD, num_ahead)}
                 threads[kind] = ThreadPoolExecutor(sizes[kind])
             return threads[kind]
 

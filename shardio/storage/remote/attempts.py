@@ -67,13 +67,17 @@ class Attempts:
         root: The root of the store.
         options: Its settings.
         world_size: The number of ranks that start at the same time.
+
+    Attributes:
+        max_requests: How many requests are made at a time.
     """
 
     def __init__(self, root: str, options: RemoteOptions, world_size: int = 1) -> None:
         self.root, self.options = root, options
         self._backends: dict[Purpose, Backend] = {}
         self._answered = False
-        self._places = threading.BoundedSemaphore(bound_requests(options.max_requests))
+        self.max_requests = bound_requests(options.max_requests)
+        self._places = threading.BoundedSemaphore(self.max_requests)
         self._start_delay_s = random.uniform(0, bound_start_delay(world_size))
         self._starting = threading.Lock()
 

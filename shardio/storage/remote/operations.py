@@ -32,6 +32,9 @@ PART = 8 * 2**20
 PAGE = 1000
 """Keys per page of a listing, as many as S3 returns at a time."""
 
+UNVERSIONED = "unversioned"
+"""The end of the version of an object if the store knows nothing but its size."""
+
 MAX_PARTS_AT_A_TIME = 4
 """How many parts of an object are uploaded at a time."""
 
@@ -68,8 +71,8 @@ def read_version(
 
     def read(backend: Backend) -> memoryview:
         result = backend.get(request.key)
-        content = memoryview(result.bytes())
         _check_object(request, result, version, size)
+        content = memoryview(result.bytes())
         if attempts.is_protected or is_md5_of(result.meta["e_tag"], [content]):
             return content
         if memoryview(backend.get(request.key).bytes()) != content:
@@ -304,10 +307,6 @@ def _check_object(request: Request, result: GetResult, version: str | None, size
         raise _replaced(request, str(version), found.version)
     if size not in (None, found.size):
         raise _try_again(wrong_size, "unclear")
-
-
-UNVERSIONED = "unversioned"
-"""The end of the version of an object if the store knows nothing but its size."""
 
 
 def _stat_of(root: str, meta: ObjectMeta) -> FileStat:
