@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from shardio.errors import FormatError, StoreError
+from shardio.errors import FormatError
 from shardio.json_text import parse_json
 from shardio.storage import Location
 from shardio.whole_writes import PARTIAL_SUFFIX
@@ -41,7 +41,7 @@ class ShardEntry:
     digest: str
 
     def __post_init__(self) -> None:
-        if not self.name or PurePath(self.name).name != self.name or not re.fullmatch(_NAME, self.name):
+        if self.name in ("", "..") or PurePath(self.name).name != self.name or not re.fullmatch(_NAME, self.name):
             raise ValueError(f"a shard's name must be a file name without a folder, got {self.name!r}")
         if self.num_bytes < 0 or self.num_samples < 0:
             raise ValueError(f"{self.name} has a negative size or number of samples")
@@ -101,12 +101,11 @@ def read_manifest(location: Location) -> Manifest:
     """
     from pydantic import ValidationError
 
+    content = location.read_whole()
     try:
-        values: Any = parse_json(location.read_whole())
-    except StoreError:  # The manifest is not the cause.
-        raise
-    except (OSError, ValueError) as error:
-        raise FormatError(f"the manifest {location} cannot be read: {error}") from error
+        values: Any = parse_json(content)
+    except ValueError as error:
+        raise FormatError(f"the manifest {location} cannot be read: {_explain(content, error)}") from error
     if not isinstance(values, dict) or "format" not in values:
         raise FormatError(
             f"{location} is not a shardio manifest (it has no 'format'): pass a packed directory, its {MANIFEST_NAME}, "
@@ -125,6 +124,15 @@ def read_manifest(location: Location) -> Manifest:
         raise FormatError(
             f"the manifest {location} is damaged: {problems}. Download it or pack the dataset again"
         ) from error
+
+
+def _explain(content: bytes, error: ValueError) -> str:
+    """Return why a content is no JSON, if that can be told."""
+    if content.startswith(b"\x1f\x8b"):
+        return "it is compressed with gzip: decompress it, or let the server send it as it is"
+    if content.lstrip().startswith(b"<"):
+        return "it is a web page. Check the URL, and whether you must log in first"
+    return str(error)
 
 
 @cache

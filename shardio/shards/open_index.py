@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import FormatError, StaleIndexError, StoreError
+from shardio.errors import FormatError, StaleIndexError
 from shardio.json_text import parse_json
 from shardio.shards.index import INDEX_FORMAT, SCATTERED_FORMAT, IndexHeader, digest_headers
 from shardio.shards.parts import PartCache
@@ -232,12 +232,10 @@ def open_index(location: Location) -> StoredFile:
 
 
 def read_range(file: StoredFile, start: int, stop: int) -> bytes:
-    """Return the bytes [start, stop) of an index. Raise FormatError if they cannot be read."""
+    """Return the bytes [start, stop) of an index. Raise FormatError if it ends before them."""
     try:
         return file.read(start, stop)
-    except StoreError:  # The index is not the cause.
-        raise
-    except (EOFError, OSError) as error:
+    except EOFError as error:  # Of an OSError, such as one of the cache's disk, the index is not the cause.
         raise FormatError(f"the index {file.location} cannot be read: {error}") from error
 
 

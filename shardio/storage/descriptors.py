@@ -15,17 +15,33 @@ MAX_DESCRIPTORS = 128
 LEFT_FOR_OTHERS = 4
 """The process's limit is divided by this number: torch's workers, the user and other libraries need the rest."""
 
+LEFT_BY_REQUESTS = 28
+"""The descriptors of a storage process that its requests do not use."""
+
+PER_REQUEST = 2
+"""The descriptors of a request: its connection, and the copy in a cache that it fills."""
+
 
 def descriptor_budget() -> int:
     """Return the maximum number of descriptors to keep open under the process's current limit."""
+    limit = _find_limit()
+    return MAX_DESCRIPTORS if limit is None else max(2, min(MAX_DESCRIPTORS, limit // LEFT_FOR_OTHERS))
+
+
+def bound_requests(max_requests: int) -> int:
+    """Return how many requests a storage process may make at a time under its current limit."""
+    limit = _find_limit()
+    return max_requests if limit is None else max(1, min(max_requests, (limit - LEFT_BY_REQUESTS) // PER_REQUEST))
+
+
+def _find_limit() -> int | None:
+    """Return the process's current limit; None if there is none."""
     try:
         import resource
     except ImportError:  # Windows has no such limit.
-        return MAX_DESCRIPTORS
+        return None
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return (
-        MAX_DESCRIPTORS if limit == resource.RLIM_INFINITY else max(2, min(MAX_DESCRIPTORS, limit // LEFT_FOR_OTHERS))
-    )
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 class Descriptor:

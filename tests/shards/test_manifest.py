@@ -91,6 +91,7 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "pack-list": change(pack=[1]),
     "shard-no-name": lambda manifest: manifest["shards"][0].pop("name"),
     "shard-name-number": change_shard(name=1),
+    **{f"shard-name-{name!r}": change_shard(name=name) for name in ("", ".", "..", "../a", "/a", "a/b", "a/", "a\0b")},
     "samples-text": change_shard(num_samples="many"),
     "samples-fraction": change_shard(num_samples=1.5),
     "samples-negative": change_shard(num_samples=-3),

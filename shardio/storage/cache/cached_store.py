@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -69,7 +70,9 @@ class CachedStore:
 
     def _open(self, key: str, *, whole: bool, is_fresh: bool) -> CachedFile:
         inner = self.inner
-        request = OpenCached(root=inner.root, options=inner.options, key=key, cache=self.cache, is_fresh=is_fresh)
+        request = OpenCached(
+            root=inner.root, options=inner.options, key=key, cache=self.cache, is_fresh=is_fresh, is_whole=whole
+        )
         found, path = client().ask(request)
         return CachedFile(self, key, found, path, whole=whole)
 
@@ -184,7 +187,8 @@ class CachedFile:
             is_urgent=is_urgent,
             is_whole=self._is_whole,
         )
-        client().ask(request)
+        if (warning := client().ask(request)) is not None:
+            warnings.warn(warning, RuntimeWarning, stacklevel=2)
 
     def _examine(self) -> None:
         """Unmark a sealed copy that an earlier run left damaged, as a power failure does. Look only once."""

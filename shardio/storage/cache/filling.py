@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,17 +12,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
+from weakref import WeakKeyDictionary
 
 import xxhash
 
+from shardio.errors import StoreError
 from shardio.locks import WorkLock
 from shardio.storage.cache.budget import COPY_SUFFIX, Budget
 from shardio.storage.cache.bundles import make_tail, size_in_bundle
 from shardio.storage.cache.cached_copy import BLOCK, CachedCopy
 from shardio.storage.cache.settings import CacheSettings, choose_size, find_file_mode, make_cache_folder
-from shardio.storage.remote.attempts import Attempts
+from shardio.storage.remote.attempts import Attempts, NoRangesError
 from shardio.storage.remote.messages import BundledFile, Fill, FillFiles, OpenCached, Request, Stat
-from shardio.storage.remote.operations import copy_range, read_version, stat
+from shardio.storage.remote.operations import UNVERSIONED, copy_range, copy_whole, read_version, stat
 from shardio.storage.remote.options import RemoteOptions
 from shardio.storage.store import FileStat, ReplacedError
 
@@ -30,8 +34,11 @@ PIECE = 8 * 2**20
 NUM_LOCKS = 64
 """The number of files for locks. Objects that share one are fetched one after the other."""
 
-PATIENCE_S = 30.0
-"""How long to wait for another process that fetches the same object, in seconds. Then it is fetched twice."""
+PATIENCE_S, SHARD_PATIENCE_S = 30.0, 600.0
+"""How long to wait for another process that fetches the same manifest or index, or the same whole shard, in seconds.
+
+Then it is fetched twice.
+"""
 
 LARGE_AHEAD = 16
 """How many large ranges of a store are read ahead at a time at most."""
@@ -71,21 +78,31 @@ class Filler:
         self._budgets: dict[CacheSettings, Budget] = {}
         self._found: dict[tuple[str, RemoteOptions, str], FileStat] = {}
         self._flights: dict[str, list[_Flight]] = {}
-        self._threads: dict[tuple[Attempts, str], ThreadPoolExecutor] = {}
-        self._fetch_locks: dict[Path, WorkLock] = {}
+        self._threads = WeakKeyDictionary[Attempts, dict[_Kind, ThreadPoolExecutor]]()  # They end with their store.
+        self._fetch_locks: dict[tuple[Path, float], WorkLock] = {}
+        self._in_one = set[str]()  # The paths of copies whose objects the server sends only as a whole.
+        self._warned = set[str]()  # The roots of stores about which the user was warned.
+        self._run = os.urandom(8).hex()
 
     def open(self, attempts: Attempts, request: OpenCached) -> tuple[FileStat, str]:
         """Return an object's status and the path of its copy.
 
         Unless the request says otherwise, the store is asked once for each object. A replaced object is noticed
         when a range of it is fetched, because each request names the version, and by :meth:`stat`.
+
+        If the store knows no versions, a cached manifest or index may be outdated, so it has another copy in each run,
+        and after each request that asks the store again. Shards are compared with hashes.
         """
         name = request.root, request.options, request.key
         found = self._found.get(name)
         if found is None or request.is_fresh:
             found = stat(attempts, Stat(root=request.root, options=request.options, key=request.key))
             self._found[name] = found
-        return found, str(self._budget(request.cache).folder / name_copy(found))
+        is_doubtful = request.is_whole and found.version.endswith(UNVERSIONED)
+        if is_doubtful and request.is_fresh:
+            self._run = os.urandom(8).hex()
+        run = self._run if is_doubtful else ""
+        return found, str(self._budget(request.cache).folder / name_copy(found, run))
 
     def stat(self, attempts: Attempts, request: Stat) -> FileStat:
         """Return an object's status. An object that was opened before is opened with this status from now on."""
@@ -104,8 +121,8 @@ class Filler:
         """Forget what is known about an object that is about to change."""
         self._found.pop((request.root, request.options, request.key), None)
 
-    def fill(self, attempts: Attempts, request: Fill) -> None:
-        """Make ranges present.
+    def fill(self, attempts: Attempts, request: Fill) -> str | None:
+        """Make ranges present. Return a warning for the user, if there is one.
 
         Raises:
             OSError: If the cache cannot be written.
@@ -132,6 +149,15 @@ class Filler:
         except ReplacedError:
             self.forget(request)
             raise
+        with self._lock:
+            if request.path not in self._in_one or request.root in self._warned:
+                return None
+            self._warned.add(request.root)
+        return (
+            f"{request.root} does not send parts of {request.key}, so such files are fetched as a whole before one of "
+            "their samples is read. Use a server that supports Range requests, such as nginx, or a cache_size that "
+            "holds all shards"
+        )
 
     def fill_files(self, attempts: Attempts, request: FillFiles) -> None:
         """Make small objects present in their bundles.
@@ -183,8 +209,28 @@ class Filler:
             flight.arrival.result()
 
     def _fetch_range(self, attempts: Attempts, request: Fill, copy: CachedCopy, start: int, stop: int) -> None:
-        with self._adding(copy, request.cache, start, stop) as write:
-            copy_range(attempts, request, start, stop, write)
+        if copy.path not in self._in_one:
+            try:
+                with self._adding(copy, request.cache, start, stop) as write:
+                    copy_range(attempts, request, start, stop, write)
+            except NoRangesError:
+                self._in_one.add(copy.path)
+        if copy.path in self._in_one:
+            self._fetch_in_one(attempts, request, copy, start, stop)
+
+    def _fetch_in_one(self, attempts: Attempts, request: Fill, copy: CachedCopy, start: int, stop: int) -> None:
+        """Fetch a shard with one request, unless another thread or process has done so in the meantime."""
+        budget = self._budget(request.cache)
+        if request.size > budget.max_bytes:
+            raise StoreError(
+                f"cannot read {request.root}/{request.key}: the server does not send parts of it, and the whole object "
+                f"has {request.size} bytes, more than the cache of {budget.max_bytes}. Set a larger cache_size, or use "
+                "a server that supports Range requests, such as nginx"
+            )
+        with self._locking(copy, request.cache, SHARD_PATIENCE_S):
+            if copy.find_missing(start, stop):
+                with self._adding(copy, request.cache, 0, request.size) as write:
+                    copy_whole(attempts, request, write)
 
     def _fetch_file(
         self, attempts: Attempts, request: FillFiles, bundle: CachedCopy, file: BundledFile, start: int, stop: int
@@ -197,17 +243,24 @@ class Filler:
 
     def _fetch_whole(self, attempts: Attempts, request: Fill, copy: CachedCopy, start: int, stop: int) -> None:
         """Fetch an object as a whole: a manifest or an index. One process of those that share the cache does so."""
-        name = f".lock-{int(Path(copy.path).stem, 16) % NUM_LOCKS}"
-        path = self._budget(request.cache).folder / name
-        make_cache_folder(request.cache, path.parent)  # It may have been removed.
-        mode = find_file_mode(request.cache, path.parent)
-        with self._lock:
-            lock = self._fetch_locks.setdefault(path, WorkLock(path, PATIENCE_S, mode))
-        with lock.held():
+        with self._locking(copy, request.cache, PATIENCE_S):
             if copy.find_missing(0, request.size):
-                content = read_version(attempts, request, request.version)
+                content = read_version(attempts, request, request.version, request.size)
                 with self._adding(copy, request.cache, 0, request.size) as write:
                     write(0, content)
+
+    @contextmanager
+    def _locking(self, copy: CachedCopy, cache: CacheSettings, patience_s: float) -> Iterator[None]:
+        """Hold the lock of the processes that share a cache and fetch an object as a whole."""
+        folder = self._budget(cache).folder
+        path = folder / f".lock-{int(Path(copy.path).stem, 16) % NUM_LOCKS}"
+        with _explaining(folder):
+            make_cache_folder(cache, folder)  # It may have been removed.
+            mode = find_file_mode(cache, folder)
+        with self._lock:
+            lock = self._fetch_locks.setdefault((path, patience_s), WorkLock(path, patience_s, mode))
+        with lock.held():
+            yield
 
     @contextmanager
     def _adding(
@@ -216,17 +269,17 @@ class Filler:
         """Give the block a function that writes a part of a range. Mark the range as present when the block ends."""
         budget = self._budget(cache)
         with ExitStack() as stack:
-            with _explaining(budget):
+            with _explaining(budget.folder):
                 make_cache_folder(cache, budget.folder)  # Another storage process may have removed it.
                 budget.reserve(stop - start, copy.path)
                 addition = stack.enter_context(copy.adding(start, stop))
 
             def write(position: int, part: memoryview) -> None:
-                with _explaining(budget):
+                with _explaining(budget.folder):
                     addition.write(position, part)
 
             yield write
-            with _explaining(budget):
+            with _explaining(budget.folder):
                 addition.mark()
 
     def _map(self, attempts: Attempts, function: Callable[[Item], None], items: Sequence[Item], kind: _Kind) -> None:
@@ -238,12 +291,12 @@ class Filler:
 
     def _find_threads(self, attempts: Attempts, kind: _Kind) -> ThreadPoolExecutor:
         with self._lock:
-            if (attempts, kind) not in self._threads:
-                num_requests = attempts.options.max_requests
-                num_ahead = max(1, int(AHEAD * num_requests))
-                sizes = {"urgent": num_requests, "small": num_ahead, "large": min(LARGE_AHEAD, num_ahead)}
-                self._threads[attempts, kind] = ThreadPoolExecutor(sizes[kind])
-            return self._threads[attempts, kind]
+            threads = self._threads.setdefault(attempts, {})
+            if kind not in threads:
+                num_ahead = max(1, int(AHEAD * attempts.max_requests))
+                sizes = {"urgent": attempts.max_requests, "small": num_ahead, "large": min(LARGE_AHEAD, num_ahead)}
+                threads[kind] = ThreadPoolExecutor(sizes[kind])
+            return threads[kind]
 
     def _forget(self, path: str, flights: list[_Flight]) -> None:
         with self._lock:
@@ -255,27 +308,30 @@ class Filler:
         with self._lock:
             if cache not in self._budgets:
                 folder = self._private_folder if cache.folder is None else Path(cache.folder)
-                make_cache_folder(cache, folder)
-                self._budgets[cache] = Budget(folder, choose_size(cache, folder), find_file_mode(cache, folder))
+                with _explaining(folder):
+                    make_cache_folder(cache, folder)
+                    self._budgets[cache] = Budget(folder, choose_size(cache, folder), find_file_mode(cache, folder))
             return self._budgets[cache]
 
 
 @contextmanager
-def _explaining(budget: Budget) -> Iterator[None]:
-    """Add the remedy to an error of the cache's disk."""
+def _explaining(folder: Path) -> Iterator[None]:
+    """Add the cache's folder and the remedy to an error of its disk."""
     try:
         yield
     except OSError as error:
-        raise OSError(
-            error.errno,
-            f"{error.strerror or error}: cannot write to the cache {budget.folder}. Free some space, set cache_size, "
-            "or set cache to a folder on another disk",
-        ) from error
+        remedy = (
+            "Free some space, set cache_size, or set cache to a folder on another disk"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT)
+            else "Set cache to a folder on a local disk in which you may write"
+        )
+        found = error.strerror or error
+        raise OSError(error.errno, f"{found}: cannot write to the cache {folder}. {remedy}") from error
 
 
-def name_copy(found: FileStat) -> str:
-    """Return the name of the copy of an object of a remote store."""
-    text = f"{found.identity}\n{found.version}\n{found.size}"
+def name_copy(found: FileStat, run: str = "") -> str:
+    """Return the name of the copy of an object of a remote store; one of a certain run if the run is given."""
+    text = f"{found.identity}\n{found.version}\n{found.size}" + (f"\n{run}" if run else "")
     return xxhash.xxh3_128_hexdigest(text.encode(errors="surrogateescape")) + COPY_SUFFIX
 
 

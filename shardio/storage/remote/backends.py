@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from shardio.errors import LocationError
+from shardio.storage.descriptors import bound_requests
 from shardio.storage.remote import hub_names
 from shardio.storage.remote.hub_repository import HubRepository
 from shardio.storage.remote.hub_requests import OPTIONS
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 CONNECT_S = 5.0
 """The longest time in seconds to connect to a server, if ``timeout_s`` is not shorter."""
+
+TIMEOUTS_PER_REQUEST = 6
+"""A request that makes progress may take this many times ``timeout_s``: a server that sends a byte now and then must
+not hold it for ever."""
 
 CLIENT_OPTIONS = {
     "allow_http",
@@ -41,13 +46,21 @@ _REPOSITORIES: dict[tuple[str, RemoteOptions], HubRepository] = {}
 """The repositories of ``hf://`` URLs. They keep their commits as long as the storage process lives."""
 
 
-def make_backend(root: str, options: RemoteOptions, *, retries: bool) -> Backend:
+Purpose = Literal["read", "upload", "whole"]
+"""The requests for which a client is used: most of them; uploads, whose parts obstore repeats one by one; and those for
+an object of any size as a whole, which may take any time."""
+
+MAX_TRANSFER = timedelta(days=7)
+"""The time limit of obstore's client for objects of any size."""
+
+
+def make_backend(root: str, options: RemoteOptions, purpose: Purpose) -> Backend:
     """Return a new client for a store. It reads credentials from the options, the environment and profiles.
 
     Args:
         root: The root of the store, as :func:`~shardio.storage.remote.urls.split_url` returns it.
         options: The settings.
-        retries: Whether obstore repeats failed requests itself. It does so for each part of an upload.
+        purpose: What the client is for.
 
     Raises:
         LocationError: If an option is unknown or invalid.
@@ -59,9 +72,9 @@ def make_backend(root: str, options: RemoteOptions, *, retries: bool) -> Backend
         return _MEMORY.setdefault(root, store.MemoryStore())
     config = dict(options.config)
     common: dict[str, Any] = {
-        "client_options": _client_options(config, scheme, options.timeout_s),
+        "client_options": _client_options(config, scheme, options, purpose),
         "retry_config": {
-            "max_retries": options.retries if retries else 0,
+            "max_retries": options.retries if purpose == "upload" else 0,
             "retry_timeout": timedelta(seconds=options.deadline_s),
         },
     }
@@ -99,20 +112,21 @@ def _unknown_options(root: str, names: Collection[str]) -> LocationError:
     return LocationError(f"unknown options for {root}: {', '.join(sorted(names))}")
 
 
-def _client_options(config: Mapping[str, str], scheme: str, timeout_s: float) -> dict[str, Any]:
-    options: dict[str, Any] = {
+def _client_options(config: Mapping[str, str], scheme: str, options: RemoteOptions, purpose: Purpose) -> dict[str, Any]:
+    timeout_s = options.timeout_s
+    found: dict[str, Any] = {
         "connect_timeout": timedelta(seconds=min(CONNECT_S, timeout_s)),
         "read_timeout": timedelta(seconds=timeout_s),
-        # A server that sends a byte now and then must not hold a request for ever.
-        "timeout": timedelta(seconds=6 * timeout_s),
+        "timeout": MAX_TRANSFER if purpose == "whole" else timedelta(seconds=TIMEOUTS_PER_REQUEST * timeout_s),
         "pool_idle_timeout": timedelta(seconds=15),  # Shorter than most servers'.
+        "pool_max_idle_per_host": str(bound_requests(options.max_requests)),
     }
     for name in CLIENT_OPTIONS & config.keys():
-        options[name] = _read_flag(name, config[name]) if name in _FLAGS else config[name]
+        found[name] = _read_flag(name, config[name]) if name in _FLAGS else config[name]
     # These options replace those that object_store reads from the environment.
     if scheme == "http" or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
-        options.setdefault("allow_http", True)
-    return options
+        found.setdefault("allow_http", True)
+    return found
 
 
 def _read_flag(name: str, text: str) -> bool:

@@ -25,6 +25,7 @@ from shardio.storage.remote.connection import (
     StorageConnection,
     connect_socket,
     connect_to,
+    name_socket,
     write_process_id,
 )
 from shardio.storage.remote.messages import Arrived, Done, Page, ReadRanges, Request, RequestFailed, Walk
@@ -227,7 +228,8 @@ class Client:
         read_end, self._lifeline = os.pipe()
         try:
             with socket.socket(socket.AF_UNIX) as listener:
-                listener.bind(str(folder / SOCKET))
+                with name_socket(folder) as name:
+                    listener.bind(name)
                 listener.listen(128)
                 self._process = start_process(
                     "shardio.storage.remote.storage_process:main",

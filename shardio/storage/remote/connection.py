@@ -13,11 +13,13 @@ import pickle
 import signal
 import socket
 import struct
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
+
+from shardio.errors import StoreError
 
 SILENCE_S = 5.0
 """How long an answer may make no progress until a client looks whether the storage process still greets, in seconds."""
@@ -30,6 +32,12 @@ START_S = 60.0
 
 SOCKET, PROCESS_ID = "socket", "process"
 """The names of the socket in the storage process's folder, and of the file that holds its process ID."""
+
+MAX_SOCKET_PATH = 100
+"""The longest path of a socket in bytes that all operating systems accept: they limit it to 103 or more."""
+
+DESCRIPTORS = Path("/proc/self/fd")
+"""Where Linux has a process's open folders. They give long paths short names."""
 
 _STEP_S = 0.5
 _LENGTH = struct.Struct("!Q")
@@ -164,11 +172,32 @@ def connect_socket(folder: Path) -> socket.socket:
     end = socket.socket(socket.AF_UNIX)
     try:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(GREETING_S), 0))
-        end.connect(str(folder / SOCKET))
+        with name_socket(folder) as name:
+            end.connect(name)
     except BaseException:  # Ctrl-C must not leave the socket open either.
         end.close()
         raise
     return end
+
+
+@contextmanager
+def name_socket(folder: Path) -> Iterator[str]:
+    """Give the block a path of the socket in a folder. The folder's own path may be too long for sockets.
+
+    Raises:
+        StoreError: If there is no shorter path.
+    """
+    path = str(folder / SOCKET)
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+        yield path
+        return
+    if not DESCRIPTORS.is_dir():
+        raise StoreError(f"the path {path} is too long for a socket: set TMPDIR to a shorter one")
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"{DESCRIPTORS}/{descriptor}/{SOCKET}"
+    finally:
+        os.close(descriptor)
 
 
 class _Patience:

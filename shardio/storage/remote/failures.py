@@ -1,4 +1,4 @@
-"""What obstore's errors mean: whether to try again, and what to tell the user.
+"""The meaning of obstore's errors: whether to try again, and what to tell the user.
 
 obstore raises most errors as GenericError. What happened is in the text: the server's status and answer, or the cause
 of a broken connection. The text may also hold signed URLs, which must not reach messages and logs.
@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["transient", "expired", "missing", "denied", "beyond_end", "permanent"]
+Kind = Literal["transient", "unclear", "expired", "missing", "denied", "beyond_end", "no_ranges", "permanent"]
 
 _STATUS = re.compile(r"(?:status code|error response): (?P<code>\d{3})(?P<reason>[^:<\n]*)")
 _XML = re.compile(r"<(?P<tag>Code|Message)>(?P<text>[^<]*)</(?P=tag)>")
@@ -19,20 +19,120 @@ _QUERY = re.compile(r"\?\S*")
 _EXPIRED = re.compile(r"Expired|RequestTimeTooSkewed|TokenRefreshRequired|invalid_token", re.IGNORECASE)
 _TRANSIENT_CODES = {"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "Throttling"}
 
+_TRANSIENT_STATUSES = {408, 412, 425, 429}
+"""Refusals that may end by themselves, as errors of the server do."""
+
+_LASTING_STATUSES = {501, 505, 511}
+"""Errors of the server that do not: not implemented, HTTP version, log in to the network first."""
+
+_UNANSWERED = ("Connect", "IncompleteMessage")
+"""Words in the source of an error that mean that no server has answered."""
+
+_CHECK_CERTIFICATE = (
+    "Check the URL and the server's certificate. To trust another authority, set the storage option root_certificate "
+    "to its certificate"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFailure:
     """Why a request failed.
 
     Attributes:
-        kind: ``transient`` failures may end by themselves. ``expired`` ones may end with new credentials.
+        kind: ``transient`` failures may end by themselves. ``expired`` ones may end with new credentials. ``unclear``
+            answers do not fit the request: they were damaged on the way, or the server always answers so.
+            ``no_ranges`` means that the server does not send parts of this object.
         cause: The cause, for messages. It contains no credentials.
         reached: Whether a server answered.
+        remedy: What the user can do; None for what the kind suggests.
     """
 
     kind: Kind
     cause: str
     reached: bool = True
+    remedy: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sign:
+    """What an error means whose source contains a pattern. ``{}`` in the cause is what the pattern's group found."""
+
+    pattern: str
+    kind: Kind
+    cause: str
+    remedy: str | None = None
+
+
+_SIGNS = (
+    _Sign(
+        pattern=r"RangeNotSupported|NotPartial|ParseContentRange|NoContentRange",
+        kind="no_ranges",
+        cause="the server does not send parts of files as HTTP defines (Range and Content-Range)",
+        remedy="Use a server that does, such as nginx, or download the files",
+    ),
+    _Sign(pattern=r"UnexpectedRange", kind="unclear", cause="the server sent another range than was requested"),
+    _Sign(
+        pattern=r"MissingContentLength",
+        kind="permanent",
+        cause="the server does not say how long the file is (no Content-Length)",
+        remedy="Let it send files as they are: servers that compress or generate answers do not know their length",
+    ),
+    _Sign(
+        pattern=r"InvalidLastModified \{\s*last_modified: \"(.*?)\"",
+        kind="permanent",
+        cause="the server sent an invalid date (Last-Modified: {})",
+        remedy="Correct the server's settings",
+    ),
+    _Sign(
+        pattern=r"TooManyRedirects",
+        kind="permanent",
+        cause="the server redirects in a circle",
+        remedy="Check the URL, and whether the server wants a login",
+    ),
+    _Sign(
+        pattern=r"BareRedirect",
+        kind="permanent",
+        cause="the server redirects to nowhere (no Location)",
+        remedy="Check the URL and, for a bucket, the region in the storage options",
+    ),
+    _Sign(
+        pattern=r"InvalidCertificate\(\s*(?:Other\(\s*OtherError\(\s*)?(\w+)",
+        kind="permanent",
+        cause="the server's certificate is not valid ({})",
+        remedy=_CHECK_CERTIFICATE,
+    ),
+    _Sign(
+        pattern=r"InvalidMessage\(\s*InvalidContentType",
+        kind="permanent",
+        cause="the server does not use TLS at this port",
+        remedy="Check the port, or use http://",
+    ),
+    _Sign(
+        pattern=r"(?:AlertReceived|PeerIncompatible|PeerMisbehaved)\(\s*(\w+)",
+        kind="permanent",
+        cause="the server and shardio cannot agree on TLS ({})",
+        remedy="Check the port and the server's versions of TLS: at least 1.2 is needed",
+    ),
+    _Sign(
+        pattern=r"kind: Builder|BadScheme",
+        kind="permanent",
+        cause="the endpoint or a redirect is not a URL, or uses http:// without the option allow_http "
+        "(AWS_ALLOW_HTTP=true)",
+    ),
+    _Sign(
+        pattern=r"hyper::Error\(\s*Parse\(\s*(\w+)",
+        kind="unclear",
+        cause="the answer is not one of HTTP (invalid {})",
+    ),
+    _Sign(
+        pattern=r"InvalidPath \{.*?path: (\".*?\"),\n",
+        kind="permanent",
+        cause="the store lists an object whose name cannot be requested: {}",
+        remedy="Names have no empty parts, '.', '..' or control characters. Rename or remove the object, or keep it in "
+        "another folder",
+    ),
+)
+"""The first sign that is found counts."""
 
 
 class FailedRequestError(Exception):
@@ -57,27 +157,40 @@ def explain(error: Exception) -> RequestFailure:
     status = _STATUS.search(text)
     answer = {found["tag"]: found["text"] for found in _XML.finditer(text)}
     cause = _describe(text, source, status, answer)
-    if isinstance(error, FileNotFoundError):
+    code = int(status["code"]) if status is not None else None
+    if code == 410 or (code in (None, 404) and isinstance(error, FileNotFoundError)):
         return RequestFailure(kind="missing", cause="it does not exist")
     if _EXPIRED.search(answer.get("Code", "")) or isinstance(error, exceptions.UnauthenticatedError):
         return RequestFailure(kind="expired", cause=cause)
-    if isinstance(error, exceptions.PermissionDeniedError):
+    # obstore has no error of its own for listings.
+    if code in (401, 403) or isinstance(error, exceptions.PermissionDeniedError):
         return RequestFailure(kind="denied", cause=cause)
-    if status is not None:
-        code = int(status["code"])
-        if code in (401, 403):  # obstore has no error of its own for listings.
-            return RequestFailure(kind="denied", cause=cause)
-        if code == 416:
-            return RequestFailure(kind="beyond_end", cause=cause)
-        is_transient = code >= 500 or code in (408, 412, 425, 429) or answer.get("Code") in _TRANSIENT_CODES
+    if code == 416:
+        return RequestFailure(kind="beyond_end", cause=cause)
+    if code is not None:
+        is_transient = (code >= 500 and code not in _LASTING_STATUSES) or code in _TRANSIENT_STATUSES
+        is_transient |= answer.get("Code") in _TRANSIENT_CODES
         return RequestFailure(kind="transient" if is_transient else "permanent", cause=cause)
-    if "builder error" in text:
-        cause = "the endpoint is not a URL, or uses http:// without the option allow_http (AWS_ALLOW_HTTP=true)"
-        return RequestFailure(kind="permanent", cause=cause)
+    for sign in _SIGNS:
+        if found := re.search(sign.pattern, source, re.DOTALL):
+            detail = redact(found[1]) if found.re.groups else ""
+            return RequestFailure(kind=sign.kind, cause=sign.cause.format(detail), remedy=sign.remedy)
     if "Range started" in text or "Range(" in source or "StartTooLarge" in source:
         return RequestFailure(kind="beyond_end", cause=cause)
-    # A connection that failed or broke, or an answer that makes no sense.
-    return RequestFailure(kind="transient", cause=cause, reached="Connect" not in source)
+    # A connection that failed or broke.
+    return RequestFailure(kind="transient", cause=cause, reached=not any(word in source for word in _UNANSWERED))
+
+
+def is_refused_head(error: Exception) -> bool:
+    """Return whether a server refused to describe an object, so that a request for its content may say more.
+
+    The answer to a HEAD has no body, some servers answer no HEAD at all, and some do not say how long the object is.
+    """
+    text, _, source = str(error).partition("\n\nDebug source:")
+    if (status := _STATUS.search(text)) is None:
+        return "MissingContentLength" in source
+    code = int(status["code"])
+    return code == 501 or (400 <= code < 500 and code not in (404, 410, *_TRANSIENT_STATUSES))
 
 
 def _describe(text: str, source: str, status: re.Match[str] | None, answer: dict[str, str]) -> str:

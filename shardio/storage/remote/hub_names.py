@@ -19,8 +19,11 @@ _SPECIAL = r"refs/(?:convert/[\w.-]+|pr/\d+)"
 """Revisions that contain slashes and need no escapes: pull requests and conversions."""
 
 _BODY = re.compile(
-    rf"(?P<id>[\w.-]+/[\w.-]+)(?:@(?P<revision>{_SPECIAL}|[^/]+))?(?:/(?P<key>.*))?", re.ASCII | re.DOTALL
+    rf"(?P<id>\b[\w.-]+\b/\b[\w.-]+\b)(?:@(?P<revision>{_SPECIAL}|[^/]+))?(?:/(?P<key>.*))?", re.ASCII | re.DOTALL
 )
+
+_REVISION = re.compile(r"(?!(?:.*/)?\.{0,2}(?:/|\Z))[^\x00-\x1f\x7f]+")
+"""A revision has no part that is empty, '.' or '..', which would lead to other URLs of the Hub."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +65,14 @@ def split_repository(url: str) -> tuple[RepositoryName, str]:
             "buckets. Use hf://datasets/USER/REPOSITORY/PATH"
         )
     found = _BODY.fullmatch(body)
-    if found is None:
+    revision = unquote(found["revision"] or DEFAULT_REVISION) if found else ""
+    if found is None or ".." in found["id"] or "--" in found["id"] or not _REVISION.fullmatch(revision):
         raise LocationError(
             f"the URL {url} names no dataset repository: use hf://datasets/USER/REPOSITORY/PATH, with a user or an "
             "organization, or hf://datasets/USER/REPOSITORY@REVISION/PATH for a branch, a tag or a commit. In a "
             "revision, write %2F for a slash"
         )
-    return RepositoryName(id=found["id"], revision=unquote(found["revision"] or DEFAULT_REVISION)), found["key"] or ""
+    return RepositoryName(id=found["id"], revision=revision), found["key"] or ""
 
 
 def identify_file(root: str, key: str, version: str) -> str:

@@ -16,7 +16,7 @@ from shardio.storage.remote.failures import FailedRequestError, RequestFailure
 from shardio.storage.remote.hub_repository import HubFile, HubRepository
 
 if TYPE_CHECKING:
-    from obstore import BytesStream, GetOptions, GetResult, ListResult, ObjectMeta
+    from obstore import Attributes, BytesStream, GetOptions, GetResult, ListResult, ObjectMeta
     from obstore.store import HTTPStore
 
 NO_TIME = datetime.fromtimestamp(0, tz=timezone.utc)
@@ -108,6 +108,10 @@ class HubResult:
     def __init__(self, path: str, file: HubFile, result: GetResult) -> None:
         self._file, self._result = file, result
         self.meta: ObjectMeta = {**_describe(path, file), "size": result.meta["size"]}
+
+    @property
+    def attributes(self) -> Attributes:
+        return self._result.attributes
 
     @property
     def range(self) -> tuple[int, int]:

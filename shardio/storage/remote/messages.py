@@ -55,10 +55,12 @@ class OpenCached(Request):
     Attributes:
         cache: The cache.
         is_fresh: Whether to ask the store even if it was asked before.
+        is_whole: Whether the object will be fetched as a whole.
     """
 
     cache: CacheSettings
     is_fresh: bool
+    is_whole: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,7 @@ class FindCache(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fill(ReadRanges):
-    """Make ranges of an object present in its copy.
+    """Make ranges of an object present in its copy. Return a warning for the user, or None.
 
     Attributes:
         path: The path of the copy.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -10,15 +11,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardio.storage.remote.attempts import Attempts
+from shardio.storage.remote.backends import TIMEOUTS_PER_REQUEST
 from shardio.storage.remote.etags import is_md5_of
-from shardio.storage.remote.failures import FailedRequestError, RequestFailure
+from shardio.storage.remote.failures import FailedRequestError, Kind, RequestFailure, is_refused_head
 from shardio.storage.remote.messages import Create, ListFolder, ReadRanges, Remove, Request, Stat, Walk, Write
 from shardio.storage.remote.uploads import compare_upload
 from shardio.storage.remote.urls import identify
 from shardio.storage.store import FileStat, ReplacedError
 
 if TYPE_CHECKING:
-    from obstore import GetResult, ObjectMeta
+    from obstore import GetOptions, GetResult, ObjectMeta
     from obstore.store import ObjectStore as Backend
 
 PROGRESS = 2**18
@@ -30,6 +32,9 @@ PART = 8 * 2**20
 PAGE = 1000
 """Keys per page of a listing, as many as S3 returns at a time."""
 
+UNVERSIONED = "unversioned"
+"""The end of the version of an object if the store knows nothing but its size."""
+
 MAX_PARTS_AT_A_TIME = 4
 """How many parts of an object are uploaded at a time."""
 
@@ -40,13 +45,14 @@ def stat(attempts: Attempts, request: Stat) -> FileStat:
 
 
 def _find_stat(backend: Backend, request: Request) -> FileStat:
-    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+    from obstore.exceptions import BaseError
 
     try:
         meta = backend.head(request.key)
-    except (PermissionDeniedError, UnauthenticatedError):
-        # The answer to a HEAD has no body. That to a GET says why: the credentials may have expired.
-        meta = backend.get(request.key).meta
+    except (BaseError, FileNotFoundError) as error:
+        if not is_refused_head(error):
+            raise
+        meta = backend.get(request.key).meta  # Only the head of the answer is read.
     return _stat_of(request.root, meta)
 
 
@@ -65,11 +71,8 @@ def read_version(
 
     def read(backend: Backend) -> memoryview:
         result = backend.get(request.key)
+        _check_object(request, result, version, size)
         content = memoryview(result.bytes())
-        if version is not None and (found := _stat_of(request.root, result.meta).version) != version:
-            raise _replaced(request, version, found)
-        if size is not None and len(content) != size:
-            raise _try_again(f"the server sent {len(content)} bytes, expected {size}")
         if attempts.is_protected or is_md5_of(result.meta["e_tag"], [content]):
             return content
         if memoryview(backend.get(request.key).bytes()) != content:
@@ -106,6 +109,20 @@ def copy_range(
     attempts.make(f"read bytes {start} to {stop} of {request.root}/{request.key}", transfer.resume)
 
 
+def copy_whole(attempts: Attempts, request: ReadRanges, write: Callable[[int, memoryview], None]) -> None:
+    """Pass all bytes of an object to a function, as :func:`copy_range` does, with one request for all of them.
+
+    A transfer that breaks begins again, and passes the same bytes once more.
+    """
+    timeout_s = attempts.options.timeout_s
+
+    def read(backend: Backend) -> None:
+        transfer = _Transfer(request, 0, request.size, write)
+        transfer.receive(backend.get(request.key), seconds_per_piece=timeout_s * TIMEOUTS_PER_REQUEST)
+
+    attempts.make(_name("read", request), read, purpose="whole")
+
+
 class _Transfer:
     """A transfer of the range [start, stop): see :func:`copy_range`."""
 
@@ -129,32 +146,44 @@ class _Transfer:
 
         begin = self._position
         version = self._request.version
-        # Weak ETags, as servers that compress have, never match.
-        if_match = version if version.startswith('"') else None
+        options: GetOptions = {"range": (begin, self._stop)}
+        if version.startswith('"'):  # Weak ETags, as servers that compress have, never match.
+            options["if_match"] = version
         try:
-            result = backend.get(self._request.key, options={"range": (begin, self._stop), "if_match": if_match})
+            result = backend.get(self._request.key, options=options)
         except obstore.exceptions.PreconditionError:
             found = _find_stat(backend, self._request).version
             if found == version:
                 raise _try_again("the server said that the object had changed, but it has not") from None
             raise _replaced(self._request, version, found) from None
-        self._check(result, begin)
-        for piece in result.stream(min_chunk_size=PROGRESS):
+        self.receive(result)
+
+    def receive(self, result: GetResult, seconds_per_piece: float | None = None) -> None:
+        """Pass on an answer that begins at the last byte that arrived.
+
+        Args:
+            result: The answer.
+            seconds_per_piece: The longest time for each :data:`PART` of it, if the client sets no limit.
+        """
+        self._check(result, self._position)
+        began = time.monotonic()
+        for piece in result.stream(min_chunk_size=1 if seconds_per_piece else PROGRESS):
             view = memoryview(piece)
             if self._position + len(view) > self._stop:
-                raise _try_again("the server sent more bytes than were requested")
+                raise _try_again("the server sent more bytes than were requested", "unclear")
             self._write(self._position, view)
             self._position += len(view)
+            if seconds_per_piece and time.monotonic() - began > seconds_per_piece * (1 + self._position / PART):
+                raise _try_again(f"the answer is too slow: {self._position} bytes in {time.monotonic() - began:.0f} s")
         if self._position < self._stop:
             raise _try_again(f"the answer ended at byte {self._position}")
 
     def _check(self, result: GetResult, begin: int) -> None:
         """Raise an error if the server answers for another range or another object."""
-        found = _stat_of(self._request.root, result.meta)
-        if found.version != self._request.version:
-            raise _replaced(self._request, self._request.version, found.version)
-        if tuple(result.range) != (begin, self._stop) or found.size != self._request.size:
-            raise _try_again(f"the server answered with bytes {result.range[0]} to {result.range[1]} of {found.size}")
+        _check_object(self._request, result, self._request.version, self._request.size)
+        if tuple(result.range) != (begin, self._stop):
+            cause = f"the server answered with bytes {result.range[0]} to {result.range[1]}"
+            raise _try_again(cause, "unclear")
 
 
 def list_folder(attempts: Attempts, request: ListFolder) -> list[str]:
@@ -220,7 +249,7 @@ def write(attempts: Attempts, request: Write) -> None:
         if problem is not None:
             raise _try_again(problem)
 
-    attempts.make(_name("write", request), upload, is_upload=True)
+    attempts.make(_name("write", request), upload, purpose="upload")
 
 
 def create(attempts: Attempts, request: Create) -> bool:
@@ -253,18 +282,37 @@ def _name(verb: str, request: Request) -> str:
 
 
 def _replaced(request: Request, expected: str, found: str) -> ReplacedError:
+    hint = ""
+    if request.root.startswith("http"):
+        hint = ". If it is the same object, several servers give it different ETags or dates: use one of them"
     return ReplacedError(
         f"{request.root}/{request.key} was replaced while it was in use: expected version {expected}, got {found}. "
-        "Restart with the current object"
+        f"Restart with the current object{hint}"
     )
 
 
-def _try_again(cause: str) -> FailedRequestError:
-    return FailedRequestError(RequestFailure(kind="transient", cause=cause))
+def _try_again(cause: str, kind: Kind = "transient") -> FailedRequestError:
+    return FailedRequestError(RequestFailure(kind=kind, cause=cause))
+
+
+def _check_object(request: Request, result: GetResult, version: str | None, size: int | None) -> None:
+    """Raise an error if an answer is not about an object with a version and a size; None is any."""
+    found = _stat_of(request.root, result.meta)
+    wrong_size = f"the server sent {found.size} bytes, expected {size}"
+    encoding = result.attributes.get("Content-Encoding", "identity")
+    if size not in (None, found.size) and encoding != "identity":
+        cause = f"{wrong_size}, because it compresses the object (Content-Encoding: {encoding})"
+        raise FailedRequestError(RequestFailure(kind="permanent", cause=cause, remedy="Let it send files as they are"))
+    if version not in (None, found.version):
+        raise _replaced(request, str(version), found.version)
+    if size not in (None, found.size):
+        raise _try_again(wrong_size, "unclear")
 
 
 def _stat_of(root: str, meta: ObjectMeta) -> FileStat:
-    tag = meta["e_tag"] or meta["version"] or f"{meta['size']}-{meta['last_modified'].timestamp():.6f}"
+    seconds = meta["last_modified"].timestamp()  # Zero is what obstore returns for a web server that sends no date.
+    time_tag = f"{meta['size']}-{seconds:.6f}" if seconds else f"{meta['size']}-{UNVERSIONED}"
+    tag = meta["e_tag"] or meta["version"] or time_tag
     if meta["e_tag"] and not tag.startswith(('"', "W/")):
         tag = f'"{tag}"'  # Azure lists ETags without the quotation marks of its headers.
     return FileStat(size=meta["size"], version=tag, identity=identify(root, meta["path"], tag))

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -48,9 +49,13 @@ from shardio.storage.remote.messages import (
     Write,
 )
 from shardio.storage.remote.options import RemoteOptions
+from shardio.storage.remote.urls import check_key
 
 MAX_THREADS = 64
 """How many ranges are read at a time at most, from all stores together."""
+
+MAX_STORES = 16
+"""How many stores and sets of options keep their connections and threads: those that were used last."""
 
 CHECK_S = 0.2
 """How often to look whether the last connections are closed, in seconds."""
@@ -80,7 +85,7 @@ class StorageProcess:
     def __init__(self, listener: socket.socket, folder: Path, world_size: int = 1) -> None:
         self._listener, self._folder, self._world_size = listener, folder, world_size
         self._filler = Filler(folder / CACHE)
-        self._stores: dict[tuple[str, RemoteOptions], Attempts] = {}
+        self._stores = OrderedDict[tuple[str, RemoteOptions], Attempts]()
         self._pool = ThreadPoolExecutor(MAX_THREADS)
         self._connections = set[StorageConnection]()
         self._lock = threading.Lock()
@@ -114,10 +119,11 @@ class StorageProcess:
     def _answer(self, connection: StorageConnection, request: Request) -> None:
         value: object = None
         try:
+            check_key(request.root, request.key)
             attempts = self._find_store(request)
             match request:
                 case Fill():
-                    self._filler.fill(attempts, request)
+                    value = self._filler.fill(attempts, request)
                 case FillFiles():
                     self._filler.fill_files(attempts, request)
                 case ReadRanges():
@@ -158,6 +164,9 @@ class StorageProcess:
             name = request.root, request.options
             if name not in self._stores:
                 self._stores[name] = Attempts(*name, self._world_size)
+                if len(self._stores) > MAX_STORES:
+                    self._stores.popitem(last=False)  # Running requests keep it until they have ended.
+            self._stores.move_to_end(name)
             return self._stores[name]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import unquote, urlsplit
 
 from shardio.errors import LocationError
@@ -9,6 +10,9 @@ from shardio.storage.remote import hub_names
 
 SCHEMES = ("s3", "gs", "az", "http", "https", hub_names.SCHEME, "memory")
 """The schemes of URLs that name objects in remote stores."""
+
+_UNREQUESTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+"""Control characters, and what is no character of UTF-8."""
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -25,7 +29,7 @@ def split_url(url: str) -> tuple[str, str]:
     ('hf://datasets/user/repository@v1.0', 'train/a.tar')
 
     Raises:
-        LocationError: If the URL has an unknown scheme or a query, or if its key has parts that no store can name.
+        LocationError: If the URL has an unknown scheme or a query, or if no store can request its key.
     """
     scheme, _, rest = url.partition("://")
     scheme = scheme.lower()
@@ -51,12 +55,21 @@ def split_url(url: str) -> tuple[str, str]:
                 "cannot pass on: use a URL without them, or read its tar with shardio.StreamDataset"
             )
         key = unquote(key)
-    key = key.rstrip("/")
+    root, key = f"{scheme}://{authority}", key.rstrip("/")
+    check_key(root, key)
+    return root, key
+
+
+def check_key(root: str, key: str) -> None:
+    """Raise LocationError if no store can request the key of an object or a folder."""
     if key and any(part in ("", ".", "..") for part in key.split("/")):
         raise LocationError(
-            f"the URL {url} has an empty part, '.' or '..', which cannot be requested: rename the object"
+            f"the URL {root}/{key} has an empty part, '.' or '..', which cannot be requested: rename the object"
         )
-    return f"{scheme}://{authority}", key
+    if found := _UNREQUESTABLE.search(key):
+        raise LocationError(
+            f"the URL {f'{root}/{key}'!r} has the character {found[0]!r}, which cannot be requested: rename the object"
+        )
 
 
 def identify(root: str, key: str, version: str) -> str:

@@ -22,10 +22,12 @@ from torch.utils.data import DataLoader, Dataset
 from shardio.storage import Location, make_access, parse_location
 from shardio.storage.remote.attempts import MAX_START_DELAY_S, bound_start_delay
 from shardio.storage.remote.client import Client, client
-from shardio.storage.remote.messages import Stat
+from shardio.storage.remote.messages import Create, ReadWhole, Stat
 from shardio.storage.remote.options import RemoteOptions
+from shardio.storage.remote.storage_process import MAX_STORES
 from tests.servers.fixtures import seaweedfs_server
 from tests.servers.server import Server
+from tests.servers.web_folder import serve_folder
 from tests.storage.conftest import at_server
 
 __all__ = ["seaweedfs_server"]
@@ -174,6 +176,50 @@ def test_a_storage_process_that_cannot_start_leaves_no_folder(monkeypatch: pytes
     with pytest.raises(BlockingIOError):
         Client().ask(Stat(root="memory://x", options=RemoteOptions(), key="a"))
     assert not list(tmp_path.iterdir())
+
+
+def test_the_path_of_temporary_folders_may_be_longer_than_that_of_a_socket(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    long = tmp_path / ("ü" * 60)  # 120 bytes. A socket's path has at most 107.
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    one, other = Client(), Client()
+    try:
+        assert one.ask(Create(root="memory://x", options=RemoteOptions(), key="a", content=b"content"))
+        assert one.folder is not None
+        assert one.folder.parent == long
+        assert one.folder.stat().st_mode & 0o777 == 0o700, "other users cannot connect"
+        other.adopt(one.folder)
+        assert other.ask(ReadWhole(root="memory://x", options=RemoteOptions(), key="a")) == b"content"
+    finally:
+        other.close()
+        one.close()
+    assert list(long.iterdir()) == []
+
+
+def test_stores_that_are_not_used_any_more_cost_neither_connections_nor_threads(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(3_000_000))
+
+    def read_with(retries: int) -> None:
+        access = make_access({"retries": retries}, cache=tmp_path / "cache", cache_size="1GB")
+        file = parse_location(f"{url}/a", access).open()
+        file.discard(0, file.size)
+        file.prefetch([(0, 1_000_000), (2_000_000, 3_000_000)])
+
+    def count(what: str) -> int:
+        return len(list(Path(f"/proc/{storage_process_id()}/{what}").iterdir()))
+
+    with serve_folder(tmp_path) as (url, _):
+        for retries in range(MAX_STORES):
+            read_with(retries)
+        most = {what: count(what) for what in ("fd", "task")}
+        for retries in range(MAX_STORES, 4 * MAX_STORES):
+            read_with(retries)
+        deadline = time.monotonic() + 30
+        while any(count(what) > most[what] + 4 for what in most):  # Some are being closed.
+            assert time.monotonic() < deadline, "they are closed"
+            time.sleep(0.01)  # Between two looks.
 
 
 def test_the_first_requests_of_many_ranks_are_spread() -> None:

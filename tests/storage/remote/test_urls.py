@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from shardio.errors import LocationError
 from shardio.storage import make_access, parse_location
 from shardio.storage.remote.urls import split_url
 
@@ -41,6 +42,15 @@ def test_a_url_names_a_location(url: str | Path, text: str, name: str, folder: s
         ("hf://datasets/r@v1/train", "names no dataset repository"),
         ("hf://datasets/u/r@", "names no dataset repository"),
         ("hf://datasets/u/r#x/train", "names no dataset repository"),
+        ("hf://datasets/../x", "names no dataset repository"),
+        ("hf://datasets/u/../x", "names no dataset repository"),
+        ("hf://datasets/./x/y", "names no dataset repository"),
+        ("hf://datasets/u/-r", "names no dataset repository"),
+        ("hf://datasets/u/r@../x", "names no dataset repository"),
+        ("hf://datasets/u/r@a%2F..%2Fb/x", "names no dataset repository"),
+        ("hf://datasets/u/r@a%0Ab/x", "names no dataset repository"),
+        ("s3://bucket/a\nb", r"has the character '\\n', which cannot be requested"),
+        ("https://example.org/a%00b", r"has the character '\\x00', which cannot be requested"),
         ("hf://user/model/train", "shardio reads dataset repositories of the Hugging Face Hub, not models"),
         ("hf://datasets/u/r/a//b", "empty part"),
         ("https://user:secret@server/a.tar", "must not contain a user name or a password"),
@@ -80,3 +90,10 @@ def test_credentials_are_not_shown() -> None:
     location = parse_location("s3://bucket/a", make_access({"secret_access_key": "hidden", "retries": 3}))
     assert "hidden" not in f"{location!r} {location} {location.store!r}"
     assert "retries=3" in repr(location)
+
+
+def test_a_name_from_a_manifest_that_no_store_can_request_is_an_error_that_says_so() -> None:
+    folder = parse_location("memory://bucket/data")
+    for name in ("a\nb.tar", "..", "a//b"):
+        with pytest.raises(LocationError, match="cannot be requested: rename the object"):
+            (folder / name).stat()

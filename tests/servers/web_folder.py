@@ -1,0 +1,104 @@
+"""A web server of a folder, in a thread of the test. Subclasses of :class:`WebFolder` answer as odd servers do."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import ssl
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+CERTIFICATE = Path(__file__).with_name("certificate.pem")
+"""The key and the certificate of 127.0.0.1, which no authority has signed."""
+
+
+class WebFolder(BaseHTTPRequestHandler):
+    """Answers GET, with ranges, and HEAD. Each server has a class of its own.
+
+    Attributes:
+        root: The folder.
+        requests: The method and the path of each request.
+    """
+
+    protocol_version = "HTTP/1.1"
+    root: Path
+    requests: list[tuple[str, str]]
+
+    def do_GET(self) -> None:  # http.server calls it by this name.
+        path = unquote(urlsplit(self.path).path)
+        self.requests.append((self.command, path))
+        self.answer_path(path)
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def answer_path(self, path: str) -> None:
+        """Answer a request for a path."""
+        file = self.root / path.lstrip("/")
+        if file.is_file():
+            self.answer_file(file.read_bytes())
+        else:
+            self.answer(404, b"not here")
+
+    def answer_file(self, content: bytes) -> None:
+        """Answer with a file's content, or the range of it that is requested."""
+        found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if found is None:
+            return self.answer(200, content, *self.describe(content))
+        first, last = int(found[1]), min(int(found[2]), len(content) - 1)
+        self.answer_range(content, first, last)
+        return None
+
+    def answer_range(self, content: bytes, first: int, last: int) -> None:
+        """Answer with a part of a file's content."""
+        place = f"bytes {first}-{last}/{len(content)}"
+        self.answer(206, content[first : last + 1], ("Content-Range", place), *self.describe(content))
+
+    def describe(self, content: bytes) -> list[tuple[str, str]]:
+        """Return the headers that tell a content from others."""
+        return [("ETag", f'"{hash(content):x}"')]
+
+    def answer(self, status: int, body: bytes, *headers: tuple[str, str]) -> None:
+        """Answer with a body, of which a HEAD sends only the length."""
+        self.answer_head(status, ("Content-Length", str(len(body))), *headers)
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def answer_head(self, status: int, *headers: tuple[str, str]) -> None:
+        """Send the status and the headers."""
+        self.send_response(status)
+        for header in headers:
+            self.send_header(*header)
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # The client closes connections early.
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def serve_folder(
+    root: Path, kind: type[WebFolder] = WebFolder, *, tls: bool = False
+) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Serve a folder until the context ends. Yield the URL, and the requests that have arrived."""
+    requests = list[tuple[str, str]]()
+    with _Server(("127.0.0.1", 0), type("Handler", (kind,), {"root": root, "requests": requests})) as server:
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(CERTIFICATE)
+            server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}", requests
+        finally:
+            server.shutdown()
+            thread.join()
