@@ -110,10 +110,11 @@ class DevicePrefetcher:
         self._last_received = LastReceived()
         if self._stream is None:
             batches: SynchronousBatches | InFlightBatches = SynchronousBatches(self._copy_and_prepare)
-            depth, is_ahead = 1, False
+            depth = 1
         else:
             batches = InFlightBatches(self._stream, self._pool, self._copy, self._prepare, self._times)
-            depth, is_ahead = self.depth, self.has_state and not self.counts_when_received
+            depth = self.depth
+        is_ahead = self.has_state and not self.counts_when_received
         iterator = PrefetchIterator(
             self.loader, batches, depth, self._last_received, self._times, self._watch, is_ahead=is_ahead
         )

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch.utils.data
+from torch.utils.data import DistributedSampler, TensorDataset
 
 import shardio
 from shardio import ShardMapDataset
 from shardio.errors import StateError
-from shardio.train import load_checkpoint, train
+from shardio.train import Callback, EpochResult, load_checkpoint, train
 from shardio.transforms import RandomResizedCrop
 from tests.train.runs import (
     BATCH_SIZE,
@@ -78,6 +80,54 @@ def test_torchs_loader_resumes_at_the_start_of_an_epoch(
     train(resumed, make_loader(packed, torchs=True, num_workers=num_workers), config)
     assert read_figures(tmp_path / "stopped") == read_figures(tmp_path / "whole")
     assert_same_weights(resumed, whole)
+
+
+class StopAtEpoch(Callback):
+    """Stop a run at the end of an epoch: before its checkpoint, or after it, when the next epoch begins."""
+
+    def __init__(self, epoch: int, *, is_saved: bool) -> None:
+        self.epoch, self.is_saved, self.num_ended = epoch, is_saved, 0
+
+    def on_batch(self, batch: Any) -> None:
+        if self.is_saved and self.num_ended > self.epoch:
+            raise StopError
+
+    def on_epoch(self, result: EpochResult) -> None:
+        self.num_ended = result.epoch + 1
+        if not self.is_saved and result.epoch == self.epoch:
+            raise StopError
+
+
+KINDS: dict[str, Any] = {
+    "user's": lambda _: (TensorDataset(*make_batches([21], side=16)[0]), None),
+    "shards": lambda packed: (ShardMapDataset(packed, transform=RandomResizedCrop(16)), None),
+    "distributed": lambda _: (data := TensorDataset(*make_batches([21], side=16)[0]), DistributedSampler(data, 1, 0)),
+}
+"""Datasets and samplers of torch's order. Without a sampler, the order is drawn from torch's global generator."""
+
+
+@pytest.mark.parametrize(("kind", "num_workers"), [("user's", 0), ("user's", 1), ("shards", 0), ("distributed", 0)])
+def test_torchs_order_resumes_from_any_checkpoint(packed: Path, tmp_path: Path, kind: str, num_workers: int) -> None:
+    """Six batches in steps of four: the last step of an epoch is short. Its checkpoint has no batch left."""
+
+    def run(name: str, *callbacks: Callback, loader: Any = shardio.DataLoader) -> Any:
+        dataset, sampler = KINDS[kind](packed)
+        options = {"shuffle": True} if sampler is None else {"sampler": sampler}
+        every = 1 if loader is shardio.DataLoader else None
+        config = make_config(tmp_path / name, checkpoint_every=every, accumulate=4)
+        batches = loader(dataset, BATCH_SIZE, num_workers=num_workers, **options)
+        train(model := make_model(), batches, config, callbacks=callbacks)
+        return model
+
+    whole = run("whole")
+    if kind != "shards":  # torch's loader draws other crops.
+        assert_same_weights(run("torchs", loader=torch.utils.data.DataLoader), whole)
+    stops = [StopAfter(5), StopAfter(11), StopAtEpoch(0, is_saved=False), StopAtEpoch(1, is_saved=True)]
+    for name, stop in enumerate(stops):
+        with pytest.raises(StopError):
+            run(str(name), stop)
+        assert_same_weights(run(str(name)), whole)
+        assert read_figures(tmp_path / str(name)) == read_figures(tmp_path / "whole")
 
 
 def test_checkpoints_within_an_epoch_need_a_loader_with_a_state(packed: Path, tmp_path: Path) -> None:
