@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from shardio.device.in_flight import InFlightBatches, SynchronousBatches
 from shardio.device.waiting import WaitingTimes
+from shardio.errors import StateError
 from shardio.handover import (
     Count,
     asking_for_rng_keys,
@@ -32,10 +33,11 @@ class LastReceived:
     """The last batch that the user received. It outlives an iterator that is left early.
 
     Attributes:
-        state: The loader's state as of that batch; None if the loader's own state is up to date.
+        state: The loader's state as of that batch, or the error to raise when it is wanted; None if the loader's own
+            state is up to date.
     """
 
-    state: dict[str, Any] | None = None
+    state: dict[str, Any] | StateError | None = None
 
 
 class _Failure(NamedTuple):
@@ -180,7 +182,7 @@ class PrefetchIterator:
             finally:
                 self._times.loader_wait_s += time.perf_counter() - began
         rng_key = keys.take()
-        counts += self._note_state(self._loader.state_dict() if saves_state else None)  # type: ignore[attr-defined]
+        counts += self._note_state(self._ask_for_state() if saves_state else None)
         try:
             with outside_of_inference_mode():
                 self._in_flight.send(batch, counts, rng_key)
@@ -189,7 +191,17 @@ class PrefetchIterator:
             return _Failure(no_end(error), [], counts)
         return None
 
-    def _note_state(self, state: dict[str, Any] | None) -> list[Count]:
+    def _ask_for_state(self) -> dict[str, Any] | StateError:
+        loader: Any = self._loader
+        try:
+            state: dict[str, Any] = loader.state_dict()
+        except Exception as error:  # A user's method may fail in any way, and nobody may want the state.
+            let_through(error)
+            what = f"{type(loader).__name__}.state_dict() raised {describe_error(error)}"
+            return StateError(f"the position of this batch is not known, because {what}")
+        return state
+
+    def _note_state(self, state: dict[str, Any] | StateError | None) -> list[Count]:
         """Return what sets the state of the last batch that the user received, if the loader's own is ahead of it."""
         return [partial(setattr, self._last_received, "state", state)] if self._is_ahead else []
 
