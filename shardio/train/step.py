@@ -211,9 +211,9 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast:
 def in_groups(batches: Iterable[Any], size: int) -> Iterator[tuple[Any, bool]]:
     """Yield each batch, and whether it ends its group of ``size``. The last group may be shorter.
 
-    The iterator looks one batch ahead within a group, but never past its end, except to learn that there is no further
-    batch. The state of a shardio loader, or of a :class:`shardio.DevicePrefetcher` of any loader, is always as of the
-    last batch that was yielded: a batch, or the end of the epoch, counts when you receive it.
+    The iterator looks one batch ahead within a group, but not past a full one. The state of a shardio loader, or of a
+    :class:`shardio.DevicePrefetcher` of any loader, is always as of the last batch that was yielded: the batch after it
+    and the end of the epoch count when you receive them.
     """
     iterator, nothing = iter(batches), object()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +166,7 @@ class PassesOn:
     ],
 )
 def test_wrappers_with_some_attributes_of_a_loader(names: tuple[str, ...], num_workers: int, is_batched: bool) -> None:
-    properties = {name: property(lambda wrapper, name=name: getattr(wrapper._loader, name)) for name in names}
+    properties = {name: property(attrgetter(f"_loader.{name}")) for name in names}
     wrap = type("Wrapper", (PassesOn,), properties)
     options: Any = {"batch_size": 4 if is_batched else None, "num_workers": num_workers}
     key = itemgetter("id") if is_batched else lambda sample: [sample["id"]]

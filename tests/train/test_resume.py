@@ -135,6 +135,25 @@ def test_checkpoints_within_an_epoch_need_a_loader_with_a_state(packed: Path, tm
         train(make_model(), make_loader(packed, torchs=True), make_config(tmp_path, checkpoint_every=2))
 
 
+class Asking(TensorDataset):
+    """A dataset whose state cannot be asked for: it has arguments, as in MosaicML's streaming."""
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
+        raise AssertionError("nobody has these arguments")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError("there is no state")
+
+
+def test_a_dataset_whose_state_cannot_be_asked_for_makes_a_loader_without_a_state(tmp_path: Path) -> None:
+    loader = shardio.DataLoader(Asking(*make_batches([21], side=16)[0]), BATCH_SIZE, shuffle=True)
+    assert not loader.has_state
+    train(make_model(), loader, make_config(tmp_path, epochs=1))
+    assert [rank["loader"] for rank in load_checkpoint(tmp_path / "last.pt")["ranks"]] == [None]
+    with pytest.raises(ValueError, match="checkpoint_every=2 needs a loader with a state, which this DataLoader"):
+        train(make_model(), loader, make_config(tmp_path / "other", checkpoint_every=2))
+
+
 def test_the_number_of_workers_may_change(packed: Path, tmp_path: Path) -> None:
     whole = make_model()
     train(whole, make_loader(packed), make_config(tmp_path / "whole", checkpoint_every=1))

@@ -213,8 +213,8 @@ def check_known(state: Any) -> None:
     """
     if isinstance(state, UnknownState):
         raise StateError(
-            f"the loader's position cannot be saved: {state.reason}. A state_dict that takes no arguments, and returns "
-            "what can be copied and pickled, is needed for that, or none at all"
+            f"the loader's position cannot be saved: {state.reason}. Use a state_dict that takes no arguments, and "
+            "returns what can be copied and pickled, or none at all"
         )
     if isinstance(state, dict):
         for part in state.values():

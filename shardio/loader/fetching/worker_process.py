@@ -91,7 +91,8 @@ class SocketChannel:
             except ConnectionError:
                 raise
             except Exception as error:  # The state of the dataset cannot be pickled.
-                send(self._end, _without_state(answer, error), descriptors)
+                answer = _without_state(answer, error)
+                send(self._end, answer, descriptors if isinstance(answer, Fetched) else ())
         except ConnectionError:
             self._is_closed = True
         finally:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.utils.data
-from torch.utils.data import Dataset, IterableDataset, SequentialSampler, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, SequentialSampler
 
 import shardio
 from shardio import DataLoader, DevicePrefetcher, StateError
-from shardio.train import in_groups, load_checkpoint, train
+from shardio.train import in_groups
 from tests.device.late_stream import prefetch_late
-from tests.train.runs import make_config, make_model
-from tests.train.small_data import make_batches
 
 WORKERS: dict[str, dict[str, Any]] = {
     "caller": {},
@@ -97,7 +94,7 @@ def test_a_state_that_cannot_be_asked_for_is_an_error_only_if_it_is_wanted(
     place: str, kind: type, workers: str
 ) -> None:
     dataset, options = PLACES[place](kind)
-    expected = [batch.tolist() for batch in torch.utils.data.DataLoader(dataset, **options, num_workers=2)]
+    expected = [batch.tolist() for batch in torch.utils.data.DataLoader(dataset, **options)]
     loader = DataLoader(dataset, **options, **WORKERS[workers])
     error = "missing 2 required positional arguments" if kind is Asking else "LookupError: no state yet"
     received = list[list[int]]()
@@ -137,18 +134,3 @@ def test_a_prefetcher_of_a_loader_whose_state_cannot_be_asked_for(is_late: bool)
     next(iterator)
     with pytest.raises(StateError if is_late else TypeError, match="missing 2 required positional arguments"):
         prefetcher.state_dict()
-
-
-class Images(Asking, TensorDataset):
-    """Images whose dataset has a state with arguments."""
-
-
-def test_training_on_such_a_dataset_saves_checkpoints_at_the_end_of_epochs(tmp_path: Path) -> None:
-    def make() -> Any:
-        return DataLoader(Images(*make_batches([21], side=16)[0]), 4, shuffle=True)
-
-    train(make_model(), make(), make_config(tmp_path, epochs=2))
-    assert [rank["loader"] for rank in load_checkpoint(tmp_path / "last.pt")["ranks"]] == [None]
-    assert not make().has_state
-    with pytest.raises(ValueError, match="checkpoint_every=1 needs a loader with a state"):
-        train(make_model(), make(), make_config(tmp_path / "other", checkpoint_every=1))
