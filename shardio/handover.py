@@ -88,6 +88,16 @@ def held_back() -> Iterator[list[Count]]:
         _HELD.reset(token)
 
 
+@contextmanager
+def counted_at_once() -> Iterator[list[Count]]:
+    """Count a block's batches at once, even inside :func:`held_back`. The list of functions to call later is empty."""
+    token = _HELD.set(None)
+    try:
+        yield []
+    finally:
+        _HELD.reset(token)
+
+
 def find_rng_keys() -> RngKeys | None:
     """Return where the caller wants the rng keys of batches; None if it wants none."""
     return _RNG_KEYS.get()

@@ -132,7 +132,12 @@ def splits(loader: HasWorkers) -> bool:
 
 def is_batching(loader: Any) -> bool:
     """Return whether a loader collates samples; otherwise it yields what the dataset yields."""
-    return getattr(loader, "batch_size", None) is not None or getattr(loader, "batch_sampler", None) is not None
+    if getattr(loader, "batch_size", None) is not None or getattr(loader, "batch_sampler", None) is not None:
+        return True
+    if hasattr(loader, "batch_size") and hasattr(loader, "batch_sampler"):
+        return False
+    # A wrapper that lacks them. torch's function for single samples has this name.
+    return getattr(collate_of(loader), "__name__", "") != "default_convert"
 
 
 def collates_columns(loader: Any) -> bool:

@@ -169,7 +169,11 @@ def _tagged(loader: Iterable[Any]) -> Iterator[None]:
         yield
         return
     collate = loader.collate_fn
-    loader.collate_fn = _TaggingCollate(collate)
+    try:
+        loader.collate_fn = _TaggingCollate(collate)
+    except AttributeError:  # A property of a wrapper.
+        yield
+        return
     try:
         yield
     finally:

@@ -41,6 +41,9 @@ class InFlightBatches:
         times: Where the waiting of the device is added.
     """
 
+    is_synchronous = False
+    """Whether the only batch that is sent is the one that the user requests."""
+
     def __init__(
         self,
         stream: CopyStream,
@@ -127,6 +130,8 @@ class SynchronousBatches:
     Args:
         prepare: A function that copies a batch to the device and makes the final batch from it and its rng key.
     """
+
+    is_synchronous = True
 
     def __init__(self, prepare: Callable[[Any, int | None], Any]) -> None:
         self._prepare = prepare

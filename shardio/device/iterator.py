@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from shardio.device.in_flight import InFlightBatches, SynchronousBatches
 from shardio.device.waiting import WaitingTimes
-from shardio.handover import Count, asking_for_rng_keys, find_held, hand_over, held_back, restore_held
+from shardio.errors import StateError
+from shardio.handover import (
+    Count,
+    asking_for_rng_keys,
+    counted_at_once,
+    find_held,
+    hand_over,
+    held_back,
+    restore_held,
+)
 from shardio.interruptions import cut_short, describe_error, let_through, no_end
 from shardio.torch_modes import outside_of_inference_mode
 
@@ -23,17 +33,11 @@ class LastReceived:
     """The last batch that the user received. It outlives an iterator that is left early.
 
     Attributes:
-        state: The loader's state as of that batch; None if the loader's own state is up to date.
+        state: The loader's state as of that batch, or the error to raise when it is wanted; None if the loader's own
+            state is up to date.
     """
 
-    state: dict[str, Any] | None = None
-
-
-class _OnReceipt(NamedTuple):
-    """The functions to call, and the loader's state, when the user receives a batch."""
-
-    counts: list[Count]
-    state: dict[str, Any] | None
+    state: dict[str, Any] | StateError | None = None
 
 
 class _Failure(NamedTuple):
@@ -59,7 +63,7 @@ class PrefetchIterator:
         times: The prefetcher's counts and times.
         watch: Returns a context in which the loader's epoch begins.
         is_ahead: Whether the loader counts a batch when it is requested, so that the loader's
-            state is ahead of the user.
+            state is ahead of the user while batches are in flight or held back.
     """
 
     def __init__(
@@ -124,13 +128,12 @@ class PrefetchIterator:
         while self._failure is None and len(self._in_flight) < self._depth and self._can_send():
             self._failure = self._send_next()
         if len(self._in_flight):
-            batch, on_receipt = self._in_flight.receive()
-            self._last_received.state = on_receipt.state
+            batch, counts = self._in_flight.receive()
             self._times.num_batches += 1
-            hand_over(on_receipt.counts)
+            hand_over(counts)
             return batch, None
         assert self._failure is not None, "nothing is in flight"
-        failure, self._failure, self._last_received.state = self._failure, None, None
+        failure, self._failure = self._failure, None
         self._late_counts = failure.late_counts
         hand_over(failure.counts)
         if isinstance(failure.error, StopIteration):
@@ -164,27 +167,43 @@ class PrefetchIterator:
 
     def _send_next(self) -> _Failure | None:
         """Request the loader's next batch and send it. Return the failure, if there is one."""
+        saves_state = self._is_ahead and (not self._in_flight.is_synchronous or find_held() is not None)
         # The state of a loader that is ahead includes its parts, so they must count at the same time.
-        with nullcontext(list[Count]()) if self._is_ahead else held_back() as counts, asking_for_rng_keys() as keys:
+        with counted_at_once() if saves_state else held_back() as counts, asking_for_rng_keys() as keys:
             began = time.perf_counter()
             try:
                 batch = self._take()
             except StopIteration as end:
-                return _Failure(end.with_traceback(None), counts, [])  # The traceback would keep a batch on the device.
+                end.with_traceback(None)  # It would keep a batch on the device.
+                return _Failure(end, [*counts, *self._note_state(None)], [])
             except Exception as error:
                 let_through(error)
-                return _Failure(error, counts, [])
+                return _Failure(error, [*counts, *self._note_state(None)], [])
             finally:
                 self._times.loader_wait_s += time.perf_counter() - began
         rng_key = keys.take()
-        state = self._loader.state_dict() if self._is_ahead else None  # type: ignore[attr-defined]
+        counts += self._note_state(self._ask_for_state() if saves_state else None)
         try:
             with outside_of_inference_mode():
-                self._in_flight.send(batch, _OnReceipt(counts, state), rng_key)
+                self._in_flight.send(batch, counts, rng_key)
         except Exception as error:  # From the user's transform or the device.
             let_through(error)
             return _Failure(no_end(error), [], counts)
         return None
+
+    def _ask_for_state(self) -> dict[str, Any] | StateError:
+        loader: Any = self._loader
+        try:
+            state: dict[str, Any] = loader.state_dict()
+        except Exception as error:  # A user's method may fail in any way, and nobody may want the state.
+            let_through(error)
+            what = f"{type(loader).__name__}.state_dict() raised {describe_error(error)}"
+            return StateError(f"the position of this batch is not known, because {what}")
+        return state
+
+    def _note_state(self, state: dict[str, Any] | StateError | None) -> list[Count]:
+        """Return what sets the state of the last batch that the user received, if the loader's own is ahead of it."""
+        return [partial(setattr, self._last_received, "state", state)] if self._is_ahead else []
 
     def _take(self) -> Any:
         """Return the loader's next batch. The first one begins its epoch."""

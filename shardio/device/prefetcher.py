@@ -21,6 +21,7 @@ from shardio.device.preparing import ImagePreparation, Normalize
 from shardio.device.streams import CopyStream, CudaStream
 from shardio.device.waiting import PrefetchStats, WaitingTimes
 from shardio.epochs import MAX_EPOCH, set_epoch
+from shardio.errors import StateError
 from shardio.handover import counts_when_received
 from shardio.torch_modes import own_tensors
 from shardio.values import check_integer
@@ -110,10 +111,11 @@ class DevicePrefetcher:
         self._last_received = LastReceived()
         if self._stream is None:
             batches: SynchronousBatches | InFlightBatches = SynchronousBatches(self._copy_and_prepare)
-            depth, is_ahead = 1, False
+            depth = 1
         else:
             batches = InFlightBatches(self._stream, self._pool, self._copy, self._prepare, self._times)
-            depth, is_ahead = self.depth, self.has_state and not self.counts_when_received
+            depth = self.depth
+        is_ahead = self.has_state and not self.counts_when_received
         iterator = PrefetchIterator(
             self.loader, batches, depth, self._last_received, self._times, self._watch, is_ahead=is_ahead
         )
@@ -152,9 +154,14 @@ class DevicePrefetcher:
         """Return the loader's state as of the last batch that you received.
 
         If the loader has no state, return an empty dict and issue a RuntimeWarning.
+
+        Raises:
+            StateError: If the loader counts batches when they are requested, and its ``state_dict`` failed.
         """
-        if self._last_received.state is not None:
-            return self._last_received.state
+        if isinstance(state := self._last_received.state, StateError):
+            raise state
+        if state is not None:
+            return state
         if callable(state_dict := getattr(self.loader, "state_dict", None)):
             return cast(dict[str, Any], state_dict())
         warnings.warn(_NO_STATE.format(type(self.loader).__name__), RuntimeWarning, stacklevel=2)

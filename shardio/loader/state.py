@@ -13,6 +13,7 @@ import torch.utils.data
 from shardio.datasets import EpochSampler, MapDataset, ShardDataset
 from shardio.epochs import set_epoch, set_epoch_of_parts
 from shardio.loader.fetching.epochs import Epochs
+from shardio.loader.fetching.fetchers import takes_arguments
 from shardio.order import EpochCounter, check_epoch
 
 NO_STATE = (
@@ -104,7 +105,8 @@ class Stateful:
     @property
     def has_state(self) -> bool:
         """Whether the loader can save its position."""
-        return self.has_order or not self._is_torchs
+        parts = (self.dataset, self.sampler, self.batch_sampler)
+        return self.has_order or not (self._is_torchs or any(map(takes_arguments, parts)))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next ``iter``. Setting the loaded epoch keeps its position; another epoch drops it.
@@ -135,6 +137,9 @@ class Stateful:
         it has the keys of torchdata's StatefulDataLoader, with the states of the dataset, the sampler and their
         iterators if they have any. If torch's own iterators make the batches, it is empty, and a RuntimeWarning says
         so.
+
+        Raises:
+            StateError: If the ``state_dict`` of the dataset, the sampler or an iterator fails or takes arguments.
         """
         if self._order is None:
             if not self._is_torchs:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -44,6 +45,28 @@ class Callback:
 
     def on_end(self, results: list[EpochResult]) -> None:
         """Handle the metrics of all epochs at the end of training."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs, such as averaged weights. Checkpoints hold that of rank 0.
+
+        It may contain tensors, numpy arrays, numbers, strings, and dicts, lists, tuples and sets of these.
+        """
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what :meth:`state_dict` returned, unless it was empty. Called before :meth:`on_start`."""
+        raise NotImplementedError(f"{type(self).__name__} has a state_dict, so it needs a load_state_dict")
+
+
+def name_callbacks(callbacks: Iterable[Callback]) -> dict[str, Callback]:
+    """Return callbacks by names that are the same in a resumed run: their classes, numbered where one has several."""
+    named: dict[str, Callback] = {}
+    counts = Counter[str]()
+    for callback in callbacks:
+        name = type(callback).__qualname__
+        counts[name] += 1
+        named[name if counts[name] == 1 else f"{name} {counts[name]}"] = callback
+    return named
 
 
 class PrintEpochs(Callback):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 
 from shardio.errors import FormatError
@@ -28,11 +30,20 @@ PARTS: dict[str, type] = {
 }
 """The parts of a run's checkpoint, and their types."""
 
+_SEED, _GENERATORS = "_base_seed", "_generators"
+"""Keys of loaders' states: those of shardio's, and the first one also of torchdata's."""
+
+_LOADABLE = {
+    *(type(None), bool, int, float, complex, str, bytes, bytearray),
+    *(torch.Tensor, torch.nn.Parameter, torch.Size, torch.dtype, torch.device),
+}
+"""Types of values without parts that torch loads without executing code."""
+
 LAST, BEST = "last.pt", "best.pt"
 
 
 def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
-    """Write a state to a file. It may contain tensors, numbers, strings, and containers of these.
+    """Write a state to a file. It may contain tensors, numpy arrays, numbers, strings, and containers of these.
 
     Raises:
         OSError: If the file cannot be written, for example because the disk is full. The previous
@@ -90,7 +101,8 @@ def load_checkpoint(path: str | os.PathLike[str], map_location: str | torch.devi
             raise FormatError(f"{path} is not a checkpoint, or is truncated: use another one or start a new run")
     try:
         _check_content(path)
-        state: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=True)
+        with torch.serialization.safe_globals(_find_safe_globals()):
+            state: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=True)
         if not isinstance(state, dict):
             raise TypeError(f"it contains an object of type {type(state).__name__}, not a dict")
     except MemoryError:
@@ -112,6 +124,39 @@ def load_checkpoint(path: str | os.PathLike[str], map_location: str | torch.devi
     return state
 
 
+def _find_safe_globals() -> list[Any]:
+    """Return what loads numpy's arrays and scalars, which users' states may contain."""
+    functions = {"_reconstruct": np.empty(0).__reduce__()[0], "scalar": np.float64(0).__reduce__()[0]}
+    named = [
+        (function, f"numpy.{core}.multiarray.{name}")  # numpy 2 has renamed the module.
+        for name, function in functions.items()
+        for core in ("core", "_core")
+    ]
+    return [np.ndarray, np.dtype, *{type(np.dtype(code)) for code in np.typecodes["All"]}, *named]
+
+
+def check_loadable(value: Any, name: str) -> None:
+    """Check that a value in a checkpoint can be loaded without executing code.
+
+    Raises:
+        TypeError: If it cannot. The message names the part by ``name``.
+    """
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        return
+    if type(value) in (dict, OrderedDict, Counter):
+        for key, part in value.items():
+            check_loadable(key, f"the key {key!r} of {name}")
+            check_loadable(part, f"{name}[{key!r}]")
+    elif type(value) in (list, tuple, set):
+        for number, part in enumerate(value):
+            check_loadable(part, f"{name}[{number}]")
+    elif type(value) not in _LOADABLE:
+        raise TypeError(
+            f"{name} is of type {type(value).__qualname__}, which checkpoints cannot hold: use tensors, numpy arrays, "
+            "numbers, strings, and dicts, lists, tuples or sets of these"
+        )
+
+
 def _check_content(path: str | os.PathLike[str]) -> None:
     """Verify the file's checksums, which torch writes but does not verify."""
     with zipfile.ZipFile(path) as archive:
@@ -127,3 +172,41 @@ def check_parts(state: dict[str, Any], path: str | os.PathLike[str]) -> None:
                 f"{path} is not a checkpoint of a training run, or is damaged ({name!r} must be a {kind.__name__}, got "
                 f"{type(state.get(name)).__name__}): use another one or start a new run"
             )
+
+
+def are_equal(one: Any, other: Any) -> bool:
+    """Return whether two values of checkpoints are equal."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(are_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(are_equal, one, other))
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    return type(one) is type(other) and bool(one == other)
+
+
+def find_shared_state(states: Sequence[Any]) -> Any:
+    """Return the state that loaders of any number of ranks can load to begin an epoch; None if there is none.
+
+    Without shardio's order, the states of ranks differ in what the epoch has drawn: seeds, and states of generators.
+
+    Args:
+        states: Those of all ranks at the end of an epoch.
+    """
+    compared = [_leave_out_draws(state, keeps_generators=False) for state in states]
+    if not all(are_equal(compared[0], other) for other in compared):
+        return None
+    return _leave_out_draws(states[0], keeps_generators=True)
+
+
+def _leave_out_draws(state: Any, *, keeps_generators: bool) -> Any:
+    if not isinstance(state, dict):
+        return state
+    changed = {key: _leave_out_draws(part, keeps_generators=keeps_generators) for key, part in state.items()}
+    if _SEED in state and (_GENERATORS in state or not keeps_generators):
+        changed[_SEED] = None  # shardio's loader draws another one. torchdata's needs one.
+    if not keeps_generators and isinstance(generators := state.get(_GENERATORS), dict):
+        changed[_GENERATORS] = generators.get("own")
+    return changed

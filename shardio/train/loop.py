@@ -44,7 +44,9 @@ def train(
     ranks. On the same number of ranks, the resumed run equals an uninterrupted one, with two
     exceptions: in datasets that are not shardio's, transforms draw different numbers if they use the
     generators of torch, numpy or Python, and results are bitwise equal only on a CPU with
-    ``deterministic``. On a different number of ranks, each sample is still used once per epoch.
+    ``deterministic``. On a different number of ranks, each sample is still used once per epoch;
+    without shardio's order, such a run must resume after an epoch. Callbacks resume if they have a
+    ``state_dict``.
 
     Args:
         model: A module that maps images, float [N, C, H, W], to outputs [N, classes]. It is moved

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,17 @@ from torch import nn
 
 from shardio.device import DevicePrefetcher
 from shardio.errors import NonFiniteLossError, StateError
-from shardio.train.callbacks import Callback
-from shardio.train.checkpoint import BEST, LAST, check_parts, load_checkpoint, save_checkpoint
+from shardio.train.callbacks import Callback, name_callbacks
+from shardio.train.checkpoint import (
+    BEST,
+    LAST,
+    are_equal,
+    check_loadable,
+    check_parts,
+    find_shared_state,
+    load_checkpoint,
+    save_checkpoint,
+)
 from shardio.train.config import TrainConfig
 from shardio.train.directory import prepare_directory
 from shardio.train.memory import measure_memory
@@ -193,10 +203,15 @@ class TrainRun:
         if self._directory is None:
             return
         self._check_weights()
+        loader_state = self.batches.state_dict() if self.batches.has_state else None
+        check_loadable(loader_state, "the loader's state")
+        callbacks = {name: callback.state_dict() for name, callback in name_callbacks(self.callbacks).items()}
+        for name, callback_state in callbacks.items():
+            check_loadable(callback_state, f"the state of the callback {name}")
         of_ranks = gather(
             {
                 "random": random_states(self.step.device),
-                "loader": self.batches.state_dict() if self.batches.has_state else None,
+                "loader": loader_state,
                 "score": self._score.sums.cpu(),
             }
         )
@@ -211,6 +226,7 @@ class TrainRun:
             "is_within_epoch": is_within_epoch,
             "times": self._times,
             "ranks": of_ranks,
+            "callbacks": {name: callback_state for name, callback_state in callbacks.items() if callback_state},
         }
         for name in names:
             save_checkpoint(self._directory / name, state)
@@ -246,15 +262,10 @@ class TrainRun:
         of_ranks = state["ranks"]
         is_same_world = len(of_ranks) == self.world.world_size
         own = of_ranks[self.world.rank if is_same_world else 0]
-        if not is_same_world and any(repr(rank["loader"]) != repr(own["loader"]) for rank in of_ranks):
-            raise StateError(
-                f"{path} is from a run with a world size of {len(of_ranks)}, and cannot be resumed with "
-                f"{self.world.world_size}, because the state of its {type(self.batches.loader).__name__} differs "
-                f"between ranks: use a world size of {len(of_ranks)}. The state of shardio.DataLoader is the same on "
-                "all ranks"
-            )
-        if own["loader"] is not None and self.batches.has_state:
-            self.batches.load_state_dict(own["loader"])
+        loader_state = own["loader"] if is_same_world else self._share_loader_state(state, path)
+        if loader_state is not None and self.batches.has_state:
+            self.batches.load_state_dict(loader_state)
+        self._load_callbacks(state.get("callbacks", {}), path)
         if not state["is_within_epoch"]:
             return
         if is_same_world:
@@ -262,3 +273,35 @@ class TrainRun:
             self._score.sums.copy_(own["score"])
         elif self.world.rank == 0:
             self._score.sums.copy_(torch.stack([rank["score"] for rank in of_ranks]).sum(0))
+
+    def _share_loader_state(self, state: dict[str, Any], path: Path) -> Any:
+        """Return the state of all ranks' loaders for another number of ranks."""
+        states = [rank["loader"] for rank in state["ranks"]]
+        has_order = getattr(self.batches.loader, "has_order", False)
+        if states[0] is None or (has_order and all(are_equal(states[0], other) for other in states)):
+            return states[0]
+        shared = None if state["is_within_epoch"] else find_shared_state(states)
+        if shared is not None:
+            return shared
+        before, now = len(states), self.world.world_size
+        why = "datasets, samplers or generators of its loader have a state of their own on each rank"
+        if state["is_within_epoch"]:
+            why = "it was saved within an epoch, where each rank has its own samples left"
+        raise StateError(
+            f"{path} is from a run with a world size of {before}, and cannot be resumed with {now}: {why}. Use a world "
+            f"size of {before}{', at least to the end of the epoch' if state['is_within_epoch'] else ''}. In shardio's "
+            "order (a ShardDataset, or sampler=EpochSampler(dataset)), the world size may change after any step"
+        )
+
+    def _load_callbacks(self, states: dict[str, Any], path: Path) -> None:
+        callbacks = name_callbacks(self.callbacks)
+        for name, state in states.items():
+            if name in callbacks:
+                callbacks[name].load_state_dict(state)
+            elif self.world.rank == 0:
+                warnings.warn(
+                    f"{path} holds the state of a callback {name}, which this run does not have: it is not loaded, and "
+                    "later checkpoints will lack it",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from shardio.handover import Count, find_held, hand_over, held_back, restore_held
 from shardio.train.config import Precision
 
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -210,17 +211,30 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast:
 def in_groups(batches: Iterable[Any], size: int) -> Iterator[tuple[Any, bool]]:
     """Yield each batch, and whether it ends its group of ``size``. The last group may be shorter.
 
-    The iterator looks one batch ahead within a group, but never past its end. So at the end of a
-    group, the loader's state is as of the last batch that was yielded.
+    The iterator looks one batch ahead within a group, but not past a full one. The state of a shardio loader, or of a
+    :class:`shardio.DevicePrefetcher` of any loader, is always as of the last batch that was yielded: the batch after it
+    and the end of the epoch count when you receive them.
     """
-    iterator = iter(batches)
-    nothing = object()
-    batch, num_in_group = next(iterator, nothing), 1
+    iterator, nothing = iter(batches), object()
+
+    def take() -> tuple[Any, list[Count]]:
+        held = find_held()
+        try:
+            with held_back() if size > 1 else nullcontext(list[Count]()) as counts:
+                return next(iterator, nothing), counts
+        except BaseException:
+            restore_held(held)
+            raise
+
+    (batch, counts), num_in_group = take(), 1
     while batch is not nothing:
         if num_in_group == size:
+            hand_over(counts)
             yield batch, True
-            batch, num_in_group = next(iterator, nothing), 1
+            (batch, counts), num_in_group = take(), 1
         else:
-            following = next(iterator, nothing)
+            following, later_counts = take()
+            hand_over(counts)
             yield batch, following is nothing
-            batch, num_in_group = following, num_in_group + 1
+            batch, counts, num_in_group = following, later_counts, num_in_group + 1
+    hand_over(counts)

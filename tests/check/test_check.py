@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 import webdataset
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from shardio import CoverageError, DataLoader, ShardDataset
 from shardio.check import Coverage, Delivery, ExpectedSamples, assert_exactly_once, make_report
@@ -131,3 +131,45 @@ def test_the_command_fails_without_a_dataset(tmp_path: Path, run_check: RunCheck
     done = run_check(tmp_path)
     assert done.exit_code == 1
     assert str(done.exception).startswith(f"the directory {tmp_path} holds neither")
+
+
+class Keyed(Dataset[dict[str, Any]]):
+    """Samples with an id."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": torch.full((3,), float(index)), "id": index}
+
+
+class PassesOn:
+    """A user's wrapper of a loader."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._loader)
+
+
+@pytest.mark.parametrize("is_batched", [True, False])
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("dataset", "num_workers", "collate_fn"),
+        ("dataset", "num_workers", "collate_fn", "batch_sampler"),
+        ("dataset", "num_workers", "collate_fn", "batch_size"),
+        ("dataset", "batch_size"),
+        (),
+    ],
+)
+def test_wrappers_with_some_attributes_of_a_loader(names: tuple[str, ...], num_workers: int, is_batched: bool) -> None:
+    properties = {name: property(attrgetter(f"_loader.{name}")) for name in names}
+    wrap = type("Wrapper", (PassesOn,), properties)
+    options: Any = {"batch_size": 4 if is_batched else None, "num_workers": num_workers}
+    key = itemgetter("id") if is_batched else lambda sample: [sample["id"]]
+    assert_exactly_once(wrap(TorchLoader(Keyed(), shuffle=True, **options)), key=key, epochs=2)
+    with pytest.raises(CoverageError, match=r"1 more than once.*\n  repeated: 7, delivered 4 times"):
+        assert_exactly_once(wrap(TorchLoader(Keyed(), sampler=[*range(17), 7, 7, 7], **options)), key=key)

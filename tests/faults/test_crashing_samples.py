@@ -45,7 +45,7 @@ def test_a_sample_that_always_kills_its_worker_process_is_named(data: Data, expe
     batches = Batches()
     with (
         warns_of_deaths(),
-        pytest.raises(WorkerError, match=r"3 worker processes.* was killed by SIGABRT") as error_info,
+        pytest.raises(WorkerError, match=r"3 worker processes.* signal: Aborted") as error_info,
     ):
         collect(loader, batches)
     assert batches == expected["shards"][0][:number]

@@ -141,7 +141,7 @@ def warns_of_deaths() -> Any:
     """Expect the warning of worker processes that died and were restarted."""
     return pytest.warns(
         RuntimeWarning,
-        match=r"(worker process|fork server) \d+ .*; (it was|they were) restarted; (its|their) unfinished batches are ",
+        match=r"(worker \(pid|fork server) \d+.*; (it was|they were) restarted; (its|their) unfinished batches are ",
     )
 
 

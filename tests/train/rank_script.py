@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DistributedSampler
 
 import shardio
 from shardio import ShardDataset, ShardMapDataset
@@ -44,6 +45,7 @@ class Settings:
         sizes: The sizes of each rank's batches of noise, which replace those of the dataset.
         repeat: How many times to train.
         is_plain: Whether the model's outputs depend on each sample alone.
+        is_torchs: Whether the order of the training loader is that of torch's DistributedSampler.
         is_refused: Whether all ranks raise an error before they start, after which the next run follows.
     """
 
@@ -60,6 +62,7 @@ class Settings:
     sizes: list[list[int]] | None = None
     repeat: int = 1
     is_plain: bool = False
+    is_torchs: bool = False
     is_refused: bool = False
 
 
@@ -112,6 +115,11 @@ def train_as(settings: Settings) -> None:
         settings.source, fields=fields, shuffle=True, remainder=settings.remainder, transform=RandomResizedCrop(16)
     )
     loader = shardio.DataLoader(dataset, settings.batch_size, num_workers=settings.num_workers)
+    if settings.is_torchs:
+        mapped = ShardMapDataset(settings.source, fields=fields, transform=CenterCrop(16))
+        world = find_world()
+        sampler: Any = DistributedSampler(mapped, world.world_size, world.rank)
+        loader = shardio.DataLoader(mapped, settings.batch_size, sampler=sampler)
     val_set = ShardMapDataset(settings.source, transform=CenterCrop(16))
     val_sampler = shardio.EpochSampler(val_set, shuffle=False, remainder="mask")
     val_loader = shardio.DataLoader(val_set, 3, sampler=val_sampler)

@@ -6,11 +6,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.utils.data
 from torch import nn
 
-from shardio.train import Compile, GradientPenalty, TrainConfig, TrainStep, load_checkpoint, train
+import shardio
+from shardio.train import Callback, Compile, GradientPenalty, TrainConfig, TrainStep, load_checkpoint, train
 from shardio.train.callbacks import SizeHints
 from tests.train.runs import StopAfter, StopError, read_figures
 from tests.train.small_data import PLAIN, make_batches, make_network, weights_of
@@ -134,3 +137,73 @@ def test_there_is_no_hint_for_sizes_that_are_given() -> None:
         warnings.simplefilter("always")
         _train_with_hints(_make_layers(16), 8)
     assert caught == []
+
+
+class Averaged(Callback):
+    """The moving average of a model's weights, with other values of many types in its state."""
+
+    def __init__(self) -> None:
+        self.weights = dict[str, torch.Tensor]()
+        self.others: Any = {"decay": np.float64(0.5), "seen": np.arange(3, dtype=np.uint16), "steps": (0, [None, 1j])}
+
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        self.model = model
+        self.weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+        return model
+
+    def on_batch(self, batch: Any) -> None:
+        for name, weight in self.model.named_parameters():
+            self.weights[name].lerp_(weight.detach(), 1 - float(self.others["decay"]))
+        self.others["seen"] += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights, "others": self.others}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weights, self.others = state["weights"], state["others"]
+
+
+@pytest.mark.parametrize("num_batches", [3, 8])
+def test_the_states_of_callbacks_resume(tmp_path: Path, num_batches: int) -> None:
+    """Also of two of one class, from a checkpoint within an epoch and from that of its end."""
+
+    def run(name: str, *others: Callback) -> list[Averaged]:
+        averaged = [Averaged(), Averaged()]
+        averaged[1].others["decay"] = np.float64(0.25)
+        dataset = torch.utils.data.TensorDataset(*make_batches([24])[0])
+        loader = shardio.DataLoader(dataset, 4, shuffle=True)
+        config = _config(tmp_path / name, checkpoint_every=1 if num_batches < 6 else None)
+        train(make_network(), loader, config, callbacks=[averaged[0], *others, averaged[1]])
+        return averaged
+
+    whole = run("whole")
+    with pytest.raises(StopError):
+        run("stopped", StopAfter(num_batches))
+    for one, expected in zip(run("stopped"), whole, strict=True):
+        assert all(torch.equal(one.weights[name], weight) for name, weight in expected.weights.items())
+        assert (one.others["decay"], one.others["seen"].tolist()) == (expected.others["decay"], [12, 13, 14])
+        assert one.others["seen"].dtype == np.uint16
+    assert sorted(load_checkpoint(tmp_path / "whole" / "best.pt")["callbacks"]) == ["Averaged", "Averaged 2"]
+
+
+def test_a_state_without_its_callback_is_warned_of(tmp_path: Path) -> None:
+    train(make_network(), make_batches([4]), _config(tmp_path, schedule="constant"), callbacks=[Averaged()])
+    with pytest.warns(RuntimeWarning, match="holds the state of a callback Averaged, which this run does not have"):
+        train(make_network(), make_batches([4]), _config(tmp_path, schedule="constant", epochs=3))
+
+
+def test_a_state_that_cannot_be_loaded_again_is_refused_when_it_is_saved(tmp_path: Path) -> None:
+    averaged = Averaged()
+    averaged.others["path"] = [tmp_path]
+    with pytest.raises(TypeError, match=r"the state of the callback Averaged\['others'\]\['path'\]\[0\] is "):
+        train(make_network(), make_batches([4]), _config(tmp_path), callbacks=[averaged])
+
+
+def test_a_callback_that_only_saves_is_an_error(tmp_path: Path) -> None:
+    class Saving(Callback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"steps": 1}
+
+    train(make_network(), make_batches([4]), _config(tmp_path, schedule="constant"), callbacks=[Saving()])
+    with pytest.raises(NotImplementedError, match="Saving has a state_dict, so it needs a load_state_dict"):
+        train(make_network(), make_batches([4]), _config(tmp_path, schedule="constant", epochs=3), callbacks=[Saving()])

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
+from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from shardio.errors import FormatError
 from shardio.train import Callback, load_checkpoint, train
 from shardio.train import checkpoint as checkpoint_module
+from shardio.train.checkpoint import are_equal, check_loadable, save_checkpoint
 from tests.files import files_of_at_most
+from tests.loader.fetching.programs import Point
 from tests.train.runs import (
     STEPS_PER_EPOCH,
     StopError,
@@ -123,3 +128,34 @@ def test_a_run_killed_between_its_two_checkpoints_still_writes_the_best_one(
             train(make_model(), make_loader(packed), make_config(tmp_path))
     results = train(make_model(), make_loader(packed), make_config(tmp_path))
     assert load_checkpoint(tmp_path / "best.pt")["results"][-1]["loss"] == min(result.loss for result in results)
+
+
+LOADABLE: dict[str, Any] = {
+    "none": None,
+    "numbers": [True, 2**100, -0.5, 1j],
+    "text": ["a", b"b", bytearray(b"c")],
+    "containers": (OrderedDict(a={1}), {3: ()}, Counter("a")),
+    "tensors": [torch.ones(2), torch.nn.Parameter(torch.ones(1)), torch.Size([1]), torch.float16, torch.device("cpu")],
+    "arrays": [np.ones((2, 3), np.float32), np.array(["a"]), np.zeros(2, [("a", "<i4")]), np.array("2020", "M8[D]")],
+    "scalars": [np.float64(0.5), np.int8(3), np.bool_(True), np.str_("a")],
+    "the state of numpy": np.random.get_state(),
+    "the state of python": random.getstate(),
+}
+
+
+@pytest.mark.parametrize("name", LOADABLE)
+def test_what_is_saved_is_loaded_without_executing_code(tmp_path: Path, name: str) -> None:
+    check_loadable(LOADABLE[name], "it")
+    save_checkpoint(tmp_path / "last.pt", {"value": LOADABLE[name]})
+    assert are_equal(load_checkpoint(tmp_path / "last.pt")["value"], LOADABLE[name])
+
+
+@pytest.mark.parametrize(
+    "value", [defaultdict(int), Point(1, 2), Path("a"), np.array([Path("a")], object), range(3), len], ids=repr
+)
+def test_what_could_not_be_loaded_is_refused(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(TypeError, match=r"it\[0\]\['a'\] is of type \w+, which checkpoints cannot hold"):
+        check_loadable([{"a": value}], "it")
+    save_checkpoint(tmp_path / "last.pt", {"value": value})
+    with pytest.raises(FormatError, match="cannot be read as a checkpoint"):
+        load_checkpoint(tmp_path / "last.pt")

@@ -20,10 +20,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
+from torch.utils.data import DistributedSampler
 
 import shardio
-from shardio import ShardMapDataset
+from shardio import ShardMapDataset, StateError
 from shardio.train import TrainConfig, evaluate, load_checkpoint
+from shardio.train.checkpoint import find_shared_state, save_checkpoint
 from shardio.train.directory import LOCK, claimed
 from shardio.train.ranks import reported_failures
 from shardio.transforms import CenterCrop
@@ -109,6 +111,7 @@ def two_ranks(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Launch:
         _run(packed, root / "unequal", remainder="keep", batch_size=1, is_refused=True),
         _run(packed, root / "from_one_rank", launch=1, config={"checkpoint_every": 1}),
         _run(packed, root / "plain", **PLAIN, batch_size=2),
+        _run(packed, root / "torchs", is_torchs=True, config={"epochs": 1, **RESUMABLE}),
         _run(
             packed,
             root / "sizes",
@@ -128,6 +131,9 @@ PLAIN: dict[str, Any] = {
     "is_plain": True,
 }
 """A run with full steps alone, and a model whose outputs depend on each sample alone, without random numbers."""
+
+
+RESUMABLE: dict[str, Any] = {"schedule": "constant", "checkpoint_every": None}
 
 
 def _read_keys(directory: Path, launch: int) -> list[dict[str, Any]]:
@@ -214,6 +220,33 @@ def test_one_rank_resumes_a_run_of_three_and_sees_each_sample_once(packed: Path,
 
 def test_two_ranks_resume_a_run_of_one_and_see_each_sample_once(packed: Path, two_ranks: Launch) -> None:
     _assert_all_samples_are_seen(packed, two_ranks.directory / "from_one_rank", num_steps=3, before=1, after=2)
+
+
+def test_one_rank_resumes_a_run_of_two_in_torchs_order_after_an_epoch(packed: Path, two_ranks: Launch) -> None:
+    directory = two_ranks.directory / "torchs"
+    state = load_checkpoint(directory / "last.pt")
+    one, other = (rank["loader"] for rank in state["ranks"])
+    assert one != other
+    assert find_shared_state([one, {**other, "_sampler_epoch": 7}]) is None
+    settings = Settings(**_run(packed, directory, launch=1, is_torchs=True, config=RESUMABLE))
+    save_checkpoint(directory / "last.pt", {**state, "is_within_epoch": True})
+    message = r"from a run with a world size of 2, and cannot be resumed with 1: it was saved within an epoch"
+    with pytest.raises(StateError, match=message):
+        train_as(settings)
+    save_checkpoint(directory / "last.pt", {**state, "is_within_epoch": True, "ranks": [state["ranks"][0]] * 2})
+    with pytest.raises(StateError, match=message):  # Equal states do not say that the rest is the same for all.
+        train_as(settings)
+    save_checkpoint(directory / "last.pt", state)
+    train_as(settings)
+    dataset = ShardMapDataset(packed, fields="key")
+    sampler: Any = DistributedSampler(dataset, 1, 0)
+    for epoch, launch in ((0, 0), (1, 1)):
+        sampler.set_epoch(epoch)
+        lines = _read_keys(directory, launch)
+        keys = [key for line in lines if line["epoch"] == epoch for key in line["keys"]]
+        if epoch == 1:
+            assert keys == [dataset[index] for index in sampler]
+        assert set(keys) == {dataset[index] for index in sampler}
 
 
 def test_two_ranks_learn_what_one_learns_from_batches_twice_as_large(two_ranks: Launch) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch.utils.data
+from torch.utils.data import DistributedSampler, TensorDataset
 
 import shardio
 from shardio import ShardMapDataset
 from shardio.errors import StateError
-from shardio.train import load_checkpoint, train
+from shardio.train import Callback, EpochResult, load_checkpoint, train
 from shardio.transforms import RandomResizedCrop
 from tests.train.runs import (
     BATCH_SIZE,
@@ -80,9 +82,76 @@ def test_torchs_loader_resumes_at_the_start_of_an_epoch(
     assert_same_weights(resumed, whole)
 
 
+class StopAtEpoch(Callback):
+    """Stop a run at the end of an epoch: before its checkpoint, or after it, when the next epoch begins."""
+
+    def __init__(self, epoch: int, *, is_saved: bool) -> None:
+        self.epoch, self.is_saved, self.num_ended = epoch, is_saved, 0
+
+    def on_batch(self, batch: Any) -> None:
+        if self.is_saved and self.num_ended > self.epoch:
+            raise StopError
+
+    def on_epoch(self, result: EpochResult) -> None:
+        self.num_ended = result.epoch + 1
+        if not self.is_saved and result.epoch == self.epoch:
+            raise StopError
+
+
+KINDS: dict[str, Any] = {
+    "user's": lambda _: (TensorDataset(*make_batches([21], side=16)[0]), None),
+    "shards": lambda packed: (ShardMapDataset(packed, transform=RandomResizedCrop(16)), None),
+    "distributed": lambda _: (data := TensorDataset(*make_batches([21], side=16)[0]), DistributedSampler(data, 1, 0)),
+}
+"""Datasets and samplers of torch's order. Without a sampler, the order is drawn from torch's global generator."""
+
+
+@pytest.mark.parametrize(("kind", "num_workers"), [("user's", 0), ("user's", 1), ("shards", 0), ("distributed", 0)])
+def test_torchs_order_resumes_from_any_checkpoint(packed: Path, tmp_path: Path, kind: str, num_workers: int) -> None:
+    """Six batches in steps of four: the last step of an epoch is short. Its checkpoint has no batch left."""
+
+    def run(name: str, *callbacks: Callback, loader: Any = shardio.DataLoader) -> Any:
+        dataset, sampler = KINDS[kind](packed)
+        options = {"shuffle": True} if sampler is None else {"sampler": sampler}
+        every = 1 if loader is shardio.DataLoader else None
+        config = make_config(tmp_path / name, checkpoint_every=every, accumulate=4)
+        batches = loader(dataset, BATCH_SIZE, num_workers=num_workers, **options)
+        train(model := make_model(), batches, config, callbacks=callbacks)
+        return model
+
+    whole = run("whole")
+    if kind != "shards":  # torch's loader draws other crops.
+        assert_same_weights(run("torchs", loader=torch.utils.data.DataLoader), whole)
+    stops = [StopAfter(5), StopAfter(11), StopAtEpoch(0, is_saved=False), StopAtEpoch(1, is_saved=True)]
+    for name, stop in enumerate(stops):
+        with pytest.raises(StopError):
+            run(str(name), stop)
+        assert_same_weights(run(str(name)), whole)
+        assert read_figures(tmp_path / str(name)) == read_figures(tmp_path / "whole")
+
+
 def test_checkpoints_within_an_epoch_need_a_loader_with_a_state(packed: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="checkpoint_every=2 needs a loader with a state, which this DataLoader"):
         train(make_model(), make_loader(packed, torchs=True), make_config(tmp_path, checkpoint_every=2))
+
+
+class Asking(TensorDataset):
+    """A dataset whose state cannot be asked for: it has arguments, as in MosaicML's streaming."""
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
+        raise AssertionError("nobody has these arguments")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError("there is no state")
+
+
+def test_a_dataset_whose_state_cannot_be_asked_for_makes_a_loader_without_a_state(tmp_path: Path) -> None:
+    loader = shardio.DataLoader(Asking(*make_batches([21], side=16)[0]), BATCH_SIZE, shuffle=True)
+    assert not loader.has_state
+    train(make_model(), loader, make_config(tmp_path, epochs=1))
+    assert [rank["loader"] for rank in load_checkpoint(tmp_path / "last.pt")["ranks"]] == [None]
+    with pytest.raises(ValueError, match="checkpoint_every=2 needs a loader with a state, which this DataLoader"):
+        train(make_model(), loader, make_config(tmp_path / "other", checkpoint_every=2))
 
 
 def test_the_number_of_workers_may_change(packed: Path, tmp_path: Path) -> None:

@@ -10,21 +10,22 @@ import torch
 
 from shardio.loader.fetching.indices import Indices
 from shardio.loader.fetching.position import EpochPosition, load_position
-from shardio.loader.fetching.random_states import GlobalStates, RandomStates
+from shardio.loader.fetching.random_states import OwnGenerators, RandomStates, States, capture, drawing_from
 
 
 class Epochs:
     """The epochs of a loader.
 
     The order of torch's samplers is drawn from the global generators, or from those that the user passed. A state holds
-    these as they were when the epoch began. After a state was loaded, the loader draws from a copy of the global ones:
-    those of the process belong to the user.
+    these as they were when the epoch began, and a loader that resumes draws that epoch from a copy. The copy serves
+    later epochs, too, as long as the program itself does not seed, restore or use the generators.
     """
 
     def __init__(self) -> None:
         self._loaded: EpochPosition | None = None
         self._position: EpochPosition | None = None
-        self._globals: GlobalStates | None = None
+        self._generators: OwnGenerators | None = None
+        self._process_at_load: States = {}
         self._latest: weakref.ref[Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -53,13 +54,13 @@ class Epochs:
         position = loaded
         if loaded is not None:
             loaded.fit(loader.num_workers)
-            if loaded.random_states is not None:
-                self._globals = loaded.random_states.globals.copy()
-                for generator, state in zip(_find_generators(loader), loaded.random_states.own, strict=False):
-                    generator.set_state(state)
-            if loaded.is_finished:
-                keeps = bool(loader.persistent_workers or not loader.num_workers)
-                position = loaded.begin_next(self._capture(loader), keeps_workers=keeps)
+        if loaded is not None and not loaded.is_finished:
+            self._restore_generators(loader, loaded)
+        elif self._generators is not None:
+            self._generators = self._generators.without_changed()
+        if loaded is not None and loaded.is_finished:
+            keeps = bool(loader.persistent_workers or not loader.num_workers)
+            position = loaded.begin_next(self._capture(loader), keeps_workers=keeps)
         if position is None:
             position = EpochPosition.begin(
                 loader.num_workers, is_iterable=_is_iterable(loader), random_states=self._capture(loader)
@@ -105,12 +106,18 @@ class Epochs:
         Raises:
             StateError: If the state does not fit the loader.
         """
-        self._loaded = load_position(state, is_iterable=_is_iterable(loader)) if state else None
+        loaded = self._loaded = load_position(state, is_iterable=_is_iterable(loader)) if state else None
         self._position = None
-        if self._loaded is not None and self._loaded.sampler_epoch is not None and _find_epoch(loader) is not None:
+        if loaded is None:
+            return
+        if loaded.random_states is not None:
+            self._process_at_load = capture(loaded.random_states.globals)
+        if loaded.is_finished:
+            self._restore_generators(loader, loaded)  # Now: the program may seed them for the next epoch.
+        if loaded.sampler_epoch is not None:
             # Now, not when the epoch begins: frameworks set it when they have begun the epoch, or to another one.
             for sampler in _find_epoch_samplers(loader):
-                sampler.set_epoch(self._loaded.sampler_epoch)
+                sampler.set_epoch(loaded.sampler_epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Drop the loaded position if it is known to be in another epoch, unless it is at the end of that."""
@@ -124,21 +131,27 @@ class Epochs:
         In torch's order: its iterators call the sampler's ``__iter__``, draw a seed if their workers are new and, with
         workers, call ``__iter__`` again then. Samplers may draw whenever that is called.
         """
-        indices = Indices(loader._index_sampler, self._globals)
+        indices = Indices(loader._index_sampler, self._generators)
         if position.draws_seed or position.base_seed is None:
-            with GlobalStates.drawing_from(self._globals):
+            with drawing_from(self._generators):
                 seed = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=loader.generator)
             position.base_seed = int(seed.item())
             if loader.num_workers:
-                indices = Indices(loader._index_sampler, self._globals)
+                indices = Indices(loader._index_sampler, self._generators)
         return indices
+
+    def _restore_generators(self, loader: Any, loaded: EpochPosition) -> None:
+        if (states := loaded.random_states) is not None:
+            for generator, state in zip(_find_generators(loader), states.own, strict=False):
+                generator.set_state(state)
+            self._generators = OwnGenerators(states.globals, self._process_at_load)
 
     def _capture(self, loader: Any) -> RandomStates:
         modules = {type(sampler).__module__.partition(".")[0] for sampler in _find_samplers(loader)}
         includes_others = modules != {"torch"}
         states = RandomStates.capture(_find_generators(loader), includes_others=includes_others)
-        if self._globals is not None:
-            states.globals = self._globals.copy()
+        if self._generators is not None:
+            states.globals = self._generators.cover(states.globals)
         return states
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 
 from shardio.bad_samples import BadSamples, keep_samples, read_around, read_samples
 from shardio.errors import StateError, add_note
+from shardio.interruptions import describe_error, let_through
 from shardio.loader.fetching.job import FetchJob
 from shardio.loader.fetching.state_keys import DATASET_ITER_STATE, DATASET_STATE, FETCHER_ENDED, FETCHER_STATE
 from shardio.order import derive_rng_key, make_rng_key
@@ -167,9 +170,55 @@ def has_state(value: Any) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownState:
+    """An object's state that could not be found. Only a loader's ``state_dict`` needs it, and raises an error.
+
+    Attributes:
+        reason: Why, as text.
+    """
+
+    reason: str
+
+
+def takes_arguments(value: Any) -> bool:
+    """Return whether an object has a state that cannot be asked for without arguments."""
+    if not has_state(value):
+        return False
+    try:
+        inspect.signature(value.state_dict).bind()
+    except TypeError:
+        return True
+    except ValueError:  # A compiled function may not say what it takes.
+        return False
+    return False
+
+
 def dump_state(value: Any) -> Any:
-    """Return a copy of an object's state; None if it has none."""
-    return copy.deepcopy(value.state_dict()) if has_state(value) else None
+    """Return a copy of an object's state; None if it has none, and an UnknownState if its method fails."""
+    if not has_state(value):
+        return None
+    try:
+        return copy.deepcopy(value.state_dict())
+    except Exception as error:  # A user's method may fail in any way, and nobody may want the state.
+        let_through(error)
+        return UnknownState(reason=f"{type(value).__name__}.state_dict() raised {describe_error(error)}")
+
+
+def check_known(state: Any) -> None:
+    """Check that no part of a state is unknown.
+
+    Raises:
+        StateError: If one is.
+    """
+    if isinstance(state, UnknownState):
+        raise StateError(
+            f"the loader's position cannot be saved: {state.reason}. Use a state_dict that takes no arguments, and "
+            "returns what can be copied and pickled, or none at all"
+        )
+    if isinstance(state, dict):
+        for part in state.values():
+            check_known(part)
 
 
 def load_state(value: Any, state: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import BatchSampler
 
 from shardio.loader.fetching.fetchers import dump_state, has_state, load_state
-from shardio.loader.fetching.random_states import GlobalStates
+from shardio.loader.fetching.random_states import OwnGenerators, drawing_from
 
 _SAMPLES_YIELDED, _SAMPLER_STATE, _SAMPLER_ITER_STATE = "samples_yielded", "sampler_state", "sampler_iter_state"
 _HAS_ENDED = "has_ended"
@@ -39,16 +39,16 @@ class Indices:
 
     Args:
         sampler: Yields what each batch consists of: the loader's batch sampler or, without batches, its sampler.
-        globals_: The generators from which the sampler draws; None for those of the process.
+        generators: The generators from which the sampler draws; None for those of the process.
 
     Attributes:
         position: Where the sampler is.
     """
 
-    def __init__(self, sampler: Any, globals_: GlobalStates | None) -> None:
-        self._sampler, self._globals = sampler, globals_
+    def __init__(self, sampler: Any, generators: OwnGenerators | None) -> None:
+        self._sampler, self._generators = sampler, generators
         self._batches = _BatchIterator(sampler) if type(sampler) is BatchSampler else None
-        with GlobalStates.drawing_from(self._globals):
+        with drawing_from(self._generators):
             self._iterator: Iterator[Any] = self._batches or iter(sampler)
         self._prepared = list[Any]()  # What was drawn, but not yielded.
         self.position = SamplerPosition()
@@ -61,7 +61,7 @@ class Indices:
             position: The position.
             skip: Called with what is yielded before, if the sampler has no state.
         """
-        with GlobalStates.drawing_from(self._globals):
+        with drawing_from(self._generators):
             if not self._restore(position):
                 for batch in itertools.islice(self._iterator, position.num_yielded):
                     if skip is not None:
@@ -70,7 +70,7 @@ class Indices:
 
     def begin_after(self, position: SamplerPosition) -> None:
         """Begin the epoch after one that ended at a position."""
-        with GlobalStates.drawing_from(self._globals):
+        with drawing_from(self._generators):
             if not self._restore(position):
                 return
             if self._batches is not None:
@@ -88,7 +88,7 @@ class Indices:
     def prepare(self) -> None:
         """Draw the random numbers of a sampler that has no state now, not with the first batch."""
         if not self._prepared and self.position.sampler_state is None and self.position.iterator_state is None:
-            with GlobalStates.drawing_from(self._globals):
+            with drawing_from(self._generators):
                 self._prepared = list(itertools.islice(self._iterator, 1))
 
     def draw(self) -> Any:
@@ -97,7 +97,7 @@ class Indices:
         Raises:
             StopIteration: At the end.
         """
-        with GlobalStates.drawing_from(self._globals):
+        with drawing_from(self._generators):
             try:
                 index = self._prepared.pop() if self._prepared else next(self._iterator)
             except StopIteration:

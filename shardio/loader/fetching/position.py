@@ -8,6 +8,7 @@ from typing import Any
 
 from shardio.errors import StateError
 from shardio.loader.fetching import state_keys as keys
+from shardio.loader.fetching.fetchers import check_known
 from shardio.loader.fetching.indices import SamplerPosition
 from shardio.loader.fetching.random_states import RandomStates
 
@@ -117,7 +118,13 @@ class EpochPosition:
         self.num_workers, self.last_worker_id = num_workers, (self.num_yielded - 1) % max(num_workers, 1)
 
     def dump(self) -> dict[str, Any]:
-        """Return the state, with copies of everything in it."""
+        """Return the state, with copies of everything in it.
+
+        Raises:
+            StateError: If that of a user's object is not known.
+        """
+        for state in (self.sampler.sampler_state, self.sampler.iterator_state, *(each.state for each in self.workers)):
+            check_known(state)
         main = {
             keys.NUM_WORKERS: self.num_workers,
             keys.INDEX_SAMPLER_STATE: self.sampler.sampler_state,

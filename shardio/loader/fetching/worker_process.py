@@ -12,12 +12,15 @@ from typing import Any
 import torch
 import torch.utils.data._utils.worker
 
+from shardio.interruptions import describe_error
 from shardio.loader.failures import Failure, describe_failure
 from shardio.loader.fetching.collating import find_collate
+from shardio.loader.fetching.fetchers import UnknownState
 from shardio.loader.fetching.job import FetchJob
 from shardio.loader.fetching.messages import Answer, BeginEpoch, Begun, Fetched, FetchFailed, FetchTask
 from shardio.loader.fetching.seeding import seed_process
 from shardio.loader.fetching.shared_job import receive_job
+from shardio.loader.fetching.state_keys import DATASET_STATE, FETCHER_STATE
 from shardio.loader.fetching.worker import FetchWorker
 from shardio.loader.processes.messages import ForgetSlots, NewSlot
 from shardio.loader.processes.wire import receive_all, send
@@ -88,7 +91,8 @@ class SocketChannel:
             except ConnectionError:
                 raise
             except Exception as error:  # The state of the dataset cannot be pickled.
-                send(self._end, _fail(answer, error))
+                answer = _without_state(answer, error)
+                send(self._end, answer, descriptors if isinstance(answer, Fetched) else ())
         except ConnectionError:
             self._is_closed = True
         finally:
@@ -102,6 +106,14 @@ def _fail(answer: Answer, error: Exception) -> Answer:
     if isinstance(answer, Begun):
         return replace(answer, state=None, failure=failure)
     return FetchFailed(task_id=answer.task_id, worker_id=answer.worker_id, failure=failure)
+
+
+def _without_state(answer: Answer, error: Exception) -> Answer:
+    """Return an answer with an unknown state in place of one that cannot be sent."""
+    if isinstance(answer, FetchFailed) or answer.state is None:
+        return _fail(answer, error)
+    unknown = UnknownState(reason=f"the state of the dataset cannot be pickled ({describe_error(error)})")
+    return replace(answer, state={FETCHER_STATE: None, DATASET_STATE: unknown})
 
 
 def run_worker_process(end: socket.socket, job: FetchJob | None, worker_id: int, base_seed: int) -> None:

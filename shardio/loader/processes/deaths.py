@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,19 @@ class Death:
     in_flight: tuple[int, ...]
     was_ready: bool
     num_processes: int = 1
+
+
+def describe_exit(process: str, code: int) -> str:
+    """Return how a process ended, in the words of torch's DataLoader, by which programs know a dead worker.
+
+    Args:
+        process: Its name, such as ``DataLoader worker (pid 12)``.
+        code: Its exit code; negative for a signal.
+    """
+    if code >= 0:
+        return f"{process} exited unexpectedly with exit code {code}"
+    names = {each.value: f" ({each.name})" for each in signal.Signals}  # Real-time signals have none.
+    return f"{process} is killed by signal: {signal.strsignal(-code)}{names.get(-code, '')}"
 
 
 def startup_error(death: Death) -> WorkerError:

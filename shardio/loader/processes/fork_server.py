@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import select
-import signal
 import socket
 import weakref
 from contextlib import suppress
 from typing import Any
 
 from shardio.forks import call_at_fork
+from shardio.loader.processes.deaths import describe_exit
 from shardio.loader.processes.messages import (
     AllWorkersEnded,
     EndAllWorkers,
@@ -95,7 +95,7 @@ class ForkServer:
         request = EndWorker(worker_id=worker_id, patience_s=EXIT_S if is_exiting else 0.0)
         match self._ask(request, request.patience_s + patience_s):
             case WorkerEnded(process_id=process_id, exit_code=code):
-                return f"worker process {process_id} {_describe_exit(code)}"
+                return describe_exit(f"DataLoader worker (pid {process_id})", code)
             case _:
                 return self._how_it_ended
 
@@ -148,7 +148,7 @@ class ForkServer:
     def _close(self, patience_s: float) -> None:
         if self._running is not None:
             code = self._running.close(patience_s)
-            self._how_it_ended = f"fork server {self._running.process.pid} {_describe_exit(code)}"
+            self._how_it_ended = describe_exit(f"fork server {self._running.process.pid}", code)
             self._running = None
             self._finalizer.detach()
 
@@ -157,7 +157,3 @@ class ForkServer:
             self._running.leave_to_parent()
             self._running = None
             self._finalizer.detach()
-
-
-def _describe_exit(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

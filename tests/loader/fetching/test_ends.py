@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,8 +19,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.utils.data
+from torch._C import _error_if_any_worker_fails, _remove_worker_pids, _set_worker_pids
 
 from shardio import DataLoader, WorkerError
+from shardio.loader.fetching.deaths import describe_death
+from shardio.loader.processes.deaths import describe_exit
 from shardio.loader.slots import budget
 from tests.files import count_open_files
 
@@ -53,11 +57,12 @@ def find_mappings() -> set[str]:
 @pytest.mark.parametrize(
     ("fatal", "message"),
     [
-        (signal.SIGKILL, "killed by signal: SIGKILL. Memory has probably run out: use fewer workers, a smaller pref"),
-        (signal.SIGBUS, "killed by signal: SIGBUS. Shared memory has probably run out: use fewer workers or smaller"),
-        (signal.SIGSEGV, "killed by signal: SIGSEGV. A library crashed in the dataset or collate_fn: use num_workers"),
-        (signal.SIGUSR1, "killed by signal: SIGUSR1. Another process may have ended it"),
-        ("exit", "exited unexpectedly with exit code 3: standard error may show why. Use num_workers=0 to debug"),
+        (signal.SIGKILL, "Killed (SIGKILL). Memory has probably run out: use fewer workers, a smaller prefetch_factor"),
+        (signal.SIGBUS, "Bus error (SIGBUS). Shared memory has probably run out: use fewer workers or smaller batches"),
+        (signal.SIGSEGV, "Segmentation fault (SIGSEGV). A library crashed in the dataset or collate_fn: use num_worke"),
+        (signal.SIGUSR1, "User defined signal 1 (SIGUSR1). Another process may have ended it"),
+        (signal.SIGRTMIN + 1, "Real-time signal 1. Another process may have ended it"),
+        ("exit", "exited unexpectedly with exit code 3. Standard error may show why. Use num_workers=0 to debug"),
     ],
     ids=str,
 )
@@ -65,7 +70,7 @@ def test_the_error_of_a_dead_worker_says_signal_cause_and_remedy(fatal: Any, mes
     loader = DataLoader(dataset := Arrays(fatal), 4, num_workers=2)
     batches = iter(loader)
     numbers = list[Any]()
-    with pytest.raises(WorkerError, match=rf"DataLoader worker \(pid\(s\) \d+\) .*{message}") as caught:  # noqa: PT012
+    with pytest.raises(WorkerError, match=rf"DataLoader worker \(pid\(s\) \d+\) .*{re.escape(message)}") as caught:  # noqa: PT012
         for batch in batches:
             numbers.append(batch[:, 0].tolist())  # what was received before counts, too
     assert isinstance(caught.value, RuntimeError), "as torch's is"
@@ -78,6 +83,23 @@ def test_the_error_of_a_dead_worker_says_signal_cause_and_remedy(fatal: Any, mes
         list(range(first, first + 4)) for first in range(4 * len(numbers), 40, 4)
     ]
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("fatal", [signal.SIGKILL, signal.SIGABRT, "exit"], ids=str)
+def test_the_error_of_a_dead_worker_has_the_words_of_torchs(fatal: Any) -> None:
+    """By them, programs know it. torch finds them when it looks at its workers, here at a process of the test's."""
+    process = multiprocessing.get_context("fork").Process(target=Arrays(fatal).__getitem__, args=(17,))
+    process.start()
+    assert process.pid is not None
+    with pytest.raises(RuntimeError, match="DataLoader worker") as caught:  # noqa: PT012  # SIGCHLD may raise it, too
+        _set_worker_pids(0, (process.pid,))
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        _error_if_any_worker_fails()
+    _remove_worker_pids(0)
+    process.join()
+    words = str(caught.value).partition(". ")[0]
+    assert words in str(describe_death(process))
+    assert words in describe_exit(f"DataLoader worker (pid {process.pid})", process.exitcode or 0)
 
 
 def test_a_loader_works_again_after_a_worker_died() -> None:

@@ -152,55 +152,6 @@ def test_the_end_of_a_worker_thread_is_an_error() -> None:
     assert isinstance(caught.value.__cause__, SystemExit)
 
 
-class FailsAtEnd(Counting):
-    """A dataset without a state once it has ended."""
-
-    has_ended = False
-
-    def __iter__(self) -> Iterator[int]:
-        yield from super().__iter__()
-        self.has_ended = True
-
-    def state_dict(self) -> dict[str, Any]:
-        if self.has_ended:
-            raise LookupError("no state")
-        return super().state_dict()
-
-
-class FailsOnTheWay(Counting):
-    """A dataset with a state that cannot be sent."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "unsent": Unsent() if self.position == 4 else None}
-
-
-class Unsent:
-    """It can be copied, but not pickled."""
-
-    def __deepcopy__(self, memo: Any) -> Unsent:
-        return self
-
-    def __reduce__(self) -> Any:
-        raise LookupError("no state")
-
-
-@workers_only
-def test_a_state_that_fails_at_the_end_is_an_error(method: str) -> None:
-    batches = iter(DataLoader(FailsAtEnd(), 2, **METHODS[method]))
-    assert len(numbers(islice(batches, 5))) == 5
-    with pytest.raises(LookupError, match="no state"):
-        next(batches)
-    assert list(batches) == []
-
-
-def test_a_state_that_cannot_be_sent_is_the_error_of_its_batch() -> None:
-    batches = iter(DataLoader(FailsOnTheWay(), 2, num_workers=1))
-    assert next(batches).tolist() == [0, 1]
-    with pytest.raises(LookupError, match="no state"):
-        next(batches)
-    assert numbers(batches) == [[4, 5], [6, 7], [8, 9]]
-
-
 class Flaky(IterableDataset[int]):
     """A dataset that cannot be opened at first."""
 

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import (
@@ -25,7 +27,7 @@ from torch.utils.data import (
 )
 
 from shardio import DataLoader, ShardDataset, StateError
-from tests.loader.fetching.programs import Mapped, Program, describe, programs, seed_all
+from tests.loader.fetching.programs import Buckets, Mapped, Program, Shuffled, describe, programs, seed_all
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:.* has no state_dict", "ignore:'pin_memory' argument"
@@ -230,6 +232,77 @@ def test_a_generator_of_the_users_continues() -> None:
     next(iterator)
     other.load_state_dict(loader.state_dict())
     assert describe([*other, *other]) == describe([*iterator, *loader])
+
+
+def draw_all() -> None:
+    """Draw from the generators of Python, numpy and torch, as Dropout and random augmentation do."""
+    random.random(), np.random.rand(), torch.rand(())
+
+
+def find_states() -> Any:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def restore(states: Any) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+
+
+HABITS: dict[str, tuple[Any, bool, bool]] = {
+    "none": (None, False, False),
+    "seeds each epoch": (lambda epoch: 10 + epoch, False, False),
+    "seeds each epoch, and draws": (lambda epoch: 10 + epoch, True, False),
+    "seeds each epoch alike": (lambda epoch: 10, True, False),
+    "restores": (None, False, True),
+    "restores, and draws": (None, True, True),
+}
+"""What a program does with the generators: its seed of each epoch, whether it draws, and whether it restores them."""
+
+DRAWING: dict[str, Any] = {
+    "torch": lambda: {"batch_size": 3, "shuffle": True},
+    "torch, own": lambda: {"batch_size": 3, "shuffle": True, "generator": torch.Generator().manual_seed(8)},
+    "python": lambda: {"batch_size": 3, "sampler": Shuffled(12)},
+    "numpy": lambda: {"batch_sampler": Buckets(12)},
+}
+"""The generator that a sampler draws from, and the arguments of the loader."""
+
+
+@pytest.mark.parametrize("stop", [1, 4, 5])
+@pytest.mark.parametrize("habit", HABITS)
+@pytest.mark.parametrize("kind", DRAWING)
+def test_later_epochs_have_the_order_of_torchs_loader(kind: str, habit: str, stop: int) -> None:
+    """The run is stopped in its second epoch: after some batches, or after the end (5). It goes on in a new process."""
+    find_seed, draws, restores = HABITS[habit]
+
+    def run(loader: Any, first_epoch: int = 0, stop: int | None = None) -> Iterator[Any]:
+        for epoch in range(first_epoch, 4):
+            if find_seed is not None:
+                seed_all(find_seed(epoch))
+                if isinstance(loader.generator, torch.Generator):
+                    loader.generator.manual_seed(find_seed(epoch))
+            iterator = iter(loader)
+            while (batch := next(iterator, None)) is not None:
+                yield batch.tolist()
+                if draws:
+                    draw_all()
+                if epoch == 1 and stop is not None and (stop := stop - 1) == 0:
+                    break
+            if epoch == 1 and stop is not None:
+                return
+
+    seed_all(3)
+    whole = list(run(torch.utils.data.DataLoader(Mapped(12, "int"), **DRAWING[kind]())))
+    seed_all(3)
+    loader = DataLoader(range(12), **DRAWING[kind]())
+    received = list(run(loader, stop=stop))
+    state, states = loader.state_dict(), find_states()
+    seed_all(99)
+    resumed = DataLoader(range(12), **DRAWING[kind]())
+    resumed.load_state_dict(state)
+    if restores:
+        restore(states)
+    assert received + list(run(resumed, first_epoch=2 if stop == 5 else 1)) == whole
 
 
 class Paired(BatchSampler):
