@@ -193,23 +193,26 @@ class SamplerProgress:
     Args:
         position: Where the epoch begins; it is updated with each batch that the user receives.
         indices: What the sampler yields.
+
+    Attributes:
+        indices: As above.
     """
 
     def __init__(self, position: EpochPosition, indices: Indices) -> None:
-        self._position, self._indices = position, indices
+        self._position, self.indices = position, indices
         self._planned: deque[tuple[SamplerPosition, int]] = deque()  # Of the batches that were not delivered.
 
     def __iter__(self) -> Iterator[Any]:
         while True:
             try:
-                batch = self._indices.draw()
+                batch = self.indices.draw()
             except StopIteration:
                 return
             yield batch
 
     def note_plan(self, num_samples: int) -> None:
         """Note that the batch that was yielded last is planned."""
-        self._planned.append((self._indices.position, num_samples))
+        self._planned.append((self.indices.position, num_samples))
 
     def count_one(self) -> None:
         """Count a batch, once no wrapper holds it back."""
@@ -218,7 +221,7 @@ class SamplerProgress:
 
     def finish(self) -> None:
         """Note the end of the epoch when the user learns of it."""
-        hand_over([partial(self._end, self._indices.position)])
+        hand_over([partial(self._end, self.indices.position)])
 
     def _advance(self, sampler: SamplerPosition, num_samples: int) -> None:
         position = self._position

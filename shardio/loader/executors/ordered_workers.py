@@ -64,7 +64,9 @@ class OrderedWorkers:
         if self._bad_samples is not None:
             self._bad_samples.begin_count(loader.num_workers, are_new=is_new)
         if self._inner is None or is_new:
-            self._inner = Fetching(loader, Epochs()) if can_fetch(loader) else TorchLoader(loader)
+            method = self._options.settings.worker_method
+            # The order has the state, so none of the dataset is needed.
+            self._inner = Fetching(loader, Epochs(), method, 0) if can_fetch(loader, method) else TorchLoader(loader)
         self._loader = loader
         return OrderedBatches(self._inner.start(None, None), self._bad_samples, cursor.epoch)
 

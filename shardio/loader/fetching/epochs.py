@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from shardio.loader.fetching.indices import Indices
+from shardio.loader.fetching.job import is_iterable
 from shardio.loader.fetching.position import EpochPosition, load_position
 from shardio.loader.fetching.random_states import GlobalStates, RandomStates
 
@@ -19,9 +20,13 @@ class Epochs:
     The order of torch's samplers is drawn from the global generators, or from those that the user passed. A state holds
     these as they were when the epoch began. After a state was loaded, the loader draws from a copy of the global ones:
     those of the process belong to the user.
+
+    Attributes:
+        keeps_seed: Whether the next epoch's workers have the seed of those before, although they may be new.
     """
 
     def __init__(self) -> None:
+        self.keeps_seed = False
         self._loaded: EpochPosition | None = None
         self._position: EpochPosition | None = None
         self._globals: GlobalStates | None = None
@@ -35,6 +40,11 @@ class Epochs:
     def resumes(self) -> bool:
         """Whether the next epoch begins where a loaded state says."""
         return self._loaded is not None
+
+    @property
+    def base_seed(self) -> int | None:
+        """The seed of the workers in the latest epoch; None if there is none."""
+        return None if self._position is None else self._position.base_seed
 
     def begin(
         self, loader: Any, *, has_new_workers: bool, skip: Callable[[Any], None] | None = None
@@ -50,6 +60,7 @@ class Epochs:
             Where it begins, and what its batches consist of.
         """
         loaded, before = self._loaded, self._position
+        has_new_workers = has_new_workers and not self.keeps_seed
         position = loaded
         if loaded is not None:
             loaded.fit(loader.num_workers)
@@ -62,7 +73,7 @@ class Epochs:
                 position = loaded.begin_next(self._capture(loader), keeps_workers=keeps)
         if position is None:
             position = EpochPosition.begin(
-                loader.num_workers, is_iterable=_is_iterable(loader), random_states=self._capture(loader)
+                loader.num_workers, is_iterable=is_iterable(loader), random_states=self._capture(loader)
             )
             position.draws_seed, position.sampler_epoch = has_new_workers, _find_epoch(loader)
             if before is not None and not has_new_workers:
@@ -88,7 +99,7 @@ class Epochs:
         position = self._position
         if position is None:
             position = EpochPosition.begin(
-                loader.num_workers, is_iterable=_is_iterable(loader), random_states=self._capture(loader)
+                loader.num_workers, is_iterable=is_iterable(loader), random_states=self._capture(loader)
             )
             position.sampler_epoch = _find_epoch(loader)
             return position.dump()
@@ -105,7 +116,7 @@ class Epochs:
         Raises:
             StateError: If the state does not fit the loader.
         """
-        self._loaded = load_position(state, is_iterable=_is_iterable(loader)) if state else None
+        self._loaded = load_position(state, is_iterable=is_iterable(loader)) if state else None
         self._position = None
         if self._loaded is not None and self._loaded.sampler_epoch is not None and _find_epoch(loader) is not None:
             # Now, not when the epoch begins: frameworks set it when they have begun the epoch, or to another one.
@@ -140,10 +151,6 @@ class Epochs:
         if self._globals is not None:
             states.globals = self._globals.copy()
         return states
-
-
-def _is_iterable(loader: Any) -> bool:
-    return isinstance(loader.dataset, torch.utils.data.IterableDataset)
 
 
 def _find_samplers(loader: Any) -> list[Any]:
