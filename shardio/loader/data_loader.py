@@ -213,7 +213,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
             return super().__iter__()
         if extension.delivery is None:
             return extension.iterate(self)
-        return DeliveredBatches(extension.delivery, self)
+        return DeliveredBatches(extension.delivery, self, extension.find_length(self))
 
     def _get_iterator(self) -> Any:
         """Begin the next epoch and return a new iterator; torch's ``__iter__`` calls this."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,10 @@ from shardio.loader.slots.slot_pool import MemoryCallback
 
 if TYPE_CHECKING:
     from shardio.loader.extension import Extension
+
+
+_READ = ("dataset", "batch_size", "sampler", "batch_sampler", "collate_fn", "num_workers")
+"""Attributes of a loader that wrappers read during an epoch."""
 
 
 class MadeBatches:
@@ -31,18 +35,23 @@ class MadeBatches:
     def __init__(self, loader: Any, extension: Extension) -> None:
         # Weak, so that workers end as soon as the loader is released.
         self._loader, self._extension = weakref.ref(loader), weakref.ref(extension)
+        self._attributes: dict[str, Any] = {}  # Of the loader, for an epoch that outlives it.
 
     def __iter__(self) -> Iterator[Any]:
-        batches: Iterator[Any] = self._find_extension().iterate(self._find())
+        loader = self._find()
+        self._attributes = {name: getattr(loader, name) for name in _READ}
+        batches: Iterator[Any] = self._find_extension().iterate(loader)
         return batches
 
     def __len__(self) -> int:
         return len(self._find())
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_loader", "_extension"):  # Not set yet, for example during unpickling.
+        if name in ("_loader", "_extension", "_attributes"):  # Not set yet, for example during unpickling.
             raise AttributeError(name)
-        return getattr(self._find(), name)
+        if (loader := self._loader()) is None and name in self._attributes:
+            return self._attributes[name]
+        return getattr(loader, name)
 
     def watch_memory(self, callback: MemoryCallback, *, num_held: int = 0) -> AbstractContextManager[None]:
         """Call a function for the memory of the epochs that begin in the block; see DataLoader.watch_memory."""
@@ -54,7 +63,7 @@ class MadeBatches:
 
     def _find(self) -> Any:
         loader = self._loader()
-        assert loader is not None, "an iterator of the loader keeps it"
+        assert loader is not None, "the loader lives until its first batch"
         return loader
 
     def _find_extension(self) -> Extension:
@@ -64,35 +73,39 @@ class MadeBatches:
 
 
 class DeliveredBatches(LoaderIterator):
-    """An iterator over the batches of a wrapper. It keeps the loader alive.
+    """An iterator over the batches of a wrapper. It keeps the loader alive until the first batch begins the epoch.
 
     Args:
         delivery: The wrapper.
         loader: The loader.
+        length: Returns the number of this rank's batches in a full epoch.
     """
 
-    def __init__(self, delivery: Iterable[Any], loader: Any) -> None:
-        self._delivery, self._loader = delivery, loader
+    def __init__(self, delivery: Iterable[Any], loader: Any, length: Callable[[], int]) -> None:
+        self._delivery, self._length = delivery, length
+        self._loader = weakref.ref(loader)
         self._reset(loader, first_iter=True)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begin the loader's next epoch."""
         self._batches: Any = iter(self._delivery)
+        self._begins: Any = loader
         self._adopt(loader)
 
     def __next__(self) -> Any:
         batch = next(self._batches)
+        self._begins = None
         self._num_yielded += 1
         return batch
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return self._length()
 
     def _shutdown_workers(self) -> None:
         """End the epoch and its workers. Frameworks call this."""
         self._batches.close()
-        if (persistent := self._loader._iterator) is not None:
-            persistent._shutdown_workers()
+        if (loader := self._loader()) is not None and loader._iterator is not None:
+            loader._iterator._shutdown_workers()
 
 
 def make_delivery(loader: Any, extension: Extension) -> Iterable[Any] | None:

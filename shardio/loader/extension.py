@@ -180,6 +180,13 @@ class Extension:
         """Return the number of this rank's batches in a full epoch of shardio's order."""
         return self.split(Cursor(epoch=0), batch_size=batch_size, drop_last=drop_last).num_batches
 
+    def find_length(self, loader: Any) -> Callable[[], int]:
+        """Return the length of the loader's iterators, which does not need the loader any more."""
+        if self.order is None:
+            # Not the loader's length: like torch, do not ask an iterable dataset for its own.
+            return partial(len, loader._index_sampler)
+        return partial(self.count_batches, batch_size=loader.batch_size, drop_last=loader.drop_last)
+
     def dump(self, loader: Any) -> dict[str, Any]:
         """Return the user's position."""
         if self.order is None:
@@ -245,10 +252,7 @@ class Extension:
             modes=own_tensors if has_own_modes or progress is not None else nullcontext,
             progress=progress,
             seed=self.epochs.base_seed if order is None else order.ordered.seed,
-            # Not the loader's length without shardio's order: like torch, do not ask an iterable dataset for its own.
-            length=partial(len, loader._index_sampler)
-            if order is None
-            else partial(self.count_batches, batch_size=loader.batch_size, drop_last=loader.drop_last),
+            length=self.find_length(loader),
         )
         if order is not None and progress is not None:
             counter = order.update_counter()

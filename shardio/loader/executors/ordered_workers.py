@@ -27,8 +27,8 @@ from shardio.datasets import (
     unwrap,
 )
 from shardio.interruptions import let_through
-from shardio.loader.executors.executor import BatchIterator
-from shardio.loader.executors.fetching import Fetching, can_fetch
+from shardio.loader.executors.fetching import FetchedBatches, Fetching, can_fetch
+from shardio.loader.executors.torch_batches import TorchBatches
 from shardio.loader.executors.torch_loader import TorchLoader
 from shardio.loader.executors.worker_options import WorkerOptions
 from shardio.loader.fetching.epochs import Epochs
@@ -80,14 +80,13 @@ class OrderedBatches:
         epoch: The epoch.
     """
 
-    def __init__(self, batches: BatchIterator, bad_samples: BadSamples | None, epoch: int) -> None:
+    def __init__(self, batches: FetchedBatches | TorchBatches, bad_samples: BadSamples | None, epoch: int) -> None:
         self._batches, self._bad_samples, self._epoch = batches, bad_samples, epoch
 
     @property
     def members(self) -> Sequence[Any]:
         """The workers."""
-        members: Sequence[Any] = getattr(self._batches, "members", ())
-        return members
+        return self._batches.members
 
     def __next__(self) -> Any:
         """Return the next batch, or a Failure instead."""
@@ -101,6 +100,10 @@ class OrderedBatches:
     def close(self) -> None:
         """End the epoch; drop batches that were fetched ahead."""
         self._batches.close()
+
+    def end_workers(self) -> None:
+        """End the workers, also those that persist."""
+        self._batches.end_workers()
 
 
 class ShardWorkers(OrderedWorkers):

@@ -7,7 +7,6 @@ from typing import Any
 
 from shardio.loader.batch_plans import SamplerPlanner, SamplerProgress
 from shardio.loader.executors.executor import BatchIterator, Executor
-from shardio.loader.executors.pipeline import Pipeline
 from shardio.loader.failures import Failure
 from shardio.loader.stats import LoaderStats
 from shardio.order import Cursor, Split
@@ -81,5 +80,5 @@ class SampledBatches:
 
     def end_workers(self) -> None:
         """End the workers, also those that persist."""
-        if isinstance(self._batches, Pipeline):
-            self._batches.end_workers()
+        if callable(end_workers := getattr(self._batches, "end_workers", None)):
+            end_workers()
