@@ -124,16 +124,14 @@ class SamplerPlanner:
         dataset: The loader's dataset, which is map-style.
         loader: The loader.
         epochs: Where its epochs begin.
-        keeps_seed: Whether all epochs share one seed, as with torch's persistent workers.
 
     Attributes:
         counted: Counts the batches of the latest epoch.
     """
 
-    def __init__(self, dataset: Unwrapped, loader: Any, epochs: Epochs, *, keeps_seed: bool) -> None:
-        self.dataset, self._epochs, self._keeps_seed = dataset, epochs, keeps_seed
+    def __init__(self, dataset: Unwrapped, loader: Any, epochs: Epochs) -> None:
+        self.dataset, self._epochs = dataset, epochs
         self._loader = weakref.ref(loader)  # Weak, so that workers end as soon as the loader is released.
-        self._has_begun = False
         self.counted: SamplerProgress | None = None
 
     def plan(self, cursor: Cursor | None, split: Split | None) -> tuple[Iterator[BatchPlan], SampleSource]:
@@ -150,9 +148,7 @@ class SamplerPlanner:
             if known:
                 _count_repetitions(num_returned, check_indices(batch, len(self.dataset)))
 
-        has_new_seed = not self._keeps_seed or not self._has_begun
-        position, indices = self._epochs.begin(self._loader(), has_new_workers=has_new_seed, skip=skip)
-        self._has_begun = True
+        position, indices = self._epochs.begin(self._loader(), has_new_workers=True, skip=skip)
         self.counted = SamplerProgress(position, indices)
         source = SampleSource(dataset=self.dataset, decoder=inner.decoder, epoch=None if known is None else known[1])
         return self._plan(position, self.counted, known, num_returned), source

@@ -66,11 +66,6 @@ def _calls_dataset(loader: Any) -> bool:
     return _why_not_ours(loader) is not None
 
 
-def _uses_stateful_dataloader(loader: Any) -> bool:
-    """Whether ``save_state`` and ``load_state`` include the loader's state, for Accelerate."""
-    return _has_order(loader)
-
-
 class DataLoader(torch.utils.data.DataLoader[_Batch]):
     """torch's DataLoader, extended with a resumable state, shardio's workers and shardio's order.
 
@@ -129,7 +124,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     has_order = Shown(_has_order)
     has_state = Shown(_has_state)
     calls_dataset = Shown(_calls_dataset)
-    use_stateful_dataloader = Shown(_uses_stateful_dataloader)
+    use_stateful_dataloader = Shown(_has_order)  # Accelerate's save_state includes the states of such loaders.
 
     counts_when_received = True
     """Batches count when the user receives them, not when a prefetcher requests them."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
+    _get_distributed_settings,
     _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
 )
@@ -73,6 +74,8 @@ class LoaderIterator(_BaseDataLoaderIter):
         self._prefetch_factor, self._in_order = loader.prefetch_factor, loader.in_order
         self._worker_init_fn = loader.worker_init_fn
         self._shared_seed = self._pg = None
+        self._world_size, self._rank = _get_distributed_settings()
+        self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
         self._num_yielded = 0
 
     def _next_data(self) -> Any:

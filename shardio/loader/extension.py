@@ -299,7 +299,7 @@ def find_extension(loader: Any) -> Extension | None:
 
 
 def extend(loader: Any, arguments: OwnArguments) -> None:
-    """Create a loader's extension. Arguments that the user passed become attributes: frameworks re-create loaders.
+    """Create a loader's extension. Arguments that the user passed become attributes, for frameworks that re-create it.
 
     A subclass may use the names of the arguments for something else, so shardio itself never reads these attributes.
     """

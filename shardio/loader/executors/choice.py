@@ -120,7 +120,7 @@ def _make_planner(loader: Any, settings: ExecutorSettings, order: LoaderOrder | 
     dataset = unwrap(settings.dataset)
     if order is not None:
         return OrderPlanner(dataset, order.ordered)
-    return SamplerPlanner(dataset, loader, epochs, keeps_seed=settings.persistent_workers)
+    return SamplerPlanner(dataset, loader, epochs)
 
 
 def is_torchs(loader: Any, worker_method: WorkerMethod) -> bool:

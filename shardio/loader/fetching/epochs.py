@@ -135,13 +135,14 @@ class Epochs:
         In torch's order: its iterators call the sampler's ``__iter__``, draw a seed if their workers are new and, with
         workers, call ``__iter__`` again then. Samplers may draw whenever that is called.
         """
-        indices = Indices(loader._index_sampler, self._globals)
+        sampler = loader._index_sampler  # A property that subclasses override.
+        indices = Indices(sampler, self._globals)
         if position.draws_seed or position.base_seed is None:
             with GlobalStates.drawing_from(self._globals):
                 seed = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=loader.generator)
             position.base_seed = int(seed.item())
             if loader.num_workers:
-                indices = Indices(loader._index_sampler, self._globals)
+                indices = Indices(sampler, self._globals)
         return indices
 
     def _capture(self, loader: Any) -> RandomStates:
