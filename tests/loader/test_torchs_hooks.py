@@ -299,3 +299,13 @@ def test_a_length_that_a_subclass_notes_is_compared() -> None:
         loader._IterableDataset_len_called = 5
         with pytest.warns(UserWarning, match="was reported to be 5"):
             assert list(loader) == list(range(6))
+
+
+def test_a_class_that_does_not_call_the_constructor_has_torchs_iterators(caplog: pytest.LogCaptureFixture) -> None:
+    class Copying(DataLoader[Any]):
+        def __init__(self) -> None:
+            self.__dict__.update(vars(torchs.DataLoader(range(4), 2)))  # type: ignore[arg-type]  # a range is a dataset
+
+    with caplog.at_level(logging.INFO, "shardio"):
+        assert [batch.tolist() for batch in Copying()] == [[0, 1], [2, 3]]
+    assert "Copying did not call the constructor of shardio's DataLoader" in caplog.text
