@@ -70,4 +70,8 @@ def _parts(holder: Any) -> Iterator[Any]:
 
 def _torch_classes() -> tuple[type, ...]:
     torch_data = sys.modules.get("torch.utils.data")  # If torch is not loaded, nothing is an instance of its classes.
-    return () if torch_data is None else (torch_data.DataLoader, torch_data.Dataset, torch_data.Sampler)
+    if torch_data is None:
+        return ()
+    # Programs replace DataLoader in torch by shardio's subclass.
+    loaders = [each for each in torch_data.DataLoader.__mro__ if each.__name__ == "DataLoader"]
+    return loaders[-1], torch_data.Dataset, torch_data.Sampler

@@ -7,7 +7,6 @@ wrappers do: it reports the last batch to ``accumulate``, and the repeats in tha
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -15,55 +14,29 @@ from typing import Any
 import numpy as np
 
 from shardio.handover import hand_over
-from shardio.loader.state import LoaderOrder
+from shardio.loader.epoch_iterator import EpochIterator, LoaderIterator
 from shardio.order import Progress, Split
 
 
-class Preparable:
-    """A loader that ``Accelerator.prepare`` returns unchanged if it has shardio's order."""
-
-    _order: LoaderOrder | None
-    _is_in_accelerate = False
-
-    @property
-    def _is_accelerate_prepared(self) -> bool:
-        """Whether the loader needs no wrapper. Accelerate's ``prepare`` methods read this attribute."""
-        has_order = self._order is not None
-        if has_order and sys._getframe(1).f_globals.get("__name__") == "accelerate.accelerator":
-            self._is_in_accelerate = True  # Accelerate sets the attribute only in ``prepare``.
-        return has_order
-
-    @_is_accelerate_prepared.setter
-    def _is_accelerate_prepared(self, is_prepared: bool) -> None:
-        pass  # A prepared loader stays prepared.
-
-    @property
-    def use_stateful_dataloader(self) -> bool:
-        """Whether ``save_state`` and ``load_state`` include the loader's state, for Accelerate."""
-        return self._order is not None
-
-    def _follow(self, batches: Iterator[Any], progress: Progress) -> Iterator[Any]:
-        """Return an epoch's batches. If the loader was prepared, they keep Accelerate's state up to date."""
-        return PreparedEpoch(batches, progress) if self._is_in_accelerate else batches
+def is_preparing() -> bool:
+    """Return whether the caller's caller is one of Accelerate's ``prepare`` methods."""
+    return sys._getframe(2).f_globals.get("__name__") == "accelerate.accelerator"
 
 
-class PreparedEpoch(Iterator[Any]):
+class PreparedEpoch(LoaderIterator):
     """An iterator that moves an epoch's batches to Accelerate's device and keeps ``GradientState`` up to date.
+
+    It has the attributes of the iterator that makes the batches.
 
     Args:
         batches: The epoch's batches.
-        progress: The epoch's progress.
-
-    Raises:
-        ValueError: If ranks that must share their data, as in tensor parallelism, would get different samples.
     """
 
-    def __init__(self, batches: Iterator[Any], progress: Progress) -> None:
+    def __init__(self, batches: EpochIterator) -> None:
         from accelerate.state import AcceleratorState
 
-        state = AcceleratorState()
-        _check_parallelism(getattr(state, "parallelism_config", None), progress.split)
-        self._batches, self._progress, self._device = batches, progress, state.device
+        self._batches = batches
+        self._device = AcceleratorState().device
         self._gradients = _gradients_class()()
         self._is_begun = self._is_listed = False
 
@@ -73,19 +46,36 @@ class PreparedEpoch(Iterator[Any]):
         if not self._is_begun:
             self._is_begun = self._is_listed = True
             self._gradients.begin()
-            self._gradients.remainder = find_remainder(self._progress.split)
+            self._gradients.remainder = find_remainder(self._find_progress().split)
         try:
             batch = next(self._batches)
         except StopIteration:
-            hand_over([self.close])
+            hand_over([self._leave])
             raise
         hand_over([self._note_end])
         return send_to_device(batch, self._device)
 
-    def _note_end(self) -> None:
-        self._gradients.end_of_dataloader = self._progress.is_over
+    def __len__(self) -> int:
+        return len(self._batches)
 
-    def close(self) -> None:
+    def __getattr__(self, name: str) -> Any:
+        if name == "_batches":  # Not set yet.
+            raise AttributeError(name)
+        return getattr(self._batches, name)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._batches._reset(loader, first_iter)
+        self._is_begun = False
+
+    def _note_end(self) -> None:
+        self._gradients.end_of_dataloader = self._find_progress().is_over
+
+    def _find_progress(self) -> Progress:
+        progress = self._batches.progress
+        assert progress is not None, "Accelerate prepares only loaders with shardio's order"
+        return progress
+
+    def _leave(self) -> None:
         """Remove the epoch from Accelerate's list of loaders in flight."""
         if self._is_listed:
             self._is_listed = False
@@ -93,7 +83,7 @@ class PreparedEpoch(Iterator[Any]):
 
     def __del__(self) -> None:
         if hasattr(self, "_is_listed"):
-            self.close()
+            self._leave()
 
 
 def find_remainder(split: Split) -> int:
@@ -109,8 +99,15 @@ def find_remainder(split: Split) -> int:
     return num_valid if num_valid < len(valid) and valid[:num_valid].all() else 0
 
 
-def _check_parallelism(config: Any, split: Split) -> None:
-    """Raise ValueError if the split has more ranks than Accelerate has data-parallel ranks."""
+def check_parallelism(split: Split) -> None:
+    """Check that a loader that Accelerate has prepared gives each data-parallel rank a share of its own.
+
+    Raises:
+        ValueError: If ranks that must share their data, as in tensor parallelism, would get different samples.
+    """
+    from accelerate.state import AcceleratorState
+
+    config: Any = getattr(AcceleratorState(), "parallelism_config", None)
     if config is None or config.non_data_parallel_size == 1 or split.world_size <= config.data_parallel_size:
         return
     raise ValueError(

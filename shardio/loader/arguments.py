@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Collection, Sized
+from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from shardio.bad_samples import BadSamples, OnError, check_quarantine
@@ -15,26 +18,56 @@ from shardio.datasets import EpochSampler, MapDataset, Ordered, ShardDataset, fi
 from shardio.errors import Stage
 from shardio.loader.collate import yields_images
 from shardio.loader.executors.chunk_sizing import DefaultPrefetch
+from shardio.loader.fetching.job import WorkerMethod
 from shardio.order import Split
 from shardio.values import check_choice, check_flag, check_integer
 from shardio.world import find_world
 
 
-class Fixed:
-    """A read-only attribute for an argument, because setting it later would have no effect.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnArguments:
+    """The arguments of a loader that are shardio's; DataLoader describes them."""
 
-    Its value is in the instance's ``__dict__`` under its name, where frameworks look for it to re-create the loader.
+    worker_method: WorkerMethod = "multiprocessing"
+    snapshot_every_n_steps: int = 1
+    on_error: OnError = "raise"
+    on_error_in: tuple[Stage, ...] = ("read", "decode")
+    quarantine: str | os.PathLike[str] = "quarantine.jsonl"
+    check_duplicates: bool = False
+    device: str | torch.device | None = None
+
+    @property
+    def passed(self) -> dict[str, Any]:
+        """Those that differ from the defaults."""
+        values = {each.name: (each.default, getattr(self, each.name)) for each in fields(self)}
+        return {name: value for name, (default, value) in values.items() if value != default}
+
+
+def check_own_arguments(
+    *,
+    worker_method: WorkerMethod,
+    snapshot_every_n_steps: int,
+    on_error: OnError,
+    on_error_in: Collection[Stage],
+    quarantine: str | os.PathLike[str],
+    check_duplicates: bool,
+    device: str | torch.device | None,
+) -> OwnArguments:
+    """Check and return the arguments of a loader that are shardio's.
+
+    Raises:
+        TypeError: If one is of the wrong type.
+        ValueError: If one is not among its choices, or out of range.
     """
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __set__(self, loader: Any, value: Any) -> None:
-        if self._name in vars(loader):
-            raise AttributeError(
-                f"{self._name} cannot be set on a {type(loader).__name__}: create a new one with {self._name}=..."
-            )
-        vars(loader)[self._name] = value
+    return OwnArguments(
+        worker_method=check_choice("worker_method", worker_method, WorkerMethod),
+        snapshot_every_n_steps=check_integer("snapshot_every_n_steps", snapshot_every_n_steps, at_least=0),
+        on_error=check_choice("on_error", on_error, OnError),
+        on_error_in=_check_stages(on_error_in),
+        quarantine=quarantine,
+        check_duplicates=check_flag("check_duplicates", check_duplicates),
+        device=device,
+    )
 
 
 def check_dataset(dataset: Any, *, shuffle: bool | None, drop_last: bool) -> None:
@@ -94,7 +127,7 @@ def check_prefetch_factor(prefetch_factor: int | None) -> int | None:
     return check_integer("prefetch_factor", prefetch_factor, at_least=1)
 
 
-def check_stages(stages: Collection[Stage]) -> tuple[Stage, ...]:
+def _check_stages(stages: Collection[Stage]) -> tuple[Stage, ...]:
     """Check and return ``on_error_in``.
 
     Raises:
@@ -188,13 +221,12 @@ def check_order(order: Ordered, *, batch_size: int | None, drop_last: bool, in_o
         )
 
 
-def warn_of_whole_epochs(dataset: Any, sampler: Any, *, stacklevel: int) -> None:
+def warn_of_whole_epochs(dataset: Any, sampler: Any) -> None:
     """Warn if each of several ranks gets all samples of one of shardio's map-style datasets.
 
     Args:
         dataset: The loader's dataset.
         sampler: Its batch sampler or, without one, its sampler.
-        stacklevel: The stack level for ``warnings.warn``, counted from this function.
     """
     drawing = sampler.sampler if type(sampler) is BatchSampler else sampler
     if type(drawing) not in (RandomSampler, SequentialSampler):
@@ -205,11 +237,11 @@ def warn_of_whole_epochs(dataset: Any, sampler: Any, *, stacklevel: int) -> None
             f"{len(dataset)} of them. Pass sampler=EpochSampler(dataset), or torch's DistributedSampler, to the "
             "DataLoader",
             RuntimeWarning,
-            stacklevel=stacklevel,
+            stacklevel=find_user_level(),
         )
 
 
-def warn_of_no_batches(split: Split, warned_of: set[Split], *, stacklevel: int) -> None:
+def warn_of_no_batches(split: Split, warned_of: set[Split]) -> None:
     """Warn if this rank gets no batches in an epoch. ``warned_of`` holds the splits that were warned of before."""
     if split in warned_of:
         return
@@ -225,7 +257,15 @@ def warn_of_no_batches(split: Split, warned_of: set[Split], *, stacklevel: int) 
             f"rank {split.rank} of {split.world_size} gets none of the {split.num_samples} samples: use fewer ranks, "
             "or remainder='pad'"
         )
-    warnings.warn(f"this loader's epochs have no batches: {why}", RuntimeWarning, stacklevel=stacklevel)
+    warnings.warn(f"this loader's epochs have no batches: {why}", RuntimeWarning, stacklevel=find_user_level())
+
+
+def find_user_level() -> int:
+    """Return the ``stacklevel`` with which a warning of the caller names the line of the program, not of a library."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("shardio.", "torch.")):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def sole_split(num_samples: int, batch_size: int | None) -> Split:

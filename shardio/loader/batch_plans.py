@@ -124,16 +124,14 @@ class SamplerPlanner:
         dataset: The loader's dataset, which is map-style.
         loader: The loader.
         epochs: Where its epochs begin.
-        keeps_seed: Whether all epochs share one seed, as with torch's persistent workers.
 
     Attributes:
         counted: Counts the batches of the latest epoch.
     """
 
-    def __init__(self, dataset: Unwrapped, loader: Any, epochs: Epochs, *, keeps_seed: bool) -> None:
-        self.dataset, self._epochs, self._keeps_seed = dataset, epochs, keeps_seed
+    def __init__(self, dataset: Unwrapped, loader: Any, epochs: Epochs) -> None:
+        self.dataset, self._epochs = dataset, epochs
         self._loader = weakref.ref(loader)  # Weak, so that workers end as soon as the loader is released.
-        self._has_begun = False
         self.counted: SamplerProgress | None = None
 
     def plan(self, cursor: Cursor | None, split: Split | None) -> tuple[Iterator[BatchPlan], SampleSource]:
@@ -150,9 +148,7 @@ class SamplerPlanner:
             if known:
                 _count_repetitions(num_returned, check_indices(batch, len(self.dataset)))
 
-        has_new_seed = not self._keeps_seed or not self._has_begun
-        position, indices = self._epochs.begin(self._loader(), has_new_workers=has_new_seed, skip=skip)
-        self._has_begun = True
+        position, indices = self._epochs.begin(self._loader(), has_new_workers=True, skip=skip)
         self.counted = SamplerProgress(position, indices)
         source = SampleSource(dataset=self.dataset, decoder=inner.decoder, epoch=None if known is None else known[1])
         return self._plan(position, self.counted, known, num_returned), source
@@ -193,23 +189,26 @@ class SamplerProgress:
     Args:
         position: Where the epoch begins; it is updated with each batch that the user receives.
         indices: What the sampler yields.
+
+    Attributes:
+        indices: As above.
     """
 
     def __init__(self, position: EpochPosition, indices: Indices) -> None:
-        self._position, self._indices = position, indices
+        self._position, self.indices = position, indices
         self._planned: deque[tuple[SamplerPosition, int]] = deque()  # Of the batches that were not delivered.
 
     def __iter__(self) -> Iterator[Any]:
         while True:
             try:
-                batch = self._indices.draw()
+                batch = self.indices.draw()
             except StopIteration:
                 return
             yield batch
 
     def note_plan(self, num_samples: int) -> None:
         """Note that the batch that was yielded last is planned."""
-        self._planned.append((self._indices.position, num_samples))
+        self._planned.append((self.indices.position, num_samples))
 
     def count_one(self) -> None:
         """Count a batch, once no wrapper holds it back."""
@@ -218,7 +217,7 @@ class SamplerProgress:
 
     def finish(self) -> None:
         """Note the end of the epoch when the user learns of it."""
-        hand_over([partial(self._end, self._indices.position)])
+        hand_over([partial(self._end, self.indices.position)])
 
     def _advance(self, sampler: SamplerPosition, num_samples: int) -> None:
         position = self._position

@@ -2,47 +2,44 @@
 
 from __future__ import annotations
 
-import copy
+import logging
 import os
-import weakref
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch.utils.data
 
 from shardio.bad_samples import OnError
+from shardio.datasets import MapDataset, ShardDataset
+from shardio.epochs import set_epoch, set_epoch_of_parts
 from shardio.errors import Stage
-from shardio.loader.accelerated import Preparable
-from shardio.loader.arguments import (
-    Fixed,
-    check_dataset,
-    check_order,
-    check_policy,
-    check_prefetch_factor,
-    check_samplers_dataset,
-    check_stages,
-    make_bad_samples,
-)
+from shardio.loader.accelerated import is_preparing
+from shardio.loader.arguments import check_dataset, check_own_arguments, check_prefetch_factor
 from shardio.loader.collate import collate_channels_last, yields_images
-from shardio.loader.delivery import DeliveredBatches, make_delivery
-from shardio.loader.epoch_iterator import EpochIterator
-from shardio.loader.executors.choice import find_settings, is_torchs, make_executor, why_not_ours
+from shardio.loader.delivery import DeliveredBatches
+from shardio.loader.executors.choice import is_torchs, why_not_ours
 from shardio.loader.executors.chunk_sizing import DefaultPrefetch
-from shardio.loader.executors.executor import Executor
-from shardio.loader.executors.settings import ExecutorSettings
-from shardio.loader.fetching.epochs import Epochs
+from shardio.loader.extension import Extension, Shown, extend, find_extension
+from shardio.loader.fetching.fetchers import takes_arguments
 from shardio.loader.fetching.job import WorkerMethod
-from shardio.loader.repeatable import Repeatable
-from shardio.loader.slots.slot_pool import MemoryCallback, SlotWatch
-from shardio.loader.state import OrderSampler, Stateful, find_order
+from shardio.loader.slots.slot_pool import MemoryCallback
 from shardio.loader.stats import LoaderStats
-from shardio.order import Cursor, Split
+from shardio.order import check_epoch
 from shardio.torch_modes import own_tensors
-from shardio.values import check_choice, check_flag, check_integer, check_optional_integer
+from shardio.values import check_integer, check_optional_integer
 
 NO_STATS = "per-stage timings are not available, because shardio's own code does not read these samples: {reason}"
 
+NO_STATE = (
+    "this loader has no state, because torch's own iterators make its batches: its saved state is empty, so a resumed "
+    "run restarts the epoch"
+)
+
+_UNKNOWN = "{kind} did not call the constructor of shardio's DataLoader, so torch's own iterators make its batches"
+
+_log = logging.getLogger("shardio")
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -54,7 +51,26 @@ else:
     _Batch = TypeVar("_Batch", covariant=True)
 
 
-class DataLoader(Preparable, Stateful, Repeatable, torch.utils.data.DataLoader[_Batch]):
+def _has_order(loader: Any) -> bool:
+    """Whether the order of the samples is shardio's."""
+    extension = find_extension(loader)
+    return extension is not None and extension.order is not None
+
+
+def _has_state(loader: Any) -> bool:
+    """Whether the loader can save its position."""
+    if (extension := _find_stateful(loader)) is None:
+        return False
+    parts = (loader.dataset, loader.sampler, loader.batch_sampler)
+    return extension.order is not None or not any(map(takes_arguments, parts))
+
+
+def _calls_dataset(loader: Any) -> bool:
+    """Whether the dataset's own methods make the samples, instead of shardio's own code, which is faster."""
+    return _why_not_ours(loader) is not None
+
+
+class DataLoader(torch.utils.data.DataLoader[_Batch]):
     """torch's DataLoader, extended with a resumable state, shardio's workers and shardio's order.
 
     It takes the place of torch's in any program: see docs/swapping.md. With a :class:`shardio.ShardDataset`, or an
@@ -105,12 +121,15 @@ class DataLoader(Preparable, Stateful, Repeatable, torch.utils.data.DataLoader[_
         ValueError: If arguments contradict each other or the dataset, or the quarantine file cannot be written.
     """
 
-    on_error: Any = Fixed()
-    on_error_in: Any = Fixed()
-    quarantine: Any = Fixed()
-    shuffle: Any = Fixed()
-    check_duplicates: Any = Fixed()
-    device: Any = Fixed()
+    dataset: Any
+    sampler: Any
+    batch_sampler: Any
+
+    has_order = Shown(_has_order)
+    has_state = Shown(_has_state)
+    calls_dataset = Shown(_calls_dataset)
+    use_stateful_dataloader = Shown(_has_order)  # Accelerate's save_state includes the states of such loaders.
+
     counts_when_received = True
     """Batches count when the user receives them, not when a prefetcher requests them."""
 
@@ -143,18 +162,18 @@ class DataLoader(Preparable, Stateful, Repeatable, torch.utils.data.DataLoader[_
         device: str | torch.device | None = None,
     ) -> None:
         check_dataset(dataset, shuffle=shuffle, drop_last=drop_last)
-        if collate_fn is None and batch_size is not None and yields_images(dataset):
-            collate_fn = collate_channels_last
         batch_size = check_optional_integer("batch_size", batch_size, at_least=1)
         num_workers = check_integer("num_workers", num_workers)  # torch checks the rest.
         prefetch_factor = check_prefetch_factor(prefetch_factor)
-        self.worker_method: WorkerMethod = check_choice("worker_method", worker_method, WorkerMethod)
-        self.snapshot_every_n_steps = check_integer("snapshot_every_n_steps", snapshot_every_n_steps, at_least=0)
-        self.on_error: OnError = check_choice("on_error", on_error, OnError)
-        self.on_error_in = check_stages(on_error_in)
-        self.quarantine = quarantine
-        self.check_duplicates = check_flag("check_duplicates", check_duplicates)
-        self.device = device
+        arguments = check_own_arguments(
+            worker_method=worker_method,
+            snapshot_every_n_steps=snapshot_every_n_steps,
+            on_error=on_error,
+            on_error_in=on_error_in,
+            quarantine=quarantine,
+            check_duplicates=check_duplicates,
+            device=device,
+        )
         super().__init__(
             dataset,
             batch_size,
@@ -176,35 +195,94 @@ class DataLoader(Preparable, Stateful, Repeatable, torch.utils.data.DataLoader[_
         )
         if prefetch_factor is None and self.prefetch_factor is not None:
             self.prefetch_factor = DefaultPrefetch(self.prefetch_factor)
-        self.shuffle = shuffle  # Frameworks re-create loaders from attributes named like the arguments.
-        self._latest: object = None  # A token for the latest iteration.
-        self._shared: weakref.ref[EpochIterator] | None = None  # Weak: it holds the loader.
-        self._warned_of = set[Split]()  # Epochs without batches.
-        self._made: tuple[ExecutorSettings, Executor] | None = None  # The latest executor, and what it was made from.
-        self._watches: list[SlotWatch] = []  # Those of the epoch that begins.
-        self._order = find_order(dataset, self.sampler)
-        self._epochs = Epochs()
-        check_samplers_dataset(dataset, self._drawing_sampler, compares_digests=True)
-        check_policy(
-            self.on_error,
-            dataset,
-            has_order=self._order is not None,
-            has_batches=self.batch_sampler is not None,
-            is_fetched=not self._is_torchs,
-            obstacle=why_not_ours(self),
-        )
-        self._bad_samples = make_bad_samples(self.on_error, self.on_error_in, self.quarantine, self.dataset)
-        if self._order is not None:
-            ordered = self._order.ordered
-            check_order(ordered, batch_size=self.batch_size, drop_last=self.drop_last, in_order=self.in_order)
-            if dataset is ordered:
-                # torch's loader forbids setting the sampler, but only frameworks read this one.
-                object.__setattr__(self, "sampler", OrderSampler(self._order))
-            ordered.has_loader = True  # Late: a loader that is refused leaves its sampler as it was.
-        self._delivery = make_delivery(self, checks=self.check_duplicates, device=device)
+        if collate_fn is None and self._auto_collation and yields_images(dataset):
+            self.collate_fn = collate_channels_last
+        extend(self, arguments)
 
-    @contextmanager
-    def watch_memory(self, callback: MemoryCallback, *, num_held: int = 0) -> Iterator[None]:
+    def __len__(self) -> int:
+        """Return the number of this rank's batches in a full epoch."""
+        extension = find_extension(self)
+        if extension is None or extension.order is None:
+            return super().__len__()
+        return extension.count_batches(batch_size=self.batch_size, drop_last=self.drop_last)
+
+    def __iter__(self) -> Any:
+        """Begin the next epoch and return an iterator over its batches."""
+        if (extension := find_extension(self)) is None:
+            return super().__iter__()
+        if extension.delivery is None:
+            return extension.iterate(self)
+        return DeliveredBatches(extension.delivery, self, extension.find_length(self))
+
+    def _get_iterator(self) -> Any:
+        """Begin the next epoch and return a new iterator; torch's ``__iter__`` calls this."""
+        if (extension := find_extension(self)) is None:
+            _log.info(_UNKNOWN.format(kind=type(self).__name__))
+            return super()._get_iterator()
+        if self.num_workers > 0:
+            self.check_worker_number_rationality()
+        return extension.make_iterator(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next ``iter``. Setting the loaded epoch keeps its position; another epoch drops it.
+
+        (Without shardio's order, the loaded epoch is known if the sampler has a ``set_epoch``. Otherwise, every epoch
+        keeps the position.)
+
+        An epoch in flight continues, and ``state_dict`` describes it until the next ``iter``. This also calls
+        ``set_epoch`` of other samplers and datasets.
+
+        Raises:
+            TypeError: If ``epoch`` is not an integer.
+            ValueError: If it is negative, or not below 2**62.
+        """
+        epoch = check_epoch(epoch)
+        extension = find_extension(self)
+        # shardio's map-style datasets have no order, and may serve several loaders.
+        if extension is not None and extension.order is not None:
+            extension.order.update_counter().set_epoch(epoch)
+            set_epoch(self.dataset, epoch, skip=(MapDataset, ShardDataset))
+            return
+        if extension is not None:
+            extension.epochs.set_epoch(epoch)
+        set_epoch_of_parts(self, epoch, skip=(MapDataset,))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the user's position.
+
+        With shardio's order, it is a small JSON-serializable dict that fits any number of ranks and workers. Otherwise
+        it has the keys of torchdata's StatefulDataLoader, with the states of the dataset, the sampler and their
+        iterators if they have any. If torch's own iterators make the batches, it is empty, and a RuntimeWarning says
+        so: frameworks save the state of every loader that has this method.
+
+        Raises:
+            StateError: If the ``state_dict`` of the dataset, the sampler or an iterator fails or takes arguments.
+        """
+        if (extension := _find_stateful(self)) is not None:
+            return extension.dump(self)
+        warnings.warn(NO_STATE, RuntimeWarning, stacklevel=2)
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a state at the next ``iter``.
+
+        An empty state, of a loader without one, restarts the epoch.
+
+        Raises:
+            StateError: If the state belongs to another dataset, order or kind of loader; the message names the
+                differences.
+            TypeError: If torch's own iterators make the batches, and the state is not empty.
+        """
+        if (extension := _find_stateful(self)) is not None:
+            extension.load(self, state)
+            return
+        if state:
+            raise TypeError(
+                f"a loader without a state cannot load one: {type(self.dataset).__name__} needs torch's iterators"
+            )
+        warnings.warn(NO_STATE, RuntimeWarning, stacklevel=2)
+
+    def watch_memory(self, callback: MemoryCallback, *, num_held: int = 0) -> AbstractContextManager[None]:
         """Call a function once for each block of memory that holds batches of the epochs that begin in the block.
 
         Batches of other epochs lie in other memory.
@@ -214,20 +292,7 @@ class DataLoader(Preparable, Stateful, Repeatable, torch.utils.data.DataLoader[_
             num_held: How many batches the caller holds at a time, besides those that it has passed on. There is memory
                 for as many more batches then.
         """
-        watch = SlotWatch(callback=callback, num_held=num_held)
-        self._watches.append(watch)
-        try:
-            yield
-        finally:
-            self._watches.remove(watch)
-
-    def __len__(self) -> int:
-        """Return the number of this rank's batches in a full epoch."""
-        return super().__len__() if self._order is None else self._split(Cursor(epoch=0)).num_batches
-
-    def __iter__(self) -> Any:
-        """Begin the next epoch and return an iterator over its batches."""
-        return self._iterate() if self._delivery is None else DeliveredBatches(self._delivery, self)
+        return _find_own(self).watch_memory(callback, num_held=num_held)
 
     def start_workers(self) -> None:
         """Start the next epoch's worker processes now instead of when it begins, for example before building a model.
@@ -236,7 +301,7 @@ class DataLoader(Preparable, Stateful, Repeatable, torch.utils.data.DataLoader[_
         own methods make the samples.
         """
         with own_tensors():
-            self._find_executor().start_workers()
+            _find_own(self).find_executor(self).start_workers()
 
     def stats(self) -> LoaderStats:
         """Return the counts and times since the latest ``iter`` of the loader.
@@ -245,39 +310,52 @@ class DataLoader(Preparable, Stateful, Repeatable, torch.utils.data.DataLoader[_
             TypeError: If torch's own iterators make the batches, which do not time the stages: those of torch's
                 datapipes and, outside of Linux, all batches of workers.
         """
-        if (stats := self._find_executor().stats()) is None:
+        if (stats := _find_own(self).find_executor(self).stats()) is None:
             raise TypeError(NO_STATS.format(reason=why_not_ours(self)))
         return stats
 
     @property
-    def calls_dataset(self) -> bool:
-        """Whether the dataset's own methods make the samples, instead of shardio's own code, which is faster."""
-        return why_not_ours(self) is not None
+    def _is_accelerate_prepared(self) -> bool:
+        """Whether the loader needs no wrapper. Accelerate's ``prepare`` methods read this attribute."""
+        extension = find_extension(self)
+        has_order = extension is not None and extension.order is not None
+        if extension is not None and has_order and is_preparing():
+            extension.is_in_accelerate = True  # Accelerate sets the attribute only in ``prepare``.
+        return has_order
 
-    @property
-    def _is_torchs(self) -> bool:
-        """Whether torch's own iterators make the batches."""
-        return is_torchs(self)
-
-    def _find_executor(self) -> Executor:
-        """Return the executor for the current attributes, which may be set at any time."""
-        settings = find_settings(self)
-        if self._made is None or not settings.is_same(self._made[0]):
-            self._made = (
-                settings,
-                make_executor(self, settings, self._order, self._epochs, self._bad_samples, self._watches),
-            )
-        return self._made[1]
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, is_prepared: bool) -> None:
+        pass  # A prepared loader stays prepared.
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy starts its own workers.
-        return {**self.__dict__, "_made": None, "_iterator": None, "_shared": None, "_delivery": None}
+        state = dict(vars(self))
+        if "_iterator" in state:
+            state["_iterator"] = None  # A copy starts its own workers.
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._epochs = copy.deepcopy(self._epochs)  # The original may go on.
-        if self._order is not None:
-            self._order = self._order.copy()
-            if isinstance(self.sampler, OrderSampler):
-                object.__setattr__(self, "sampler", OrderSampler(self._order))
-        self._delivery = make_delivery(self, checks=self.check_duplicates, device=self.device)
+        vars(self).update(state)
+        find_extension(self)  # The copy gets its own.
+
+
+def _find_own(loader: Any) -> Extension:
+    """Return a loader's extension.
+
+    Raises:
+        TypeError: If its class did not call the constructor of shardio's DataLoader.
+    """
+    if (extension := find_extension(loader)) is None:
+        raise TypeError(_UNKNOWN.format(kind=type(loader).__name__))
+    return extension
+
+
+def _find_stateful(loader: Any) -> Extension | None:
+    """Return a loader's extension if that has a state."""
+    extension = find_extension(loader)
+    if extension is None or (extension.order is None and is_torchs(loader, extension.arguments.worker_method)):
+        return None
+    return extension
+
+
+def _why_not_ours(loader: Any) -> str | None:
+    return _UNKNOWN.format(kind=type(loader).__name__) if find_extension(loader) is None else why_not_ours(loader)

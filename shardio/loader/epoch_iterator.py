@@ -1,11 +1,21 @@
-"""The iterator that the user gets: it counts an epoch's batches, whichever executor makes them."""
+"""The iterators that the user gets: they count an epoch's batches, whichever executor makes them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _get_distributed_settings,
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
 
 from shardio.handover import find_rng_keys, hand_over
 from shardio.interruptions import cut_short, describe_error
@@ -15,7 +25,64 @@ from shardio.loader.shutdown import before_shutdown
 from shardio.order import Progress, make_rng_key
 
 
-class EpochIterator:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BegunEpoch:
+    """An epoch that has begun.
+
+    Attributes:
+        batches: The executor's batches.
+        check: Raises an error if no further batch may be requested.
+        is_latest: Returns whether no later epoch uses its workers.
+        modes: Returns a context in which batches are made, with the modes of torch that apply to them.
+        progress: Counts the batches; None if the order is not shardio's.
+        seed: The seed of shardio's order; otherwise, that of the workers, as torch draws it.
+        length: Returns the number of this rank's batches in a full epoch.
+    """
+
+    batches: BatchIterator
+    check: Callable[[], None]
+    is_latest: Callable[[], bool]
+    modes: Callable[[], AbstractContextManager[None]]
+    progress: Progress | None
+    seed: int | None
+    length: Callable[[], int]
+
+
+class EpochStart(Protocol):
+    """Begins a loader's next epoch."""
+
+    def __call__(self, loader: Any, *, is_first: bool) -> BegunEpoch:
+        """Begin it; ``is_first`` says whether it is the first one of its iterator."""
+
+
+class LoaderIterator(_BaseDataLoaderIter):
+    """The base class of iterators over a loader's batches.
+
+    It has the interface of torch's iterators, private names included, because programs and frameworks use it. torch's
+    own constructor is not called: it draws random numbers.
+    """
+
+    def _adopt(self, loader: Any) -> None:
+        """Take over the loader's attributes under the names that they have in torch's iterators."""
+        self._dataset, self._dataset_kind = loader.dataset, loader._dataset_kind
+        self._IterableDataset_len_called = loader._IterableDataset_len_called
+        self._auto_collation, self._drop_last = loader._auto_collation, loader.drop_last
+        self._index_sampler, self._num_workers = loader._index_sampler, loader.num_workers
+        self._pin_memory, self._pin_memory_device = loader.pin_memory and torch.accelerator.is_available(), None
+        self._timeout, self._collate_fn = loader.timeout, loader.collate_fn
+        self._persistent_workers = loader.persistent_workers
+        self._prefetch_factor, self._in_order = loader.prefetch_factor, loader.in_order
+        self._worker_init_fn = loader.worker_init_fn
+        self._shared_seed = self._pg = None
+        self._world_size, self._rank = _get_distributed_settings()
+        self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
+        self._num_yielded = 0
+
+    def _next_data(self) -> Any:
+        return next(self)
+
+
+class EpochIterator(LoaderIterator):
     """An iterator over the batches of an epoch.
 
     An error in one batch does not end the epoch. Any other error does: after an error from a signal handler, for
@@ -24,41 +91,36 @@ class EpochIterator:
     In shardio's order, a batch counts when the user receives it. A failed batch counts when the user requests the next
     one, so a run that ends with the error resumes at that batch.
 
+    It does not hold the loader, which may hold it.
+
     Args:
-        batches: The executor's batches.
-        check: Raises an error if no further batch may be requested.
-        modes: Returns a context in which batches are made, with the modes of torch that apply to them.
-        progress: Counts the batches; None if the order is not shardio's.
+        begin: Begins a loader's next epoch, and is told whether it is the iterator's first one.
         loader: The loader.
+        owns_workers: Whether the workers persist as long as this iterator.
+
+    Attributes:
+        progress: Counts the epoch's batches; None if the order is not shardio's.
     """
 
-    def __init__(
-        self,
-        batches: BatchIterator,
-        check: Callable[[], None],
-        modes: Callable[[], AbstractContextManager[None]],
-        progress: Progress | None,
-        loader: Any,
-    ) -> None:
-        self._progress, self._loader = progress, loader
-        self.begin(batches, check, modes)
+    def __init__(self, begin: EpochStart, loader: Any, *, owns_workers: bool) -> None:
+        self._begin, self._owns_workers = begin, owns_workers
+        self._reset(loader, first_iter=True)
 
-    def begin(
-        self, batches: BatchIterator, check: Callable[[], None], modes: Callable[[], AbstractContextManager[None]]
-    ) -> None:
-        """Begin an epoch; the arguments are those of the class."""
-        self._batches, self._check, self._modes = batches, check, modes
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """Begin the loader's next epoch. torch's loader calls this if its workers persist."""
+        epoch = self._begin(loader, is_first=first_iter)
+        self._batches, self._check, self._modes, self.progress = epoch.batches, epoch.check, epoch.modes, epoch.progress
+        self._seed, self._length, self._is_latest = epoch.seed, epoch.length, epoch.is_latest
+        self._adopt(loader)
+        self._base_seed = epoch.seed  # type: ignore[assignment]  # torch's iterators always have one
+        self._sampler_iter = getattr(epoch.batches, "indices", None) or _draw(self._index_sampler)
         self._num_taken = self._num_counted = 0
         self._is_over = False
         self._cut_short_by: str | None = None
 
-    def __iter__(self) -> EpochIterator:
-        return self
-
     def __len__(self) -> int:
         """Return the number of this rank's batches in a full epoch."""
-        # Not the loader's length without shardio's order: like torch, do not ask an iterable dataset for its length.
-        return len(self._loader._index_sampler if self._progress is None else self._loader)
+        return self._length()
 
     def __next__(self) -> Any:
         """Return the next batch. If it cannot be made, raise its error; the next call returns the batch after it.
@@ -79,8 +141,9 @@ class EpochIterator:
             self._num_taken += 1
             failure = made.restore() if isinstance(made, Failure) else None
             if failure is None:
+                self._num_yielded += 1
                 self._count()
-                if self._progress is not None and (keys := find_rng_keys()) is not None:
+                if self.progress is not None and (keys := find_rng_keys()) is not None:
                     keys.make = partial(self._make_rng_key, self._num_taken - 1)
         except StopIteration:
             self.close()
@@ -113,11 +176,6 @@ class EpochIterator:
             self.close()
             raise
 
-    @property
-    def _workers(self) -> list[Any]:
-        """The workers that call the user's dataset. Frameworks and tests look for torch's attribute."""
-        return list(getattr(self._batches, "members", ()))
-
     def close(self) -> None:
         """End the epoch; drop batches that were made ahead."""
         self._is_over = True
@@ -125,25 +183,73 @@ class EpochIterator:
 
     def _make_rng_key(self, num_before: int) -> int:
         """Return the rng key of this rank's batch after ``num_before`` others of this iterator."""
-        progress, seed = self._progress, self._loader._order.ordered.seed
+        progress, seed = self.progress, self._seed
         assert progress is not None, "only shardio's order has keys"
+        assert seed is not None, "shardio's order has a seed"
         split = progress.split
         (rng_key,) = make_rng_key(seed, progress.cursor.epoch, "batch", split.position_after(num_before), split.rank)
         return int(rng_key)
 
     def _count(self) -> None:
-        if self._progress is not None and self._num_counted < self._num_taken:
+        if self.progress is not None and self._num_counted < self._num_taken:
             self._num_counted = self._num_taken
-            hand_over([partial(setattr, self._progress, "num_batches", self._num_counted)])
+            hand_over([partial(setattr, self.progress, "num_batches", self._num_counted)])
 
     def _finish(self) -> None:
-        if self._progress is None:
+        if self.progress is None:
             return
-        hand_over([partial(setattr, self._progress, "is_finished", True)])
-        expected, dataset = self._progress.split.num_batches, type(self._loader.dataset).__name__
+        hand_over([partial(setattr, self.progress, "is_finished", True)])
+        expected, dataset = self.progress.split.num_batches, type(self._dataset).__name__
         if self._num_counted != expected:
             raise RuntimeError(
                 f"the epoch had {self._num_counted} batches instead of {expected}: {dataset} must "
                 "yield one value for each of its samples, because the state counts them. Filter in collate_fn instead, "
                 "or use torch's DataLoader"
             )
+
+
+class CallersIterator(EpochIterator, _SingleProcessDataLoaderIter):
+    """The iterator without workers."""
+
+
+class WorkersIterator(EpochIterator, _MultiProcessingDataLoaderIter):
+    """The iterator with workers."""
+
+    @property
+    def _workers(self) -> list[Any]:  # type: ignore[override]  # torch's is an attribute
+        """The workers that call the user's dataset."""
+        return list(getattr(self._batches, "members", ()))
+
+    @property
+    def _shutdown(self) -> bool:  # type: ignore[override]  # torch's is an attribute
+        """Whether no further batch can be requested."""
+        return self._is_over
+
+    def _shutdown_workers(self) -> None:
+        """End the epoch and its workers. Frameworks call this."""
+        if not self._is_over:
+            self._cut_short_by = "its workers were shut down"
+        self.close()
+        if self._is_latest() and callable(end_workers := getattr(self._batches, "end_workers", None)):
+            end_workers()
+
+    def __del__(self) -> None:
+        if getattr(self, "_owns_workers", False) and hasattr(self, "_is_over") and not sys.is_finalizing():
+            self._shutdown_workers()
+
+
+def make_epoch_iterator(begin: EpochStart, loader: Any, *, owns_workers: bool) -> EpochIterator:
+    """Begin a loader's next epoch and return an iterator of the kind that torch's loader has for it.
+
+    Args:
+        begin: Begins a loader's next epoch, and is told whether it is the iterator's first one.
+        loader: The loader.
+        owns_workers: Whether the workers persist as long as the iterator.
+    """
+    kind = WorkersIterator if loader.num_workers else CallersIterator
+    return kind(begin, loader, owns_workers=owns_workers)
+
+
+def _draw(sampler: Any) -> Iterator[Any]:
+    """Return an iterator over what a sampler yields. The sampler is not asked before the first value."""
+    yield from sampler

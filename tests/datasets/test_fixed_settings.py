@@ -1,4 +1,4 @@
-"""Settings that are fixed when a dataset, sampler or loader is created cannot be set later: it would have no effect."""
+"""Settings that are fixed when a dataset or sampler is created cannot be set later: it would have no effect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def make_all(packed: Path, images: Path) -> list[tuple[Any, dict[str, Any]]]:
     """Return objects, and the settings with which each was created."""
     of_folder = {name: OF_DATASETS[name] for name in ("decode", "orientation", "max_pixels")}
     of_map = {name: value for name, value in OF_DATASETS.items() if name != "max_pixels"}
-    of_loader: dict[str, Any] = {"on_error": "skip", "quarantine": str(packed / "quarantine"), "shuffle": True}
     dataset = ShardMapDataset(packed)
     order: dict[str, Any] = {**OF_ORDERS}
     return [
@@ -36,7 +35,6 @@ def make_all(packed: Path, images: Path) -> list[tuple[Any, dict[str, Any]]]:
         (ShardMapDataset(packed, **of_map), of_map),
         (ImageFolder(images, **of_folder), of_folder),
         (EpochSampler(dataset, **order), order),
-        (DataLoader(dataset, **of_loader), of_loader),
     ]
 
 
@@ -44,7 +42,7 @@ def test_they_can_be_read_and_not_set(packed: Path, images: Path) -> None:
     for subject, settings in make_all(packed, images):
         for name, value in settings.items():
             assert getattr(subject, name) == value
-            with pytest.raises(AttributeError, match=f"no setter|can't set|{name} cannot be set"):
+            with pytest.raises(AttributeError, match=r"no setter|can't set"):
                 setattr(subject, name, value)
     datasets: list[Any] = [ShardDataset(packed), ShardMapDataset(packed), ImageFolder(images)]
     for dataset in datasets:
@@ -56,13 +54,6 @@ def test_copies_keep_them(packed: Path, images: Path) -> None:
     for subject, settings in make_all(packed, images):
         for other in (copy.copy(subject), pickle.loads(pickle.dumps(subject))):
             assert {name: getattr(other, name) for name in settings} == settings
-
-
-def test_the_error_of_a_loader_names_the_remedy_and_frameworks_find_its_arguments(packed: Path) -> None:
-    loader = DataLoader(ShardMapDataset(packed), on_error="skip")
-    with pytest.raises(AttributeError, match="on_error cannot be set on a DataLoader: create a new one with"):
-        loader.on_error = "raise"
-    assert vars(loader)["on_error"] == "skip"
 
 
 @pytest.mark.parametrize("flag", ["False", "", 2, None, 0.0, [], np.array([True, False])], ids=repr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.frameworks.launch import record_epochs
 import_library("torchvision")  # Lightning imports torchvision, too. Not every build of it loads with every torch.
 from lightning.pytorch import LightningModule, Trainer  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
+from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
 
 
 def make_loaders(packed: str) -> tuple[DataLoader, DataLoader]:
@@ -144,7 +146,17 @@ def trainer(folder: Path, **options: Any) -> Trainer:
     )
 
 
+def copy_combined(packed: str) -> None:
+    """Copy loaders that Lightning combines in the middle of an epoch, as its loops do: without their iterators."""
+    for make in MAKERS.values():
+        loaders = make(packed)
+        combined = CombinedLoader(list(loaders), "min_size")
+        next(iter(combined))
+        assert len(list(copy.deepcopy(combined))) == min(map(len, loaders))
+
+
 def run(folder: Path, packed: str) -> list[list[str]]:
+    copy_combined(packed)
     for kind in MAKERS:
         fit(folder, packed, kind)
     return reload(folder, packed)

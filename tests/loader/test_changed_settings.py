@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import Subset
 
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
+from shardio.loader.arguments import OwnArguments
 from shardio.loader.executors.choice import find_settings
 from shardio.transforms import CenterCrop
 
@@ -81,9 +82,9 @@ def test_a_dataset_that_cannot_be_compared_can_be_iterated_again() -> None:
     loader = DataLoader(dataset, batch_size=2, collate_fn=dataset)
     for _ in range(3):
         assert list(loader) == [[0, 1], [2, 3]]
-        settings = find_settings(loader)
+        settings = find_settings(loader, OwnArguments())
         other = replace(settings, datasets=(Incomparable(),))
-        assert settings.is_same(find_settings(loader))
+        assert settings.is_same(find_settings(loader, OwnArguments()))
         assert not settings.is_same(other)
         loader.collate_fn = Incomparable()
 
@@ -118,7 +119,7 @@ def test_persistent_workers_stay_while_the_settings_are_the_same(packed: Path) -
 def test_any_setting_that_changes_makes_a_difference(packed: Path) -> None:
     inner = ShardMapDataset(packed, transform=CenterCrop(16))
     subset = Subset(inner, range(9))
-    settings = find_settings(DataLoader(Subset(subset, range(5)), batch_size=2, num_workers=1))
+    settings = find_settings(DataLoader(Subset(subset, range(5)), batch_size=2, num_workers=1), OwnArguments())
     objects: dict[str, Any] = {
         "datasets": (*settings.datasets[:1], Subset(inner, range(9)), inner),
         "decoder": replace(inner.decoder),

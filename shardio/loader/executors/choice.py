@@ -23,6 +23,7 @@ from shardio.datasets import (
     why_not_concatenated,
 )
 from shardio.decoding import FieldDecoder
+from shardio.loader.arguments import OwnArguments
 from shardio.loader.batch_plans import OrderPlanner, Planner, SamplerPlanner
 from shardio.loader.collate import collate_channels_last
 from shardio.loader.collation import Collation
@@ -33,11 +34,12 @@ from shardio.loader.executors.fetching import Fetching, can_fetch
 from shardio.loader.executors.in_flight import BatchSettings
 from shardio.loader.executors.ordered_workers import IndexWorkers, ShardWorkers
 from shardio.loader.executors.sampled import SampledExecutor
-from shardio.loader.executors.settings import ExecutorSettings, find_decoder
+from shardio.loader.executors.settings import ExecutorSettings, find_decoder, find_override
 from shardio.loader.executors.torch_loader import TorchLoader
 from shardio.loader.executors.worker_options import WorkerOptions
 from shardio.loader.executors.worker_processes import WorkerProcesses
 from shardio.loader.fetching.epochs import Epochs
+from shardio.loader.fetching.job import WorkerMethod
 from shardio.loader.processes.setup import why_not_sendable
 from shardio.loader.slots.slot_pool import SlotWatch
 from shardio.loader.state import LoaderOrder
@@ -97,7 +99,9 @@ def make_executor(
         return SampledExecutor(executor, planner) if isinstance(planner, SamplerPlanner) else executor
     _log.info("the dataset's own methods make the samples of this loader: %s", why_not_ours(loader))
     if order is None:
-        return Fetching(loader, epochs, bad_samples) if can_fetch(loader) else TorchLoader(loader)
+        if not can_fetch(loader, settings.worker_method):
+            return TorchLoader(loader)
+        return Fetching(loader, epochs, settings.worker_method, settings.snapshot_every_n_steps, bad_samples)
     options, ordered = WorkerOptions(settings=settings), order.ordered
     if isinstance(ordered, ShardDataset):
         return ShardWorkers(ordered, options, bad_samples)
@@ -116,16 +120,21 @@ def _make_planner(loader: Any, settings: ExecutorSettings, order: LoaderOrder | 
     dataset = unwrap(settings.dataset)
     if order is not None:
         return OrderPlanner(dataset, order.ordered)
-    return SamplerPlanner(dataset, loader, epochs, keeps_seed=settings.persistent_workers)
+    return SamplerPlanner(dataset, loader, epochs)
 
 
-def is_torchs(loader: Any) -> bool:
+def is_torchs(loader: Any, worker_method: WorkerMethod) -> bool:
     """Return whether torch's own iterators make a loader's batches, unless the order is shardio's."""
-    return why_not_ours(loader) is not None and not can_fetch(loader)
+    return why_not_ours(loader) is not None and not can_fetch(loader, worker_method)
 
 
-def find_settings(loader: Any) -> ExecutorSettings:
-    """Return what a loader's executor is made from, for its attributes as they are now."""
+def find_settings(loader: Any, arguments: OwnArguments) -> ExecutorSettings:
+    """Return what a loader's executor is made from, for its attributes as they are now.
+
+    Args:
+        loader: The loader.
+        arguments: Those of its arguments that are shardio's.
+    """
     return ExecutorSettings(
         datasets=unwrap(loader.dataset).datasets,
         decoder=find_decoder(loader.dataset),
@@ -140,9 +149,9 @@ def find_settings(loader: Any) -> ExecutorSettings:
         timeout_s=loader.timeout,
         prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers,
-        worker_method=loader.worker_method,
+        worker_method=arguments.worker_method,
         in_order=loader.in_order,
-        snapshot_every_n_steps=loader.snapshot_every_n_steps,
+        snapshot_every_n_steps=arguments.snapshot_every_n_steps,
         pin_memory=loader.pin_memory,
         pin_memory_device=loader.pin_memory_device,
         pins=loader.pin_memory and torch.cuda.is_available(),
@@ -151,7 +160,7 @@ def find_settings(loader: Any) -> ExecutorSettings:
 
 def why_not_ours(loader: Any) -> str | None:
     """Return why shardio's own code cannot make a loader's batches; None if it can."""
-    if (why := _why_not_dataset(loader.dataset)) is not None:
+    if (why := find_override(loader) or _why_not_dataset(loader.dataset)) is not None:
         return why
     for name, default in (("worker_init_fn", None), ("multiprocessing_context", None), ("in_order", True)):
         if getattr(loader, name) != default:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -13,17 +13,17 @@ import torch
 import torch.multiprocessing
 import torch.utils.data
 from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from shardio.bad_samples import BadSamples
 from shardio.interruptions import let_through
+from shardio.loader.arguments import find_user_level
 from shardio.loader.failures import Failure
 from shardio.loader.fetching.batches import WorkerBatches
 from shardio.loader.fetching.caller import CallerBatches
 from shardio.loader.fetching.counting import begin_tally
 from shardio.loader.fetching.epochs import Epochs
 from shardio.loader.fetching.fetchers import has_state
-from shardio.loader.fetching.job import FetchJob
+from shardio.loader.fetching.job import FetchJob, WorkerMethod, is_iterable
 from shardio.loader.fetching.position import EpochPosition
 from shardio.loader.fetching.worker_processes import FetchProcesses
 from shardio.loader.fetching.worker_threads import FetchThreads
@@ -32,11 +32,11 @@ from shardio.loader.stats import LoaderStats, Tally
 from shardio.order import Cursor, Split
 
 
-def can_fetch(loader: Any) -> bool:
+def can_fetch(loader: Any, worker_method: WorkerMethod) -> bool:
     """Return whether this executor can make a loader's batches; otherwise, torch's own iterators do."""
     if isinstance(loader.dataset, torch.utils.data.IterDataPipe | torch.utils.data.MapDataPipe):
         return False  # They share seeds between ranks.
-    return not loader.num_workers or loader.worker_method == "thread" or hasattr(os, "memfd_create")
+    return not loader.num_workers or worker_method == "thread" or hasattr(os, "memfd_create")
 
 
 class Fetching:
@@ -45,25 +45,32 @@ class Fetching:
     Args:
         loader: The loader, which owns this executor.
         epochs: Where its epochs begin.
+        worker_method: What its workers are.
+        snapshot_every_n_steps: How often workers report the state of an iterable dataset.
         bad_samples: The policy for samples that raise errors; None raises them.
     """
 
     def __init__(
-        self, loader: torch.utils.data.DataLoader[Any], epochs: Epochs, bad_samples: BadSamples | None = None
+        self,
+        loader: torch.utils.data.DataLoader[Any],
+        epochs: Epochs,
+        worker_method: WorkerMethod,
+        snapshot_every_n_steps: int,
+        bad_samples: BadSamples | None = None,
     ) -> None:
         self._loader = weakref.ref(loader)  # Weak, so that workers end as soon as the loader is released.
         self._epochs, self._bad_samples = epochs, bad_samples
+        self._worker_method, self._snapshot_every_n_steps = worker_method, snapshot_every_n_steps
         self._tally = Tally(num_workers=loader.num_workers)
         self._task_ids = count()
         self._persistent: _PersistentBatches | None = None
-        loader._iterator = None  # Persistent workers of an earlier executor keep its settings.
 
     def start(self, cursor: Cursor | None, split: Split | None) -> FetchedBatches:
         """Begin an epoch and return its batches."""
         loader: Any = self._loader()
         assert loader is not None, "the loader owns this executor"
         _warn_of_pinning(loader)
-        workers = self._find_workers(loader) if loader.num_workers else None
+        workers = self._find_workers() if loader.num_workers else None
         if self._bad_samples is not None:
             self._bad_samples.begin_count(loader.num_workers, are_new=workers is None)
         job = make_job(loader, self._bad_samples)
@@ -76,7 +83,7 @@ class Fetching:
             return FetchedBatches(in_caller, loader, self._bad_samples)
         if workers is None:
             assert position.base_seed is not None, "it was drawn for them"
-            workers = _start_workers(loader, job, position.base_seed)
+            workers = _start_workers(loader, job, position.base_seed, self._worker_method)
         batches = WorkerBatches(
             workers,
             indices,
@@ -86,7 +93,7 @@ class Fetching:
             in_order=loader.in_order,
             timeout_s=loader.timeout,
             # A map-style dataset cannot skip: only an iterator can be asked for what comes next.
-            state_every=-(-loader.snapshot_every_n_steps // loader.num_workers) if position.is_iterable else 1,
+            state_every=-(-self._snapshot_every_n_steps // loader.num_workers) if position.is_iterable else 1,
             closes_workers=not loader.persistent_workers,
         )
         if has_state(loader.dataset):
@@ -97,7 +104,7 @@ class Fetching:
         if not loader.persistent_workers:
             return FetchedBatches(batches, loader, self._bad_samples)
         if self._persistent is None or self._persistent.workers is not workers:
-            self._persistent = loader._iterator = _PersistentBatches(batches)
+            self._persistent = _PersistentBatches(batches)
         else:
             self._persistent.batches = batches
         return FetchedBatches(self._persistent, loader, self._bad_samples)
@@ -109,14 +116,13 @@ class Fetching:
         """Return the statistics of the latest epoch."""
         return self._tally.sum_up()
 
-    def _find_workers(self, loader: Any) -> FetchWorkers | None:
+    def _find_workers(self) -> FetchWorkers | None:
         """Return the workers of the epoch before, if they persist."""
         persistent = self._persistent
         if persistent is not None and not persistent.workers.belongs_here:
             self._persistent = None  # This process is a fork of the one that has the workers.
             return None
-        # Frameworks end persistent workers through the loader's attribute.
-        if persistent is None or loader._iterator is not persistent or persistent.is_closed or self._epochs.resumes:
+        if persistent is None or persistent.is_closed or self._epochs.resumes:
             if persistent is not None:
                 persistent.end_workers()
             self._persistent = None
@@ -138,8 +144,7 @@ class FetchedBatches:
         self._batches, self._bad_samples = batches, bad_samples
         self._pins = loader.pin_memory and torch.accelerator.is_available()
         self._dataset, self._num_workers = loader.dataset, loader.num_workers
-        is_iterable = isinstance(loader.dataset, torch.utils.data.IterableDataset)
-        self._length = loader._IterableDataset_len_called if is_iterable else None
+        self._length = loader._IterableDataset_len_called if is_iterable(loader) else None
         self._num_yielded = 0
         # Tools that read profiles look for torch's name.
         kind = "_MultiProcessing" if loader.num_workers else "_SingleProcess"
@@ -149,6 +154,12 @@ class FetchedBatches:
     def members(self) -> Sequence[Any]:
         """The worker processes or threads."""
         return self._batches.workers.members if self._num_workers else ()
+
+    @property
+    def indices(self) -> Iterator[Any]:
+        """What the sampler still yields."""
+        batches = self._batches.batches if isinstance(self._batches, _PersistentBatches) else self._batches
+        return batches.indices
 
     def __next__(self) -> Any:
         """Return the next batch, or a Failure instead."""
@@ -181,6 +192,13 @@ class FetchedBatches:
         """End the epoch; drop batches that were fetched ahead."""
         self._batches.close()
 
+    def end_workers(self) -> None:
+        """End the workers, also those that persist."""
+        if isinstance(self._batches, _PersistentBatches):
+            self._batches.end_workers()
+        else:
+            self._batches.close()
+
     def _warn(self) -> None:
         said = (
             f"Length of IterableDataset {self._dataset} was reported to be {self._length} (when accessing "
@@ -191,18 +209,16 @@ class FetchedBatches:
                 "For multiprocessing data-loading, this can have one cause: each worker yields the whole dataset. Its "
                 "__iter__ must ask get_worker_info() for its part"
             )
-        warnings.warn(said, UserWarning, stacklevel=4)
+        warnings.warn(said, UserWarning, stacklevel=find_user_level())
 
 
-class _PersistentBatches(_MultiProcessingDataLoaderIter):
+class _PersistentBatches:
     """The batches of the latest epoch of persistent workers: as in torch, all iterators of the loader share them.
-
-    The base class is that of torch's iterators, and only its name is used: frameworks look for it in the loader's
-    ``_iterator``, and end the workers by ``_shutdown_workers``.
 
     Attributes:
         batches: Those of the latest epoch.
         workers: The workers.
+        is_closed: Whether the workers have ended.
     """
 
     def __init__(self, batches: WorkerBatches) -> None:
@@ -218,10 +234,6 @@ class _PersistentBatches(_MultiProcessingDataLoaderIter):
         """Wait up to ``timeout_s`` for the next batch; return whether it is there."""
         return self.batches.is_ready(timeout_s)
 
-    @property
-    def _workers(self) -> Sequence[Any]:  # type: ignore[override]  # torch's is an attribute
-        return self.workers.members
-
     def close(self) -> None:
         """End the workers if the epoch is not over: an error may have lost an answer of theirs."""
         if self.batches.is_open:
@@ -233,15 +245,17 @@ class _PersistentBatches(_MultiProcessingDataLoaderIter):
         self.batches.close()
         self.workers.close()
 
-    _shutdown_workers = end_workers  # torch's name, which frameworks call.
+    def __del__(self) -> None:
+        if hasattr(self, "is_closed"):
+            self.end_workers()
 
 
 def make_job(loader: Any, bad_samples: BadSamples | None) -> FetchJob:
     """Return what the workers of a loader need."""
     return FetchJob(
         dataset=loader.dataset,
-        is_iterable=isinstance(loader.dataset, torch.utils.data.IterableDataset),
-        is_batched=loader.batch_sampler is not None,
+        is_iterable=is_iterable(loader),
+        is_batched=loader._auto_collation,
         batch_size=loader.batch_size,
         drop_last=loader.drop_last,
         collate_fn=loader.collate_fn,
@@ -251,9 +265,9 @@ def make_job(loader: Any, bad_samples: BadSamples | None) -> FetchJob:
     )
 
 
-def _start_workers(loader: Any, job: FetchJob, base_seed: int) -> FetchWorkers:
+def _start_workers(loader: Any, job: FetchJob, base_seed: int, method: WorkerMethod) -> FetchWorkers:
     max_tasks = loader.prefetch_factor * loader.num_workers
-    if loader.worker_method == "thread":
+    if method == "thread":
         return FetchThreads(job, base_seed, max_tasks)
     context = loader.multiprocessing_context or torch.multiprocessing
     return FetchProcesses(job, base_seed, context, max_tasks)
@@ -268,7 +282,7 @@ def _warn_of_skipping(loader: Any, position: EpochPosition) -> None:
             f"{name} has no state_dict, so resuming reads its first {num_batches} batches again and drops them: give "
             f"{name} or its iterator the methods state_dict and load_state_dict to begin there at once",
             RuntimeWarning,
-            stacklevel=5,
+            stacklevel=find_user_level(),
         )
 
 
@@ -278,5 +292,5 @@ def _warn_of_pinning(loader: Any) -> None:
             "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be "
             "used.",
             UserWarning,
-            stacklevel=5,
+            stacklevel=find_user_level(),
         )

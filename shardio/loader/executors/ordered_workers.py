@@ -27,8 +27,8 @@ from shardio.datasets import (
     unwrap,
 )
 from shardio.interruptions import let_through
-from shardio.loader.executors.executor import BatchIterator
-from shardio.loader.executors.fetching import Fetching, can_fetch
+from shardio.loader.executors.fetching import FetchedBatches, Fetching, can_fetch
+from shardio.loader.executors.torch_batches import TorchBatches
 from shardio.loader.executors.torch_loader import TorchLoader
 from shardio.loader.executors.worker_options import WorkerOptions
 from shardio.loader.fetching.epochs import Epochs
@@ -64,7 +64,9 @@ class OrderedWorkers:
         if self._bad_samples is not None:
             self._bad_samples.begin_count(loader.num_workers, are_new=is_new)
         if self._inner is None or is_new:
-            self._inner = Fetching(loader, Epochs()) if can_fetch(loader) else TorchLoader(loader)
+            method = self._options.settings.worker_method
+            # The order has the state, so none of the dataset is needed.
+            self._inner = Fetching(loader, Epochs(), method, 0) if can_fetch(loader, method) else TorchLoader(loader)
         self._loader = loader
         return OrderedBatches(self._inner.start(None, None), self._bad_samples, cursor.epoch)
 
@@ -78,14 +80,13 @@ class OrderedBatches:
         epoch: The epoch.
     """
 
-    def __init__(self, batches: BatchIterator, bad_samples: BadSamples | None, epoch: int) -> None:
+    def __init__(self, batches: FetchedBatches | TorchBatches, bad_samples: BadSamples | None, epoch: int) -> None:
         self._batches, self._bad_samples, self._epoch = batches, bad_samples, epoch
 
     @property
     def members(self) -> Sequence[Any]:
         """The workers."""
-        members: Sequence[Any] = getattr(self._batches, "members", ())
-        return members
+        return self._batches.members
 
     def __next__(self) -> Any:
         """Return the next batch, or a Failure instead."""
@@ -99,6 +100,10 @@ class OrderedBatches:
     def close(self) -> None:
         """End the epoch; drop batches that were fetched ahead."""
         self._batches.close()
+
+    def end_workers(self) -> None:
+        """End the workers, also those that persist."""
+        self._batches.end_workers()
 
 
 class ShardWorkers(OrderedWorkers):

@@ -112,6 +112,14 @@ class Pipeline:
         self._batches.clear()
         self._queue.clear()
 
+    def end_workers(self) -> None:
+        """End the epoch, and the worker processes even if they persist. No other epoch may have begun since."""
+        self._closes_workers = True
+        self.close()
+        if self._workers.belongs_here:
+            self._workers.close()
+            self._slots.close()
+
     def __del__(self) -> None:
         if hasattr(self, "_is_open"):
             self.close()

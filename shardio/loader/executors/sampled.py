@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from shardio.loader.batch_plans import SamplerPlanner, SamplerProgress
@@ -49,6 +50,11 @@ class SampledBatches:
         self._batches, self._progress = batches, progress
         self._has_failed = False
 
+    @property
+    def indices(self) -> Iterator[Any]:
+        """What the sampler still yields."""
+        return self._progress.indices
+
     def __next__(self) -> Any:
         """Return the next batch, or a Failure instead."""
         if self._has_failed:  # A failed batch counts when the next one is requested.
@@ -71,3 +77,8 @@ class SampledBatches:
     def close(self) -> None:
         """End the epoch; drop batches that were made ahead."""
         self._batches.close()
+
+    def end_workers(self) -> None:
+        """End the workers, also those that persist."""
+        if callable(end_workers := getattr(self._batches, "end_workers", None)):
+            end_workers()

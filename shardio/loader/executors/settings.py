@@ -7,8 +7,14 @@ from dataclasses import dataclass, fields
 from types import MethodType
 from typing import Any
 
+import torch.utils.data.dataloader
+
 from shardio.datasets import Transformed, unwrap
 from shardio.decoding import FieldDecoder
+from shardio.loader.fetching.job import WorkerMethod, is_iterable
+
+TorchDataLoader = torch.utils.data.dataloader.DataLoader
+"""torch's class itself. Programs replace the name in torch by shardio's class."""
 
 _VALUES = (bool, int, float, str, MethodType)
 """Types whose instances are compared by value. Methods are created at each access and compare by their objects."""
@@ -53,7 +59,7 @@ class ExecutorSettings:
     timeout_s: float
     prefetch_factor: int | None
     persistent_workers: bool
-    worker_method: str
+    worker_method: WorkerMethod
     in_order: bool
     snapshot_every_n_steps: int
     pin_memory: bool
@@ -72,6 +78,19 @@ class ExecutorSettings:
         do different things.
         """
         return all(_is_same(getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
+
+
+def find_override(loader: Any) -> str | None:
+    """Return which hook of torch's, which determines what a batch consists of, a loader overrides; None for none.
+
+    Such a loader has torch's semantics: the hook decides, not shardio's order.
+    """
+    for name in ("_auto_collation", "_index_sampler"):
+        if getattr(type(loader), name) is not getattr(TorchDataLoader, name):
+            return f"{type(loader).__name__} overrides {name}"
+    if is_iterable(loader) != isinstance(loader.dataset, torch.utils.data.IterableDataset):
+        return f"{type(loader).__name__} sets _dataset_kind"
+    return None
 
 
 def find_decoder(dataset: Any) -> FieldDecoder | None:

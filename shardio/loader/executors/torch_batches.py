@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from shardio.interruptions import is_interruption
 from shardio.loader.failures import Failure
@@ -18,10 +20,18 @@ class TorchBatches:
 
     Args:
         batches: torch's iterator.
+        forget: Releases torch's iterator if its workers persist.
     """
 
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches: Iterator[Any] | None = batches
+    def __init__(self, batches: _BaseDataLoaderIter, forget: Callable[[], None]) -> None:
+        self._batches: _BaseDataLoaderIter | None = batches
+        self._forget = forget
+        self._latest = weakref.ref(batches)
+
+    @property
+    def members(self) -> Sequence[Any]:
+        """The worker processes."""
+        return getattr(self._latest(), "_workers", ())
 
     def __next__(self) -> Any:
         """Return the next batch, or a Failure instead."""
@@ -40,6 +50,11 @@ class TorchBatches:
     def close(self) -> None:
         """Release the workers, unless they persist for the next epoch."""
         self._batches = None
+
+    def end_workers(self) -> None:
+        """End the workers, also those that persist."""
+        self.close()
+        self._forget()  # torch's iterator ends them when its last reference goes.
 
 
 def _is_of_a_batch(error: Exception) -> bool:

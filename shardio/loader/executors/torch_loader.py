@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.utils.data
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
 
 from shardio.interruptions import no_end
 from shardio.loader.executors.torch_batches import TorchBatches
@@ -18,22 +23,27 @@ from shardio.order import Cursor, Split
 class TorchLoader:
     """An executor that iterates a loader as torch's DataLoader does, in its sampler's or its dataset's own order.
 
-    Frameworks end persistent workers through the loader's ``_iterator``, so torch's iterator belongs to that loader.
-
     Args:
         loader: The loader, which owns this executor.
     """
 
     def __init__(self, loader: torch.utils.data.DataLoader[Any]) -> None:
         self._loader = weakref.ref(loader)  # Weak, so that workers end as soon as the loader is released.
-        loader._iterator = None  # Persistent workers of an earlier executor keep its settings.
+        self._persistent: _BaseDataLoaderIter | None = None
 
     def start(self, cursor: Cursor | None, split: Split | None) -> TorchBatches:
         """Begin an epoch and return its batches."""
-        loader = self._loader()
+        loader: Any = self._loader()
         assert loader is not None, "the loader owns this executor"
+        # torch's loader does the same, but a subclass may override its methods.
         with _endless_collate(loader):
-            return TorchBatches(torch.utils.data.DataLoader.__iter__(loader))
+            if (iterator := self._persistent) is not None:
+                iterator._reset(loader)
+            else:
+                kind = _MultiProcessingDataLoaderIter if loader.num_workers else _SingleProcessDataLoaderIter
+                iterator = kind(loader)
+        self._persistent = iterator if loader.persistent_workers else None
+        return TorchBatches(iterator, self._forget)
 
     def start_workers(self) -> None:
         """Do nothing: torch starts its workers when the epoch begins."""
@@ -41,6 +51,9 @@ class TorchLoader:
     def stats(self) -> None:
         """Return None, because torch does not time the stages."""
         return
+
+    def _forget(self) -> None:
+        self._persistent = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import torch.utils.data
 
 from shardio.images import use_one_thread
 from shardio.loader.collate import CollateKept
-from shardio.loader.executors.settings import ExecutorSettings
+from shardio.loader.executors.settings import ExecutorSettings, TorchDataLoader
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,4 @@ class WorkerOptions:
             "persistent_workers": settings.persistent_workers,
             "pin_memory_device": settings.pin_memory_device,
         }
-        loader: Any = torch.utils.data.DataLoader(dataset, **{**given, **options})
-        loader.worker_method = settings.worker_method
-        loader.snapshot_every_n_steps = 0  # The order has the state.
-        return loader  # type: ignore[no-any-return]  # attributes were added
+        return TorchDataLoader(dataset, **{**given, **options})

@@ -55,6 +55,10 @@ class WorkerBatches:
         timeout_s: How long to wait for a batch; 0 waits indefinitely.
         state_every: After how many of its batches each worker reports its state; 0 for never.
         closes_workers: Whether the workers end with the epoch.
+
+    Attributes:
+        workers: As above.
+        indices: As above.
     """
 
     def __init__(
@@ -71,11 +75,11 @@ class WorkerBatches:
         closes_workers: bool,
     ) -> None:
         self.workers = workers
-        self._indices, self._position, self._task_ids = indices, position, task_ids
+        self.indices, self._position, self._task_ids = indices, position, task_ids
         self._tally = tally
         self._in_order, self._timeout_s, self._closes_workers = in_order, timeout_s, closes_workers
         self._pending: dict[int, _Pending] = {}  # By task id, in the order of the indices.
-        self._number = position.sampler.num_yielded
+        self._num_before = position.sampler.num_yielded - indices.position.num_yielded
         self._begun = [False] * len(position.workers)
         self._epoch_id = next(task_ids)
         self._afters: dict[int, SamplerPosition] = {}  # Of batches that were delivered ahead.
@@ -206,7 +210,7 @@ class WorkerBatches:
     def _finish(self) -> None:
         self._position.is_finished = True
         if not self._position.is_iterable:
-            self._position.sampler = self._indices.position
+            self._position.sampler = self.indices.position
 
     def _receive(self, *, raises: bool = False) -> None:
         """Wait for answers. ``raises`` says whether a worker that cannot begin raises its error."""
@@ -261,19 +265,19 @@ class WorkerBatches:
             and (worker_id := self._next_worker()) is not None
         ):
             try:
-                index = self._indices.draw()
+                index = self.indices.draw()
             except StopIteration:
                 return
             except Exception as error:  # A user's sampler failed. It is raised after the batches before it.
                 let_through(error)
                 self._sampler_error = error
                 return
-            number, self._number = self._number, self._number + 1
+            number = self._num_before + self.indices.position.num_yielded - 1
             if number in self._position.ahead:
-                self._pass(number, self._indices.position)
+                self._pass(number, self.indices.position)
                 continue
             task_id = next(self._task_ids)
-            self._pending[task_id] = _Pending(number=number, worker_id=worker_id, after=self._indices.position)
+            self._pending[task_id] = _Pending(number=number, worker_id=worker_id, after=self.indices.position)
             self.workers.submit(worker_id, FetchTask(task_id=task_id, index=index))
 
     def _next_worker(self) -> int | None:

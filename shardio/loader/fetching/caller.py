@@ -26,10 +26,13 @@ class CallerBatches:
         indices: What each batch consists of.
         position: Where the epoch begins; it is updated with each batch that the user receives.
         tally: Counts what is delivered.
+
+    Attributes:
+        indices: As above.
     """
 
     def __init__(self, job: FetchJob, indices: Indices, position: EpochPosition, tally: Tally) -> None:
-        self._job, self._indices, self._position, self._tally = job, indices, position, tally
+        self._job, self.indices, self._position, self._tally = job, indices, position, tally
         (worker,) = position.workers
         self._fetcher = make_fetcher(job, worker.state, follows_end=position.follows_end)
         self._fetcher.skip(worker.num_since)
@@ -57,7 +60,7 @@ class CallerBatches:
         hand_over(self._late_counts)
         self._late_counts, self._is_between = [], True
         try:
-            index = self._indices.draw()
+            index = self.indices.draw()
         except StopIteration:
             self._end()
             raise
@@ -77,9 +80,9 @@ class CallerBatches:
             raise StopIteration from None
         except Exception as error:
             let_through(error)
-            self._late_counts = [partial(self._advance, self._indices.position, None)]
+            self._late_counts = [partial(self._advance, self.indices.position, None)]
             return Failure(error=no_end(error))
-        hand_over([partial(self._advance, self._indices.position, state)])
+        hand_over([partial(self._advance, self.indices.position, state)])
         self._is_between = True
         self._tally.times += (times := measure_since(began))
         self._tally.count_batch(num_samples, Counter(), times.python_s)
@@ -88,7 +91,7 @@ class CallerBatches:
     def update_position(self) -> None:
         """Put the dataset's state into the position."""
         if has_state(self._job.dataset) and not self._position.num_yielded:
-            self._indices.prepare()  # If the sampler draws from the same generators as the dataset, it draws first.
+            self.indices.prepare()  # If the sampler draws from the same generators as the dataset, it draws first.
         self._save()
 
     def close(self) -> None:
@@ -123,5 +126,5 @@ class CallerBatches:
 
     def _finish(self, state: dict[str, Any] | None) -> None:
         self._position.is_finished = True
-        self._position.sampler = self._indices.position
+        self._position.sampler = self.indices.position
         self._set_state(state)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from shardio.loader.fetching.indices import Indices
+from shardio.loader.fetching.job import is_iterable
 from shardio.loader.fetching.position import EpochPosition, load_position
 from shardio.loader.fetching.random_states import OwnGenerators, RandomStates, States, capture, drawing_from
 
@@ -19,9 +20,13 @@ class Epochs:
     The order of torch's samplers is drawn from the global generators, or from those that the user passed. A state holds
     these as they were when the epoch began, and a loader that resumes draws that epoch from a copy. The copy serves
     later epochs, too, as long as the program itself does not seed, restore or use the generators.
+
+    Attributes:
+        keeps_seed: Whether the next epoch's workers have the seed of those before, although they may be new.
     """
 
     def __init__(self) -> None:
+        self.keeps_seed = False
         self._loaded: EpochPosition | None = None
         self._position: EpochPosition | None = None
         self._generators: OwnGenerators | None = None
@@ -37,6 +42,11 @@ class Epochs:
         """Whether the next epoch begins where a loaded state says."""
         return self._loaded is not None
 
+    @property
+    def base_seed(self) -> int | None:
+        """The seed of the workers in the latest epoch; None if there is none."""
+        return None if self._position is None else self._position.base_seed
+
     def begin(
         self, loader: Any, *, has_new_workers: bool, skip: Callable[[Any], None] | None = None
     ) -> tuple[EpochPosition, Indices]:
@@ -51,6 +61,7 @@ class Epochs:
             Where it begins, and what its batches consist of.
         """
         loaded, before = self._loaded, self._position
+        has_new_workers = has_new_workers and not self.keeps_seed
         position = loaded
         if loaded is not None:
             loaded.fit(loader.num_workers)
@@ -63,7 +74,7 @@ class Epochs:
             position = loaded.begin_next(self._capture(loader), keeps_workers=keeps)
         if position is None:
             position = EpochPosition.begin(
-                loader.num_workers, is_iterable=_is_iterable(loader), random_states=self._capture(loader)
+                loader.num_workers, is_iterable=is_iterable(loader), random_states=self._capture(loader)
             )
             position.draws_seed, position.sampler_epoch = has_new_workers, _find_epoch(loader)
             if before is not None and not has_new_workers:
@@ -89,7 +100,7 @@ class Epochs:
         position = self._position
         if position is None:
             position = EpochPosition.begin(
-                loader.num_workers, is_iterable=_is_iterable(loader), random_states=self._capture(loader)
+                loader.num_workers, is_iterable=is_iterable(loader), random_states=self._capture(loader)
             )
             position.sampler_epoch = _find_epoch(loader)
             return position.dump()
@@ -106,7 +117,7 @@ class Epochs:
         Raises:
             StateError: If the state does not fit the loader.
         """
-        loaded = self._loaded = load_position(state, is_iterable=_is_iterable(loader)) if state else None
+        loaded = self._loaded = load_position(state, is_iterable=is_iterable(loader)) if state else None
         self._position = None
         if loaded is None:
             return
@@ -131,13 +142,14 @@ class Epochs:
         In torch's order: its iterators call the sampler's ``__iter__``, draw a seed if their workers are new and, with
         workers, call ``__iter__`` again then. Samplers may draw whenever that is called.
         """
-        indices = Indices(loader._index_sampler, self._generators)
+        sampler = loader._index_sampler  # A property that subclasses override.
+        indices = Indices(sampler, self._generators)
         if position.draws_seed or position.base_seed is None:
             with drawing_from(self._generators):
                 seed = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=loader.generator)
             position.base_seed = int(seed.item())
             if loader.num_workers:
-                indices = Indices(loader._index_sampler, self._generators)
+                indices = Indices(sampler, self._generators)
         return indices
 
     def _restore_generators(self, loader: Any, loaded: EpochPosition) -> None:
@@ -153,10 +165,6 @@ class Epochs:
         if self._generators is not None:
             states.globals = self._generators.cover(states.globals)
         return states
-
-
-def _is_iterable(loader: Any) -> bool:
-    return isinstance(loader.dataset, torch.utils.data.IterableDataset)
 
 
 def _find_samplers(loader: Any) -> list[Any]:

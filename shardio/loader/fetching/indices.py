@@ -91,6 +91,12 @@ class Indices:
             with drawing_from(self._generators):
                 self._prepared = list(itertools.islice(self._iterator, 1))
 
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self.draw()
+
     def draw(self) -> Any:
         """Return what the sampler yields next.
 

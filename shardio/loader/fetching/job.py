@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch.utils.data import _DatasetKind
+
 from shardio.bad_samples import BadSamples
 
 WorkerMethod = Literal["multiprocessing", "thread"]
@@ -37,6 +39,11 @@ class FetchJob:
     worker_init_fn: Callable[[int], None] | None
     num_workers: int
     bad_samples: BadSamples | None = None
+
+
+def is_iterable(loader: Any) -> bool:
+    """Return whether a loader iterates over its dataset, instead of reading it by index."""
+    return bool(loader._dataset_kind == _DatasetKind.Iterable)  # Subclasses may set it.
 
 
 def make_failing_job(error: Exception) -> FetchJob:

@@ -1,0 +1,317 @@
+"""The part of a loader that is shardio's: its arguments, order, state and executor, in one attribute of the loader."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any, Generic, TypeVar, overload
+
+from shardio.bad_samples import BadSamples
+from shardio.datasets import TOO_LATE
+from shardio.loader.accelerated import PreparedEpoch, check_parallelism
+from shardio.loader.arguments import (
+    OwnArguments,
+    check_order,
+    check_policy,
+    check_samplers_dataset,
+    make_bad_samples,
+    sole_split,
+    warn_of_no_batches,
+    warn_of_whole_epochs,
+)
+from shardio.loader.collate import yields_images
+from shardio.loader.delivery import make_delivery
+from shardio.loader.epoch_iterator import BegunEpoch, EpochIterator, make_epoch_iterator
+from shardio.loader.executors.choice import find_settings, is_torchs, make_executor, why_not_ours
+from shardio.loader.executors.executor import Executor
+from shardio.loader.executors.pipeline import SUPERSEDED
+from shardio.loader.executors.settings import ExecutorSettings, TorchDataLoader, find_decoder, find_override
+from shardio.loader.fetching.epochs import Epochs
+from shardio.loader.slots.slot_pool import MemoryCallback, SlotWatch
+from shardio.loader.state import OrderSampler, find_order
+from shardio.order import Cursor, Progress, Remainder, Split
+from shardio.torch_modes import own_tensors
+
+_log = logging.getLogger("shardio")
+
+_NAME = "_shardio"
+"""The only attribute of a loader that is shardio's and not one of its arguments."""
+
+Value = TypeVar("Value")
+
+
+class Shown(Generic[Value]):
+    """A read-only attribute of a loader that, unlike a property, lets subclasses and programs use its name.
+
+    Args:
+        find: Returns the attribute's value for a loader.
+    """
+
+    def __init__(self, find: Callable[[Any], Value]) -> None:
+        self._find = find
+        self.__doc__ = find.__doc__
+
+    @overload
+    def __get__(self, loader: None, owner: type) -> Shown[Value]: ...
+    @overload
+    def __get__(self, loader: object, owner: type) -> Value: ...
+    def __get__(self, loader: object, owner: type) -> Shown[Value] | Value:
+        return self if loader is None else self._find(loader)
+
+
+class Extension:
+    """What shardio keeps for a loader.
+
+    It does not hold the loader, only a weak reference. Iterators hold the extension, so a loader that keeps its own
+    iterator is in no reference cycle, and its workers end when the last reference to it goes.
+
+    Args:
+        loader: The loader, whose attributes torch has set.
+        arguments: Those of its arguments that are shardio's.
+
+    Attributes:
+        owner: Returns the loader; None if that is gone, or if this is the extension of a copy.
+        arguments: As above.
+        order: The loader's order; None if that is not shardio's.
+        epochs: Where the loader's epochs begin, if the order is not shardio's.
+        delivery: The wrapper over the loader's batches; None if the user asked for none.
+        is_in_accelerate: Whether Accelerate has prepared the loader.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If arguments contradict each other or the dataset, or the quarantine file cannot be written.
+    """
+
+    def __init__(self, loader: Any, arguments: OwnArguments) -> None:
+        self.arguments = arguments
+        self.owner: Callable[[], Any] = weakref.ref(loader)
+        self.order = find_order(loader)
+        self.epochs = Epochs()
+        self.is_in_accelerate = False
+        self._latest: object = None  # A token for the latest epoch.
+        self._persistent: Callable[[], EpochIterator | None] = _none  # The iterator whose workers persist.
+        self._warned_of = set[Split]()  # Epochs without batches.
+        self._made: tuple[ExecutorSettings, Executor] | None = None  # The latest executor, and what it was made from.
+        self._watches: list[SlotWatch] = []  # Those of the epoch that begins.
+        check_samplers_dataset(loader.dataset, _find_drawing_sampler(loader), compares_digests=True)
+        check_policy(
+            arguments.on_error,
+            loader.dataset,
+            has_order=self.order is not None,
+            has_batches=loader.batch_sampler is not None,
+            is_fetched=not is_torchs(loader, arguments.worker_method),
+            obstacle=why_not_ours(loader),
+        )
+        self._bad_samples: BadSamples | None = make_bad_samples(
+            arguments.on_error, arguments.on_error_in, arguments.quarantine, loader.dataset
+        )
+        if self.order is not None:
+            ordered = self.order.ordered
+            check_order(ordered, batch_size=loader.batch_size, drop_last=loader.drop_last, in_order=loader.in_order)
+            if loader.dataset is ordered:
+                self._set_sampler(loader)
+            ordered.has_loader = True  # Late: a loader that is refused leaves its sampler as it was.
+        self.delivery = make_delivery(loader, self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy starts its own workers.
+        return {
+            **self.__dict__,
+            "owner": _none,
+            "delivery": None,
+            "_latest": None,
+            "_persistent": _none,
+            "_made": None,
+            "_watches": [],
+        }
+
+    def copy_for(self, loader: Any) -> Extension:
+        """Return an extension for a copy of the loader. The original may go on."""
+        extension = copy.copy(self)
+        extension.owner = weakref.ref(loader)
+        extension.epochs = copy.deepcopy(self.epochs)
+        if extension.order is not None:
+            extension.order = extension.order.copy()
+            if isinstance(loader.sampler, OrderSampler):
+                extension._set_sampler(loader)
+        extension.delivery = make_delivery(loader, extension)
+        return extension
+
+    def _set_sampler(self, loader: Any) -> None:
+        assert self.order is not None, "the caller checked"
+        # torch's loader forbids setting the sampler, but only frameworks read this one.
+        vars(loader)["sampler"] = OrderSampler(self.order)
+
+    def iterate(self, loader: Any) -> Any:
+        """Begin the loader's next epoch and return an iterator over its batches, on the CPU."""
+        # As in torch, all iterators of persistent workers are one object. In shardio's order, each has an epoch.
+        return TorchDataLoader.__iter__(loader) if self.order is None else loader._get_iterator()
+
+    def make_iterator(self, loader: Any) -> Any:
+        """Begin the loader's next epoch and return a new iterator, whatever the loader's subclass overrides."""
+        persists = self.order is None and loader.persistent_workers and loader.num_workers > 0
+        if persists and self._persistent() is not None:
+            self._made = None  # As in torch, a further iterator has workers of its own.
+        iterator = make_epoch_iterator(self._begin, loader, owns_workers=persists)
+        if persists:
+            self._persistent = weakref.ref(iterator)
+        return PreparedEpoch(iterator) if self.is_in_accelerate and self.order is not None else iterator
+
+    def find_executor(self, loader: Any) -> Executor:
+        """Return the executor for the loader's current attributes, which may be set at any time."""
+        settings = find_settings(loader, self.arguments)
+        if self._made is None or not settings.is_same(self._made[0]):
+            made = make_executor(loader, settings, self.order, self.epochs, self._bad_samples, self._watches)
+            self._made = settings, made
+        return self._made[1]
+
+    def split(self, cursor: Cursor, *, batch_size: int | None, drop_last: bool) -> Split:
+        """Return this rank's share of an epoch in shardio's order, from a cursor to the end."""
+        assert self.order is not None, "the caller checked"
+        ordered = self.order.ordered
+        remainder: Remainder = "drop" if drop_last else ordered.remainder
+        return ordered.split(cursor, batch_size=batch_size or 1, remainder=remainder)
+
+    def count_batches(self, *, batch_size: int | None, drop_last: bool) -> int:
+        """Return the number of this rank's batches in a full epoch of shardio's order."""
+        return self.split(Cursor(epoch=0), batch_size=batch_size, drop_last=drop_last).num_batches
+
+    def find_length(self, loader: Any) -> Callable[[], int]:
+        """Return the length of the loader's iterators, which does not need the loader any more."""
+        if self.order is None:
+            # Not the loader's length: like torch, do not ask an iterable dataset for its own.
+            return partial(len, loader._index_sampler)
+        return partial(self.count_batches, batch_size=loader.batch_size, drop_last=loader.drop_last)
+
+    def dump(self, loader: Any) -> dict[str, Any]:
+        """Return the user's position."""
+        if self.order is None:
+            return self.epochs.dump(loader)
+        return self.order.ordered.dump_cursor(self.order.update_counter().now)
+
+    def load(self, loader: Any, state: dict[str, Any]) -> None:
+        """Begin the next epoch where a state says.
+
+        Raises:
+            StateError: If the state does not fit the loader.
+        """
+        if self.order is None:
+            self.epochs.load(loader, state)
+        else:
+            self.order.update_counter().load(self.order.ordered.read_cursor(state))
+
+    @contextmanager
+    def watch_memory(self, callback: MemoryCallback, *, num_held: int = 0) -> Iterator[None]:
+        """Call a function for the memory of the epochs that begin in the block; see DataLoader.watch_memory."""
+        watch = SlotWatch(callback=callback, num_held=num_held)
+        self._watches.append(watch)
+        try:
+            yield
+        finally:
+            self._watches.remove(watch)
+
+    def _begin(self, loader: Any, *, is_first: bool) -> BegunEpoch:
+        """Begin an epoch. It counts only when nothing else can fail.
+
+        Args:
+            loader: The loader.
+            is_first: Whether it is the first one of its iterator.
+        """
+        dataset, order = loader.dataset, self.order
+        with own_tensors():
+            check_samplers_dataset(dataset, _find_drawing_sampler(loader))
+            cursor, split = self._find_start(loader)
+            executor = self.find_executor(loader)
+        self.epochs.keeps_seed = not is_first
+        if self.is_in_accelerate and split is not None:
+            check_parallelism(split)
+        has_own_modes = yields_images(dataset)  # The user's code has the user's modes.
+        with own_tensors() if has_own_modes else nullcontext():
+            batches = executor.start(cursor, split)
+        decoder, persists, token = find_decoder(dataset), loader.persistent_workers, object()
+        self._latest = token
+
+        def is_latest() -> bool:
+            return order is None or self._latest is token
+
+        def check() -> None:
+            if decoder is not find_decoder(dataset):
+                raise RuntimeError(TOO_LATE)
+            if persists and not is_latest():
+                raise RuntimeError(SUPERSEDED)
+
+        progress = None if cursor is None or split is None else Progress(cursor=cursor, split=split)
+        epoch = BegunEpoch(
+            batches=batches,
+            check=check,
+            is_latest=is_latest,
+            modes=own_tensors if has_own_modes or progress is not None else nullcontext,
+            progress=progress,
+            seed=self.epochs.base_seed if order is None else order.ordered.seed,
+            length=self.find_length(loader),
+        )
+        if order is not None and progress is not None:
+            counter = order.update_counter()
+            counter.start(order.ordered.num_all_samples)
+            counter.progress = progress
+        return epoch
+
+    def _find_start(self, loader: Any) -> tuple[Cursor | None, Split | None]:
+        """Return the next epoch's start and this rank's share; both are None if the order is not shardio's."""
+        if self.order is None:
+            self._warn_of_sampler(loader)
+            return None, None
+        cursor = self.order.update_counter().find_start(self.order.ordered.num_all_samples)
+        split = self.split(cursor, batch_size=loader.batch_size, drop_last=loader.drop_last)
+        if not split.num_batches and not cursor.position:
+            warn_of_no_batches(split, self._warned_of)
+        return cursor, split
+
+    def _warn_of_sampler(self, loader: Any) -> None:
+        """Warn if the sampler gives every rank all samples, or if there are no batches."""
+        sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        warn_of_whole_epochs(loader.dataset, sampler)
+        if (
+            loader.drop_last
+            and yields_images(loader.dataset)
+            and hasattr(loader.sampler, "__len__")
+            and not TorchDataLoader.__len__(loader)
+        ):
+            share = sole_split(len(loader.sampler), loader.batch_size)
+            warn_of_no_batches(share, self._warned_of)
+
+
+def find_extension(loader: Any) -> Extension | None:
+    """Return a loader's extension; None if its class did not call the constructor of shardio's DataLoader."""
+    extension: Extension | None = vars(loader).get(_NAME)
+    if extension is None:
+        return None
+    if extension.owner() is not loader:  # The loader is a copy of another one.
+        extension = vars(loader)[_NAME] = extension.copy_for(loader)
+    if extension.order is not None and (why := find_override(loader)) is not None:
+        _log.info("this loader does not have shardio's order, because %s", why)
+        extension.order = None
+    return extension
+
+
+def extend(loader: Any, arguments: OwnArguments) -> None:
+    """Create a loader's extension. Arguments that the user passed become attributes, for frameworks that re-create it.
+
+    A subclass may use the names of the arguments for something else, so shardio itself never reads these attributes.
+    """
+    vars(loader)[_NAME] = Extension(loader, arguments)
+    for name, value in arguments.passed.items():
+        vars(loader).setdefault(name, value)
+
+
+def _find_drawing_sampler(loader: Any) -> Any:
+    """Return the sampler of single samples."""
+    return getattr(loader.batch_sampler, "sampler", loader.sampler)
+
+
+def _none() -> None:
+    """Return None, like a weak reference to what no longer exists."""

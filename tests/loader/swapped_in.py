@@ -1,0 +1,108 @@
+"""A program that puts shardio's DataLoader in the place of torch's before it imports the libraries that use it."""
+
+import sys
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data
+from torch.utils.data import DataLoader as TorchLoader
+
+import shardio
+
+torch.utils.data.DataLoader = torch.utils.data.dataloader.DataLoader = shardio.DataLoader  # type: ignore[misc]
+
+from torch.utils.data import DataLoader  # noqa: E402
+from torch.utils.data.datapipes.iter import IterableWrapper  # noqa: E402
+from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+
+warnings.filterwarnings("ignore", "'set_vital' is deprecated")  # torchdata calls it in torch.
+
+
+class Own(DataLoader):  # type: ignore[type-arg]
+    """A loader of a program's, which creates no loader of torch's until it is iterated."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self.numbers = numbers
+
+    def __iter__(self) -> Any:
+        return iter(self.numbers)
+
+    def __len__(self) -> int:
+        return 3
+
+
+class Copying(DataLoader):  # type: ignore[type-arg]
+    """A loader that takes over another one's attributes instead of calling the constructor."""
+
+    def __init__(self, other: TorchLoader) -> None:  # type: ignore[type-arg]
+        self.__dict__.update(vars(other))
+
+
+class Epochs(torch.utils.data.Dataset[int]):
+    """A dataset that has an epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        return self.epoch
+
+
+class Wrapper:
+    """A wrapper over a loader under a name of its own."""
+
+    def __init__(self, wrapped: object) -> None:
+        self.wrapped = wrapped
+
+
+def as_lists(loader: object) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]  # type: ignore[attr-defined]
+
+
+assert issubclass(StatefulDataLoader, shardio.DataLoader)
+for num_workers in (0, 1):
+    pipe = IterableWrapper(range(6))
+    expected = as_lists(TorchLoader(pipe, batch_size=3, num_workers=num_workers))
+    loader = DataLoader(pipe, batch_size=3, num_workers=num_workers)
+    assert as_lists(loader) == as_lists(loader) == expected == [[0, 1, 2], [3, 4, 5]]
+
+    assert as_lists(Copying(TorchLoader(range(6), 3, num_workers=num_workers))) == expected  # type: ignore[arg-type]
+
+    stateful = StatefulDataLoader(range(6), batch_size=2, num_workers=num_workers)
+    batches = iter(stateful)
+    next(batches)
+    state = stateful.state_dict()
+    assert as_lists(batches) == [[2, 3], [4, 5]]
+    stateful = StatefulDataLoader(range(6), batch_size=2, num_workers=num_workers)
+    stateful.load_state_dict(state)
+    assert as_lists(stateful) == [[2, 3], [4, 5]]
+    assert len(stateful) == 3
+
+assert list(Own([4, 5])) == [4, 5]
+assert len(Own([])) == 3
+bare: Any = Own([])
+assert not bare.has_order
+assert not bare.has_state
+bare.set_epoch(1)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    assert bare.state_dict() == {}
+assert "no state" in str(caught[0].message)
+with pytest.raises(TypeError, match="did not call the constructor of shardio's DataLoader"):
+    bare.stats()
+
+packed = shardio.ShardDataset(sys.argv[1], fields="key", shuffle=True)
+in_workers = DataLoader(packed, batch_size=4, num_workers=1, worker_init_fn=print)
+assert sorted(key for batch in in_workers for key in batch) == sorted(packed)
+
+data = Epochs()
+shardio.DevicePrefetcher(Wrapper(TorchLoader(data)), "cpu").set_epoch(5)  # type: ignore[arg-type]
+assert data.epoch == 5
+sys.stdout.write("all is well\n")
