@@ -97,7 +97,10 @@ def make_executor(
         return SampledExecutor(executor, planner) if isinstance(planner, SamplerPlanner) else executor
     _log.info("the dataset's own methods make the samples of this loader: %s", why_not_ours(loader))
     if order is None:
-        return Fetching(loader, epochs, bad_samples) if can_fetch(loader) else TorchLoader(loader)
+        if can_fetch(loader):
+            return Fetching(loader, epochs, bad_samples)
+        _log.info("torch's own iterators make the batches of this loader")
+        return TorchLoader(loader)
     options, ordered = WorkerOptions(settings=settings), order.ordered
     if isinstance(ordered, ShardDataset):
         return ShardWorkers(ordered, options, bad_samples)

@@ -7,6 +7,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from itertools import count
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from shardio.bad_samples import BadSamples
+from shardio.datasets import Transformed, unwrap
 from shardio.interruptions import let_through
 from shardio.loader.failures import Failure
 from shardio.loader.fetching.batches import WorkerBatches
@@ -36,7 +38,17 @@ def can_fetch(loader: Any) -> bool:
     """Return whether this executor can make a loader's batches; otherwise, torch's own iterators do."""
     if isinstance(loader.dataset, torch.utils.data.IterDataPipe | torch.utils.data.MapDataPipe):
         return False  # They share seeds between ranks.
-    return not loader.num_workers or loader.worker_method == "thread" or hasattr(os, "memfd_create")
+    if not loader.num_workers or loader.worker_method == "thread":
+        return True
+    if starts_threads(loader.multiprocessing_context):
+        return isinstance(unwrap(loader.dataset).dataset, Transformed)  # In torch's way, all know one worker's id.
+    return hasattr(os, "memfd_create")
+
+
+def starts_threads(context: Any) -> bool:
+    """Return whether a context of multiprocessing starts threads that look like processes, as some libraries' do."""
+    kind = getattr(context, "Process", BaseProcess)
+    return not (isinstance(kind, type) and issubclass(kind, BaseProcess))
 
 
 class Fetching:
@@ -253,7 +265,7 @@ def make_job(loader: Any, bad_samples: BadSamples | None) -> FetchJob:
 
 def _start_workers(loader: Any, job: FetchJob, base_seed: int) -> FetchWorkers:
     max_tasks = loader.prefetch_factor * loader.num_workers
-    if loader.worker_method == "thread":
+    if loader.worker_method == "thread" or starts_threads(loader.multiprocessing_context):
         return FetchThreads(job, base_seed, max_tasks)
     context = loader.multiprocessing_context or torch.multiprocessing
     return FetchProcesses(job, base_seed, context, max_tasks)

@@ -10,6 +10,7 @@ import torch.utils.data
 
 from shardio.images import use_one_thread
 from shardio.loader.collate import CollateKept
+from shardio.loader.executors.fetching import starts_threads
 from shardio.loader.executors.settings import ExecutorSettings
 
 
@@ -66,6 +67,6 @@ class WorkerOptions:
             "pin_memory_device": settings.pin_memory_device,
         }
         loader: Any = torch.utils.data.DataLoader(dataset, **{**given, **options})
-        loader.worker_method = settings.worker_method
+        loader.worker_method = "thread" if starts_threads(settings.multiprocessing_context) else settings.worker_method
         loader.snapshot_every_n_steps = 0  # The order has the state.
         return loader  # type: ignore[no-any-return]  # attributes were added
