@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -92,8 +93,8 @@ class _Batches:
         self._plans = None
         self._reader.close()
 
-    def __del__(self) -> None:
-        if getattr(self, "_plans", None) is not None:  # It was dropped before the epoch ended.
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_exiting() and getattr(self, "_plans", None) is not None:  # It was dropped before the epoch ended.
             self.close()
 
     def _make(self, plan: BatchPlan) -> tuple[Batch, Views]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -244,6 +245,10 @@ class _PersistentBatches(_MultiProcessingDataLoaderIter):
         self.is_closed = True
         self.batches.close()
         self.workers.close()
+
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_exiting() and not self.is_closed:
+            self.end_workers()
 
     _shutdown_workers = end_workers  # torch's name, which frameworks call.
 

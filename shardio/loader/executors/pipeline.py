@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -112,8 +113,8 @@ class Pipeline:
         self._batches.clear()
         self._queue.clear()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_is_open"):
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_exiting() and hasattr(self, "_is_open"):
             self.close()
 
     def _take(self) -> Batch:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
@@ -181,8 +182,8 @@ class WorkerBatches:
                     self.workers.drop(task_id)
         self._pending.clear()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_is_open"):
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_exiting() and hasattr(self, "_is_open"):
             self.close()
 
     def _take(self) -> tuple[_Pending, Fetched | FetchFailed] | Failure:
