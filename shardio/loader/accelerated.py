@@ -82,6 +82,11 @@ class PreparedEpoch(Iterator[Any]):
         hand_over([self._note_end])
         return send_to_device(batch, self._device)
 
+    def is_ready(self, timeout_s: float) -> bool:
+        """Wait up to ``timeout_s`` for the next batch; return whether it is there."""
+        is_ready = getattr(self._batches, "is_ready", None)
+        return is_ready is None or bool(is_ready(timeout_s))
+
     def _note_end(self) -> None:
         self._gradients.end_of_dataloader = self._progress.is_over
 

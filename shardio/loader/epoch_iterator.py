@@ -102,12 +102,11 @@ class EpochIterator:
 
     def is_ready(self, timeout_s: float) -> bool:
         """Wait up to ``timeout_s`` for the next batch; return whether it is there."""
-        is_ready = getattr(self._batches, "is_ready", None)
-        if self._is_over or self._cut_short_by is not None or is_ready is None:
+        if self._is_over or self._cut_short_by is not None:
             return True
         try:
             with before_shutdown(), self._modes():
-                return bool(is_ready(timeout_s))
+                return self._batches.is_ready(timeout_s)
         except BaseException as error:  # As in __next__.
             self._cut_short_by = describe_error(error)
             self.close()
@@ -116,7 +115,7 @@ class EpochIterator:
     @property
     def _workers(self) -> list[Any]:
         """The workers that call the user's dataset. Frameworks and tests look for torch's attribute."""
-        return list(getattr(self._batches, "members", ()))
+        return list(self._batches.members)
 
     def close(self) -> None:
         """End the epoch; drop batches that were made ahead."""

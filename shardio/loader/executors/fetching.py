@@ -147,7 +147,9 @@ class FetchedBatches:
         bad_samples: The policy for samples that raise errors, which warns of them at the end.
     """
 
-    def __init__(self, batches: Any, loader: Any, bad_samples: BadSamples | None) -> None:
+    def __init__(
+        self, batches: CallerBatches | WorkerBatches | _PersistentBatches, loader: Any, bad_samples: BadSamples | None
+    ) -> None:
         self._batches, self._bad_samples = batches, bad_samples
         self._pins = loader.pin_memory and torch.accelerator.is_available()
         self._dataset, self._num_workers = loader.dataset, loader.num_workers
@@ -161,7 +163,7 @@ class FetchedBatches:
     @property
     def members(self) -> Sequence[Any]:
         """The worker processes or threads."""
-        return self._batches.workers.members if self._num_workers else ()
+        return () if isinstance(self._batches, CallerBatches) else self._batches.workers.members
 
     def __next__(self) -> Any:
         """Return the next batch, or a Failure instead."""
@@ -186,9 +188,8 @@ class FetchedBatches:
         return batch
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Wait up to ``timeout_s`` for the next batch; return whether it is there. The calling process never waits."""
-        is_ready = getattr(self._batches, "is_ready", None)
-        return is_ready is None or bool(is_ready(timeout_s))
+        """Wait up to ``timeout_s`` for the next batch; return whether it is there."""
+        return self._batches.is_ready(timeout_s)
 
     def close(self) -> None:
         """End the epoch; drop batches that were fetched ahead."""

@@ -84,8 +84,7 @@ class OrderedBatches:
     @property
     def members(self) -> Sequence[Any]:
         """The workers."""
-        members: Sequence[Any] = getattr(self._batches, "members", ())
-        return members
+        return self._batches.members
 
     def __next__(self) -> Any:
         """Return the next batch, or a Failure instead."""
@@ -95,6 +94,10 @@ class OrderedBatches:
             if self._bad_samples is not None:
                 self._bad_samples.warn_of_counted(self._epoch)
             raise
+
+    def is_ready(self, timeout_s: float) -> bool:
+        """Wait up to ``timeout_s`` for the next batch; return whether it is there."""
+        return self._batches.is_ready(timeout_s)
 
     def close(self) -> None:
         """End the epoch; drop batches that were fetched ahead."""

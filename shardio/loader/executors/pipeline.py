@@ -86,6 +86,8 @@ class Pipeline:
             self.close()
             raise
 
+    members = ()
+
     def is_ready(self, timeout_s: float) -> bool:
         """Wait up to ``timeout_s`` for the next batch; return whether it is there, or has failed."""
         if not self._batches or not self._workers.belongs_here:

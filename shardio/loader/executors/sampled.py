@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from shardio.loader.batch_plans import SamplerPlanner, SamplerProgress
@@ -65,8 +66,12 @@ class SampledBatches:
 
     def is_ready(self, timeout_s: float) -> bool:
         """Wait up to ``timeout_s`` for the next batch; return whether it is there."""
-        is_ready = getattr(self._batches, "is_ready", None)
-        return is_ready is None or bool(is_ready(timeout_s))
+        return self._batches.is_ready(timeout_s)
+
+    @property
+    def members(self) -> Sequence[Any]:
+        """The workers."""
+        return self._batches.members
 
     def close(self) -> None:
         """End the epoch; drop batches that were made ahead."""

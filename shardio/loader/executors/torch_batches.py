@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch._utils import ExceptionWrapper
@@ -36,6 +36,16 @@ class TorchBatches:
                 raise
             return Failure(error=error)
         return batch
+
+    def is_ready(self, timeout_s: float) -> bool:
+        """Return True: torch's iterator does not tell."""
+        return True
+
+    @property
+    def members(self) -> Sequence[Any]:
+        """The workers."""
+        members: Sequence[Any] = getattr(self._batches, "_workers", ())
+        return members
 
     def close(self) -> None:
         """Release the workers, unless they persist for the next epoch."""
