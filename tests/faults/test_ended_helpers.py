@@ -13,6 +13,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from multiprocessing.context import SpawnContext
 from pathlib import Path
 from queue import Queue
@@ -26,6 +27,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import shardio
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardWriter, StreamDataset, WorkerError
 from shardio.loader.fetching import worker_processes
+from shardio.loader.fetching.deaths import is_stopped
 from shardio.loader.processes.messages import ForgetSlots
 from shardio.storage.remote.client import client
 from tests.faults.worker_processes import is_alive, wait_until
@@ -42,6 +44,11 @@ MIDDLE, END = 9, NUM_SAMPLES - 1
 
 def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop(process_id: int) -> None:
+    os.kill(process_id, signal.SIGSTOP)
+    wait_until(lambda: is_stopped(process_id), "the process has received the signal")
 
 
 def exit_well() -> None:
@@ -228,7 +235,7 @@ def test_a_worker_process_that_stays_stopped_is_an_error(executor: str, monkeypa
     batches = iter(make(executor))
     received = [next(batches).tolist()]
     (process,) = batches._workers
-    os.kill(process.pid, signal.SIGSTOP)
+    stop(process.pid)
     further, error = receive(batches)
     assert [*received, *further] == WHOLE[: 1 + len(further)]
     assert isinstance(error, WorkerError)
@@ -241,7 +248,7 @@ def test_a_worker_process_that_continues_is_waited_for(monkeypatch: pytest.Monke
     batches = iter(make("fetching: kill"))
     received = [next(batches).tolist()]
     (process,) = batches._workers
-    os.kill(process.pid, signal.SIGSTOP)
+    stop(process.pid)
     while len(received) < 3:  # They are there already, or are not.
         if not batches.is_ready(0.1):
             break
@@ -257,10 +264,24 @@ def test_a_stopped_worker_process_whose_socket_is_full_is_an_error(monkeypatch: 
     batches = iter(make("fetching: kill"))
     next(batches)
     (process,) = batches._workers
-    os.kill(process.pid, signal.SIGSTOP)
+    stop(process.pid)
     (worker,) = batches._batches._batches.workers._workers
     with pytest.raises(WorkerError, match="stopped by a signal"):
         list(map(worker.send, itertools.repeat(ForgetSlots(slot_ids=()))))
+
+
+def test_no_worker_waits_for_ever_for_a_stopped_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_processes, "STOPPED_S", 0.05)
+    loader = make("fetching, not forked: kill")
+    assert receive(loader) == (WHOLE, None)
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # the only name that it has
+    stop(server)
+    try:
+        with pytest.raises(WorkerError, match=rf"fork server \(pid {server}\) has been stopped .*kill -CONT {server}"):
+            iter(loader)
+    finally:
+        os.kill(server, signal.SIGCONT)
+    assert receive(loader) == (WHOLE, None)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

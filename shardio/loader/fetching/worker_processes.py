@@ -13,9 +13,11 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from shardio.errors import WorkerError
 from shardio.forks import call_at_fork
 from shardio.loader.fetching.deaths import STOPPED_S, describe_death, describe_stop, is_stopped
 from shardio.loader.fetching.job import FetchJob
@@ -59,6 +61,8 @@ class _Process:
         self.end, theirs = make_pair()  # Before the fork, so that the child closes this side's end.
         self.end.setblocking(False)
         with theirs:
+            if context.get_start_method() == "forkserver":
+                _await_fork_server()
             process = context.Process(target=run_worker_process, args=(theirs, job, worker_id, base_seed), daemon=True)
             process.start()
         self.process = process
@@ -289,6 +293,24 @@ class FetchProcesses:
         """Close all ends in a forked child, so that the worker processes do not outlive the parent."""
         for worker in self._workers:
             worker.close()
+
+
+def _await_fork_server() -> None:
+    """Wait while multiprocessing's fork server is stopped: starting a process would wait for it without a bound.
+
+    Raises:
+        WorkerError: If it does not continue.
+    """
+    # Python has no public name for it. It is None before the first process.
+    process_id = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
+    deadline = time.monotonic() + STOPPED_S
+    while process_id is not None and is_stopped(process_id):
+        if time.monotonic() >= deadline:
+            raise WorkerError(
+                f"multiprocessing's fork server (pid {process_id}) has been stopped by a signal for {STOPPED_S:.0f} s, "
+                f"so no worker can start: continue it (kill -CONT {process_id})"
+            )
+        time.sleep(min(CHECK_S, STOPPED_S) / 10)  # Nothing tells when a process continues.
 
 
 def _announce(workers: Sequence[_Process], slot_id: int, layout: Layout, descriptor: int) -> None:
