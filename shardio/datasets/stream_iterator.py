@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import weakref
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -141,6 +143,7 @@ class StreamIterator(Iterator[Any]):
         self._position, self._cut_short_by = position, None
         # The generator does not refer to this iterator, so that it is closed as soon as this is freed.
         self._values = self._share.values(position)
+        weakref.finalize(self, _close, self._values)  # At Python's exit, too, while commands can still be ended.
 
 
 class _Share:
@@ -223,6 +226,11 @@ class _Share:
                     yield StreamItem(turn=turn, shard=shard, before=before, sample=sample)
                     before = stream.place
             place = StreamPlace()
+
+
+def _close(values: Generator[Any, None, None]) -> None:
+    if inspect.getgeneratorstate(values) != inspect.GEN_RUNNING:  # A thread may run it that Python does not wait for.
+        values.close()
 
 
 def _digest(items: Sequence[StreamItem]) -> int:

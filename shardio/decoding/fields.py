@@ -80,6 +80,8 @@ class FieldDecoder(FieldSettings):
     def _plan_images(
         self, samples: StoredSamples, name: str, images: list[Any], rng_keys: Words, calls: Calls
     ) -> PlannedImages:
+        if self.pipeline[1] == "pil":
+            calls.decoder_names = ["pillow"] * len(images)  # Opening them has decoded them.
         try:
             crops = plan_crops(self.pipeline[0], images, rng_keys, calls)
         except DecodeError as error:

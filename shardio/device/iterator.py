@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -116,8 +117,8 @@ class PrefetchIterator:
             self._is_open, self._batches = False, None
             self._in_flight.close()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_cut_short_by"):  # The last attribute of __init__.
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_exiting() and hasattr(self, "_cut_short_by"):  # The last attribute of __init__.
             self.close()
 
     def _receive(self) -> tuple[Any, Exception | None]:

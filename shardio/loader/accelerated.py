@@ -7,6 +7,7 @@ wrappers do: it reports the last batch to ``accumulate``, and the repeats in tha
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -81,8 +82,8 @@ class PreparedEpoch(LoaderIterator):
             self._is_listed = False
             self._gradients.end()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_is_listed"):
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_exiting() and hasattr(self, "_is_listed"):
             self._leave()
 
 

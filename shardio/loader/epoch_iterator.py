@@ -165,12 +165,11 @@ class EpochIterator(LoaderIterator):
 
     def is_ready(self, timeout_s: float) -> bool:
         """Wait up to ``timeout_s`` for the next batch; return whether it is there."""
-        is_ready = getattr(self._batches, "is_ready", None)
-        if self._is_over or self._cut_short_by is not None or is_ready is None:
+        if self._is_over or self._cut_short_by is not None:
             return True
         try:
             with before_shutdown(), self._modes():
-                return bool(is_ready(timeout_s))
+                return self._batches.is_ready(timeout_s)
         except BaseException as error:  # As in __next__.
             self._cut_short_by = describe_error(error)
             self.close()
@@ -218,7 +217,7 @@ class WorkersIterator(EpochIterator, _MultiProcessingDataLoaderIter):
     @property
     def _workers(self) -> list[Any]:  # type: ignore[override]  # torch's is an attribute
         """The workers that call the user's dataset."""
-        return list(getattr(self._batches, "members", ()))
+        return list(self._batches.members)
 
     @property
     def _shutdown(self) -> bool:  # type: ignore[override]  # torch's is an attribute
@@ -230,8 +229,8 @@ class WorkersIterator(EpochIterator, _MultiProcessingDataLoaderIter):
         if not self._is_over:
             self._cut_short_by = "its workers were shut down"
         self.close()
-        if self._is_latest() and callable(end_workers := getattr(self._batches, "end_workers", None)):
-            end_workers()
+        if self._is_latest():
+            self._batches.end_workers()
 
     def __del__(self) -> None:
         if getattr(self, "_owns_workers", False) and hasattr(self, "_is_over") and not sys.is_finalizing():

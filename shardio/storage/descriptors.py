@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import sys
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 
@@ -52,8 +54,8 @@ class Descriptor:
     def __init__(self, path: str) -> None:
         self.number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # A pipe without a writer would block.
 
-    def __del__(self) -> None:
-        if hasattr(self, "number"):
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_exiting() and hasattr(self, "number"):
             os.close(self.number)
 
 

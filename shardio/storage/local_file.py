@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from stat import S_ISDIR, S_ISREG
 
 import numpy as np
@@ -110,8 +111,8 @@ class LocalFile:
             "Restore it"
         )
 
-    def __del__(self) -> None:
-        if hasattr(self, "_serial"):
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_exiting() and hasattr(self, "_serial"):
             self.close()
 
 

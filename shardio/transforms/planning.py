@@ -13,6 +13,7 @@ from shardio.images import (
     CropPlan,
     DecodedPicture,
     DecodeError,
+    DecoderName,
     Picture,
     sizes_of,
 )
@@ -118,6 +119,7 @@ def plan_transform(
         DecodeError: If a picture must be rendered and cannot be decoded.
     """
     images, calls = list(images), calls or Calls()
+    num_known = len(calls.decoder_names)
     plan = CropPlan.whole(sizes_of(images)) if images and isinstance(images[0], Picture) else None
     steps = _steps_with_keys(transform, rng_keys)
     for kind, group in groupby(steps, key=lambda step_and_keys: _kind_of(step_and_keys[0])):
@@ -128,13 +130,13 @@ def plan_transform(
             continue
         for step, step_keys in group:
             if kind == "geometry":
-                images, plan = _extend(step, images, plan, step_keys)
+                images, plan = _extend(step, *_begin(step, images, plan, calls.decoder_names[num_known:]), step_keys)
             elif kind == "pixels":
-                images, plan = _edit(step, images, plan, step_keys)
+                images, plan = _edit(step, *_begin(step, images, plan, calls.decoder_names[num_known:]), step_keys)
             elif kind == "choice":
                 images, plan = _apply_chosen(step, list(render_each(images, plan, calls)), step_keys, calls), None
             else:
-                images, plan = _apply(step, render_all(images, plan), step_keys), None
+                images, plan = _apply(step, list(render_each(images, plan, calls)), step_keys), None
     return images, plan
 
 
@@ -148,9 +150,8 @@ def _kind_of(step: Callable[[Any], Any]) -> Literal["geometry", "pixels", "choic
     return "transform" if isinstance(step, Transform) else "other"
 
 
-def _extend(step: Any, images: list[Any], plan: CropPlan | None, step_keys: Words) -> tuple[list[Any], CropPlan | None]:
+def _extend(step: Any, images: list[Any], plan: CropPlan, step_keys: Words) -> tuple[list[Any], CropPlan | None]:
     """Draw a geometry's parameters and extend the plan by them."""
-    images, plan = _begin(step, images, plan)
     if plan.operations is not None:
         images = render_pictures(images, plan)
         plan = CropPlan.whole(sizes_of(images))
@@ -159,17 +160,27 @@ def _extend(step: Any, images: list[Any], plan: CropPlan | None, step_keys: Word
     return images, step.extend(plan, parameters)
 
 
-def _edit(step: Any, images: list[Any], plan: CropPlan | None, step_keys: Words) -> tuple[list[Any], CropPlan]:
+def _edit(step: Any, images: list[Any], plan: CropPlan, step_keys: Words) -> tuple[list[Any], CropPlan]:
     """Draw the operations of a transform of pixels and add them to the plan."""
-    images, plan = _begin(step, images, plan)
     return images, plan.edit(draw_operations(step, plan.output_size, step_keys))
 
 
-def _begin(step: Any, images: list[Any], plan: CropPlan | None) -> tuple[list[Any], CropPlan]:
-    """Return images and their plan; a plan that leaves them as they are if they have none."""
+def _begin(
+    step: Any, images: list[Any], plan: CropPlan | None, decoder_names: Sequence[DecoderName]
+) -> tuple[list[Any], CropPlan]:
+    """Return images and their plan; a plan that leaves them as they are if they have none.
+
+    Args:
+        step: The transform that needs the plan.
+        images: n images.
+        plan: Their plan.
+        decoder_names: The decoders of the n images; fewer names if the decoders are unknown.
+    """
     if plan is not None:
         return images, plan
-    pictures = [DecodedPicture(as_pixels(step, image)) for image in images]
+    arrays = [as_pixels(step, image) for image in images]
+    is_known = len(decoder_names) >= len(arrays)
+    pictures = list(map(DecodedPicture, arrays, *[decoder_names] * is_known))
     return list(pictures), CropPlan.whole(sizes_of(pictures))
 
 

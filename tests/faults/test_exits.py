@@ -125,3 +125,80 @@ def test_worker_processes_end_when_the_training_process_is_killed(data: Data, tm
             for process_id in filter(None, (script, child, *find_marked(f"{name}={value}"))):
                 send_signal(process_id, signal.SIGKILL)
         assert (ended.result().returncode, ended.result().stderr) == (-signal.SIGKILL, "")
+
+
+HOLDER = """
+import os, shardio, sys, torch  # Python takes apart what a variable holds, and only forgets other modules.
+from pathlib import Path
+from torch.utils.data import IterableDataset
+from shardio import DataLoader, DevicePrefetcher, EpochSampler
+from shardio import ShardDataset, ShardMapDataset, ShardWriter, StreamDataset
+
+class Counting(IterableDataset):
+    position = 0
+
+    def __iter__(self):
+        while True:
+            self.position += 1
+            yield self.position
+
+    def state_dict(self):
+        return {"position": os.path.basename(str(self.position))}  # A module's name, which is gone at some time.
+
+    def load_state_dict(self, state):
+        self.position = int(state["position"])
+
+folder, ending = sys.argv[1:]
+
+def make_iterables():
+    for out in ("memory://data", f"{folder}/local"):
+        with ShardWriter(out, max_shard_samples=30) as writer:
+            for number in range(90):
+                writer.write({"__key__": str(number), "txt": "x"})
+    fields = {"fields": ("txt", "key")}
+    local, sampled = ShardDataset(out, shuffle=True, **fields), ShardMapDataset(out, **fields)
+    remote = ShardDataset("memory://data", shuffle=True, **fields)
+    tars = sorted(map(str, Path(out).glob("*.tar")))
+    zipped = [f"pipe:gzip -c {tar}" for tar in tars]
+    persistent, thread = {"num_workers": 1, "persistent_workers": True}, {"num_workers": 1, "worker_method": "thread"}
+    for options in ({}, {"num_workers": 1}, persistent):
+        yield DataLoader(local, 4, **options)
+        yield DataLoader(Counting(), 4, **options)
+    yield DataLoader(Counting(), 4, **thread)
+    yield DataLoader(remote, 4)
+    yield DataLoader(remote, 4, num_workers=1)
+    yield DataLoader(ShardMapDataset("memory://data", **fields), 4, shuffle=True)
+    yield DataLoader(sampled, 4, sampler=EpochSampler(sampled), worker_init_fn=print)
+    yield DataLoader(sampled, 4, shuffle=True, check_duplicates=True, device="cpu")
+    yield DataLoader(StreamDataset(tars, **fields), 4)
+    yield DataLoader(StreamDataset(zipped, shuffle=True, **fields), 4, **thread)
+    yield DevicePrefetcher(DataLoader(local, 4, num_workers=1))
+    yield DevicePrefetcher(DataLoader(Counting(), 4))
+    yield torch.utils.data.DataLoader(local, 4)
+    yield remote
+    yield StreamDataset(zipped, **fields)
+
+held = []
+for iterable in make_iterables():
+    for begin in (iter, enumerate):
+        held.append(begin(iterable))
+        next(held[-1])
+# They stay variables: Python takes most other modules apart before this one.
+if ending == "exit":
+    sys.exit(3)
+raise ZeroDivisionError("mine")
+"""
+
+
+@pytest.mark.parametrize("ending", ["exit", "raise"])
+def test_iterators_that_are_alive_when_python_exits_say_nothing(tmp_path: Path, ending: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(HOLDER)
+    command = [sys.executable, "-W", "ignore", *map(str, (script, tmp_path, ending))]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if ending == "exit":
+        assert (ended.returncode, ended.stderr) == (3, "")
+    else:
+        first, *_, last = lines = ended.stderr.splitlines()
+        assert (ended.returncode, first, last) == (1, "Traceback (most recent call last):", "ZeroDivisionError: mine")
+        assert len(lines) == 4

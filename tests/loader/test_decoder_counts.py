@@ -6,18 +6,47 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 import shardio
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
 from shardio.images import by_kernel
-from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
+from shardio.order import Words
+from shardio.transforms import (
+    CenterCrop,
+    Compose,
+    RandomApply,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    Transform,
+)
 from tests.sources import encode, write_mixed
 
 Kind = Literal["shards", "map", "folder"]
 
 CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])
+
+
+class Unchanged(Transform):
+    """A user's own transform, which needs the pixels."""
+
+    def draw(self, sizes: NDArray[np.int64], rng_keys: Words) -> NDArray[np.int64]:
+        return sizes
+
+    def apply(self, image: Any, parameters: Any) -> Any:
+        return image
+
+
+def list_values(sample: dict[str, Any]) -> list[Any]:
+    return list(sample.values())
+
+
+def unchanged(value: Any) -> Any:
+    return value
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +100,23 @@ def test_only_what_was_delivered_is_counted(mixed: Path, num_workers: int) -> No
         (RandomResizedCrop(48, antialias=True), (7, 2, 3)),
         (Compose([Resize(60), CenterCrop(40), Resize(30)]), (7, 2, 3)),  # The second resize is of pixels.
         (Compose([Resize(24), Resize(48)]), (7, 2, 3)),
+        (Unchanged(), (3, 6, 3)),
+        (Compose([Unchanged(), Resize(24)]), (3, 6, 3)),
+        (Compose([RandomResizedCrop(48), unchanged, CenterCrop(40)]), (7, 2, 3)),
+        (RandomApply([Compose([Unchanged(), CenterCrop(20)])], p=1.0), (3, 6, 3)),
     ],
-    ids=repr,
 )
 def test_the_files_decoder_counts_whatever_the_transform_does(mixed: Path, transform: Any, expected: Any) -> None:
     loader = make_loader(mixed, transform=transform, batch_size=5)
     list(loader)
     assert decoder_names(loader) == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"transform": unchanged}, {"transform_sample": list_values}])
+def test_images_that_users_get_from_pillow_count(mixed: Path, options: Any) -> None:
+    loader = DataLoader(ShardDataset(mixed / "shards", decode="pil", **options), batch_size=5, collate_fn=unchanged)
+    assert all(isinstance(sample[0], Image.Image) for batch in loader for sample in batch)
+    assert decoder_names(loader) == (0, 0, 12)
 
 
 def test_the_kernel_decodes_rotated_images(tmp_path: Path) -> None:

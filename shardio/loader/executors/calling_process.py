@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -87,13 +88,23 @@ class _Batches:
         batch, views = self._make(plan)
         return finish_batch(handler.source.decoder, batch, views, handler.tally, began, self._executor.settings)
 
+    def is_ready(self, timeout_s: float) -> bool:
+        """Return True: a request makes the batch."""
+        return True
+
+    members = ()
+
     def close(self) -> None:
         """Stop, and close files."""
         self._plans = None
         self._reader.close()
 
-    def __del__(self) -> None:
-        if getattr(self, "_plans", None) is not None:  # It was dropped before the epoch ended.
+    def end_workers(self) -> None:
+        """End the epoch: there are no workers."""
+        self.close()
+
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_exiting() and getattr(self, "_plans", None) is not None:  # It was dropped before the epoch ended.
             self.close()
 
     def _make(self, plan: BatchPlan) -> tuple[Batch, Views]:

@@ -100,6 +100,7 @@ def make_executor(
     _log.info("the dataset's own methods make the samples of this loader: %s", why_not_ours(loader))
     if order is None:
         if not can_fetch(loader, settings.worker_method):
+            _log.info("torch's own iterators make the batches of this loader")
             return TorchLoader(loader)
         return Fetching(loader, epochs, settings.worker_method, settings.snapshot_every_n_steps, bad_samples)
     options, ordered = WorkerOptions(settings=settings), order.ordered

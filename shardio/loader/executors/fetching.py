@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ import torch.utils.data
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from shardio.bad_samples import BadSamples
+from shardio.datasets import Transformed, unwrap
 from shardio.interruptions import let_through
 from shardio.loader.arguments import find_user_level
 from shardio.loader.failures import Failure
@@ -36,7 +39,17 @@ def can_fetch(loader: Any, worker_method: WorkerMethod) -> bool:
     """Return whether this executor can make a loader's batches; otherwise, torch's own iterators do."""
     if isinstance(loader.dataset, torch.utils.data.IterDataPipe | torch.utils.data.MapDataPipe):
         return False  # They share seeds between ranks.
-    return not loader.num_workers or worker_method == "thread" or hasattr(os, "memfd_create")
+    if not loader.num_workers or worker_method == "thread":
+        return True
+    if starts_threads(loader.multiprocessing_context):
+        return isinstance(unwrap(loader.dataset).dataset, Transformed)  # In torch's way, all know one worker's id.
+    return hasattr(os, "memfd_create")
+
+
+def starts_threads(context: Any) -> bool:
+    """Return whether a context of multiprocessing starts threads that look like processes, as some libraries' do."""
+    kind = getattr(context, "Process", BaseProcess)
+    return not (isinstance(kind, type) and issubclass(kind, BaseProcess))
 
 
 class Fetching:
@@ -140,7 +153,9 @@ class FetchedBatches:
         bad_samples: The policy for samples that raise errors, which warns of them at the end.
     """
 
-    def __init__(self, batches: Any, loader: Any, bad_samples: BadSamples | None) -> None:
+    def __init__(
+        self, batches: CallerBatches | WorkerBatches | _PersistentBatches, loader: Any, bad_samples: BadSamples | None
+    ) -> None:
         self._batches, self._bad_samples = batches, bad_samples
         self._pins = loader.pin_memory and torch.accelerator.is_available()
         self._dataset, self._num_workers = loader.dataset, loader.num_workers
@@ -153,7 +168,7 @@ class FetchedBatches:
     @property
     def members(self) -> Sequence[Any]:
         """The worker processes or threads."""
-        return self._batches.workers.members if self._num_workers else ()
+        return () if isinstance(self._batches, CallerBatches) else self._batches.workers.members
 
     @property
     def indices(self) -> Iterator[Any]:
@@ -184,9 +199,8 @@ class FetchedBatches:
         return batch
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Wait up to ``timeout_s`` for the next batch; return whether it is there. The calling process never waits."""
-        is_ready = getattr(self._batches, "is_ready", None)
-        return is_ready is None or bool(is_ready(timeout_s))
+        """Wait up to ``timeout_s`` for the next batch; return whether it is there."""
+        return self._batches.is_ready(timeout_s)
 
     def close(self) -> None:
         """End the epoch; drop batches that were fetched ahead."""
@@ -245,8 +259,8 @@ class _PersistentBatches:
         self.batches.close()
         self.workers.close()
 
-    def __del__(self) -> None:
-        if hasattr(self, "is_closed"):
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_exiting() and hasattr(self, "is_closed") and not self.is_closed:
             self.end_workers()
 
 
@@ -267,7 +281,7 @@ def make_job(loader: Any, bad_samples: BadSamples | None) -> FetchJob:
 
 def _start_workers(loader: Any, job: FetchJob, base_seed: int, method: WorkerMethod) -> FetchWorkers:
     max_tasks = loader.prefetch_factor * loader.num_workers
-    if method == "thread":
+    if method == "thread" or starts_threads(loader.multiprocessing_context):
         return FetchThreads(job, base_seed, max_tasks)
     context = loader.multiprocessing_context or torch.multiprocessing
     return FetchProcesses(job, base_seed, context, max_tasks)

@@ -27,7 +27,7 @@ from shardio.datasets import (
     unwrap,
 )
 from shardio.interruptions import let_through
-from shardio.loader.executors.fetching import FetchedBatches, Fetching, can_fetch
+from shardio.loader.executors.fetching import FetchedBatches, Fetching, can_fetch, starts_threads
 from shardio.loader.executors.torch_batches import TorchBatches
 from shardio.loader.executors.torch_loader import TorchLoader
 from shardio.loader.executors.worker_options import WorkerOptions
@@ -64,7 +64,8 @@ class OrderedWorkers:
         if self._bad_samples is not None:
             self._bad_samples.begin_count(loader.num_workers, are_new=is_new)
         if self._inner is None or is_new:
-            method = self._options.settings.worker_method
+            settings = self._options.settings
+            method = "thread" if starts_threads(settings.multiprocessing_context) else settings.worker_method
             # The order has the state, so none of the dataset is needed.
             self._inner = Fetching(loader, Epochs(), method, 0) if can_fetch(loader, method) else TorchLoader(loader)
         self._loader = loader
@@ -96,6 +97,10 @@ class OrderedBatches:
             if self._bad_samples is not None:
                 self._bad_samples.warn_of_counted(self._epoch)
             raise
+
+    def is_ready(self, timeout_s: float) -> bool:
+        """Wait up to ``timeout_s`` for the next batch; return whether it is there."""
+        return self._batches.is_ready(timeout_s)
 
     def close(self) -> None:
         """End the epoch; drop batches that were fetched ahead."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -85,6 +86,8 @@ class Pipeline:
             self.close()
             raise
 
+    members = ()
+
     def is_ready(self, timeout_s: float) -> bool:
         """Wait up to ``timeout_s`` for the next batch; return whether it is there, or has failed."""
         if not self._batches or not self._workers.belongs_here:
@@ -120,8 +123,8 @@ class Pipeline:
             self._workers.close()
             self._slots.close()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_is_open"):
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_exiting() and hasattr(self, "_is_open"):
             self.close()
 
     def _take(self) -> Batch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shardio.loader.batch_plans import SamplerPlanner, SamplerProgress
@@ -71,8 +71,12 @@ class SampledBatches:
 
     def is_ready(self, timeout_s: float) -> bool:
         """Wait up to ``timeout_s`` for the next batch; return whether it is there."""
-        is_ready = getattr(self._batches, "is_ready", None)
-        return is_ready is None or bool(is_ready(timeout_s))
+        return self._batches.is_ready(timeout_s)
+
+    @property
+    def members(self) -> Sequence[Any]:
+        """The workers."""
+        return self._batches.members
 
     def close(self) -> None:
         """End the epoch; drop batches that were made ahead."""
@@ -80,5 +84,4 @@ class SampledBatches:
 
     def end_workers(self) -> None:
         """End the workers, also those that persist."""
-        if callable(end_workers := getattr(self._batches, "end_workers", None)):
-            end_workers()
+        self._batches.end_workers()

@@ -47,6 +47,10 @@ class TorchBatches:
             return Failure(error=error)
         return batch
 
+    def is_ready(self, timeout_s: float) -> bool:
+        """Return True: torch's iterator does not tell."""
+        return True
+
     def close(self) -> None:
         """Release the workers, unless they persist for the next epoch."""
         self._batches = None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
@@ -36,6 +37,12 @@ class _Pending:
     worker_id: int
     after: SamplerPosition
     answer: Fetched | FetchFailed | WorkerExhausted | None = None
+
+
+_WORKERS_ENDED = (
+    "this iterator's workers were ended before its last batch: iterate over the loader again. Workers end when another "
+    "iterator resumes from a loaded state, or a framework shuts them down"
+)
 
 
 class TimedOutError(RuntimeError):
@@ -83,7 +90,7 @@ class WorkerBatches:
         self._begun = [False] * len(position.workers)
         self._epoch_id = next(task_ids)
         self._afters: dict[int, SamplerPosition] = {}  # Of batches that were delivered ahead.
-        self._is_open = True
+        self._is_open, self._has_ended = True, False
         self._late_counts = list[Count]()  # Of a failed batch: it counts when the next one is requested.
         self._sampler_error: Exception | None = None
         self._exhausted = [False] * len(position.workers)
@@ -113,10 +120,13 @@ class WorkerBatches:
 
         Raises:
             StopIteration: If the epoch has no further batch.
-            WorkerError: If a worker process died.
+            RuntimeError: If the workers were ended before, or belong to another process.
+            WorkerError: If a worker ended, or a worker process was stopped and does not continue.
         """
-        if not self._is_open:
+        if self._has_ended:
             raise StopIteration
+        if not self._is_open:
+            raise RuntimeError(_WORKERS_ENDED)
         if not self.workers.belongs_here:
             raise RuntimeError("this iterator belongs to the parent of this forked process: call iter(loader) again")
         began = time.perf_counter()
@@ -176,8 +186,8 @@ class WorkerBatches:
                     self.workers.drop(task_id)
         self._pending.clear()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_is_open"):
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_exiting() and hasattr(self, "_is_open"):
             self.close()
 
     def _take(self) -> tuple[_Pending, Fetched | FetchFailed] | Failure:
@@ -204,6 +214,7 @@ class WorkerBatches:
         if self._sampler_error is not None:
             return Failure(error=self._sampler_error)
         hand_over([self._finish])
+        self._has_ended = True
         self.close()
         raise StopIteration
 

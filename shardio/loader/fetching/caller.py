@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -88,6 +90,10 @@ class CallerBatches:
         self._tally.count_batch(num_samples, Counter(), times.python_s)
         return batch
 
+    def is_ready(self, timeout_s: float) -> bool:
+        """Return True: a request fetches the batch."""
+        return True
+
     def update_position(self) -> None:
         """Put the dataset's state into the position."""
         if has_state(self._job.dataset) and not self._position.num_yielded:
@@ -100,8 +106,8 @@ class CallerBatches:
             self._save()  # The state may be requested after the iterator is dropped.
             self._is_open = False
 
-    def __del__(self) -> None:
-        if hasattr(self, "_is_open"):
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_exiting() and hasattr(self, "_is_open"):
             self.close()
 
     def _save(self) -> None:

@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 from shardio.errors import WorkerError
 from shardio.loader.processes.deaths import describe_exit
 
 JOIN_S = 5.0
 """How long to wait for a process that has closed its connection."""
+
+
+STOPPED_S = 30.0
+"""How long a worker process may be stopped, as by SIGSTOP, while the loader waits for it."""
+
+
+def is_stopped(process_id: int) -> bool:
+    """Return whether a signal has stopped a process; false where the operating system does not tell."""
+    with suppress(OSError):
+        status = Path(f"/proc/{process_id}/stat").read_bytes()  # proc(5): after the name comes the state.
+        return status.rpartition(b")")[2].split()[0] == b"T"
+    return False
+
+
+def describe_stop(process: BaseProcess) -> WorkerError:
+    """Return the error for a worker process that does not continue after it was stopped."""
+    return WorkerError(
+        f"DataLoader worker (pid(s) {process.pid}) has been stopped by a signal for {STOPPED_S:.0f} s, so its batch "
+        "does not arrive. Iterate over the loader again. If a job must be suspended, suspend all of its processes"
+    )
 
 
 def describe_death(process: BaseProcess) -> WorkerError:

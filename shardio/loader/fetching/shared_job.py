@@ -23,7 +23,7 @@ from typing import Any
 from shardio.errors import add_note
 from shardio.interruptions import let_through
 from shardio.loader.fetching.job import FetchJob, make_failing_job
-from shardio.loader.processes.wire import MAX_DESCRIPTORS, receive_all, send_within, write_all
+from shardio.loader.processes.wire import MAX_DESCRIPTORS, receive_all, write_all
 from shardio.loader.slots.memory import make_memory, map_memory
 from shardio.loader.slots.structures import Memory
 
@@ -89,19 +89,15 @@ class SharedJob:
         self._stop += len(content)
         return len(content)
 
-    def send(self, end: socket.socket, patience_s: float) -> None:
+    def send(self, send: Callable[[Any, Sequence[int]], object]) -> None:
         """Send the job to a worker process.
 
         Args:
-            end: This side's end of the socket pair.
-            patience_s: How long the worker may read nothing.
-
-        Raises:
-            OSError: If the worker has ended.
+            send: Sends it a message with open files.
         """
-        send_within(patience_s, end, self._message, [self._memory])
+        send(self._message, [self._memory])
         for start in range(0, len(self._descriptors), MAX_DESCRIPTORS):
-            send_within(patience_s, end, MoreDescriptors(), self._descriptors[start : start + MAX_DESCRIPTORS])
+            send(MoreDescriptors(), self._descriptors[start : start + MAX_DESCRIPTORS])
 
     def _add(self, buffer: pickle.PickleBuffer) -> tuple[int, int]:
         self.write(bytes(-self._stop % _ALIGNMENT))

@@ -13,11 +13,13 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from shardio.errors import WorkerError
 from shardio.forks import call_at_fork
-from shardio.loader.fetching.deaths import describe_death
+from shardio.loader.fetching.deaths import STOPPED_S, describe_death, describe_stop, is_stopped
 from shardio.loader.fetching.job import FetchJob
 from shardio.loader.fetching.messages import Answer, BeginEpoch, Begun, Fetched, FetchTask
 from shardio.loader.fetching.shared_job import SharedJob
@@ -40,9 +42,6 @@ JOIN_S = 5.0
 MAX_SENT = 8
 """How many requests a worker process may have unanswered. More would fill its socket, and block both sides."""
 
-SEND_S = 3600.0
-"""How long a worker process may read nothing, while it fetches a batch, before its messages are dropped."""
-
 GROWTH = 1.25
 """How much larger than the largest batch so far slots become when batches grow."""
 
@@ -55,15 +54,42 @@ class _Process:
         self.end: socket.socket | None = None
         self.num_sent = 0
         self.waiting: deque[BeginEpoch | FetchTask] = deque()
+        self._next_look, self._stopped_from = 0.0, math.inf
 
     def start(self, context: Any, job: FetchJob | None, worker_id: int, base_seed: int) -> None:
         """Start it; the arguments are those of :func:`run_worker_process`."""
         self.end, theirs = make_pair()  # Before the fork, so that the child closes this side's end.
         self.end.setblocking(False)
         with theirs:
+            if context.get_start_method() == "forkserver":
+                _await_fork_server()
             process = context.Process(target=run_worker_process, args=(theirs, job, worker_id, base_seed), daemon=True)
             process.start()
         self.process = process
+
+    def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
+        """Send a message unless the process was released or has died, which an answer that is missing shows.
+
+        Raises:
+            WorkerError: If it has died or does not continue while its socket is full.
+        """
+        if self.end is not None and self.is_open:
+            with suppress(ConnectionError):
+                while not send_within(CHECK_S, self.end, message, descriptors):  # It may fetch a batch for long.
+                    self.check_life()
+
+    def check_life(self) -> None:
+        """Raise WorkerError if the process has died, or has been stopped for long. It may be slow for any time."""
+        process, now = self.process, time.monotonic()
+        assert process is not None, "it was started"
+        if not process.is_alive():
+            raise describe_death(process)
+        if now < self._next_look:
+            return
+        self._next_look = now + CHECK_S
+        self._stopped_from = min(self._stopped_from, now) if is_stopped(process.pid or 0) else math.inf
+        if now - self._stopped_from >= STOPPED_S:
+            raise describe_stop(process)
 
     def close(self) -> None:
         """Close this side's end, which ends the process."""
@@ -140,7 +166,7 @@ class FetchProcesses:
         """Wait for answers; return an empty list after ``timeout_s``.
 
         Raises:
-            WorkerError: If a worker process died.
+            WorkerError: If a worker process died, or was stopped and does not continue.
         """
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         poll = select.poll()
@@ -155,8 +181,7 @@ class FetchProcesses:
                 answers += self._read(workers[descriptor])
             if not ready:  # Another process may hold a copy of a dead one's end.
                 for worker in workers.values():
-                    if worker.process is not None and not worker.process.is_alive():
-                        raise describe_death(worker.process)
+                    worker.check_life()
             if answers or not left_s:
                 return answers
 
@@ -222,9 +247,8 @@ class FetchProcesses:
             self._send_job(worker)
 
     def _send_job(self, worker: _Process) -> None:
-        if self._shared is not None and worker.end is not None:
-            with suppress(ConnectionError):  # It has died; the answer that is missing shows it.
-                self._shared.send(worker.end, SEND_S)
+        if self._shared is not None:
+            self._shared.send(worker.send)
             self._send_waiting(worker)
 
     def _request(self, worker: _Process, request: BeginEpoch | FetchTask) -> None:
@@ -239,7 +263,7 @@ class FetchProcesses:
                 self._slot_of_task[request.task_id] = slot
                 request.slot_id = slot.slot_id
             worker.num_sent += 1
-            _send(worker, request)
+            worker.send(request)
 
     def _read(self, worker: _Process) -> list[Answer]:
         answers = list[Answer]()
@@ -271,20 +295,32 @@ class FetchProcesses:
             worker.close()
 
 
+def _await_fork_server() -> None:
+    """Wait while multiprocessing's fork server is stopped: starting a process would wait for it without a bound.
+
+    Raises:
+        WorkerError: If it does not continue.
+    """
+    # Python has no public name for it. It is None before the first process.
+    process_id = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
+    deadline = time.monotonic() + STOPPED_S
+    while process_id is not None and is_stopped(process_id):
+        if time.monotonic() >= deadline:
+            raise WorkerError(
+                f"multiprocessing's fork server (pid {process_id}) has been stopped by a signal for {STOPPED_S:.0f} s, "
+                f"so no worker can start: continue it (kill -CONT {process_id})"
+            )
+        time.sleep(min(CHECK_S, STOPPED_S) / 10)  # Nothing tells when a process continues.
+
+
 def _announce(workers: Sequence[_Process], slot_id: int, layout: Layout, descriptor: int) -> None:
     for worker in workers:
-        _send(worker, NewSlot(slot_id=slot_id, layout=layout), [descriptor])
+        worker.send(NewSlot(slot_id=slot_id, layout=layout), [descriptor])
 
 
 def _forget(workers: Sequence[_Process], slot_ids: tuple[int, ...]) -> None:
     for worker in workers:
-        _send(worker, ForgetSlots(slot_ids=slot_ids))
-
-
-def _send(worker: _Process, message: Any, descriptors: Sequence[int] = ()) -> None:
-    if worker.is_open and worker.end is not None:  # Otherwise it was released.
-        with suppress(ConnectionError):  # It has died; the next answer that is missing shows it.
-            send_within(SEND_S, worker.end, message, descriptors)
+        worker.send(ForgetSlots(slot_ids=slot_ids))
 
 
 def _close(workers: list[_Process], process_id: int) -> None:
@@ -293,13 +329,18 @@ def _close(workers: list[_Process], process_id: int) -> None:
     for worker in workers:
         worker.close()
     processes = [worker.process for worker in workers if worker.process is not None]
+    for process in processes:
+        if is_stopped(process.pid or 0):
+            process.kill()  # It cannot end by itself.
+    _join(processes)
+    for end in (BaseProcess.terminate, BaseProcess.kill):
+        for process in (left := [process for process in processes if process.is_alive()]):
+            end(process)
+        _join(left)
+
+
+def _join(processes: Sequence[BaseProcess]) -> None:
+    """Wait until processes have ended, for at most :data:`JOIN_S`."""
     deadline = time.monotonic() + JOIN_S
     for process in processes:
         process.join(max(deadline - time.monotonic(), 0.0))
-    for process in processes:
-        if process.is_alive():
-            process.terminate()
-            process.join(JOIN_S)
-            if process.is_alive():
-                process.kill()
-                process.join()

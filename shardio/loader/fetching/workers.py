@@ -35,7 +35,7 @@ class FetchWorkers(Protocol):
         """Wait for answers; return an empty list after ``timeout_s``.
 
         Raises:
-            WorkerError: If a worker process died.
+            WorkerError: If a worker ended, or a worker process was stopped and does not continue.
         """
 
     def open(self, fetched: Fetched) -> Any:
