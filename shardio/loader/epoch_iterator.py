@@ -232,8 +232,8 @@ class WorkersIterator(EpochIterator, _MultiProcessingDataLoaderIter):
         if self._is_latest():
             self._batches.end_workers()
 
-    def __del__(self) -> None:
-        if getattr(self, "_owns_workers", False) and hasattr(self, "_is_over") and not sys.is_finalizing():
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_exiting() and getattr(self, "_owns_workers", False) and hasattr(self, "_is_over"):
             self._shutdown_workers()
 
 

@@ -43,6 +43,7 @@ LARGE: dict[str, Make] = {
     "uint16": _integers((50, 50), "uint16"),
     "bool": _integers((70, 70), "bool"),
     "fortran": lambda random: np.asfortranarray(random.normal(size=(30, 50))),
+    "swapped bytes": _reals((40, 40), ">f4"),  # They arrive in native order.
 }
 """Arrays of 4096 bytes or more, all of a kind alike."""
 
@@ -55,7 +56,6 @@ OTHER: dict[str, Make] = {
 
 REFUSED: dict[str, Make] = {
     "another shape": lambda random: np.zeros((40, 40 + random.integers(0, 2))),
-    "swapped bytes": _reals((40, 40), ">f4"),
     "long double": _reals((40, 40), "longdouble"),
     "strings": lambda _: np.full(2000, "words"),
 }
