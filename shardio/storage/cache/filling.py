@@ -319,6 +319,8 @@ def _explaining(folder: Path) -> Iterator[None]:
     """Add the cache's folder and the remedy to an error of its disk."""
     try:
         yield
+    except StoreError:  # It says what is wrong with the folder.
+        raise
     except OSError as error:
         remedy = (
             "Free some space, set cache_size, or set cache to a folder on another disk"

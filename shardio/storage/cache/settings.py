@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,8 +73,7 @@ def make_cache_folder(settings: CacheSettings, folder: Path) -> None:
         OSError: If it cannot be created.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
+    folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.stat()
     if settings.is_shared or is_trusted(status):
         return

@@ -41,7 +41,8 @@ for num_free in range(0, 65536, 4096):
 
 
 def test_a_full_disk_is_named_whatever_is_written(tmp_path: Path) -> None:
-    mount = ["unshare", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs -o size=1m none "$0" && "$@" "$0"']
+    script = 'mount -t tmpfs -o size=1m,mode=700 none "$0" && "$@" "$0"'
+    mount = ["unshare", "--map-root-user", "--mount", "sh", "-c", script]
     if subprocess.run([*mount, tmp_path, "true"], check=False, capture_output=True).returncode:
         pytest.skip("this system does not let users mount file systems")
     found = subprocess.check_output([*mount, tmp_path, sys.executable, "-c", FILL_AND_READ], text=True).splitlines()
