@@ -21,7 +21,13 @@ from shardio.locks import WorkLock
 from shardio.storage.cache.budget import COPY_SUFFIX, Budget
 from shardio.storage.cache.bundles import make_tail, size_in_bundle
 from shardio.storage.cache.cached_copy import BLOCK, CachedCopy
-from shardio.storage.cache.settings import CacheSettings, choose_size, find_file_mode, make_cache_folder
+from shardio.storage.cache.settings import (
+    CacheSettings,
+    choose_size,
+    find_cache_folder,
+    find_file_mode,
+    make_cache_folder,
+)
 from shardio.storage.remote.attempts import Attempts, NoRangesError
 from shardio.storage.remote.messages import BundledFile, Fill, FillFiles, OpenCached, Request, Stat
 from shardio.storage.remote.operations import UNVERSIONED, copy_range, copy_whole, read_version, stat
@@ -309,6 +315,7 @@ class Filler:
             if cache not in self._budgets:
                 folder = self._private_folder if cache.folder is None else Path(cache.folder)
                 with _explaining(folder):
+                    folder = find_cache_folder(cache, folder)
                     make_cache_folder(cache, folder)
                     self._budgets[cache] = Budget(folder, choose_size(cache, folder), find_file_mode(cache, folder))
             return self._budgets[cache]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +62,15 @@ def make_settings(
         max_bytes=None if cache_size is None else parse_size("cache_size", cache_size),
         is_shared=is_shared,
     )
+
+
+def find_cache_folder(settings: CacheSettings, folder: Path) -> Path:
+    """Return a cache's folder. Where all users may create files, as in /tmp, it is a folder of this user's own."""
+    with suppress(FileNotFoundError):
+        is_for_all = folder.stat().st_mode & (stat.S_ISVTX | stat.S_IWOTH) == stat.S_ISVTX | stat.S_IWOTH
+        if is_for_all and not settings.is_shared:
+            return folder / f"shardio-{os.geteuid()}"
+    return folder
 
 
 def make_cache_folder(settings: CacheSettings, folder: Path) -> None:

@@ -85,7 +85,7 @@ def test_a_fifo_in_the_cache_is_replaced(location: Location, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("owner", "mode"),
-    [pytest.param(OTHER_USER, 0o755, marks=as_root), (None, 0o777), (None, 0o1777), (None, 0o775)],
+    [pytest.param(OTHER_USER, 0o755, marks=as_root), (None, 0o777), (None, 0o775)],
 )
 def test_a_folder_that_other_users_can_write_to_is_refused(
     owner: int | None, mode: int, location: Location, tmp_path: Path
@@ -100,6 +100,18 @@ def test_a_folder_that_other_users_can_write_to_is_refused(
         read(location, cache)
     assert mode_of(cache) == mode
     assert read(location, cache, shared=True) == CONTENT
+
+
+def test_where_all_users_may_create_files_a_cache_has_a_folder_of_its_own(location: Location, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir(mode=0o700)
+    planted = plant(location, tmp_path / "other")
+    (cache := tmp_path / "cache").mkdir()
+    cache.chmod(0o1777)  # As /tmp.
+    planted.rename(cache / planted.name)
+    assert read(location, cache) == CONTENT
+    own = cache / f"shardio-{os.geteuid()}"
+    assert (mode_of(own), mode_of(cache)) == (0o700, 0o1777)
+    assert read(location, cache, shared=True) == PLANTED
 
 
 def test_an_own_folder_for_a_cache_alone_is_closed_to_others(location: Location, tmp_path: Path) -> None:
