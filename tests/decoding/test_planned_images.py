@@ -53,8 +53,8 @@ def test_rows_of_another_size_do_not_fit(size: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     ("options", "decoder_names"),
     [
-        ({"decode": "pil"}, []),
-        ({"decode": "pil", "transform": np.asarray}, []),
+        ({"decode": "pil"}, ["pillow"] * 5),
+        ({"decode": "pil", "transform": np.asarray}, ["pillow"] * 5),
         ({"transform": Compose([CROP, lambda image: image])}, ["kernel"] * 5),
     ],
     ids=["Pillow images", "a function of Pillow images", "a function of arrays"],

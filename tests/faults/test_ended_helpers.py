@@ -215,7 +215,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_processes_that_are_threads_deliver_all_batches(keys: Path) -> None:
+def test_processes_that_are_threads_deliver_all_batches(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.utils.data._utils.worker._worker_info", None)  # torch's threads leave theirs.
     options: dict[str, Any] = {"batch_size": BATCH_SIZE, "num_workers": 2, "multiprocessing_context": ThreadContext()}
     oracle = torch.utils.data.DataLoader(Fragile(kill, NUM_SAMPLES), **options)
     loader = DataLoader(range(NUM_SAMPLES), **options)
