@@ -211,3 +211,19 @@ def test_other_mistakes_are_refused(source: Path, tmp_path: Path) -> None:
     (source / "x" / "a.cls").write_text("3")
     with pytest.raises(PackError, match=r"x/a\.cls is a label, but .*labels\.csv already defines one: remove the file"):
         shardio.pack(source, tmp_path / "out", labels=tmp_path / "labels.csv")
+
+
+def test_images_that_a_column_assigns_to_several_splits_are_not_merged_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(4):
+        (tmp_path / "in" / f"{number}.jpg").write_bytes(encode(number))
+    rows = [{"file": f"{n}.jpg", "label": n, "split": ("train", "test")[n % 2]} for n in range(8)]
+    write_csv(tmp_path / "t.csv", rows)
+    columns: dict[str, Any] = {"key_column": "file", "label_column": "label"}
+    with pytest.raises(PackError, match=r"column 'split' of .*t\.csv .* of the splits test, train, but .* one dataset"):
+        shardio.pack(tmp_path / "in", tmp_path / "out", labels=tmp_path / "t.csv", **columns)
+    manifest = shardio.pack(tmp_path / "in", tmp_path / "all", labels=tmp_path / "t.csv", source_split="all", **columns)
+    assert manifest.num_samples == 4
+    for number in (1, 3):
+        (tmp_path / "in" / f"{number}.jpg").unlink()
+    assert shardio.pack(tmp_path / "in", tmp_path / "out", labels=tmp_path / "t.csv", **columns).num_samples == 2

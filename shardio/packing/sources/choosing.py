@@ -22,15 +22,20 @@ class _Adapter(NamedTuple):
     scan: Callable[[Path, SourceOptions], RecordScan | SourceScan]
     has_columns: bool = True
     has_fields: bool = False
+    has_splits: bool = False
 
 
 _ADAPTERS: Mapping[SourceKind, _Adapter] = {
-    "saved": _Adapter("a saved dataset", hugging_face.find_saved_dataset, hugging_face.scan_saved_dataset),
-    "table": _Adapter("a table of paths", path_tables.find_path_table, path_tables.scan_path_table),
-    "parquet": _Adapter("Parquet files with contents", hugging_face.find_parquet, hugging_face.scan_parquet),
+    "saved": _Adapter(
+        "a saved dataset", hugging_face.find_saved_dataset, hugging_face.scan_saved_dataset, has_splits=True
+    ),
+    "table": _Adapter("a table of paths", path_tables.find_path_table, path_tables.scan_path_table, has_splits=True),
+    "parquet": _Adapter(
+        "Parquet files with contents", hugging_face.find_parquet, hugging_face.scan_parquet, has_splits=True
+    ),
     "mds": _Adapter("MDS shards", mds.find_mds, mds.scan_mds),
     "litdata": _Adapter("LitData chunks", litdata_chunks.find_litdata, litdata_chunks.scan_litdata),
-    "tars": _Adapter("tars", tars.find_tars, tars.scan_tars, has_columns=False),
+    "tars": _Adapter("tars", tars.find_tars, tars.scan_tars, has_columns=False, has_splits=True),
     "lmdb": _Adapter(
         "an LMDB environment", lmdb_entries.find_lmdb, lmdb_entries.scan_lmdb, has_columns=False, has_fields=True
     ),
@@ -92,7 +97,7 @@ def _find_other_option(kind: SourceKind, options: SourceOptions) -> str | None:
         return "--prefix-keys (prefix_keys)"
     if adapter is not None and options.layout != "auto":
         return "--layout (layout)"
-    if adapter is not None and options.source_split is not None:
+    if adapter is not None and not adapter.has_splits and options.source_split is not None:
         return "--source-split (source_split)"
     if adapter is not None and not adapter.has_fields and options.fields is not None:
         return "--fields (fields)"

@@ -14,6 +14,7 @@ import numpy as np
 from shardio.errors import PackError
 from shardio.packing.sources.file_table import FileTable
 from shardio.packing.sources.files import SHOWN
+from shardio.packing.sources.splits import ALL_SPLITS, is_split, words_of
 from shardio.storage import FolderFiles, Location, find_url
 
 Layout = Literal["auto", "classes", "flat", "pairs"]
@@ -22,15 +23,9 @@ Layout = Literal["auto", "classes", "flat", "pairs"]
 OnIncomplete = Literal["raise", "skip", "keep"]
 """What to do with a sample that lacks a file that others have, in the layout ``pairs``."""
 
-ALL_SPLITS = "all"
-"""The choice of a split that packs all splits as one dataset."""
-
 OR_CONFIRM = "If the folders are classes, pass --layout classes (layout='classes')"
 
 # Words in the names of folders, in lower case.
-SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval", "evaluation", "holdout"}
-WITH_SPLITS = {"set", "data", "images", "img", "split", "a", "b"}
-_SPLIT = re.compile(rf"(?<![a-z])({'|'.join(sorted(SPLITS))})(?![a-z])", re.IGNORECASE)
 IMAGES = re.compile(r"images?|imgs?|jpegimages|photos?|pictures?|rgb|inputs?")
 COMPANIONS = re.compile(
     r"masks?|labels?|annotations?|captions?|segmentation(s|class|object)?|seg|semantic|gt|groundtruth|truth|targets?"
@@ -88,7 +83,7 @@ def find_splits(folders: Sequence[FolderFiles], main: Collection[str]) -> tuple[
             for depth, name in enumerate(parts):
                 children["/".join(parts[:depth])].add(name)
     for parent in sorted(children):
-        splits = [name for name in children[parent] if _is_split(name)]
+        splits = [name for name in children[parent] if is_split(name)]
         if len(splits) > 1:
             return parent, sorted(splits, key=_training_first)
     return "", []
@@ -107,7 +102,7 @@ def refuse_splits_as_classes(
         pairs: Whether the layout is ``pairs``.
     """
     tops = {_top(folder) for folder in folders if folder.path and _has_main(folder, main)}
-    splits = {name for name in tops if _is_split(name)}
+    splits = {name for name in tops if is_split(name)}
     if not splits or (len(splits) == 1 and splits != tops):  # One among other folders may be a class: a train.
         return
     names = sorted(tops, key=_training_first)
@@ -121,19 +116,6 @@ def refuse_splits_as_classes(
         + "\n".join(lines)
         + ("" if pairs else f"\n{OR_CONFIRM}")
     )
-
-
-def refuse_splits_in_names(src: Path, paths: Sequence[Path]) -> None:
-    """Raise PackError if the names of a directory's files are those of several splits, such as train-0.tar."""
-    splits = dict[str, str]()
-    for path in paths:
-        if (found := _SPLIT.search(path.name)) is not None:
-            splits[found[0].lower()] = f"{path.parent / path.name[: found.end()]}*{path.suffix}"
-    if len(splits) > 1:
-        raise PackError(
-            f"{src} holds files of the splits {', '.join(sorted(splits))}: pack each one by a pattern, such as "
-            f"'{splits[max(splits)]}'"
-        )
 
 
 def refuse_merged_splits(
@@ -391,17 +373,8 @@ def _has_main(folder: FolderFiles, main: Collection[str]) -> bool:
     return any(is_main(name, main) for name in folder.names)
 
 
-def _words(name: str) -> list[str]:
-    return re.findall(r"[a-z]+", name.lower())
-
-
 def _last_word(name: str) -> str:
-    return next(reversed(_words(name)), "")
-
-
-def _is_split(name: str) -> bool:
-    words = set(_words(re.sub("(?<=[a-z])(?=[A-Z])", " ", name)))  # trainA and trainB are of two domains.
-    return bool(words & SPLITS) and words <= SPLITS | WITH_SPLITS
+    return next(reversed(words_of(name)), "")
 
 
 def _join(names: Sequence[str]) -> str:
