@@ -21,7 +21,7 @@ from shardio.packing.sources.files import SHOWN, stat_file
 from shardio.packing.sources.json_fields import dump_json
 from shardio.packing.sources.keys import make_keys, separate_equal_stems, without_image_suffix
 from shardio.packing.sources.label_files import find_labels
-from shardio.packing.sources.layouts import split_suffix
+from shardio.packing.sources.pairing import split_suffix
 from shardio.packing.sources.path_samples import PathTable
 from shardio.packing.sources.records import number_record_labels
 from shardio.packing.sources.source import Evidence, SourceOptions, SourceScan
