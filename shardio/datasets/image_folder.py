@@ -160,7 +160,14 @@ def _find_local(root: Location) -> dict[str, list[str]]:
     """Return the paths of the files in each class folder, sorted by class."""
     if not root.is_folder():
         raise FileNotFoundError(f"the directory {root} does not exist")
-    names = sorted(name[:-1] for name in root.list() if name.endswith("/") and not name.startswith("."))
+    entries = [name for name in root.list() if not name.startswith(".")]
+    for name in entries:
+        if not name.endswith("/") and "." not in name and not (path := Path((root / name).key)).exists():
+            raise FileNotFoundError(
+                f"{path} is a symbolic link that leads nowhere. If it is a class folder, its images would be left out: "
+                "correct or remove the link"
+            )
+    names = sorted(name[:-1] for name in entries if name.endswith("/"))
     if not names:
         raise _no_class_folders(root)
     return {read_as_utf8(name): list((root / name).walk()) for name in names}
