@@ -69,6 +69,11 @@ def _find_tars(folder: Location) -> list[Location]:
     tars = find_tars(folder)
     _refuse_unfinished(folder, tars)
     names = [tar.name for tar in tars if not is_added_by_macos(tar.name)]
+    if not names and (inner := _find_inner_datasets(folder)):
+        raise FileNotFoundError(
+            f"the directory {folder} holds neither {MANIFEST_NAME} nor any *.tar, but its folders "
+            f"{', '.join(inner[:MAX_NAMED])} do: pass one of them, such as {folder / inner[0]}"
+        )
     if not names:
         raise FileNotFoundError(
             f"the directory {folder} holds neither {MANIFEST_NAME} nor any *.tar: pack the images first "
@@ -77,6 +82,17 @@ def _find_tars(folder: Location) -> list[Location]:
     _refuse_splits(folder, names)
     _warn_of_gaps(folder, names)  # Not for a list, which may leave tars out on purpose.
     return tars
+
+
+def _find_inner_datasets(folder: Location) -> list[str]:
+    """Return the names of the folders in a folder that hold a manifest or tars."""
+    inner = [name[:-1] for name in folder.list() if name.endswith("/") and not name.startswith(".")]
+    found = [name for name in inner[:100] if any(_is_shard(each) for each in (folder / name).list())]
+    return sorted(found)
+
+
+def _is_shard(name: str) -> bool:
+    return name == MANIFEST_NAME or (name.lower().endswith(".tar") and not name.startswith("."))
 
 
 def _refuse_splits(folder: Location, names: Sequence[str]) -> None:

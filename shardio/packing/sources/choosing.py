@@ -9,6 +9,8 @@ from typing import NamedTuple
 from shardio.errors import PackError
 from shardio.packing.sources import hugging_face, litdata_chunks, lmdb_entries, mds, path_tables, tars
 from shardio.packing.sources.directory import find_main_file, scan_directory
+from shardio.packing.sources.files import SHOWN
+from shardio.packing.sources.layouts import quote
 from shardio.packing.sources.records import RecordScan, scan_records
 from shardio.packing.sources.source import Evidence, SourceKind, SourceOptions, SourceScan
 from shardio.storage import Location
@@ -58,9 +60,26 @@ def scan_source(src: Path, dst: Location, options: SourceOptions) -> SourceScan:
     if (option := _find_other_option(kind, options)) is not None:
         raise PackError(f"{option} does not apply to {src}: omit it")
     if kind == "files":
+        if src.is_dir() and find_main_file(src, options) is None:
+            _refuse_outer_folder(src, dst)
         return scan_directory(src, dst, options)
     found = _ADAPTERS[kind].scan(src, options)
     return found if isinstance(found, SourceScan) else scan_records(found, options)
+
+
+def _refuse_outer_folder(src: Path, dst: Location) -> None:
+    """Raise PackError, with the right commands, if folders of a source without samples are sources themselves."""
+    lines = [
+        f"  shardio pack {quote(folder)} {quote(dst / folder.name)}"
+        for folder in sorted(src.iterdir())
+        if folder.is_dir()
+        and any((found := adapter.find(folder)) and found.holds_samples for adapter in _ADAPTERS.values())
+    ]
+    if lines:
+        more = [f"  (and {len(lines) - SHOWN} more)"] if len(lines) > SHOWN else []
+        raise PackError(
+            "\n".join([f"{src} holds no samples itself, but in its folders. Pack each one:", *lines[:SHOWN], *more])
+        )
 
 
 def _choose_kind(src: Path, options: SourceOptions) -> SourceKind:
