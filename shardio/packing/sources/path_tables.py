@@ -193,6 +193,8 @@ class _Rows:
             if field not in self._main_fields:
                 field = _find_field(prefix + path)
         except FileNotFoundError:
+            if "\\" in path:
+                return f"{prefix + path} does not exist: separate folders by / instead of \\"
             return f"{prefix + path} does not exist" if "://" not in path else f"{path} is a URL: download the files"
         except (OSError, ValueError) as error:
             return f"{prefix + path} cannot be read: {error}"

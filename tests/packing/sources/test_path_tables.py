@@ -258,3 +258,9 @@ def test_a_column_is_one_of_splits_if_all_its_values_are(
         if splits[0] != "train":
             with pytest.raises(PackError, match=r"no column of .* names the splits of its rows"):
                 shardio.pack(source, tmp_path / "other", source_split="train")
+
+
+def test_paths_of_windows_are_refused_with_what_to_do(folder: Path, tmp_path: Path) -> None:
+    rows = [row | {"path": row["path"].replace("/", "\\")} for row in make_rows()]
+    with pytest.raises(PackError, match=r"does not exist: separate folders by / instead of \\"):
+        shardio.pack(write(folder, rows, "t.csv"), tmp_path / "out")
