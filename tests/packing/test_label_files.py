@@ -198,7 +198,7 @@ def test_bad_files_of_labels_are_refused_and_nothing_is_written(
 
 def test_other_mistakes_are_refused(source: Path, tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text(ALL)
-    with pytest.raises(PackError, match=r"labels\.txt is not a file of labels: pass a \.csv, \.tsv, \.jsonl, \.parquet file"):
+    with pytest.raises(PackError, match=r"labels\.txt is not a file of labels: pass a \.csv, \.tsv, \.jsonl, \.parq"):
         shardio.pack(source, tmp_path / "out", labels=tmp_path / "labels.txt")
     with pytest.raises(PackError, match=r"--key-column \(key_column\) does not apply to .*: omit it"):
         shardio.pack(source, tmp_path / "out", key_column="key")

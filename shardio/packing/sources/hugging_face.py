@@ -18,13 +18,16 @@ from shardio.packing.sources.files import SourceFile, stat_file
 from shardio.packing.sources.json_fields import dump_json
 from shardio.packing.sources.records import RecordScan
 from shardio.packing.sources.source import Evidence, SourceOptions
-from shardio.packing.sources.splits import SplitColumn, is_split, select_files
+from shardio.packing.sources.splits import SplitColumn, select_files, split_of
 from shardio.packing.sources.table_rows import holds_contents
 from shardio.shards import find_gaps
 from shardio.storage import parse_location
 
 _BATCH = 10_000
 """The number of rows that the scan reads at a time."""
+
+_SMALL_TYPES = {"string", "large_string", "bool", "int8", "uint8", "int16", "int32", "int64", "float32", "float64"}
+"""The types of columns that may name splits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,11 +181,9 @@ def _select_rows(
     src: Path, dataset: Any, columns: Columns, options: SourceOptions, *, has_selected_files: bool
 ) -> NDArray[np.bool_] | None:
     """Return which rows are of the chosen split, bool [n]; None for all."""
-    texts = [
-        name for name in columns.others if getattr(dataset.features[name], "dtype", "") in ("string", "large_string")
-    ]
-    first = dataset.select_columns(texts)[:1] if texts else {}
-    candidates = [name for name, values in first.items() if all(not value or is_split(value) for value in values)]
+    small = [name for name in columns.others if getattr(dataset.features[name], "dtype", "") in _SMALL_TYPES]
+    first = dataset.select_columns(small)[:1] if small else {}
+    candidates = [name for name, values in first.items() if all(split_of(name, value) is not None for value in values)]
     split, selected = SplitColumn(src, options.source_split, ()), list[bool]()
     for batch in dataset.select_columns(candidates).with_format("arrow").iter(batch_size=_BATCH) if candidates else ():
         selected += map(split.selects, batch.to_pylist())

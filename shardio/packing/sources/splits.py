@@ -13,7 +13,7 @@ from shardio.shards import SPLITS, group_by_split
 ALL_SPLITS = "all"
 """The choice of a split that packs all splits as one dataset."""
 
-_WITH_SPLITS = {"set", "data", "images", "img", "split", "a", "b"}
+_WITH_SPLITS = {"set", "data", "image", "images", "img", "split", "a", "b"}
 
 
 def words_of(name: str) -> list[str]:
@@ -25,6 +25,29 @@ def is_split(name: str) -> bool:
     """Return whether a name is that of a split, such as ``val2017`` or ``trainA``."""
     words = set(words_of(re.sub("(?<=[a-z])(?=[A-Z])", " ", name)))  # trainA and trainB are of two domains.
     return bool(words & SPLITS) and words <= SPLITS | _WITH_SPLITS
+
+
+def split_of(column: str, value: Any) -> str | None:
+    """Return the split that a value of a column names: "" if it is missing, None if it names none.
+
+    A column such as ``is_train`` has 0 and 1, or false and true. Rows that are not for training are for tests, and rows
+    that are not for tests or validation are for training.
+
+    >>> split_of("set", "val"), split_of("is_train", 1), split_of("is_train", "0"), split_of("is_val", False)
+    ('val', 'train', 'test', 'train')
+    """
+    if value in (None, ""):
+        return ""
+    if isinstance(value, str) and is_split(value):
+        return value.strip()
+    words = words_of(re.sub("(?<=[a-z])(?=[A-Z])", " ", column))
+    if words[:1] != ["is"] or not is_split("_".join(words[1:])):
+        return None
+    flag = {"1": True, "true": True, "0": False, "false": False}.get(str(value).lower().removesuffix(".0"))
+    if flag is None:
+        return None
+    is_training = words[1].startswith("train")
+    return "train" if flag == is_training else "test" if is_training else words[1]
 
 
 def select_files(
@@ -71,14 +94,13 @@ class SplitColumn:
         if self._values is None:
             self._values = {name: set() for name in row if name not in self._ignored}
         for name in list(self._values):
-            value = row.get(name)
-            if isinstance(value, str) and is_split(value):
-                self._values[name].add(value.strip())
-            elif value not in (None, ""):
+            if (split := split_of(name, row.get(name))) is None:
                 del self._values[name]
+            elif split:
+                self._values[name].add(split)
         if self._chosen in (None, ALL_SPLITS):
             return True
-        found = [name for name in self._values if self._chosen == str(row.get(name)).strip()]
+        found = [name for name in self._values if self._chosen == split_of(name, row.get(name))]
         self._deciding.update(found)
         return bool(found)
 

@@ -242,6 +242,7 @@ def test_rows_of_several_splits_are_refused_and_a_split_selects_rows(folder: Pat
         (["train", "bus"], False),
         (["", ""], False),
         (["a", "b"], False),
+        (["0", "1"], False),
     ],
 )
 def test_a_column_is_one_of_splits_if_all_its_values_are(
@@ -264,3 +265,19 @@ def test_paths_of_windows_are_refused_with_what_to_do(folder: Path, tmp_path: Pa
     rows = [row | {"path": row["path"].replace("/", "\\")} for row in make_rows()]
     with pytest.raises(PackError, match=r"does not exist: separate folders by / instead of \\"):
         shardio.pack(write(folder, rows, "t.csv"), tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    ("column", "others"), [("is_train", "test"), ("is_training_image", "test"), ("isVal", "val"), ("is_test", "test")]
+)
+def test_flags_name_splits(folder: Path, tmp_path: Path, name: str, column: str, others: str) -> None:
+    is_training = "train" in column
+    rows = [row | {column: (number % 3 > 0) is is_training} for number, row in enumerate(make_rows())]
+    source = write(folder, rows, name)
+    with pytest.raises(PackError, match=f"the column {column!r} of .* of the splits (test, train|train, val)"):
+        shardio.pack(source, tmp_path / "out")
+    for split in ("train", others):
+        shardio.pack(source, tmp_path / split, source_split=split)
+        wanted = {row["path"].rpartition(".")[0] for n, row in enumerate(rows) if (n % 3 > 0) == (split == "train")}
+        assert set(by_key(*(tmp_path / split).glob("*.tar"))) == wanted
