@@ -18,6 +18,7 @@ from shardio.datasets.map_dataset import MapDataset
 from shardio.decoding import Decode, FieldDecoder
 from shardio.images import DEFAULT_MAX_PIXELS, IMAGE_FIELDS, Orientation, describe_other_images
 from shardio.reading import FileReader, LabelledFile, RemoteFiles, RemoteSamples
+from shardio.shards import is_split
 from shardio.shared_list import SharedList
 from shardio.storage import Location, StorageOptions, make_access, parse_location, read_as_utf8
 
@@ -105,6 +106,13 @@ class ImageFolder(MapDataset):
         self.classes = list(paths if classes is None else check_classes(classes))
         labels = number_classes(list(paths), self.classes, str(root))
         self.samples, others = _label_images(paths, labels, location, None if files is None else files.listing.path)
+        if len(paths) > 1 and all(map(is_split, paths)):
+            warnings.warn(
+                f"{root}: the classes {', '.join(paths)} look like the splits of a dataset, not classes: pass one of "
+                f"their folders, such as {root}/{next(iter(paths))}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         if left_out := describe_other_images(others):
             warnings.warn(f"{root}: {left_out}", RuntimeWarning, stacklevel=2)
 

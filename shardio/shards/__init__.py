@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from shardio.shards.compressed import CompressedShard, is_compressed
     from shardio.shards.export_files import export_index
     from shardio.shards.exporting import ExportFormat
-    from shardio.shards.folder import SPLITS, group_by_split
+    from shardio.shards.folder import group_by_split, is_split, words_of
     from shardio.shards.index import index_location
     from shardio.shards.index_columns import IndexColumns, hash_key, read_columns, read_keys
     from shardio.shards.manifest import (
@@ -40,7 +40,6 @@ __all__ = [
     "LABEL_FIELD",
     "MANIFEST_NAME",
     "MAX_MEMBER",
-    "SPLITS",
     "TOO_LARGE",
     "UNFINISHED_NAME",
     "CompressedShard",
@@ -64,6 +63,7 @@ __all__ = [
     "hash_key",
     "index_location",
     "is_compressed",
+    "is_split",
     "join_name",
     "list_names",
     "make_header",
@@ -73,6 +73,7 @@ __all__ = [
     "read_manifest",
     "size_in_tar",
     "split_name",
+    "words_of",
     "write_manifest",
     "write_shard",
 ]
@@ -83,7 +84,7 @@ __getattr__ = import_on_use(
         ".compressed": "CompressedShard is_compressed",
         ".export_files": "export_index",
         ".exporting": "ExportFormat",
-        ".folder": "SPLITS group_by_split",
+        ".folder": "group_by_split is_split words_of",
         ".index": "index_location",
         ".index_columns": "IndexColumns hash_key read_columns read_keys",
         ".manifest": "MANIFEST_NAME UNFINISHED_NAME Manifest ShardEntry read_manifest write_manifest",

@@ -14,12 +14,15 @@ _COMPRESSED = re.compile(
     r".+\.(tar\.(gz|bz2|xz|zst|zstd|lz|lz4|lzma|lzo|z|br)|tgz|tbz|tbz2|txz|tzst|taz|tlz)", re.IGNORECASE
 )
 
-SPLITS = frozenset(
+_SPLITS = frozenset(
     ("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval", "evaluation", "holdout")
 )
 """The usual names of splits, in lower case."""
 
-_SPLIT = re.compile(rf"(?<![a-z])({'|'.join(sorted(SPLITS))})(?![a-z])", re.IGNORECASE)
+_WITH_SPLITS = {"set", "data", "image", "images", "img", "split", "a", "b"}
+"""Words that may follow or precede these."""
+
+_SPLIT = re.compile(rf"(?<![a-z])({'|'.join(sorted(_SPLITS))})(?![a-z])", re.IGNORECASE)
 
 
 def find_tars(folder: Location) -> list[Location]:
@@ -54,3 +57,18 @@ def group_by_split(names: Iterable[str]) -> dict[str, list[str]]:
         if (found := _SPLIT.search(name)) is not None:
             splits[found[0].lower()].append(name)
     return dict(splits)
+
+
+def words_of(name: str) -> list[str]:
+    """Return the words of a name, in lower case.
+
+    >>> words_of("leftImg8bit_train")
+    ['left', 'img', 'bit', 'train']
+    """
+    return [word.lower() for word in re.findall(r"[A-Z]*[a-z]+|[A-Z]+", name)]
+
+
+def is_split(name: str) -> bool:
+    """Return whether a name is that of a split, such as ``val2017`` or ``trainA``."""
+    words = set(words_of(name))
+    return bool(words & _SPLITS) and words <= _SPLITS | _WITH_SPLITS

@@ -229,3 +229,12 @@ def test_classes_whose_names_look_the_same_are_refused(tmp_path: Path, read: Cal
         (folder / f"{form}.jpg").write_bytes(encode(0))
     with pytest.raises((ValueError, PackError), match=r"two classes that look the same, 'cafe\\u0301' and 'caf\\xe9'"):
         read(tmp_path / "in")
+
+
+def test_splits_as_classes_give_a_warning(tmp_path: Path) -> None:
+    for name in ("train/cat/a.jpg", "val/cat/b.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(encode(0))
+    with pytest.warns(RuntimeWarning, match=f"classes train, val look like the splits .* such as {tmp_path}/train"):
+        ImageFolder(tmp_path)
+    assert ImageFolder(tmp_path / "train").classes == ["cat"]

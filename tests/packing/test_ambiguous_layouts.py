@@ -62,6 +62,7 @@ AMBIGUOUS = {
         ["img_dir/train/a.jpg", "img_dir/val/b.jpg", "ann_dir/train/a.png", "ann_dir/val/b.png"],
         "img_dir/ and ann_dir/",
     ),
+    "nnu-net": (["imagesTr/a.png", "imagesTr/b.png", "labelsTr/a.png", "labelsTr/b.png"], "imagesTr/ and labelsTr/"),
     "oxford-pets": (
         [*folders("images"), *folders("annotations/trimaps", suffix="png"), "annotations/list.txt"],
         "images/ and annotations/",

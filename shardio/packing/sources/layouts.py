@@ -15,7 +15,8 @@ from shardio.errors import PackError
 from shardio.packing.sources.file_table import FileName, FileTable
 from shardio.packing.sources.files import SHOWN
 from shardio.packing.sources.pairing import Pairing, split_suffix
-from shardio.packing.sources.splits import ALL_SPLITS, is_split, words_of
+from shardio.packing.sources.splits import ALL_SPLITS
+from shardio.shards import is_split, words_of
 from shardio.storage import FolderFiles, Location, find_url
 
 Layout = Literal["auto", "classes", "flat", "pairs"]
@@ -32,8 +33,8 @@ COMPANIONS = re.compile(
     r"masks?|labels?|annotations?|captions?|segmentation(s|class|object)?|seg|semantic|gt|groundtruth|truth|targets?"
     r"|depths?|b?box(es)?|anno?s?|trimaps?|mattes?|disparity"
 )
-_NOISE = {"bit", "coarse", "dir", "fine", "folder", "left", "right"}
-"""Words that may follow or precede these: img_dir, leftImg8bit, gtFine."""
+_NOISE = {"bit", "coarse", "dir", "fine", "folder", "left", "right", "tr", "ts"}
+"""Words that may follow or precede these: img_dir, leftImg8bit, gtFine, imagesTr."""
 
 COPIES = {"s3": "aws s3 sync {} {}", "gs": "gcloud storage rsync --recursive {} {}"}
 """The command that copies a directory from a URL, by the URL's scheme."""
@@ -331,7 +332,7 @@ def _refuse_one_folder_of_folders(
 ) -> None:
     paths = [folder.path for folder in folders if _has_main(folder, main)]
     tops, seconds = {path.split("/")[0] for path in paths}, {path.split("/")[1] for path in paths if "/" in path}
-    if len(tops) == 1 and any(IMAGES.fullmatch(word) for word in _camel_words(*tops)) and len(seconds) < 2:
+    if len(tops) == 1 and any(IMAGES.fullmatch(word) for word in words_of(*tops)) and len(seconds) < 2:
         inner = src / tops.pop()
         raise PackError(
             f"{src} holds images only in {inner.name}/, which does not look like a class: all images would get label "
@@ -384,16 +385,12 @@ def _has_main(folder: FolderFiles, main: Collection[str]) -> bool:
 
 def _is_named(pattern: re.Pattern[str], name: str) -> bool:
     """Return whether a folder is named like a folder of images or of companions."""
-    words = [word for word in _camel_words(name) if word not in _NOISE]
+    words = [word for word in words_of(name) if word not in _NOISE]
     return any(pattern.fullmatch(word) is not None for word in (_last_word(name), *words[-1:]))
 
 
-def _camel_words(name: str) -> list[str]:
-    return words_of(re.sub("(?<=[a-z])(?=[A-Z])", " ", name))
-
-
 def _last_word(name: str) -> str:
-    return next(reversed(words_of(name)), "")
+    return next(reversed(words_of(name.lower())), "")
 
 
 def _join(names: Sequence[str]) -> str:

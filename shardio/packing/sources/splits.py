@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from shardio.errors import PackError
-from shardio.shards import SPLITS, group_by_split
+from shardio.shards import group_by_split, is_split, words_of
 
 ALL_SPLITS = "all"
 """The choice of a split that packs all splits as one dataset."""
-
-_WITH_SPLITS = {"set", "data", "image", "images", "img", "split", "a", "b"}
-
-
-def words_of(name: str) -> list[str]:
-    """Return the words of a name, in lower case."""
-    return re.findall(r"[a-z]+", name.lower())
-
-
-def is_split(name: str) -> bool:
-    """Return whether a name is that of a split, such as ``val2017`` or ``trainA``."""
-    words = set(words_of(re.sub("(?<=[a-z])(?=[A-Z])", " ", name)))  # trainA and trainB are of two domains.
-    return bool(words & SPLITS) and words <= SPLITS | _WITH_SPLITS
 
 
 def split_of(column: str, value: Any) -> str | None:
@@ -40,7 +26,7 @@ def split_of(column: str, value: Any) -> str | None:
         return ""
     if isinstance(value, str) and is_split(value):
         return value.strip()
-    words = words_of(re.sub("(?<=[a-z])(?=[A-Z])", " ", column))
+    words = words_of(column)
     if words[:1] != ["is"] or not is_split("_".join(words[1:])):
         return None
     flag = {"1": True, "true": True, "0": False, "false": False}.get(str(value).lower().removesuffix(".0"))
