@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -52,8 +53,9 @@ def number_classes(found: Sequence[str], classes: Sequence[str], where: str) -> 
     """Return the label of each class that was found: its index in ``classes``.
 
     Raises:
-        ValueError: If a class is not in ``classes``.
+        ValueError: If a class is not in ``classes``, or two look the same.
     """
+    _refuse_twins(found, where)
     labels = {name: label for label, name in enumerate(classes)}
     if unknown := [name for name in found if name not in labels]:
         raise ValueError(
@@ -61,6 +63,19 @@ def number_classes(found: Sequence[str], classes: Sequence[str], where: str) -> 
             "them from the data, or add them to the given classes"
         )
     return {name: labels[name] for name in found}
+
+
+def _refuse_twins(names: Sequence[str], where: str) -> None:
+    """Raise ValueError if two names differ only in how Unicode composes letters: they are one class."""
+    if all(map(str.isascii, names)):
+        return
+    seen = dict[str, str]()
+    for name in names:
+        if (other := seen.setdefault(unicodedata.normalize("NFC", name), name)) != name:
+            raise ValueError(
+                f"{where} has two classes that look the same, {other!a} and {name!a}: they differ only in how "
+                "Unicode composes letters, as copies from macOS do. Give both the same name"
+            )
 
 
 def count_classes(dataset: Any) -> int | None:

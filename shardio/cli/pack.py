@@ -159,8 +159,9 @@ def pack(
         str | None,
         typer.Option(
             metavar="NAME|all",
-            help="Which split to pack, if SOURCE holds several: the name of its folders, such as train for "
-            "images/train and masks/train. all packs all splits as one dataset.",
+            help="Which split to pack, if SOURCE holds several: train for the folders images/train and masks/train, "
+            "for train-0.tar, or for the rows of a table whose column says train. all packs all splits as one "
+            "dataset.",
         ),
     ] = None,
     on_incomplete: Annotated[

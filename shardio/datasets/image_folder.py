@@ -18,6 +18,7 @@ from shardio.datasets.map_dataset import MapDataset
 from shardio.decoding import Decode, FieldDecoder
 from shardio.images import DEFAULT_MAX_PIXELS, IMAGE_FIELDS, Orientation, describe_other_images
 from shardio.reading import FileReader, LabelledFile, RemoteFiles, RemoteSamples
+from shardio.shards import is_split
 from shardio.shared_list import SharedList
 from shardio.storage import Location, StorageOptions, make_access, parse_location, read_as_utf8
 
@@ -105,6 +106,13 @@ class ImageFolder(MapDataset):
         self.classes = list(paths if classes is None else check_classes(classes))
         labels = number_classes(list(paths), self.classes, str(root))
         self.samples, others = _label_images(paths, labels, location, None if files is None else files.listing.path)
+        if len(paths) > 1 and all(map(is_split, paths)):
+            warnings.warn(
+                f"{root}: the classes {', '.join(paths)} look like the splits of a dataset, not classes: pass one of "
+                f"their folders, such as {root}/{next(iter(paths))}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         if left_out := describe_other_images(others):
             warnings.warn(f"{root}: {left_out}", RuntimeWarning, stacklevel=2)
 
@@ -160,7 +168,14 @@ def _find_local(root: Location) -> dict[str, list[str]]:
     """Return the paths of the files in each class folder, sorted by class."""
     if not root.is_folder():
         raise FileNotFoundError(f"the directory {root} does not exist")
-    names = sorted(name[:-1] for name in root.list() if name.endswith("/") and not name.startswith("."))
+    entries = [name for name in root.list() if not name.startswith(".")]
+    for name in entries:
+        if not name.endswith("/") and "." not in name and not (path := Path((root / name).key)).exists():
+            raise FileNotFoundError(
+                f"{path} is a symbolic link that leads nowhere. If it is a class folder, its images would be left out: "
+                "correct or remove the link"
+            )
+    names = sorted(name[:-1] for name in entries if name.endswith("/"))
     if not names:
         raise _no_class_folders(root)
     return {read_as_utf8(name): list((root / name).walk()) for name in names}

@@ -110,9 +110,9 @@ def pack(
             makes no classes. ``pairs`` turns matching files into fields of one sample: ``images/a.jpg`` and
             ``masks/a.png`` become its fields ``jpg`` and ``masks.png``; in one folder, ``a.jpg`` and ``a.mask.png``
             become ``jpg`` and ``mask.png``.
-        source_split: The name of the folders of the split to pack, if a directory holds several: with ``train``,
-            ``images/train`` and ``masks/train`` are packed. ``all`` packs all splits as one dataset, which is refused
-            otherwise.
+        source_split: The split to pack, if the source holds several: with ``train``, the folders ``images/train`` and
+            ``masks/train``, the files ``train-0.tar`` or ``train-0.parquet``, or the rows of a table that have
+            ``train`` in the column of splits. ``all`` packs all splits as one dataset, which is refused otherwise.
         on_incomplete: With the layout ``pairs``, what to do with an image that lacks a file that others have, such as a
             mask. ``raise`` stops with an error; ``skip`` leaves the image out; ``keep`` packs it with the files that it
             has (read such datasets with ``missing=None``).

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from shardio.shards.compressed import CompressedShard, is_compressed
     from shardio.shards.export_files import export_index
     from shardio.shards.exporting import ExportFormat
+    from shardio.shards.folder import group_by_split, is_split, words_of
     from shardio.shards.index import index_location
     from shardio.shards.index_columns import IndexColumns, hash_key, read_columns, read_keys
     from shardio.shards.manifest import (
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         write_manifest,
     )
     from shardio.shards.names import LABEL_FIELD, join_name, split_name
+    from shardio.shards.numbering import find_gaps
     from shardio.shards.open_index import ShardIndex
     from shardio.shards.parts import PartCache
     from shardio.shards.problems import Problem, ProblemKind
@@ -54,11 +56,14 @@ __all__ = [
     "ShardTable",
     "VerifyProgress",
     "export_index",
+    "find_gaps",
     "find_problems",
     "fits_plain_header",
+    "group_by_split",
     "hash_key",
     "index_location",
     "is_compressed",
+    "is_split",
     "join_name",
     "list_names",
     "make_header",
@@ -68,6 +73,7 @@ __all__ = [
     "read_manifest",
     "size_in_tar",
     "split_name",
+    "words_of",
     "write_manifest",
     "write_shard",
 ]
@@ -78,10 +84,12 @@ __getattr__ = import_on_use(
         ".compressed": "CompressedShard is_compressed",
         ".export_files": "export_index",
         ".exporting": "ExportFormat",
+        ".folder": "group_by_split is_split words_of",
         ".index": "index_location",
         ".index_columns": "IndexColumns hash_key read_columns read_keys",
         ".manifest": "MANIFEST_NAME UNFINISHED_NAME Manifest ShardEntry read_manifest write_manifest",
         ".names": "LABEL_FIELD join_name split_name",
+        ".numbering": "find_gaps",
         ".open_index": "ShardIndex",
         ".parts": "PartCache",
         ".problems": "Problem ProblemKind",

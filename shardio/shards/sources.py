@@ -8,12 +8,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from shardio.errors import FormatError
-from shardio.shards.folder import find_tars
+from shardio.shards.folder import find_tars, group_by_split
 from shardio.shards.foreign import find_or_make_index, was_packed
 from shardio.shards.index import INDEX_SUFFIX, IndexHeader, index_location
 from shardio.shards.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, ShardEntry, read_manifest
 from shardio.shards.names import is_added_by_macos
-from shardio.shards.numbering import find_gaps
+from shardio.shards.numbering import find_gaps, make_pattern
 from shardio.shards.shard import Shard
 from shardio.shards.table import ShardTable
 from shardio.shards.tar import BLOCK
@@ -69,13 +69,45 @@ def _find_tars(folder: Location) -> list[Location]:
     tars = find_tars(folder)
     _refuse_unfinished(folder, tars)
     names = [tar.name for tar in tars if not is_added_by_macos(tar.name)]
+    if not names and (inner := _find_inner_datasets(folder)):
+        raise FileNotFoundError(
+            f"the directory {folder} holds neither {MANIFEST_NAME} nor any *.tar, but its folders "
+            f"{', '.join(inner[:MAX_NAMED])} do: pass one of them, such as {folder / inner[0]}"
+        )
     if not names:
         raise FileNotFoundError(
             f"the directory {folder} holds neither {MANIFEST_NAME} nor any *.tar: pack the images first "
             "(shardio pack IMAGES OUT) or, if they are in class folders, read them with ImageFolder"
         )
+    _refuse_splits(folder, names)
     _warn_of_gaps(folder, names)  # Not for a list, which may leave tars out on purpose.
     return tars
+
+
+def _find_inner_datasets(folder: Location) -> list[str]:
+    """Return the names of the folders in a folder that hold a manifest or tars."""
+    inner = [name[:-1] for name in folder.list() if name.endswith("/") and not name.startswith(".")]
+    found = [name for name in inner[:100] if any(_is_shard(each) for each in (folder / name).list())]
+    return sorted(found)
+
+
+def _is_shard(name: str) -> bool:
+    return name == MANIFEST_NAME or (name.lower().endswith(".tar") and not name.startswith("."))
+
+
+def _refuse_splits(folder: Location, names: Sequence[str]) -> None:
+    """Raise FormatError if the tars in a folder are those of several splits, which would become one dataset."""
+    splits = group_by_split(names)
+    if len(splits) > 1:
+        found = "\n".join(
+            f"  {split}: {len(tars)} tars, {f'{tars[0]} to {tars[-1]}' if len(tars) > 1 else tars[0]}"
+            for split, tars in splits.items()
+        )
+        raise FormatError(
+            f"{folder} holds the tars of several splits:\n{found}\nThey would be read as one dataset. Pass the tars to "
+            "read as a list or as a pattern, such as "
+            f"{folder / make_pattern(splits.get('train') or next(iter(splits.values())))}"
+        )
 
 
 def _refuse_folders(tars: Sequence[Location]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +207,34 @@ def test_a_class_folder_of_images_that_are_not_read_says_what_to_do(tmp_path: Pa
             PackError, match=r"holds no images that can be packed \(.*--convert-to .* takes avif, .*gif"
         ):
             pack(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("read", [ImageFolder, lambda root: pack(root, root.parent / "out")])
+def test_a_link_to_a_class_folder_that_is_gone_is_named(tmp_path: Path, read: Callable[[Path], Any]) -> None:
+    """Otherwise, the class would be left out, and the labels of others would change."""
+    write_images(tmp_path / "in")
+    (tmp_path / "in" / "class-0a").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises((FileNotFoundError, PackError), match=r"class-0a is a symbolic link that leads nowhere"):
+        read(tmp_path / "in")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "a.jpg").write_bytes(encode(0))
+    assert list(read(tmp_path / "in").classes) == ["class-0", "class-0a", "class-1", "class-2"]
+
+
+@pytest.mark.parametrize("read", [ImageFolder, lambda root: pack(root, root.parent / "out")])
+def test_classes_whose_names_look_the_same_are_refused(tmp_path: Path, read: Callable[[Path], Any]) -> None:
+    for form in ("NFC", "NFD"):
+        folder = tmp_path / "in" / unicodedata.normalize(form, "caf\N{LATIN SMALL LETTER E WITH ACUTE}")
+        folder.mkdir(parents=True)
+        (folder / f"{form}.jpg").write_bytes(encode(0))
+    with pytest.raises((ValueError, PackError), match=r"two classes that look the same, 'cafe\\u0301' and 'caf\\xe9'"):
+        read(tmp_path / "in")
+
+
+def test_splits_as_classes_give_a_warning(tmp_path: Path) -> None:
+    for name in ("train/cat/a.jpg", "val/cat/b.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(encode(0))
+    with pytest.warns(RuntimeWarning, match=f"classes train, val look like the splits .* such as {tmp_path}/train"):
+        ImageFolder(tmp_path)
+    assert ImageFolder(tmp_path / "train").classes == ["cat"]

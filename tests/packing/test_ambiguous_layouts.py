@@ -44,6 +44,32 @@ AMBIGUOUS = {
     "kaggle": (folders("training_set/cats", "test_set/cats"), "training_set/ and test_set/"),
     "two-domains": (folders("trainA", "trainB", "testA", "testB"), "trainA/, trainB/, testA/ and testB/"),
     "train-alone": (folders("train/cat", "train/dog"), "train/"),
+    "cityscapes": (
+        [
+            f"{top}/{split}/{city}/{city}_{number}_{top}{end}"
+            for split, city in (("train", "aachen"), ("train", "ulm"), ("val", "bonn"))
+            for number in range(2)
+            for top, end in (
+                ("leftImg8bit", ".png"),
+                ("gtFine", "_labelIds.png"),
+                ("gtFine", "_color.png"),
+                ("gtFine", "_polygons.json"),
+            )
+        ],
+        "leftImg8bit/ and gtFine/",
+    ),
+    "mmsegmentation": (
+        ["img_dir/train/a.jpg", "img_dir/val/b.jpg", "ann_dir/train/a.png", "ann_dir/val/b.png"],
+        "img_dir/ and ann_dir/",
+    ),
+    "nnu-net": (["imagesTr/a.png", "imagesTr/b.png", "labelsTr/a.png", "labelsTr/b.png"], "imagesTr/ and labelsTr/"),
+    "oxford-pets": (
+        [*folders("images"), *folders("annotations/trimaps", suffix="png"), "annotations/list.txt"],
+        "images/ and annotations/",
+    ),
+    "suffixes": (["images/a.jpg", "images/b.jpg", "masks/a_mask.png", "masks/b_mask.png"], "images/ and masks/"),
+    "coco-in-one-file": ([*folders("images"), "annotations/instances.json"], "holds images only in images/"),
+    "celeba": ([*folders("img_align_celeba"), "list_attr_celeba.txt"], "holds images only in img_align_celeba/"),
     "one-level-too-high": (folders("photos/cat", "photos/dog"), "holds only the folder photos/"),
 }
 
@@ -86,7 +112,7 @@ def test_a_source_that_looks_like_another_layout_is_refused_and_the_commands_in_
 
 def test_layout_classes_makes_each_folder_a_class(tmp_path: Path) -> None:
     for name, (names, _) in AMBIGUOUS.items():
-        images = [path for path in names if not path.endswith((".txt", ".xml"))]
+        images = [path for path in names if not path.endswith((".json", ".txt", ".xml"))]
         write(tmp_path / name, images)
         manifest = shardio.pack(tmp_path / name, tmp_path / "out" / name, layout="classes", source_split="all")
         assert manifest.classes == tuple(sorted({path.split("/")[0] for path in images}))
@@ -196,6 +222,18 @@ def read(out: Path) -> dict[str, list[str]]:
 PAIRS: dict[str, tuple[list[str], dict[str, list[str]]]] = {
     "folders": (["images/a.jpg", "images/b.jpg", "masks/a.png", "masks/b.png"], {"a": ["jpg", "masks.png"]}),
     "two companions": (["images/a.jpg", "Masks/a.png", "labels/a.txt"], {"a": ["jpg", "labels.txt", "masks.png"]}),
+    "names of folders": (
+        [*("images/a_image.jpg", "images/b_image.jpg"), *("masks/a_mask.png", "masks/b_mask.png")],
+        {"a": ["jpg", "masks.png"], "b": ["jpg", "masks.png"]},
+    ),
+    "exact names": (
+        ["images/a.jpg", "images/a_mask.jpg", "masks/a.png", "masks/a_mask.png"],
+        {"a": ["jpg", "masks.png"], "a_mask": ["jpg", "masks.png"]},
+    ),
+    "folders in folders": (
+        ["images/a.jpg", "images/x/b.jpg", "annotations/masks/a.png", "annotations/masks/x/b.png"],
+        {"a": ["annotations.masks.png", "jpg"], "x/b": ["annotations.masks.png", "jpg"]},
+    ),
     "nested folders": (["images/x/a.jpg", "masks/x/a.png", "images/x/a.json"], {"x/a": ["jpg", "json", "masks.png"]}),
     "dots": (["a.jpg", "a.mask.png", "b.jpg", "b.mask.png"], {"a": ["jpg", "mask.png"]}),
     "dots in classes": (["c/a.jpg", "c/a.mask.png", "c/a.JSON"], {"c/a": ["cls", "jpg", "json", "mask.png"]}),
@@ -219,7 +257,7 @@ def test_pairs_become_fields_of_one_sample(tmp_path: Path, names: list[str], som
     )
 
 
-@pytest.mark.parametrize("mask", ["bridge.png", "bridge_mask.png"])
+@pytest.mark.parametrize("mask", ["bridge.png", "bridge_mask.png", "bridge_other.png"])
 def test_incomplete_or_differently_named_masks_are_recognised(tmp_path: Path, mask: str) -> None:
     """They cannot be packed as pairs, and the next error says why."""
     write(tmp_path / "in", [*folders("img"), f"mask/{mask}"])
@@ -236,7 +274,7 @@ INCOMPLETE = {
     ),
     "a mask is missing, dots": (["a.jpg", "a.mask.png", "b.jpg"], "in/b.jpg has no 'mask' file, but 1 of 2"),
     "different names": (
-        ["images/a.jpg", "masks/a_mask.png"],
+        ["images/a.jpg", "masks/a_other.png"],
         "holds no pairs: the files of a sample must have matching names",
     ),
     "no pairs": (["c/a.jpg", "d/a.jpg"], "or a.jpg and a.mask.png"),
@@ -309,3 +347,20 @@ def test_urls_of_sources_are_refused(
 def test_an_unknown_choice_is_refused(tmp_path: Path, option: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"{option} must be one of .*, got '{value}'"):
         shardio.pack(tmp_path, tmp_path / "out", **{option: value})  # type: ignore[arg-type]  # that is the test
+
+
+def test_cityscapes_becomes_samples_with_the_bytes_of_all_files(tmp_path: Path) -> None:
+    names, _ = AMBIGUOUS["cityscapes"]
+    write(tmp_path / "in", names)
+    shardio.pack(tmp_path / "in", tmp_path / "out", layout="pairs", source_split="train")
+    samples = dict(read_with_webdataset(tmp_path / "out" / "shard-000000.tar"))
+    assert set(samples) == {f"train/{city}/{city}_{number}" for city in ("aachen", "ulm") for number in range(2)}
+    for key, fields in samples.items():
+        image, *others = (f"{top}/{key}_{top}" for top in ("leftImg8bit", "gtFine"))
+        assert {field: content for field, content in fields.items() if not field.startswith("__")} == {
+            "png": (tmp_path / "in" / f"{image}.png").read_bytes(),
+            **{
+                f"gtfine_{kind.lower()}": (tmp_path / "in" / f"{others[0]}_{kind}").read_bytes()
+                for kind in ("color.png", "labelIds.png", "polygons.json")
+            },
+        }

@@ -198,7 +198,7 @@ def test_bad_files_of_labels_are_refused_and_nothing_is_written(
 
 def test_other_mistakes_are_refused(source: Path, tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text(ALL)
-    with pytest.raises(PackError, match=r"labels\.txt is not a file of labels: pass a \.csv, \.jsonl, \.parquet file"):
+    with pytest.raises(PackError, match=r"labels\.txt is not a file of labels: pass a \.csv, \.tsv, \.jsonl, \.parq"):
         shardio.pack(source, tmp_path / "out", labels=tmp_path / "labels.txt")
     with pytest.raises(PackError, match=r"--key-column \(key_column\) does not apply to .*: omit it"):
         shardio.pack(source, tmp_path / "out", key_column="key")
@@ -211,3 +211,39 @@ def test_other_mistakes_are_refused(source: Path, tmp_path: Path) -> None:
     (source / "x" / "a.cls").write_text("3")
     with pytest.raises(PackError, match=r"x/a\.cls is a label, but .*labels\.csv already defines one: remove the file"):
         shardio.pack(source, tmp_path / "out", labels=tmp_path / "labels.csv")
+
+
+def test_images_that_a_column_assigns_to_several_splits_are_not_merged_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(4):
+        (tmp_path / "in" / f"{number}.jpg").write_bytes(encode(number))
+    rows = [{"file": f"{n}.jpg", "label": n, "split": ("train", "test")[n % 2]} for n in range(8)]
+    write_csv(tmp_path / "t.csv", rows)
+    columns: dict[str, Any] = {"key_column": "file", "label_column": "label"}
+    with pytest.raises(PackError, match=r"column 'split' of .*t\.csv .* of the splits test, train, but .* one dataset"):
+        shardio.pack(tmp_path / "in", tmp_path / "out", labels=tmp_path / "t.csv", **columns)
+    manifest = shardio.pack(tmp_path / "in", tmp_path / "all", labels=tmp_path / "t.csv", source_split="all", **columns)
+    assert manifest.num_samples == 4
+    for number in (1, 3):
+        (tmp_path / "in" / f"{number}.jpg").unlink()
+    assert shardio.pack(tmp_path / "in", tmp_path / "out", labels=tmp_path / "t.csv", **columns).num_samples == 2
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_tables_of_spreadsheets_are_read(
+    source: Path, tmp_path: Path, encoding: str, name: str, delimiter: str
+) -> None:
+    rows = [("key", "label"), *((key, f"ä, b; c\t{key[-1]}") for key in ("x/a", "x/b", "y/c", "y/z/d"))]
+    with (tmp_path / name).open("w", newline="", encoding=encoding) as file:
+        csv.writer(file, delimiter=delimiter).writerows(rows)
+    manifest = shardio.pack(source, tmp_path / "out", labels=tmp_path / name)
+    assert manifest.classes == tuple(label for _, label in rows[1:])
+    assert labels_of(tmp_path / "out") == {key: b"%d" % number for number, (key, _) in enumerate(rows[1:])}
+
+
+def test_a_table_in_another_encoding_says_what_to_do(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("key,label\nx/a,ä\n", encoding="cp1252")
+    with pytest.raises(PackError, match=r"it is not in UTF-8 \(.*byte 0xe4.*\): save it in UTF-8"):
+        shardio.pack(source, tmp_path / "out", labels=tmp_path / "t.csv")

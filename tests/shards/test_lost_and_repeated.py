@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import shardio
 from shardio.errors import FormatError
 from shardio.reading import SampleReader
 from shardio.shards import Manifest, open_table, write_manifest
 from shardio.storage import parse_location
+from tests.sources import encode
 from tests.tars import write_tar
 
 
@@ -37,7 +39,7 @@ def test_gaps_in_the_numbers_of_tars_are_named_once(tars: Path) -> None:
         ["x-08", "x-9", "x-10"],
         ["photo-1234", "photo-99887", "photo-777"],
         ["2024-01-30", "2024-02-02", "2024-02-05"],
-        ["train-0", "train-1", "val-0", "val-1"],
+        ["cats-0", "cats-1", "dogs-0", "dogs-1"],
         ["x-00000-of-00003", "x-00001-of-00003", "x-00002-of-00003"],
     ],
 )
@@ -136,3 +138,27 @@ def test_compressed_tars_are_not_silently_left_out(tars: Path, name: str, is_amo
     with pytest.raises(FormatError, match=rf"holds {re.escape(name)}, a compressed tar.*: decompress them"):
         open_table(folder)
     assert len(open_table(sorted(tars.glob("*.tar"))).tars) == 4
+
+
+def test_the_tars_of_several_splits_are_not_read_as_one_dataset(tmp_path: Path) -> None:
+    """Neither by a dataset nor by a command; the pattern in the error reads one split."""
+    for split, count in (("train", 3), ("val", 1)):
+        for number in range(count):
+            (tmp_path / "tars").mkdir(exist_ok=True)
+            write_tar(tmp_path / "tars" / f"x-{split}-{number:03d}.tar", [(f"{split}{number}.jpg", encode(number))])
+    with pytest.raises(FormatError, match=r"train: 3 tars, x-train-000.tar to x-train-002.tar\n  val: 1") as caught:
+        open_table(tmp_path / "tars")
+    pattern = str(caught.value).split()[-1]
+    assert pattern == str(tmp_path / "tars" / "x-train-{000..002}.tar")
+    assert [key for (key,) in shardio.ShardDataset(pattern, fields=("key",))] == ["train0", "train1", "train2"]
+    tars = sorted((tmp_path / "tars").glob("*.tar"))
+    assert len(open_table(tars).tars) == 4
+    with pytest.raises(FormatError, match="several splits"):
+        shardio.open(tmp_path / "tars")
+
+
+def test_names_that_say_how_many_files_there_are_have_gaps_at_the_end(tmp_path: Path) -> None:
+    for number in range(3):
+        write_tar(tmp_path / f"x-{number:05d}-of-00005.tar", [(f"{number}.jpg", encode(number))])
+    with pytest.warns(RuntimeWarning, match=r"2 missing \(x-00003-of-00005\.tar, x-00004-of-00005\.tar\)"):
+        open_table(tmp_path)

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from shardio.errors import PackError
 from shardio.packing.sources import hugging_face, litdata_chunks, lmdb_entries, mds, path_tables, tars
 from shardio.packing.sources.directory import find_main_file, scan_directory
+from shardio.packing.sources.files import SHOWN
+from shardio.packing.sources.layouts import quote
 from shardio.packing.sources.records import RecordScan, scan_records
 from shardio.packing.sources.source import Evidence, SourceKind, SourceOptions, SourceScan
 from shardio.storage import Location
@@ -22,15 +24,20 @@ class _Adapter(NamedTuple):
     scan: Callable[[Path, SourceOptions], RecordScan | SourceScan]
     has_columns: bool = True
     has_fields: bool = False
+    has_splits: bool = False
 
 
 _ADAPTERS: Mapping[SourceKind, _Adapter] = {
-    "saved": _Adapter("a saved dataset", hugging_face.find_saved_dataset, hugging_face.scan_saved_dataset),
-    "table": _Adapter("a table of paths", path_tables.find_path_table, path_tables.scan_path_table),
-    "parquet": _Adapter("Parquet files with contents", hugging_face.find_parquet, hugging_face.scan_parquet),
+    "saved": _Adapter(
+        "a saved dataset", hugging_face.find_saved_dataset, hugging_face.scan_saved_dataset, has_splits=True
+    ),
+    "table": _Adapter("a table of paths", path_tables.find_path_table, path_tables.scan_path_table, has_splits=True),
+    "parquet": _Adapter(
+        "Parquet files with contents", hugging_face.find_parquet, hugging_face.scan_parquet, has_splits=True
+    ),
     "mds": _Adapter("MDS shards", mds.find_mds, mds.scan_mds),
     "litdata": _Adapter("LitData chunks", litdata_chunks.find_litdata, litdata_chunks.scan_litdata),
-    "tars": _Adapter("tars", tars.find_tars, tars.scan_tars, has_columns=False),
+    "tars": _Adapter("tars", tars.find_tars, tars.scan_tars, has_columns=False, has_splits=True),
     "lmdb": _Adapter(
         "an LMDB environment", lmdb_entries.find_lmdb, lmdb_entries.scan_lmdb, has_columns=False, has_fields=True
     ),
@@ -53,9 +60,26 @@ def scan_source(src: Path, dst: Location, options: SourceOptions) -> SourceScan:
     if (option := _find_other_option(kind, options)) is not None:
         raise PackError(f"{option} does not apply to {src}: omit it")
     if kind == "files":
+        if src.is_dir() and find_main_file(src, options) is None:
+            _refuse_outer_folder(src, dst)
         return scan_directory(src, dst, options)
     found = _ADAPTERS[kind].scan(src, options)
     return found if isinstance(found, SourceScan) else scan_records(found, options)
+
+
+def _refuse_outer_folder(src: Path, dst: Location) -> None:
+    """Raise PackError, with the right commands, if folders of a source without samples are sources themselves."""
+    lines = [
+        f"  shardio pack {quote(folder)} {quote(dst / folder.name)}"
+        for folder in sorted(src.iterdir())
+        if folder.is_dir()
+        and any((found := adapter.find(folder)) and found.holds_samples for adapter in _ADAPTERS.values())
+    ]
+    if lines:
+        more = [f"  (and {len(lines) - SHOWN} more)"] if len(lines) > SHOWN else []
+        raise PackError(
+            "\n".join([f"{src} holds no samples itself, but in its folders. Pack each one:", *lines[:SHOWN], *more])
+        )
 
 
 def _choose_kind(src: Path, options: SourceOptions) -> SourceKind:
@@ -92,7 +116,7 @@ def _find_other_option(kind: SourceKind, options: SourceOptions) -> str | None:
         return "--prefix-keys (prefix_keys)"
     if adapter is not None and options.layout != "auto":
         return "--layout (layout)"
-    if adapter is not None and options.source_split is not None:
+    if adapter is not None and not adapter.has_splits and options.source_split is not None:
         return "--source-split (source_split)"
     if adapter is not None and not adapter.has_fields and options.fields is not None:
         return "--fields (fields)"

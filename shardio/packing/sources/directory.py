@@ -24,6 +24,7 @@ from shardio.packing.sources.layouts import (
     refuse_splits_as_classes,
     select_split,
 )
+from shardio.packing.sources.pairing import split_suffix
 from shardio.packing.sources.source import SourceOptions, SourceScan
 from shardio.shards import LABEL_FIELD, MAX_MEMBER, TOO_LARGE
 from shardio.storage import FolderFiles, Location, read_as_utf8, walk_folders
@@ -63,6 +64,7 @@ def scan_directory(src: Path, dst: Location, options: SourceOptions) -> SourceSc
     with _reading(src):
         main = options.main_fields
         folders = select_split(src, list(walk_folders(src)), main, options.source_split)
+        _refuse_lost_folders(src, folders)
         if layout == "auto" and labels is None:
             refuse_ambiguous_layouts(src, dst, folders, main, rename_dots=rename_dots)
         images = find_images_folder(folders) if layout == "pairs" else None
@@ -93,6 +95,17 @@ def _reading(src: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise PackError(f"{error.filename or src} cannot be read: {error.strerror or error}") from error
+
+
+def _refuse_lost_folders(src: Path, folders: Sequence[FolderFiles]) -> None:
+    """Raise PackError for a broken link that may lead to a folder of samples."""
+    for folder in folders:
+        for number in np.flatnonzero(folder.sizes < 0).tolist():
+            if not split_suffix(name := folder.names[number])[1]:
+                raise PackError(
+                    f"{src / folder.path / name} is a symbolic link that leads nowhere. If it is a folder of "
+                    "samples, they would be left out: correct or remove the link"
+                )
 
 
 def _refuse_splits(

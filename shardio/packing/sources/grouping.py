@@ -15,7 +15,8 @@ from shardio.errors import PackError
 from shardio.images import IMAGE_FORMATS
 from shardio.packing.sources.file_table import FileName, FileTable
 from shardio.packing.sources.files import SHOWN
-from shardio.packing.sources.layouts import Layout, find_main_stems, split_suffix
+from shardio.packing.sources.layouts import Layout, find_main_stems
+from shardio.packing.sources.pairing import Pairing, split_suffix
 from shardio.packing.sources.source import SourceOptions
 from shardio.shards import join_name, split_name
 from shardio.storage import FolderFiles, read_as_utf8
@@ -107,18 +108,12 @@ class _Grouping:
 
     def add_pairs(self, folders: Sequence[FolderFiles], images: str) -> None:
         """Add samples whose files are in the folder of images and in parallel folders."""
-        groups = defaultdict[str, list[_File]](list)
+        groups, pairing = defaultdict[str, list[_File]](list), Pairing(folders, images, self._main)
         for folder in folders:
-            top, _, inner = folder.path.partition("/")
-            inner = f"{inner}/" if inner else ""
             for name, size, mtime_ns in _entries(folder):
-                stem, suffix = split_suffix(name)
-                field = suffix[1:].lower()
-                if top and field:
-                    field = field if top == images else f"{top.lower()}.{field}"
-                    groups[inner + stem].append((FileName(field, f"{top}/", suffix), size, mtime_ns))
-                elif field:
-                    groups[stem].append((FileName(field, "", suffix), size, mtime_ns))
+                stem, file_name = pairing.match(folder.path, name)
+                if file_name.field:
+                    groups[stem].append((file_name, size, mtime_ns))
                 else:
                     self.ignored.append(f"{folder.path}/{name}" if folder.path else name)
         for stem, files in groups.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,14 +16,18 @@ from shardio.errors import PackError
 from shardio.packing.sources.columns import Columns, choose_columns, name_field
 from shardio.packing.sources.files import SourceFile, stat_file
 from shardio.packing.sources.json_fields import dump_json
-from shardio.packing.sources.layouts import refuse_splits_in_names
 from shardio.packing.sources.records import RecordScan
 from shardio.packing.sources.source import Evidence, SourceOptions
+from shardio.packing.sources.splits import SplitColumn, select_files, split_of
 from shardio.packing.sources.table_rows import holds_contents
+from shardio.shards import find_gaps
 from shardio.storage import parse_location
 
 _BATCH = 10_000
 """The number of rows that the scan reads at a time."""
+
+_SMALL_TYPES = {"string", "large_string", "bool", "int8", "uint8", "int16", "int32", "int64", "float32", "float64"}
+"""The types of columns that may name splits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +88,8 @@ def scan_saved_dataset(src: Path, options: SourceOptions) -> RecordScan:
     """
     if (src / "dataset_dict.json").is_file():
         names = sorted(path.parent.name for path in src.glob("*/state.json"))
+        if options.source_split in names:
+            return scan_saved_dataset(src / options.source_split, replace(options, source_split=None))
         raise PackError(
             f"{src} holds the splits {', '.join(names)}: pack each one, such as {src / names[0] if names else src}"
         )
@@ -110,8 +117,16 @@ def scan_parquet(src: Path, options: SourceOptions) -> RecordScan:
         paths = sorted(path for path in src.parent.glob(src.name) if path.suffix.lower() == ".parquet")
     if not paths or not paths[0].exists():
         raise PackError(f"the source {src} does not exist: pass a Parquet file, a pattern of files, or a directory")
-    refuse_splits_in_names(src, paths)
-    return replace(_scan("parquet", src, paths, options), ignored=others)
+    selected = select_files(src, paths, options.source_split, may_be_column=True)
+    if missing := find_gaps([path.name for path in selected]) if len(paths) > 1 or src.is_dir() else ():
+        warnings.warn(
+            f"{src} lacks {len(missing)} Parquet files, such as {missing[0]}, as the names of the others say: check "
+            "whether a download is unfinished, or two versions are mixed",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    found = _scan("parquet", src, selected, options, has_selected_files=len(selected) < len(paths))
+    return replace(found, ignored=others)
 
 
 def _find_in_folder(src: Path) -> tuple[list[Path], list[Path]]:
@@ -126,7 +141,14 @@ def _find_in_folder(src: Path) -> tuple[list[Path], list[Path]]:
     return [], others
 
 
-def _scan(kind: Literal["parquet", "saved"], src: Path, paths: Sequence[Path], options: SourceOptions) -> RecordScan:
+def _scan(
+    kind: Literal["parquet", "saved"],
+    src: Path,
+    paths: Sequence[Path],
+    options: SourceOptions,
+    *,
+    has_selected_files: bool = False,
+) -> RecordScan:
     files = tuple(stat_file(str(path)) for path in paths)
     dataset = _load(kind, src, files)
     features: Mapping[str, Any] = dataset.features
@@ -151,7 +173,22 @@ def _scan(kind: Literal["parquet", "saved"], src: Path, paths: Sequence[Path], o
         keys=keys if columns.key is not None else None,  # type: ignore[arg-type]
         labels=labels if columns.label is not None else None,
         classes=tuple(getattr(features.get(columns.label or ""), "names", None) or ()),
+        is_selected=_select_rows(src, dataset, columns, options, has_selected_files=has_selected_files),
     )
+
+
+def _select_rows(
+    src: Path, dataset: Any, columns: Columns, options: SourceOptions, *, has_selected_files: bool
+) -> NDArray[np.bool_] | None:
+    """Return which rows are of the chosen split, bool [n]; None for all."""
+    small = [name for name in columns.others if getattr(dataset.features[name], "dtype", "") in _SMALL_TYPES]
+    first = dataset.select_columns(small)[:1] if small else {}
+    candidates = [name for name, values in first.items() if all(split_of(name, value) is not None for value in values)]
+    split, selected = SplitColumn(src, options.source_split, ()), list[bool]()
+    for batch in dataset.select_columns(candidates).with_format("arrow").iter(batch_size=_BATCH) if candidates else ():
+        selected += map(split.selects, batch.to_pylist())
+    split.check(has_selected_files=has_selected_files)
+    return None if all(selected) else np.array(selected)
 
 
 def _load(kind: Literal["parquet", "saved"], src: Path, files: Sequence[SourceFile]) -> Any:

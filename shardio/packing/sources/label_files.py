@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -17,6 +17,7 @@ from shardio.classes import number_classes
 from shardio.errors import PackError
 from shardio.packing.sources.files import SHOWN
 from shardio.packing.sources.keys import without_image_suffix
+from shardio.packing.sources.splits import SplitColumn
 from shardio.packing.sources.table_rows import TABLE_SUFFIXES, read_rows
 
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*|\.[0-9]+[eE][+-]?[0-9]+)?")
@@ -33,11 +34,13 @@ class LabelFile:
             has two columns: it is the first one.
         label_column: The column with labels: class names, or integers. None if the file has two columns: it is the
             second one.
+        may_mix_splits: Whether the samples may be of several splits, according to a further column.
     """
 
     path: Path
     key_column: str | None = None
     label_column: str | None = None
+    may_mix_splits: bool = False
 
 
 def find_labels(
@@ -58,7 +61,7 @@ def find_labels(
     Raises:
         PackError: If the file cannot be read, a sample has no label or two, or class names and integers are mixed.
     """
-    labels = _read_labels(file, names or {})
+    labels = _read_labels(file, names or {}, frozenset(keys))
     if missing := [key for key in keys if key not in labels]:
         more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
         raise PackError(
@@ -113,12 +116,13 @@ def number_labels(
     return np.fromiter(found, np.int64, len(wanted)), tuple(classes or names)
 
 
-def _read_labels(file: LabelFile, names: Mapping[str, str]) -> dict[str, str | int]:
-    """Return the label of each key in a file: a class name or an integer."""
+def _read_labels(file: LabelFile, names: Mapping[str, str], wanted: Collection[str]) -> dict[str, str | int]:
+    """Return the label of each key in a file: a class name or an integer. Those of wanted keys are of one split."""
     if file.path.suffix.lower() not in TABLE_SUFFIXES:
         raise PackError(f"{file.path} is not a file of labels: pass a {', '.join(TABLE_SUFFIXES)} file")
     labels, rows = dict[str, str | int](), dict[str, int]()
     key_column, label_column = file.key_column, file.label_column
+    split: SplitColumn | None = None
     columns = None if key_column is None or label_column is None else [key_column, label_column]
     try:
         for number, row in enumerate(read_rows(file.path, columns), 1):
@@ -141,10 +145,18 @@ def _read_labels(file: LabelFile, names: Mapping[str, str]) -> dict[str, str | i
                     f"{number}: remove one of them"
                 )
             rows.setdefault(key, number)
+            if key in wanted and not file.may_mix_splits:
+                split = split or SplitColumn(file.path, None, (key_column, label_column))
+                split.selects(row)
     except (OSError, ValueError, csv.Error) as error:
         raise PackError(f"{file.path} cannot be read as a file of labels: {error}") from error
     if not labels:
         raise PackError(f"{file.path} has no rows")
+    if split is not None and (mixture := split.describe_mixture()) is not None:
+        raise PackError(
+            f"{mixture}, but their images would be packed as one dataset. To pack one split, pass the table itself as "
+            "the source, with --source-split. To pack all of them, pass --source-split all (source_split='all')"
+        )
     return labels
 
 

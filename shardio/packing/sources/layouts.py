@@ -12,8 +12,11 @@ from typing import Literal
 import numpy as np
 
 from shardio.errors import PackError
-from shardio.packing.sources.file_table import FileTable
+from shardio.packing.sources.file_table import FileName, FileTable
 from shardio.packing.sources.files import SHOWN
+from shardio.packing.sources.pairing import Pairing, split_suffix
+from shardio.packing.sources.splits import ALL_SPLITS
+from shardio.shards import is_split, words_of
 from shardio.storage import FolderFiles, Location, find_url
 
 Layout = Literal["auto", "classes", "flat", "pairs"]
@@ -22,20 +25,16 @@ Layout = Literal["auto", "classes", "flat", "pairs"]
 OnIncomplete = Literal["raise", "skip", "keep"]
 """What to do with a sample that lacks a file that others have, in the layout ``pairs``."""
 
-ALL_SPLITS = "all"
-"""The choice of a split that packs all splits as one dataset."""
-
 OR_CONFIRM = "If the folders are classes, pass --layout classes (layout='classes')"
 
 # Words in the names of folders, in lower case.
-SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval", "evaluation", "holdout"}
-WITH_SPLITS = {"set", "data", "images", "img", "split", "a", "b"}
-_SPLIT = re.compile(rf"(?<![a-z])({'|'.join(sorted(SPLITS))})(?![a-z])", re.IGNORECASE)
 IMAGES = re.compile(r"images?|imgs?|jpegimages|photos?|pictures?|rgb|inputs?")
 COMPANIONS = re.compile(
     r"masks?|labels?|annotations?|captions?|segmentation(s|class|object)?|seg|semantic|gt|groundtruth|truth|targets?"
-    r"|depths?|b?box(es)?"
+    r"|depths?|b?box(es)?|anno?s?|trimaps?|mattes?|disparity"
 )
+_NOISE = {"bit", "coarse", "dir", "fine", "folder", "left", "right", "tr", "ts"}
+"""Words that may follow or precede these: img_dir, leftImg8bit, gtFine, imagesTr."""
 
 COPIES = {"s3": "aws s3 sync {} {}", "gs": "gcloud storage rsync --recursive {} {}"}
 """The command that copies a directory from a URL, by the URL's scheme."""
@@ -88,7 +87,7 @@ def find_splits(folders: Sequence[FolderFiles], main: Collection[str]) -> tuple[
             for depth, name in enumerate(parts):
                 children["/".join(parts[:depth])].add(name)
     for parent in sorted(children):
-        splits = [name for name in children[parent] if _is_split(name)]
+        splits = [name for name in children[parent] if is_split(name)]
         if len(splits) > 1:
             return parent, sorted(splits, key=_training_first)
     return "", []
@@ -107,7 +106,7 @@ def refuse_splits_as_classes(
         pairs: Whether the layout is ``pairs``.
     """
     tops = {_top(folder) for folder in folders if folder.path and _has_main(folder, main)}
-    splits = {name for name in tops if _is_split(name)}
+    splits = {name for name in tops if is_split(name)}
     if not splits or (len(splits) == 1 and splits != tops):  # One among other folders may be a class: a train.
         return
     names = sorted(tops, key=_training_first)
@@ -121,19 +120,6 @@ def refuse_splits_as_classes(
         + "\n".join(lines)
         + ("" if pairs else f"\n{OR_CONFIRM}")
     )
-
-
-def refuse_splits_in_names(src: Path, paths: Sequence[Path]) -> None:
-    """Raise PackError if the names of a directory's files are those of several splits, such as train-0.tar."""
-    splits = dict[str, str]()
-    for path in paths:
-        if (found := _SPLIT.search(path.name)) is not None:
-            splits[found[0].lower()] = f"{path.parent / path.name[: found.end()]}*{path.suffix}"
-    if len(splits) > 1:
-        raise PackError(
-            f"{src} holds files of the splits {', '.join(sorted(splits))}: pack each one by a pattern, such as "
-            f"'{splits[max(splits)]}'"
-        )
 
 
 def refuse_merged_splits(
@@ -182,16 +168,10 @@ def refuse_ambiguous_layouts(
         rename_dots: Whether dots in stems become underscores.
     """
     refuse_splits_as_classes(src, dst, folders, main)
-    _refuse_parallel_folders(src, dst, folders)
+    _refuse_parallel_folders(src, dst, folders, main)
     _refuse_one_folder_of_folders(src, dst, folders, main)
     if rename_dots:
         _refuse_companions(src, dst, folders, main)
-
-
-def split_suffix(name: str) -> tuple[str, str]:
-    """Split a file's name before its last dot. Like a path's suffix, it is empty if the name ends with the dot."""
-    stem, dot, suffix = name.rpartition(".")
-    return (stem, dot + suffix) if stem and suffix else (name, "")
 
 
 def is_main(name: str, main: Collection[str]) -> bool:
@@ -206,7 +186,7 @@ def find_images_folder(folders: Sequence[FolderFiles]) -> str | None:
         PackError: If several folders are named like a folder of images.
     """
     names = sorted({_top(folder) for folder in folders if folder.path and folder.names})
-    found = [name for name in names if IMAGES.fullmatch(_last_word(name))]
+    found = [name for name in names if _is_named(IMAGES, name)]
     if len(names) < 2 or not found:
         return None
     if len(found) > 1:
@@ -276,8 +256,8 @@ def check_pairs(
                 "only samples that have all files, pass --on-incomplete skip (on_incomplete='skip'). To pack all "
                 "samples, each with the files that it has, pass --on-incomplete keep"
             )
-    fields = {field for field in samples.fields if "." in field}
-    orphans = [path for path in ignored if _is_companion(PurePosixPath(path), images, fields, main)]
+    names = {name for kind in samples.kinds for name in kind if "." in name.field}
+    orphans = [path for path in ignored if _is_companion(PurePosixPath(path), images, names, main)]
     if orphans:
         more = [f"and {len(orphans) - SHOWN} more"] if len(orphans) > SHOWN else []
         one, several = "1 file belongs to an image that is", f"{len(orphans)} files belong to images that are"
@@ -299,35 +279,41 @@ _TOOL_FILES = frozenset(("classes.txt", "notes.json"))
 """Files that annotation tools write into the folder of labels: YOLO's class names, Label Studio's description."""
 
 
-def _is_companion(file: PurePosixPath, images: str | None, fields: Collection[str], main: Collection[str]) -> bool:
+def _is_companion(file: PurePosixPath, images: str | None, names: Collection[FileName], main: Collection[str]) -> bool:
     """Return whether a file looks like a companion without its image: samples have its field, or its kind of image."""
     if file.name in _TOOL_FILES:
         return False
     if images is not None:
-        field = f"{file.parts[0].lower()}.{file.suffix[1:].lower()}" if len(file.parts) > 1 else ""
-    else:
-        field = file.name.partition(".")[2].lower()
+        path, suffix = str(file), file.suffix[1:].lower()
+        return any(
+            path.startswith(name.prefix) and (path.endswith(name.suffix) or suffix in main)
+            for name in names
+            if name.prefix
+        )
+    field = file.name.partition(".")[2].lower()
     kind, _, suffix = field.rpartition(".")
+    fields = {name.field for name in names}
     return field in fields or (suffix in main and any(kind == other.rpartition(".")[0] for other in fields))
 
 
-def _refuse_parallel_folders(src: Path, dst: Location, folders: Sequence[FolderFiles]) -> None:
+def _refuse_parallel_folders(src: Path, dst: Location, folders: Sequence[FolderFiles], main: Collection[str]) -> None:
     tops = list(dict.fromkeys(_top(folder) for folder in folders if folder.path and folder.names))
-    images = [name for name in tops if IMAGES.fullmatch(_last_word(name))]
-    companions = [name for name in tops if COMPANIONS.fullmatch(_last_word(name))]
-    if not images or not companions:
-        return
-    stems = defaultdict[str, set[str]](set)
+    images = [name for name in tops if _is_named(IMAGES, name)]
+    companions = [name for name in tops if _is_named(COMPANIONS, name)]
+    with_images = {_top(folder) for folder in folders if _has_main(folder, main)}
+    others = defaultdict[str, set[str]](set)
     for folder in folders:
         top, _, inner = folder.path.partition("/")
-        if top:
-            stems[top].update(f"{inner}/{split_suffix(name)[0]}" for name in folder.names)
-    others = [stems[name] for name in tops if name not in (*images, *companions)]
+        if top and top not in (*images, *companions):
+            others[top].update(f"{inner}/{split_suffix(name)[0]}".lstrip("/") for name in folder.names)
     for image in images:
+        pairing = Pairing(folders, image, main)
         for companion in companions:
-            shared = stems[image] & stems[companion]
-            is_pair = 2 * len(shared) >= len(stems[companion]) and not _are_common_numbers(shared, others)
-            if is_pair or not others:
+            of_companion = [folder for folder in folders if _top(folder) == companion]
+            stems = {pairing.match(folder.path, name)[0] for folder in of_companion for name in folder.names}
+            shared = pairing.stems & stems
+            is_pair = 2 * len(shared) >= len(stems) and not _are_common_numbers(shared, [*others.values()])
+            if is_pair or (not others and companion in with_images):
                 raise PackError(
                     f"{src} holds {_join([image, companion])}: these look like two files for each sample, not two "
                     "classes. To make each pair of files with the same name one sample, run:\n"
@@ -335,7 +321,7 @@ def _refuse_parallel_folders(src: Path, dst: Location, folders: Sequence[FolderF
                 )
 
 
-def _are_common_numbers(stems: set[str], others: Sequence[set[str]]) -> bool:
+def _are_common_numbers(stems: frozenset[str], others: Sequence[set[str]]) -> bool:
     """Return whether stems differ only in numbers and most other folders also have them. They do not indicate pairs."""
     num_with_same = sum(2 * len(stems & other) >= min(len(stems), len(other)) for other in others)
     return len({re.sub(r"[0-9]+", "", stem) for stem in stems}) == 1 and 2 * num_with_same > len(others)
@@ -346,6 +332,12 @@ def _refuse_one_folder_of_folders(
 ) -> None:
     paths = [folder.path for folder in folders if _has_main(folder, main)]
     tops, seconds = {path.split("/")[0] for path in paths}, {path.split("/")[1] for path in paths if "/" in path}
+    if len(tops) == 1 and any(IMAGES.fullmatch(word) for word in words_of(*tops)) and len(seconds) < 2:
+        inner = src / tops.pop()
+        raise PackError(
+            f"{src} holds images only in {inner.name}/, which does not look like a class: all images would get label "
+            f"0. Pack the inner folder:\n  shardio pack {quote(inner)} {quote(dst)}\n{OR_CONFIRM}"
+        )
     if len(tops) == 1 and all("/" in path for path in paths) and len(seconds) > 1:
         inner = src / tops.pop()
         raise PackError(
@@ -391,17 +383,14 @@ def _has_main(folder: FolderFiles, main: Collection[str]) -> bool:
     return any(is_main(name, main) for name in folder.names)
 
 
-def _words(name: str) -> list[str]:
-    return re.findall(r"[a-z]+", name.lower())
+def _is_named(pattern: re.Pattern[str], name: str) -> bool:
+    """Return whether a folder is named like a folder of images or of companions."""
+    words = [word for word in words_of(name) if word not in _NOISE]
+    return any(pattern.fullmatch(word) is not None for word in (_last_word(name), *words[-1:]))
 
 
 def _last_word(name: str) -> str:
-    return next(reversed(_words(name)), "")
-
-
-def _is_split(name: str) -> bool:
-    words = set(_words(re.sub("(?<=[a-z])(?=[A-Z])", " ", name)))  # trainA and trainB are of two domains.
-    return bool(words & SPLITS) and words <= SPLITS | WITH_SPLITS
+    return next(reversed(words_of(name.lower())), "")
 
 
 def _join(names: Sequence[str]) -> str:

@@ -21,10 +21,11 @@ from shardio.packing.sources.files import SHOWN, stat_file
 from shardio.packing.sources.json_fields import dump_json
 from shardio.packing.sources.keys import make_keys, separate_equal_stems, without_image_suffix
 from shardio.packing.sources.label_files import find_labels
-from shardio.packing.sources.layouts import split_suffix
+from shardio.packing.sources.pairing import split_suffix
 from shardio.packing.sources.path_samples import PathTable
 from shardio.packing.sources.records import number_record_labels
 from shardio.packing.sources.source import Evidence, SourceOptions, SourceScan
+from shardio.packing.sources.splits import SplitColumn
 from shardio.packing.sources.table_rows import TABLE_SUFFIXES, Row, holds_contents, read_rows
 from shardio.shards import MAX_MEMBER, TOO_LARGE
 from shardio.storage import absolute_path
@@ -49,23 +50,32 @@ def scan_path_table(src: Path, options: SourceOptions) -> SourceScan:
     Raises:
         PackError: If the table cannot be read, files are missing, or keys or labels are missing, equal or invalid.
     """
-    rows = _Rows(src, options.main_fields)
+    rows, other_labels = _Rows(src, options.main_fields), list[Any]()
     columns: Columns | None = None
+    split: SplitColumn | None = None
     try:
-        for row in read_rows(src):
+        for number, row in enumerate(read_rows(src), 1):
             columns = columns or _choose_columns(src, list(row), options)
-            rows.add(row, columns)
+            split = split or SplitColumn(src, options.source_split, (columns.image, columns.label, columns.key))
+            if split.selects(row):
+                rows.add(number, row, columns)
+            elif columns.label is not None:
+                other_labels.append(row.get(columns.label))
     except (OSError, ValueError, csv.Error) as error:
         raise PackError(f"{src} cannot be read as a table of paths: {error}") from error
-    if columns is None:
+    if columns is None or split is None:
         raise PackError(f"{src} has no rows: there is nothing to pack")
+    split.check()
     table = rows.finish(columns, rename_dots=options.rename_dots)
     numbers: NDArray[np.int64] | None = None
     classes: tuple[str, ...] = ()
     if options.labels is not None:
         numbers, classes = find_labels(options.labels, table.keys, options.classes, rows.names)
     elif columns.label is not None:
-        numbers, classes = number_record_labels(src, rows, rows.labels, (), options.classes)
+        labels = rows.labels + other_labels
+        numbers, classes = number_record_labels(
+            src, rows, labels, (), options.classes, is_selected=np.arange(len(labels)) < len(rows.labels)
+        )
     elif options.classes is not None:
         raise PackError(f"classes are given, but {src} has no labels: omit --classes (classes=…)")
     if numbers is not None:
@@ -96,28 +106,26 @@ class _Rows:
         self._sizes, self._mtimes = array("q"), array("q")
         self._json, self._json_bounds, self._has_json = bytearray(), array("q", [0]), False
         self.names, self.suffixed = dict[str, str](), list[str]()
-        self._num_rows, self._num_errors, self._errors = 0, 0, list[str]()
+        self._numbers, self._num_errors, self._errors = array("q"), 0, list[str]()
 
     def describe(self, row: int) -> str:
-        return f"row {row + 1}"
+        return f"row {self._numbers[row]}" if row < len(self._numbers) else "a row of another split"
 
-    def add(self, row: Row, columns: Columns) -> None:
-        """Add a row. Problems of files are noted.
+    def add(self, number: int, row: Row, columns: Columns) -> None:
+        """Add a row, given its number in the table. Problems of files are noted.
 
         Raises:
             ValueError: If the row is not one of the table's.
         """
-        self._num_rows += 1
         path = row.get(str(columns.image))
         if not isinstance(path, str) or not path:
-            raise ValueError(
-                f"row {self._num_rows} has {path!r:.100} in the column {columns.image!r}, which must be a path"
-            )
+            raise ValueError(f"row {number} has {path!r:.100} in the column {columns.image!r}, which must be a path")
         if (problem := self._add_file(path)) is not None:
             self._num_errors += 1
             if len(self._errors) < SHOWN:
-                self._errors.append(f"row {self._num_rows}: {problem}")
+                self._errors.append(f"row {number}: {problem}")
             return
+        self._numbers.append(number)
         self._keys.append(self._key_of(path) if columns.key is None else row.get(columns.key))
         self.labels.append(None if columns.label is None else row.get(columns.label))
         used = (columns.image, columns.label, columns.key)
@@ -125,7 +133,7 @@ class _Rows:
         try:
             self._json += dump_json(others)
         except ValueError as error:
-            raise ValueError(f"row {self._num_rows}: {error}") from error
+            raise ValueError(f"row {number}: {error}") from error
         self._json_bounds.append(len(self._json))
         self._has_json = self._has_json or bool(others)
 
@@ -140,8 +148,8 @@ class _Rows:
             raise PackError(
                 "\n".join(
                     [
-                        f"{self._num_errors} of {self._num_rows} rows of {self._path} name files that cannot be "
-                        "packed:",
+                        f"{self._num_errors} of {self._num_errors + len(self._numbers)} rows of {self._path} name "
+                        "files that cannot be packed:",
                         *self._errors,
                         *more,
                         f"Paths are relative to {self._root}, or absolute. Correct or remove these rows",
@@ -185,6 +193,8 @@ class _Rows:
             if field not in self._main_fields:
                 field = _find_field(prefix + path)
         except FileNotFoundError:
+            if "\\" in path:
+                return f"{prefix + path} does not exist: separate folders by / instead of \\"
             return f"{prefix + path} does not exist" if "://" not in path else f"{path} is a URL: download the files"
         except (OSError, ValueError) as error:
             return f"{prefix + path} cannot be read: {error}"

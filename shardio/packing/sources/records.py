@@ -17,7 +17,8 @@ from shardio.packing.names import check_field
 from shardio.packing.sources.files import FileProblem, SourceFile, check_unchanged, find_change
 from shardio.packing.sources.keys import Described, make_keys
 from shardio.packing.sources.label_files import find_labels, number_labels, read_label
-from shardio.packing.sources.source import SourceOptions, SourceScan
+from shardio.packing.sources.selection import divide
+from shardio.packing.sources.source import SourceOptions, SourceScan, SourceTable
 from shardio.sample import Sample
 from shardio.shards import BLOCK, LABEL_FIELD
 
@@ -66,6 +67,7 @@ class RecordScan:
         labels: The label of each record, an integer or a class name; None if the records have none.
         classes: The class names by label, if the dataset has them.
         ignored: What does not belong to a record, as paths below the dataset.
+        is_selected: bool [n], the records to pack; None for all.
     """
 
     records: Records
@@ -75,6 +77,7 @@ class RecordScan:
     labels: Sequence[int | str] | None = None
     classes: tuple[str, ...] = ()
     ignored: Sequence[Path] = ()
+    is_selected: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,30 +173,47 @@ def scan_records(found: RecordScan, options: SourceOptions) -> SourceScan:
         keys = make_keys(found.records, found.keys, rename_dots=options.rename_dots)
     numbers: NDArray[np.int64] | None = None
     classes: tuple[str, ...] = ()
+    selected = found.is_selected if found.is_selected is not None else np.ones(num_records, np.bool_)
+    rows = np.flatnonzero(selected)
     if options.labels is not None:
-        numbers, classes = find_labels(options.labels, keys, options.classes)
+        numbers, classes = find_labels(options.labels, [keys[row] for row in rows.tolist()], options.classes)
     elif found.labels is not None:
-        numbers, classes = number_record_labels(path, found.records, found.labels, found.classes, options.classes)
+        numbers, classes = number_record_labels(
+            path, found.records, found.labels, found.classes, options.classes, is_selected=selected
+        )
     elif options.classes is not None:
         raise PackError(f"classes are given, but {path} has no labels: omit --classes (classes=…)")
     overhead = found.num_fields * (BLOCK + BLOCK // 2) + (0 if numbers is None else 2 * BLOCK)
+    labels = None
+    if numbers is not None:
+        labels = np.zeros(num_records, np.int64)
+        labels[rows] = numbers
     table = RecordTable(
-        records=found.records, keys=keys, sizes=found.sizes, tar_sizes=found.sizes + overhead, labels=numbers
+        records=found.records, keys=keys, sizes=found.sizes, tar_sizes=found.sizes + overhead, labels=labels
     )
-    return SourceScan(samples=table, classes=classes, ignored=found.ignored)
+    samples: SourceTable = table if len(rows) == num_records else divide(table, selected.astype(np.int64), 2)[1]
+    return SourceScan(samples=samples, classes=classes, ignored=found.ignored)
 
 
 def number_record_labels(
-    path: Path, records: Described, values: Sequence[Any], names: Sequence[str], classes: Sequence[str] | None
+    path: Path,
+    records: Described,
+    values: Sequence[Any],
+    names: Sequence[str],
+    classes: Sequence[str] | None,
+    *,
+    is_selected: NDArray[np.bool_],
 ) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
-    """Return the labels of records, int64 [n], and the class names; no labels if no record has one.
+    """Return the labels of selected records, int64 [k], and the class names; no labels if no selected one has a label.
 
     Args:
         path: The dataset, for messages.
         records: Names the records in messages.
         values: The label of each record, an integer or a class name.
         names: The class names by label, if the dataset has them.
-        classes: The class names that define the labels; None to find them in the dataset.
+        classes: The class names that define the labels; None to find them in the dataset, among all records, so that
+            all splits number their classes in the same way.
+        is_selected: bool [n], the records.
 
     Raises:
         PackError: If a label is missing or invalid, or class names and integers are mixed.
@@ -203,17 +223,21 @@ def number_record_labels(
         labels.extend(map(read_label, values))
     except ValueError as error:
         raise PackError(f"{records.describe(len(labels))} of {path} has {error}") from error
-    if all(label in (None, -1) for label in labels):
+    rows = np.flatnonzero(is_selected).tolist()
+    if all(labels[row] in (None, -1) for row in rows):
         return None, ()  # Hugging Face's mark of a missing label is -1, which test sets have in all rows.
     if names:  # Integers have names there, which may have other numbers here.
         labels = [_name_label(names, label) for label in labels]
-    if None in labels:
-        raise PackError(
-            f"{records.describe(labels.index(None))} of {path} has no label, but others have one: add the label, or "
-            "remove the row"
-        )
-    known = [label for label in labels if label is not None]
-    return number_labels(path, known, known, classes or names or None)
+    wanted = list[int | str]()
+    for row in rows:
+        if (label := labels[row]) is None:
+            raise PackError(
+                f"{records.describe(row)} of {path} has no label, but others have one: add the label, or remove the row"
+            )
+        wanted.append(label)
+    others = [labels[row] for row in np.flatnonzero(~is_selected).tolist()]
+    known = wanted + [label for label in others if label is not None and label != -1]
+    return number_labels(path, known, wanted, classes or names or None)
 
 
 def _name_label(classes: Sequence[str], label: int | str | None) -> int | str | None:

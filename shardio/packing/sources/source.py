@@ -15,6 +15,7 @@ from shardio.images import CONVERTIBLE, IMAGE_FIELDS, IMAGE_FORMATS
 from shardio.packing.sources.files import FileProblem
 from shardio.packing.sources.label_files import LabelFile
 from shardio.packing.sources.layouts import Layout, OnIncomplete
+from shardio.packing.sources.splits import ALL_SPLITS
 from shardio.sample import Sample
 from shardio.storage import make_path
 
@@ -37,7 +38,7 @@ class SourceOptions:
     Attributes:
         source_kind: What the source is.
         layout: The layout of a directory.
-        source_split: The name of the folders of a split, of a directory that holds several; ``all`` for all of them.
+        source_split: The split to pack, of a source that holds several; ``all`` for all of them.
         on_incomplete: What to do with a sample that lacks a file that others have, in the layout ``pairs``.
         rename_dots: Whether each dot in the stem of a file or key becomes an underscore.
         prefix_keys: Whether the name of its tar is put before each key.
@@ -111,7 +112,12 @@ def make_options(
     options["fields"] = None if fields is None else tuple(field.lower().removeprefix(".") for field in fields)
     if labels is None:
         return SourceOptions(label_column=label_column, key_column=key_column, **options)
-    file = LabelFile(path=make_path(labels), key_column=key_column, label_column=label_column)
+    file = LabelFile(
+        path=make_path(labels),
+        key_column=key_column,
+        label_column=label_column,
+        may_mix_splits=options.get("source_split") == ALL_SPLITS,
+    )
     return SourceOptions(labels=file, **options)
 
 

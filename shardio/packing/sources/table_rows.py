@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import threading
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -36,7 +37,7 @@ def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]
 
 
 def _read_csv(path: Path, columns: Sequence[str] | None) -> Iterator[Row]:
-    rows = _split_csv(parse_location(path).read_whole().decode("utf-8-sig"))
+    rows = _split_csv(_decode(parse_location(path).read_whole()))
     names = [name.strip() for name in next(rows, ())]
     if twice := sorted(name for name, number in Counter(names).items() if number > 1):
         raise ValueError(f"two columns have the name {twice[0]!r}: rename one")
@@ -46,9 +47,22 @@ def _read_csv(path: Path, columns: Sequence[str] | None) -> Iterator[Row]:
         yield dict(zip(names, values, strict=True))
 
 
+def _decode(content: bytes) -> str:
+    """Return a text in UTF-8, or in UTF-16 as Excel writes it."""
+    try:
+        return content.decode("utf-16" if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not in UTF-8 ({error}): save it in UTF-8") from error
+
+
 def _split_csv(text: str) -> Iterator[list[str]]:
-    """Yield the rows of a CSV text, with fields of any size, without empty rows."""
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    """Yield the rows of a CSV text, with fields of any size, without empty rows.
+
+    Semicolons or tabs separate the fields if the header has no comma: Excel writes semicolons in many countries.
+    """
+    header = text[: text.find("\n")]
+    delimiter = next((letter for letter in ",;\t" if letter in header), ",")
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
     while rows := _read_some(reader, len(text)):
         yield from filter(None, rows)
 
@@ -118,6 +132,7 @@ def holds_contents(path: Path) -> bool:
 
 _READERS: dict[str, Callable[[Path, Sequence[str] | None], Iterator[Row]]] = {
     ".csv": _read_csv,
+    ".tsv": _read_csv,
     ".jsonl": _read_json_lines,
     ".parquet": _read_parquet,
 }

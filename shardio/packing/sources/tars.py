@@ -22,9 +22,9 @@ from shardio.packing.names import check_key
 from shardio.packing.sources.file_table import header_sizes
 from shardio.packing.sources.files import SourceFile, check_unchanged, stat_file
 from shardio.packing.sources.label_files import find_labels
-from shardio.packing.sources.layouts import refuse_splits_in_names
 from shardio.packing.sources.records import RecordTable
 from shardio.packing.sources.source import Evidence, SourceOptions, SourceScan
+from shardio.packing.sources.splits import select_files
 from shardio.packing.uniting import refuse_duplicates
 from shardio.shards import (
     BLOCK,
@@ -131,9 +131,7 @@ def scan_tars(src: Path, options: SourceOptions) -> SourceScan:
         raise PackError(f"--rename-dots (rename_dots) does not apply to {src}: omit it")
     if src.is_file() and is_compressed(parse_location(src)):
         raise PackError(f"{src} is a compressed tar, in which samples cannot be found quickly: decompress it (gunzip)")
-    if src.is_dir() and not (src / MANIFEST_NAME).is_file():
-        refuse_splits_in_names(src, sorted(src.glob("*.tar")))
-    tars: list[Path] = sorted(src.parent.glob(src.name)) if "*" in src.name else []
+    tars = _select_tars(src, options.source_split)
     try:
         table = open_table(tars or src)
         if not options.prefix_keys:
@@ -166,6 +164,14 @@ def scan_tars(src: Path, options: SourceOptions) -> SourceScan:
     )
     samples = RecordTable(records=records, keys=keys, sizes=sizes, tar_sizes=tar_sizes, labels=labels)
     return SourceScan(samples=samples, classes=classes)
+
+
+def _select_tars(src: Path, split: str | None) -> Sequence[Path]:
+    """Return the tars of a directory or a pattern that belong to the chosen split; none to read the whole source."""
+    is_folder = src.is_dir() and not (src / MANIFEST_NAME).is_file()
+    tars = sorted(src.glob("*.tar") if is_folder else src.parent.glob(src.name) if "*" in src.name else ())
+    selected = select_files(src, tars, split)
+    return () if is_folder and split is None else selected
 
 
 def _make_prefixes(tars: Sequence[SourceFile]) -> list[str]:

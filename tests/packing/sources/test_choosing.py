@@ -186,3 +186,21 @@ def test_images_beside_tars_are_appended_if_that_is_chosen(tmp_path: Path) -> No
         append(tmp_path / "out", tmp_path / "in")
     append(tmp_path / "out", tmp_path / "in", source_kind="files")
     assert keys_of(tmp_path / "out") == {"cat/a", "dog/b", "cat/a2", "cat/b2"}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in READABLE if kind != "files"])
+def test_a_folder_of_sources_is_refused_with_commands_that_work(tmp_path: Path, kind: str) -> None:
+    """As validation/0000.parquet and test/0000.parquet, or train/000.tar and val/000.tar."""
+    write, keys = READABLE[kind]
+    for split in ("train", "val"):
+        (tmp_path / "in" / split).mkdir(parents=True)
+        write(tmp_path / "in" / split)
+    with pytest.raises(PackError, match="holds no samples itself, but in its folders") as caught:
+        shardio.pack(tmp_path / "in", tmp_path / "out")
+    commands = [line.split()[1:] for line in str(caught.value).splitlines()[1:]]
+    assert [command[-1] for command in commands] == [str(tmp_path / "out" / split) for split in ("train", "val")]
+    for command in commands:
+        assert CliRunner().invoke(app, command).exit_code == 0
+    assert keys_of(tmp_path / "out" / "val") == keys
+    with pytest.raises(FileNotFoundError, match=rf"its folders train, val do: pass one .* {tmp_path}/out/train"):
+        shardio.ShardDataset(tmp_path / "out")

@@ -156,7 +156,46 @@ def test_several_splits_are_refused_with_what_to_pack(dataset: Any, tmp_path: Pa
         shardio.pack(tmp_path / "both", tmp_path / "out")
     source = save(dataset, "folder", tmp_path)
     dataset.to_parquet(str(source / "data" / "test-00000-of-00001.parquet"))
-    with pytest.raises(PackError, match=r"splits test, train: pack each one by a pattern, such as .*train\*\.parquet'"):
+    with pytest.raises(PackError, match=r"files of the splits test, train\. Pack each one, .*--source-split train"):
+        shardio.pack(source, tmp_path / "out")
+    assert shardio.pack(source, tmp_path / "one", source_split="test").num_samples == NUM
+    assert shardio.pack(source, tmp_path / "two", source_split="all").num_samples == 2 * NUM
+    assert shardio.pack(tmp_path / "both", tmp_path / "three", source_split="test").num_samples == NUM
+    with pytest.raises(PackError, match=r"no file of .* has 'val' in its name, .* it holds the splits test, train"):
+        shardio.pack(source, tmp_path / "out", source_split="val")
+
+
+def test_rows_of_several_splits_are_refused_and_a_split_selects_rows(dataset: Any, tmp_path: Path) -> None:
+    """All splits number their classes in the same way."""
+    splits = ["train" if row % 3 else "test" for row in range(NUM)]
+    names = [str(dataset.features["label"].names[label]) for label in dataset["label"]]
+    rows = dataset.remove_columns("label").add_column("label", names).add_column("split", splits)
+    for kind in ("file", "saved"):
+        source = save(rows, kind, tmp_path)
+        with pytest.raises(PackError, match=r"column 'split' of .* of the splits test, train.*--source-split all"):
+            shardio.pack(source, tmp_path / "out")
+        found = dict[str, str]()
+        for split in ("train", "test"):
+            out = tmp_path / f"{kind}-{split}"
+            classes = shardio.pack(source, out, source_split=split, label_column="label").classes
+            samples = by_key(*out.glob("*.tar"))
+            assert set(samples) == {f"{row:08d}" for row in range(NUM) if splits[row] == split}
+            found |= {key: classes[int(sample["cls"])] for key, sample in samples.items()}
+        assert [found[f"{row:08d}"] for row in range(NUM)] == names
+        assert shardio.pack(source, tmp_path / f"{kind}-all", source_split="all").num_samples == NUM
+        with pytest.raises(PackError, match=r"--source-split val does not select rows .* has test, train"):
+            shardio.pack(source, tmp_path / "out", source_split="val")
+
+
+def test_files_that_are_missing_by_their_names_are_reported(dataset: Any, tmp_path: Path) -> None:
+    """As after an unfinished download, or with the files of two versions in one folder."""
+    source = save(dataset, "folder", tmp_path)
+    for number in (0, 2):
+        dataset.to_parquet(str(source / "data" / f"train-{number:05d}-of-00003.parquet"))
+    for path in (source / "data").glob("*.parquet"):
+        if "of-00003" not in path.name:
+            path.unlink()
+    with pytest.warns(RuntimeWarning, match=r"lacks 1 Parquet files, such as train-00001-of-00003\.parquet"):
         shardio.pack(source, tmp_path / "out")
 
 

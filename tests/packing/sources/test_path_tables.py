@@ -205,3 +205,79 @@ def test_an_image_that_cannot_be_decoded_is_left_out_with_its_path(folder: Path,
     (folder / path_of(5)).write_bytes(IMAGES[5][:200])
     result = pack_source(write(folder, make_rows()), tmp_path / "out", PackSettings(max_shard_size=1 << 20))
     assert [(sample.key, sample.file) for sample in result.rejected] == [(key_of(5), path_of(5))]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_rows_of_several_splits_are_refused_and_a_split_selects_rows(folder: Path, tmp_path: Path, name: str) -> None:
+    """Rows of other splits need no labels and no files, and all splits number their classes in the same way."""
+    splits = ["train", "val", "train", "test"]
+    rows = [row | {"Subset": splits[number % 4], "mode": "test"} for number, row in enumerate(make_rows())]
+    for row in rows:
+        if row["Subset"] == "test":
+            row["label"] = "" if name == "t.csv" else None
+            (folder / row["path"]).unlink()
+    rows[0]["label"] = "aardvark"  # In train alone: val's labels count it all the same.
+    source = write(folder, rows, name)
+    with pytest.raises(PackError, match=r"column 'Subset' of .* of the splits test, train, val\..*--source-split all"):
+        shardio.pack(source, tmp_path / "out")
+    for split in ("train", "val"):
+        manifest = shardio.pack(source, tmp_path / split, source_split=split)
+        assert manifest.classes == ("aardvark", *CLASSES)
+        found = by_key(*(tmp_path / split).glob("*.tar"))
+        wanted = {row["path"].rpartition(".")[0]: row["label"] for row in rows if row["Subset"] == split}
+        assert {key: manifest.classes[int(sample["cls"])] for key, sample in found.items()} == wanted
+    with pytest.raises(PackError, match=r"--source-split dev does not select rows of"):
+        shardio.pack(source, tmp_path / "out", source_split="dev")
+    (folder / rows[5]["path"]).unlink()
+    with pytest.raises(PackError, match=r"1 of 4 rows of .*\nrow 6: .* does not exist"):
+        shardio.pack(source, tmp_path / "out", source_split="val")
+
+
+@pytest.mark.parametrize(
+    ("splits", "is_refused"),
+    [
+        (["train", "test"], True),
+        (["train2017", "", "val2017"], True),
+        (["train", "train"], False),
+        (["train", "bus"], False),
+        (["", ""], False),
+        (["a", "b"], False),
+        (["0", "1"], False),
+    ],
+)
+def test_a_column_is_one_of_splits_if_all_its_values_are(
+    folder: Path, tmp_path: Path, splits: list[str], is_refused: bool
+) -> None:
+    rows = [row | {"x": splits[number % len(splits)]} for number, row in enumerate(make_rows())]
+    source = write(folder, rows, "t.csv")
+    if is_refused:
+        with pytest.raises(PackError, match="the column 'x' of"):
+            shardio.pack(source, tmp_path / "out")
+        assert shardio.pack(source, tmp_path / "out", source_split="all").num_samples == NUM
+    else:
+        assert shardio.pack(source, tmp_path / "out").num_samples == NUM
+        if splits[0] != "train":
+            with pytest.raises(PackError, match=r"no column of .* names the splits of its rows"):
+                shardio.pack(source, tmp_path / "other", source_split="train")
+
+
+def test_paths_of_windows_are_refused_with_what_to_do(folder: Path, tmp_path: Path) -> None:
+    rows = [row | {"path": row["path"].replace("/", "\\")} for row in make_rows()]
+    with pytest.raises(PackError, match=r"does not exist: separate folders by / instead of \\"):
+        shardio.pack(write(folder, rows, "t.csv"), tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    ("column", "others"), [("is_train", "test"), ("is_training_image", "test"), ("isVal", "val"), ("is_test", "test")]
+)
+def test_flags_name_splits(folder: Path, tmp_path: Path, name: str, column: str, others: str) -> None:
+    is_training = "train" in column
+    rows = [row | {column: (number % 3 > 0) is is_training} for number, row in enumerate(make_rows())]
+    source = write(folder, rows, name)
+    with pytest.raises(PackError, match=f"the column {column!r} of .* of the splits (test, train|train, val)"):
+        shardio.pack(source, tmp_path / "out")
+    for split in ("train", others):
+        shardio.pack(source, tmp_path / split, source_split=split)
+        wanted = {row["path"].rpartition(".")[0] for n, row in enumerate(rows) if (n % 3 > 0) == (split == "train")}
+        assert set(by_key(*(tmp_path / split).glob("*.tar"))) == wanted

@@ -205,7 +205,14 @@ def test_tars_of_several_splits_are_refused_with_what_to_pack(tmp_path: Path) ->
     (tmp_path / "in").mkdir()
     for split in ("train", "val"):
         write_tar(tmp_path / "in" / f"pets-{split}-0.tar", [(f"{split}.jpg", encode(0))])
-    with pytest.raises(PackError, match=r"splits train, val: pack each one by a pattern, such as .*/pets-val\*\.tar'"):
-        shardio.pack(tmp_path / "in", tmp_path / "out")
+    for source in (tmp_path / "in", tmp_path / "in" / "*.tar"):
+        with pytest.raises(PackError, match=r"files of the splits train, val\. Pack each one, .*--source-split train"):
+            shardio.pack(source, tmp_path / "out")
+        shardio.pack(source, tmp_path / f"{source.name} one", source_split="train")
+        assert list(by_key(*(tmp_path / f"{source.name} one").glob("*.tar"))) == ["train"]
+        assert shardio.pack(source, tmp_path / f"{source.name} all", source_split="all").num_samples == 2
+    for source, split in ((tmp_path / "in", "test"), (tmp_path / "in" / "pets-val-0.tar", "val")):
+        with pytest.raises(PackError, match=f"has {split!r} in its name, as --source-split says"):
+            shardio.pack(source, tmp_path / "out", source_split=split)
     shardio.pack(tmp_path / "in" / "pets-val*.tar", tmp_path / "out")
     assert list(by_key(*(tmp_path / "out").glob("*.tar"))) == ["val"]
