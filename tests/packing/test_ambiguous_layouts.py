@@ -69,6 +69,7 @@ AMBIGUOUS = {
     ),
     "suffixes": (["images/a.jpg", "images/b.jpg", "masks/a_mask.png", "masks/b_mask.png"], "images/ and masks/"),
     "coco-in-one-file": ([*folders("images"), "annotations/instances.json"], "holds images only in images/"),
+    "flowers": ([*folders("jpg"), "imagelabels.txt"], "holds images only in jpg/"),
     "celeba": ([*folders("img_align_celeba"), "list_attr_celeba.txt"], "holds images only in img_align_celeba/"),
     "one-level-too-high": (folders("photos/cat", "photos/dog"), "holds only the folder photos/"),
 }
@@ -364,3 +365,13 @@ def test_cityscapes_becomes_samples_with_the_bytes_of_all_files(tmp_path: Path) 
                 for kind in ("color.png", "labelIds.png", "polygons.json")
             },
         }
+
+
+def test_masks_of_a_split_are_not_a_class(tmp_path: Path) -> None:
+    write(tmp_path / "in", ["train/a.jpg", "train/b.jpg", "train_masks/a_mask.png", "train_masks/b_mask.png"])
+    with pytest.raises(shardio.PackError, match=r"holds train/ and train_masks/: .* rename train/ to images/"):
+        shardio.pack(tmp_path / "in", tmp_path / "out")
+    (tmp_path / "in" / "train").rename(tmp_path / "in" / "images")
+    (tmp_path / "in" / "train_masks").rename(tmp_path / "in" / "masks")
+    shardio.pack(tmp_path / "in", tmp_path / "out", layout="pairs")
+    assert read(tmp_path / "out") == {name: ["jpg", "masks.png"] for name in ("a", "b")}

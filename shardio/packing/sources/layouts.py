@@ -168,6 +168,7 @@ def refuse_ambiguous_layouts(
         rename_dots: Whether dots in stems become underscores.
     """
     refuse_splits_as_classes(src, dst, folders, main)
+    _refuse_companions_of_split(src, folders, main)
     _refuse_parallel_folders(src, dst, folders, main)
     _refuse_one_folder_of_folders(src, dst, folders, main)
     if rename_dots:
@@ -321,6 +322,19 @@ def _refuse_parallel_folders(src: Path, dst: Location, folders: Sequence[FolderF
                 )
 
 
+def _refuse_companions_of_split(src: Path, folders: Sequence[FolderFiles], main: Collection[str]) -> None:
+    """Raise PackError for the folders train and train_masks: they are not two classes."""
+    tops = {_top(folder) for folder in folders if folder.path and _has_main(folder, main)}
+    for split in sorted(filter(is_split, tops)):
+        for other in sorted(tops):
+            if other.startswith(split) and _is_named(COMPANIONS, other):
+                raise PackError(
+                    f"{src} holds {_join([split, other])}: these look like two files for each sample, not two classes. "
+                    f"Move them into a folder of their own, rename {split}/ to images/ and {other}/ to masks/ there, "
+                    f"and pass --layout pairs. {OR_CONFIRM}"
+                )
+
+
 def _are_common_numbers(stems: frozenset[str], others: Sequence[set[str]]) -> bool:
     """Return whether stems differ only in numbers and most other folders also have them. They do not indicate pairs."""
     num_with_same = sum(2 * len(stems & other) >= min(len(stems), len(other)) for other in others)
@@ -332,7 +346,7 @@ def _refuse_one_folder_of_folders(
 ) -> None:
     paths = [folder.path for folder in folders if _has_main(folder, main)]
     tops, seconds = {path.split("/")[0] for path in paths}, {path.split("/")[1] for path in paths if "/" in path}
-    if len(tops) == 1 and any(IMAGES.fullmatch(word) for word in words_of(*tops)) and len(seconds) < 2:
+    if len(tops) == 1 and any(IMAGES.fullmatch(word) or word in main for word in words_of(*tops)) and len(seconds) < 2:
         inner = src / tops.pop()
         raise PackError(
             f"{src} holds images only in {inner.name}/, which does not look like a class: all images would get label "

@@ -50,6 +50,8 @@ class Pairing:
             return inner + base, FileName(field, f"{top}/", tail + suffix)
         if not (top and field) or top == self._images:
             return inner + stem, FileName(field, f"{top}/" if top else "", suffix)
+        if inner + stem in self.stems:  # Nearly always.
+            return inner + stem, FileName(f"{top.lower()}.{field}", f"{top}/", suffix)
         parts = folder.split("/")
         for base, tail in dict.fromkeys(((stem, ""), _cut(stem, top))):
             for depth in range(1, len(parts) + 1):
