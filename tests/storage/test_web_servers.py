@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -11,6 +13,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -20,6 +23,7 @@ from shardio.sample import Sample
 from shardio.shards import MANIFEST_NAME, Manifest, write_manifest, write_shard
 from shardio.storage import RemoteAccess, make_access, parse_location
 from shardio.storage.remote.client import client
+from shardio.storage.remote.connection import read_process_id
 from shardio.storage.remote.options import make_options
 from tests.servers.web_folder import WebFolder, serve_folder
 from tests.sources import write_images
@@ -321,6 +325,41 @@ def test_an_object_that_cannot_be_requested_is_named(key: str, shown: str) -> No
         assert "attempts" not in str(caught.value)
         with pytest.raises(StoreError, match="cannot be requested"):
             list(folder.walk())
+
+
+def test_a_listing_goes_on_after_its_storage_process_has_died(tmp_path: Path) -> None:
+    keys = [f"images/{number:04d}.jpg" for number in range(1200)]
+    killed = list[int]()
+
+    class Bucket(WebFolder):
+        def answer_path(self, path: str) -> None:
+            query = parse_qs(urlsplit(self.path).query)
+            if "continuation-token" in query and not killed:
+                folder = client().folder
+                assert folder is not None
+                process_id = read_process_id(folder)
+                assert process_id is not None
+                os.kill(process_id, signal.SIGKILL)
+                killed.append(process_id)
+                return
+            after = keys[999] if "continuation-token" in query else query.get("start-after", [""])[0]
+            rest = [key for key in keys if key > after]
+            page, is_cut = rest[:1000], len(rest) == len(keys)
+            contents = "".join(
+                f"<Contents><Key>{key}</Key><LastModified>2026-03-02T10:00:00.000Z</LastModified>"
+                "<ETag>&quot;x&quot;</ETag><Size>3</Size></Contents>"
+                for key in (page if is_cut else rest)
+            )
+            token = "<NextContinuationToken>t</NextContinuationToken>" if is_cut else ""
+            truncated = str(is_cut).lower()
+            body = f"<ListBucketResult><IsTruncated>{truncated}</IsTruncated>{token}{contents}</ListBucketResult>"
+            self.answer(200, body.encode())
+
+    with serve_folder(tmp_path, Bucket) as (url, _):
+        options: dict[str, str | bool] = {"endpoint": url, "skip_signature": True, "allow_http": True}
+        access = RemoteAccess(options=make_options(options))
+        assert list(parse_location("s3://bucket/images", access).walk()) == keys
+    assert killed
 
 
 def test_few_descriptors_suffice(tmp_path: Path) -> None:
