@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import re
+import shutil
 import ssl
+import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-CERTIFICATE = Path(__file__).with_name("certificate.pem")
-"""The key and the certificate of 127.0.0.1, which no authority has signed."""
+import pytest
 
 
 class WebFolder(BaseHTTPRequestHandler):
@@ -84,6 +88,21 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
+@cache
+def _make_certificate() -> tuple[Path, Path]:
+    """Return the files of a new certificate of 127.0.0.1, which no authority has signed, and of its private key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    folder = Path(tempfile.mkdtemp(prefix="shardio-certificate-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    name = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=CA:FALSE"]
+    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    files: list[str | Path] = ["-out", certificate, "-keyout", key]
+    subprocess.run(["openssl", "req", "-x509", *kind, *name, *files], check=True, capture_output=True)
+    return certificate, key
+
+
 @contextlib.contextmanager
 def serve_folder(
     root: Path, kind: type[WebFolder] = WebFolder, *, tls: bool = False
@@ -93,7 +112,7 @@ def serve_folder(
     with _Server(("127.0.0.1", 0), type("Handler", (kind,), {"root": root, "requests": requests})) as server:
         if tls:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(CERTIFICATE)
+            context.load_cert_chain(*_make_certificate())
             server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

@@ -35,8 +35,11 @@ MAX_WAIT_S = 20.0
 UNREACHED_RETRIES = 3
 """How often to repeat requests to a server that never answered: its name is probably wrong."""
 
-UNCLEAR_RETRIES = 7
-"""How often to repeat requests whose answers do not fit them. Damage on the way ends sooner."""
+KIND_RETRIES = {"unclear": 7, "unknown_size": 4}
+"""How often to repeat requests whose answers do not fit them, or do not say how long the object is.
+
+Damage on the way ends sooner. A cache that fetches an object of a few megabytes has all of it after a second.
+"""
 
 
 MIN_RANKS, MAX_START_DELAY_S, DELAY_PER_RANK_S = 16, 2.0, 0.002
@@ -116,6 +119,7 @@ class Attempts:
     ) -> Result:
         """Repeat a request that has failed once, after a wait."""
         failed, kinds = [first], Counter[str]()
+        ends, wait = began + self.options.deadline_s, wait_random_exponential(multiplier=FIRST_WAIT_S, max=MAX_WAIT_S)
 
         def attempt() -> Result:
             if failed:  # Tenacity counts the first attempt, too.
@@ -123,8 +127,8 @@ class Attempts:
             return self._make_once(what, request, purpose)
 
         retrying = Retrying(
-            stop=lambda state: self._gives_up(state, kinds) or time.monotonic() - began >= self.options.deadline_s,
-            wait=wait_random_exponential(multiplier=FIRST_WAIT_S, max=MAX_WAIT_S),
+            stop=lambda state: self._gives_up(state, kinds) or time.monotonic() >= ends,
+            wait=lambda state: min(wait(state), max(0.0, ends - time.monotonic())),
             retry=retry_if_exception_type(TryAgainError),
             reraise=True,
         )
@@ -168,11 +172,12 @@ class Attempts:
             case "missing":
                 raise FileNotFoundError(errno.ENOENT, f"cannot {what}: {failure.cause}")
             case "denied":
-                raise PermissionError(
-                    errno.EACCES,
-                    f"cannot {what}: {failure.cause}. Check the credentials, in the environment or storage_options, "
-                    "and what they allow",
+                remedy = (
+                    "shardio does not log in to web servers: check the access rights there, or download the files"
+                    if self.root.startswith("http")
+                    else "Check the credentials, in the environment or storage_options, and what they allow"
                 )
+                raise PermissionError(errno.EACCES, f"cannot {what}: {failure.cause}. {remedy}")
             case "beyond_end":
                 raise EOFError(f"cannot {what}: {failure.cause}")
             case "no_ranges":
@@ -194,17 +199,17 @@ class Attempts:
         retries = self.options.retries
         if not self._answered:
             retries = min(retries, UNREACHED_RETRIES)
-        return state.attempt_number > retries or kinds["unclear"] > UNCLEAR_RETRIES
+        return state.attempt_number > retries or any(kinds[kind] > limit for kind, limit in KIND_RETRIES.items())
 
     def _give_up(self, what: str, failure: RequestFailure, num_attempts: int, elapsed_s: float) -> StoreError:
-        remedy = (
+        remedy = failure.remedy or (
             "The credentials have expired: renew them"
             if failure.kind == "expired"
             else "Check the server"
             if failure.kind == "unclear"
             else "Check the network and the server"
             if self._answered
-            else "Check the URL, the endpoint in the storage options or the environment, and the network"
+            else "Check the URL, the endpoint and the proxy in the storage options or the environment, and the network"
         )
         times = f"after {num_attempts} attempts in {elapsed_s:.0f} s" if num_attempts > 1 else "at the first attempt"
         return StoreError(f"cannot {what} {times}: {failure.cause}. {remedy}")

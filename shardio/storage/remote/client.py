@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -100,18 +101,20 @@ class Client:
 
     def walk(self, request: Walk) -> Iterator[tuple[str, int, str]]:
         """Yield the key, the size in bytes and the version of each object below a folder."""
-        try:
-            with self._connect() as connection:
-                connection.send(request)
-                while isinstance(page := _receive(connection, (Page, Done)), Page):
-                    yield from page.objects
-        except _AnsweredError as answered:
-            raise answered.error from None
-        except (EOFError, ConnectionError):
-            raise StoreError(
-                f"the background process that makes requests to object stores has died or has stopped answering while "
-                f"it listed {request.root}/{request.key}: try again, and check the memory of this machine"
-            ) from None
+        for _ in range(MAX_DEATHS):
+            with suppress(EOFError, ConnectionError):
+                try:
+                    with self._connect() as connection:
+                        connection.send(request)
+                        while isinstance(page := _receive(connection, (Page, Done)), Page):
+                            yield from page.objects
+                            if page.objects:
+                                request = replace(request, after=page.objects[-1][0])
+                        return
+                except _AnsweredError as answered:
+                    raise answered.error from None
+            self._close_idle()
+        raise _died(f" while it listed {request.root}/{request.key}")
 
     @contextmanager
     def make_file(self) -> Iterator[BinaryIO]:
@@ -162,13 +165,14 @@ class Client:
         for _ in range(MAX_DEATHS):
             with suppress(EOFError, ConnectionError), self._connect() as connection:
                 return use(connection)
-            with self._lock:  # The others lead to the same process, which has died.
-                while self._idle:
-                    self._idle.pop().close()
-        raise StoreError(
-            "the background process that makes requests to object stores has died or has stopped answering "
-            f"{MAX_DEATHS} times in a row: check the memory of this machine"
-        )
+            self._close_idle()
+        raise _died()
+
+    def _close_idle(self) -> None:
+        """Close the idle connections, which lead to a process that has died."""
+        with self._lock:
+            while self._idle:
+                self._idle.pop().close()
 
     @contextmanager
     def _connect(self) -> Iterator[StorageConnection]:
@@ -274,6 +278,13 @@ def _receive(connection: StorageConnection, expected: type[Message] | tuple[type
         raise _AnsweredError(message.error)
     assert isinstance(message, expected), f"expected {expected}, got {message!r}"
     return message
+
+
+def _died(where: str = "") -> StoreError:
+    return StoreError(
+        "the background process that makes requests to object stores has died or has stopped answering "
+        f"{MAX_DEATHS} times{where}: check the memory of this machine"
+    )
 
 
 def _remove_unused(folder: Path) -> None:

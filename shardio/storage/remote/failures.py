@@ -10,7 +10,9 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["transient", "unclear", "expired", "missing", "denied", "beyond_end", "no_ranges", "permanent"]
+Kind = Literal[
+    "transient", "unclear", "unknown_size", "expired", "missing", "denied", "beyond_end", "no_ranges", "permanent"
+]
 
 _STATUS = re.compile(r"(?:status code|error response): (?P<code>\d{3})(?P<reason>[^:<\n]*)")
 _XML = re.compile(r"<(?P<tag>Code|Message)>(?P<text>[^<]*)</(?P=tag)>")
@@ -41,7 +43,8 @@ class RequestFailure:
     Attributes:
         kind: ``transient`` failures may end by themselves. ``expired`` ones may end with new credentials. ``unclear``
             answers do not fit the request: they were damaged on the way, or the server always answers so.
-            ``no_ranges`` means that the server does not send parts of this object.
+            ``unknown_size`` means that the server did not say how long the object is. A cache in front of it may know
+            soon, when it has all of the object. ``no_ranges`` means that the server does not send parts of this object.
         cause: The cause, for messages. It contains no credentials.
         reached: Whether a server answered.
         remedy: What the user can do; None for what the kind suggests.
@@ -70,10 +73,11 @@ _SIGNS = (
         cause="the server does not send parts of files as HTTP defines (Range and Content-Range)",
         remedy="Use a server that does, such as nginx, or download the files",
     ),
+    _Sign(pattern=r"IncompleteBody", kind="transient", cause="the answer broke off in the middle"),
     _Sign(pattern=r"UnexpectedRange", kind="unclear", cause="the server sent another range than was requested"),
     _Sign(
         pattern=r"MissingContentLength",
-        kind="permanent",
+        kind="unknown_size",
         cause="the server does not say how long the file is (no Content-Length)",
         remedy="Let it send files as they are: servers that compress or generate answers do not know their length",
     ),

@@ -134,7 +134,13 @@ class ListFolder(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk(Request):
-    """Return all objects below a folder, page by page."""
+    """Return all objects below a folder, page by page.
+
+    Attributes:
+        after: Only objects whose keys come after this one.
+    """
+
+    after: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

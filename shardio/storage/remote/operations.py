@@ -197,7 +197,7 @@ def list_folder(attempts: Attempts, request: ListFolder) -> list[str]:
 
 def walk(attempts: Attempts, request: Walk) -> Iterator[list[tuple[str, int, str]]]:
     """Yield the key, size and version of each object below a folder, page by page. Hidden objects are skipped."""
-    pages, start = _Pages(request.key), len(request.key)
+    pages, start = _Pages(request.key, request.after), len(request.key)
     while page := attempts.make(_name("list", request), pages.read):
         stats = [(each["path"], _stat_of(request.root, each)) for each in page]
         yield [
@@ -212,12 +212,13 @@ class _Pages:
 
     Args:
         key: The folder.
+        after: The key after which it begins.
     """
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, after: str = "") -> None:
         self._key = key
         self._pages: Iterator[Sequence[ObjectMeta]] | None = None
-        self._last = ""
+        self._last = after
 
     def read(self, backend: Backend) -> Sequence[ObjectMeta]:
         """Return the next objects; none at the end."""

@@ -47,7 +47,10 @@ def split_url(url: str) -> tuple[str, str]:
         raise LocationError(f"the URL {url} names no {'host' if scheme.startswith('http') else 'bucket'}")
     if scheme in ("http", "https"):
         if "@" in authority:
-            raise LocationError(f"an {scheme} URL must not contain a user name or a password: use storage_options")
+            raise LocationError(
+                f"the {scheme} URL contains a user name or a password, but shardio does not log in to web servers: use "
+                "a URL that needs no login, or download the files"
+            )
         parts = urlsplit(url)
         if parts.query or parts.fragment:
             raise LocationError(

@@ -53,7 +53,7 @@ def test_a_url_names_a_location(url: str | Path, text: str, name: str, folder: s
         ("https://example.org/a%00b", r"has the character '\\x00', which cannot be requested"),
         ("hf://user/model/train", "shardio reads dataset repositories of the Hugging Face Hub, not models"),
         ("hf://datasets/u/r/a//b", "empty part"),
-        ("https://user:secret@server/a.tar", "must not contain a user name or a password"),
+        ("https://user:secret@server/a.tar", "contains a user name or a password, but shardio does not log in"),
         ("https://server/a.tar?X-Amz-Signature=secret", "has a query"),
     ],
 )
