@@ -51,8 +51,8 @@ class BegunEpoch:
 class EpochStart(Protocol):
     """Begins a loader's next epoch."""
 
-    def __call__(self, loader: Any, *, is_first: bool) -> BegunEpoch:
-        """Begin it; ``is_first`` says whether it is the first one of its iterator."""
+    def __call__(self, loader: Any, sampler: Any, *, is_first: bool) -> BegunEpoch:
+        """Begin it; ``sampler`` is the loader's ``_index_sampler``, and ``is_first`` tells the iterator's first one."""
 
 
 class LoaderIterator(_BaseDataLoaderIter):
@@ -62,12 +62,17 @@ class LoaderIterator(_BaseDataLoaderIter):
     own constructor is not called: it draws random numbers.
     """
 
-    def _adopt(self, loader: Any) -> None:
-        """Take over the loader's attributes under the names that they have in torch's iterators."""
+    def _adopt(self, loader: Any, sampler: Any) -> None:
+        """Take over the loader's attributes under the names that they have in torch's iterators.
+
+        Args:
+            loader: The loader.
+            sampler: Its ``_index_sampler``. Subclasses override that property, so it is read once for an epoch.
+        """
         self._dataset, self._dataset_kind = loader.dataset, loader._dataset_kind
         self._IterableDataset_len_called = loader._IterableDataset_len_called
         self._auto_collation, self._drop_last = loader._auto_collation, loader.drop_last
-        self._index_sampler, self._num_workers = loader._index_sampler, loader.num_workers
+        self._index_sampler, self._num_workers = sampler, loader.num_workers
         self._pin_memory, self._pin_memory_device = loader.pin_memory and torch.accelerator.is_available(), None
         self._timeout, self._collate_fn = loader.timeout, loader.collate_fn
         self._persistent_workers = loader.persistent_workers
@@ -108,10 +113,11 @@ class EpochIterator(LoaderIterator):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begin the loader's next epoch. torch's loader calls this if its workers persist."""
-        epoch = self._begin(loader, is_first=first_iter)
+        sampler = loader._index_sampler
+        epoch = self._begin(loader, sampler, is_first=first_iter)
         self._batches, self._check, self._modes, self.progress = epoch.batches, epoch.check, epoch.modes, epoch.progress
         self._seed, self._length, self._is_latest = epoch.seed, epoch.length, epoch.is_latest
-        self._adopt(loader)
+        self._adopt(loader, sampler)
         self._base_seed = epoch.seed  # type: ignore[assignment]  # torch's iterators always have one
         self._sampler_iter = getattr(epoch.batches, "indices", None) or _draw(self._index_sampler)
         self._num_taken = self._num_counted = 0

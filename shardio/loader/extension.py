@@ -180,11 +180,16 @@ class Extension:
         """Return the number of this rank's batches in a full epoch of shardio's order."""
         return self.split(Cursor(epoch=0), batch_size=batch_size, drop_last=drop_last).num_batches
 
-    def find_length(self, loader: Any) -> Callable[[], int]:
-        """Return the length of the loader's iterators, which does not need the loader any more."""
+    def find_length(self, loader: Any, sampler: Any = None) -> Callable[[], int]:
+        """Return the length of the loader's iterators, which does not need the loader any more.
+
+        Args:
+            loader: The loader.
+            sampler: What they draw from; by default, the loader's ``_index_sampler``.
+        """
         if self.order is None:
             # Not the loader's length: like torch, do not ask an iterable dataset for its own.
-            return partial(len, loader._index_sampler)
+            return partial(len, loader._index_sampler if sampler is None else sampler)
         return partial(self.count_batches, batch_size=loader.batch_size, drop_last=loader.drop_last)
 
     def dump(self, loader: Any) -> dict[str, Any]:
@@ -214,11 +219,12 @@ class Extension:
         finally:
             self._watches.remove(watch)
 
-    def _begin(self, loader: Any, *, is_first: bool) -> BegunEpoch:
+    def _begin(self, loader: Any, sampler: Any, *, is_first: bool) -> BegunEpoch:
         """Begin an epoch. It counts only when nothing else can fail.
 
         Args:
             loader: The loader.
+            sampler: Its ``_index_sampler``.
             is_first: Whether it is the first one of its iterator.
         """
         dataset, order = loader.dataset, self.order
@@ -230,8 +236,12 @@ class Extension:
         if self.is_in_accelerate and split is not None:
             check_parallelism(split)
         has_own_modes = yields_images(dataset)  # The user's code has the user's modes.
-        with own_tensors() if has_own_modes else nullcontext():
-            batches = executor.start(cursor, split)
+        self.epochs.sampler = sampler
+        try:
+            with own_tensors() if has_own_modes else nullcontext():
+                batches = executor.start(cursor, split)
+        finally:
+            self.epochs.sampler = None
         decoder, persists, token = find_decoder(dataset), loader.persistent_workers, object()
         self._latest = token
 
@@ -252,7 +262,7 @@ class Extension:
             modes=own_tensors if has_own_modes or progress is not None else nullcontext,
             progress=progress,
             seed=self.epochs.base_seed if order is None else order.ordered.seed,
-            length=self.find_length(loader),
+            length=self.find_length(loader, sampler),
         )
         if order is not None and progress is not None:
             counter = order.update_counter()
