@@ -116,9 +116,12 @@ class Indices:
 
     def _before(self, position: SamplerPosition) -> Iterator[Any]:
         """Return an iterator over what is yielded before a position. The batches may have been of another size then."""
-        if self._batches is None or position.num_samples is None:
+        num_samples = position.num_samples
+        if num_samples is None and isinstance(position.iterator_state, dict):
+            num_samples = position.iterator_state.get(_SAMPLES_YIELDED)  # StatefulDataLoader counts them there.
+        if self._batches is None or num_samples is None:
             return itertools.islice(self._iterator, position.num_yielded)
-        return self._batches.pass_over(position.num_samples)
+        return self._batches.pass_over(num_samples)
 
     def _restore(self, position: SamplerPosition) -> bool:
         """Restore the states of the sampler and its iterator; return whether they have any."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.utils.data
 from torch.utils.data import IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import shardio
 from shardio.errors import StateError
@@ -72,6 +73,18 @@ def test_its_state_after_that_counts_all_samples(num_workers: int) -> None:
     again = make(4, num_workers)
     again.load_state_dict(state)
     assert [number for batch in again for number in batch.tolist()] == left == NUMBERS[12 + 14 :]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it in torch.
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [3, 8])
+def test_a_state_of_torchdatas_loader_counts_samples_too(num_workers: int, batch_size: int) -> None:
+    state, _ = save_after(StatefulDataLoader(NUMBERS, batch_size=4, num_workers=num_workers), 3)
+    resumed = [make(batch_size, num_workers), StatefulDataLoader(NUMBERS, batch_size, num_workers=num_workers)]
+    for loader in resumed:
+        loader.load_state_dict(state)
+    found, expected = ([batch.tolist() for batch in loader] for loader in resumed)
+    assert found == expected
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
