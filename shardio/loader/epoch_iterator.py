@@ -30,6 +30,7 @@ class BegunEpoch:
     """An epoch that has begun.
 
     Attributes:
+        made: The executor, and what it was made from.
         batches: The executor's batches.
         check: Raises an error if no further batch may be requested.
         is_latest: Returns whether no later epoch uses its workers.
@@ -39,6 +40,7 @@ class BegunEpoch:
         length: Returns the number of this rank's batches in a full epoch.
     """
 
+    made: Any
     batches: BatchIterator
     check: Callable[[], None]
     is_latest: Callable[[], bool]
@@ -51,8 +53,8 @@ class BegunEpoch:
 class EpochStart(Protocol):
     """Begins a loader's next epoch."""
 
-    def __call__(self, loader: Any, sampler: Any, *, is_first: bool) -> BegunEpoch:
-        """Begin it; ``sampler`` is the loader's ``_index_sampler``, and ``is_first`` tells the iterator's first one."""
+    def __call__(self, loader: Any, sampler: Any, *, made: Any) -> BegunEpoch:
+        """Begin it with the loader's ``_index_sampler``, and ``made`` as in the iterator's epoch before, or None."""
 
 
 class LoaderIterator(_BaseDataLoaderIter):
@@ -99,7 +101,7 @@ class EpochIterator(LoaderIterator):
     It does not hold the loader, which may hold it.
 
     Args:
-        begin: Begins a loader's next epoch, and is told whether it is the iterator's first one.
+        begin: Begins a loader's next epoch.
         loader: The loader.
         owns_workers: Whether the workers persist as long as this iterator.
 
@@ -109,12 +111,14 @@ class EpochIterator(LoaderIterator):
 
     def __init__(self, begin: EpochStart, loader: Any, *, owns_workers: bool) -> None:
         self._begin, self._owns_workers = begin, owns_workers
+        self._made: Any = None
         self._reset(loader, first_iter=True)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begin the loader's next epoch. torch's loader calls this if its workers persist."""
         sampler = loader._index_sampler
-        epoch = self._begin(loader, sampler, is_first=first_iter)
+        epoch = self._begin(loader, sampler, made=None if first_iter else self._made)
+        self._made = epoch.made
         self._batches, self._check, self._modes, self.progress = epoch.batches, epoch.check, epoch.modes, epoch.progress
         self._seed, self._length, self._is_latest = epoch.seed, epoch.length, epoch.is_latest
         self._adopt(loader, sampler)
@@ -248,7 +252,7 @@ def make_epoch_iterator(begin: EpochStart, loader: Any, *, owns_workers: bool) -
     """Begin a loader's next epoch and return an iterator of the kind that torch's loader has for it.
 
     Args:
-        begin: Begins a loader's next epoch, and is told whether it is the iterator's first one.
+        begin: Begins a loader's next epoch.
         loader: The loader.
         owns_workers: Whether the workers persist as long as the iterator.
     """

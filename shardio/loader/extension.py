@@ -219,20 +219,22 @@ class Extension:
         finally:
             self._watches.remove(watch)
 
-    def _begin(self, loader: Any, sampler: Any, *, is_first: bool) -> BegunEpoch:
+    def _begin(self, loader: Any, sampler: Any, *, made: Any) -> BegunEpoch:
         """Begin an epoch. It counts only when nothing else can fail.
 
         Args:
             loader: The loader.
             sampler: Its ``_index_sampler``.
-            is_first: Whether it is the first one of its iterator.
+            made: That of the iterator's epoch before; None for its first one.
         """
+        if made is not None:
+            self._made = made  # Each of several iterators with persistent workers has an executor of its own.
         dataset, order = loader.dataset, self.order
         with own_tensors():
             check_samplers_dataset(dataset, _find_drawing_sampler(loader))
             cursor, split = self._find_start(loader)
             executor = self.find_executor(loader)
-        self.epochs.keeps_seed = not is_first
+        self.epochs.keeps_seed = made is not None
         if self.is_in_accelerate and split is not None:
             check_parallelism(split)
         has_own_modes = yields_images(dataset)  # The user's code has the user's modes.
@@ -256,6 +258,7 @@ class Extension:
 
         progress = None if cursor is None or split is None else Progress(cursor=cursor, split=split)
         epoch = BegunEpoch(
+            made=self._made,
             batches=batches,
             check=check,
             is_latest=is_latest,

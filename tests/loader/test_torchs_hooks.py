@@ -328,3 +328,17 @@ def test_an_overridden_index_sampler_is_read_once_for_an_iterator(options: dict[
         return loader.num_reads, batches
 
     assert run(DataLoader) == run(torchs.DataLoader)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_class_between_shardios_and_torchs_is_not_skipped(num_workers: int) -> None:
+    class Tenfold(torchs.DataLoader):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            return (10 * batch for batch in super().__iter__())
+
+    class Both(DataLoader, Tenfold):
+        pass
+
+    kinds: list[Any] = [Both, Tenfold]
+    loaders = [kind(range(5), batch_size=2, num_workers=num_workers) for kind in kinds]
+    assert [[batch.tolist() for batch in loader] for loader in loaders] == [[[0, 10], [20, 30], [40]]] * 2
