@@ -208,8 +208,9 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
 
     def __iter__(self) -> Any:
         """Begin the next epoch and return an iterator over its batches."""
-        if (extension := find_extension(self)) is None:
-            return super().__iter__()
+        extension = find_extension(self)
+        if extension is None or (extension.delivery is None and extension.order is None):
+            return super().__iter__()  # Perhaps that of another class, between this one and torch's.
         if extension.delivery is None:
             return extension.iterate(self)
         return DeliveredBatches(extension.delivery, self, extension.find_length(self))

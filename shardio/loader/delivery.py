@@ -90,7 +90,7 @@ class DeliveredBatches(LoaderIterator):
         """Begin the loader's next epoch."""
         self._batches: Any = iter(self._delivery)
         self._begins: Any = loader
-        self._adopt(loader)
+        self._adopt(loader, loader._index_sampler)
 
     def __next__(self) -> Any:
         batch = next(self._batches)

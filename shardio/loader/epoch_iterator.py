@@ -30,6 +30,7 @@ class BegunEpoch:
     """An epoch that has begun.
 
     Attributes:
+        made: The executor, and what it was made from.
         batches: The executor's batches.
         check: Raises an error if no further batch may be requested.
         is_latest: Returns whether no later epoch uses its workers.
@@ -39,6 +40,7 @@ class BegunEpoch:
         length: Returns the number of this rank's batches in a full epoch.
     """
 
+    made: Any
     batches: BatchIterator
     check: Callable[[], None]
     is_latest: Callable[[], bool]
@@ -51,8 +53,8 @@ class BegunEpoch:
 class EpochStart(Protocol):
     """Begins a loader's next epoch."""
 
-    def __call__(self, loader: Any, *, is_first: bool) -> BegunEpoch:
-        """Begin it; ``is_first`` says whether it is the first one of its iterator."""
+    def __call__(self, loader: Any, sampler: Any, *, made: Any) -> BegunEpoch:
+        """Begin it with the loader's ``_index_sampler``, and ``made`` as in the iterator's epoch before, or None."""
 
 
 class LoaderIterator(_BaseDataLoaderIter):
@@ -62,12 +64,17 @@ class LoaderIterator(_BaseDataLoaderIter):
     own constructor is not called: it draws random numbers.
     """
 
-    def _adopt(self, loader: Any) -> None:
-        """Take over the loader's attributes under the names that they have in torch's iterators."""
+    def _adopt(self, loader: Any, sampler: Any) -> None:
+        """Take over the loader's attributes under the names that they have in torch's iterators.
+
+        Args:
+            loader: The loader.
+            sampler: Its ``_index_sampler``. Subclasses override that property, so it is read once for an epoch.
+        """
         self._dataset, self._dataset_kind = loader.dataset, loader._dataset_kind
         self._IterableDataset_len_called = loader._IterableDataset_len_called
         self._auto_collation, self._drop_last = loader._auto_collation, loader.drop_last
-        self._index_sampler, self._num_workers = loader._index_sampler, loader.num_workers
+        self._index_sampler, self._num_workers = sampler, loader.num_workers
         self._pin_memory, self._pin_memory_device = loader.pin_memory and torch.accelerator.is_available(), None
         self._timeout, self._collate_fn = loader.timeout, loader.collate_fn
         self._persistent_workers = loader.persistent_workers
@@ -94,7 +101,7 @@ class EpochIterator(LoaderIterator):
     It does not hold the loader, which may hold it.
 
     Args:
-        begin: Begins a loader's next epoch, and is told whether it is the iterator's first one.
+        begin: Begins a loader's next epoch.
         loader: The loader.
         owns_workers: Whether the workers persist as long as this iterator.
 
@@ -104,14 +111,17 @@ class EpochIterator(LoaderIterator):
 
     def __init__(self, begin: EpochStart, loader: Any, *, owns_workers: bool) -> None:
         self._begin, self._owns_workers = begin, owns_workers
+        self._made: Any = None
         self._reset(loader, first_iter=True)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begin the loader's next epoch. torch's loader calls this if its workers persist."""
-        epoch = self._begin(loader, is_first=first_iter)
+        sampler = loader._index_sampler
+        epoch = self._begin(loader, sampler, made=None if first_iter else self._made)
+        self._made = epoch.made
         self._batches, self._check, self._modes, self.progress = epoch.batches, epoch.check, epoch.modes, epoch.progress
         self._seed, self._length, self._is_latest = epoch.seed, epoch.length, epoch.is_latest
-        self._adopt(loader)
+        self._adopt(loader, sampler)
         self._base_seed = epoch.seed  # type: ignore[assignment]  # torch's iterators always have one
         self._sampler_iter = getattr(epoch.batches, "indices", None) or _draw(self._index_sampler)
         self._num_taken = self._num_counted = 0
@@ -241,7 +251,7 @@ def make_epoch_iterator(begin: EpochStart, loader: Any, *, owns_workers: bool) -
     """Begin a loader's next epoch and return an iterator of the kind that torch's loader has for it.
 
     Args:
-        begin: Begins a loader's next epoch, and is told whether it is the iterator's first one.
+        begin: Begins a loader's next epoch.
         loader: The loader.
         owns_workers: Whether the workers persist as long as the iterator.
     """

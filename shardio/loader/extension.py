@@ -180,11 +180,16 @@ class Extension:
         """Return the number of this rank's batches in a full epoch of shardio's order."""
         return self.split(Cursor(epoch=0), batch_size=batch_size, drop_last=drop_last).num_batches
 
-    def find_length(self, loader: Any) -> Callable[[], int]:
-        """Return the length of the loader's iterators, which does not need the loader any more."""
+    def find_length(self, loader: Any, sampler: Any = None) -> Callable[[], int]:
+        """Return the length of the loader's iterators, which does not need the loader any more.
+
+        Args:
+            loader: The loader.
+            sampler: What they draw from; by default, the loader's ``_index_sampler``.
+        """
         if self.order is None:
             # Not the loader's length: like torch, do not ask an iterable dataset for its own.
-            return partial(len, loader._index_sampler)
+            return partial(len, loader._index_sampler if sampler is None else sampler)
         return partial(self.count_batches, batch_size=loader.batch_size, drop_last=loader.drop_last)
 
     def dump(self, loader: Any) -> dict[str, Any]:
@@ -214,24 +219,31 @@ class Extension:
         finally:
             self._watches.remove(watch)
 
-    def _begin(self, loader: Any, *, is_first: bool) -> BegunEpoch:
+    def _begin(self, loader: Any, sampler: Any, *, made: Any) -> BegunEpoch:
         """Begin an epoch. It counts only when nothing else can fail.
 
         Args:
             loader: The loader.
-            is_first: Whether it is the first one of its iterator.
+            sampler: Its ``_index_sampler``.
+            made: That of the iterator's epoch before; None for its first one.
         """
+        if made is not None:
+            self._made = made  # Each of several iterators with persistent workers has an executor of its own.
         dataset, order = loader.dataset, self.order
         with own_tensors():
             check_samplers_dataset(dataset, _find_drawing_sampler(loader))
             cursor, split = self._find_start(loader)
             executor = self.find_executor(loader)
-        self.epochs.keeps_seed = not is_first
+        self.epochs.keeps_seed = made is not None
         if self.is_in_accelerate and split is not None:
             check_parallelism(split)
         has_own_modes = yields_images(dataset)  # The user's code has the user's modes.
-        with own_tensors() if has_own_modes else nullcontext():
-            batches = executor.start(cursor, split)
+        self.epochs.sampler = sampler
+        try:
+            with own_tensors() if has_own_modes else nullcontext():
+                batches = executor.start(cursor, split)
+        finally:
+            self.epochs.sampler = None
         decoder, persists, token = find_decoder(dataset), loader.persistent_workers, object()
         self._latest = token
 
@@ -246,13 +258,14 @@ class Extension:
 
         progress = None if cursor is None or split is None else Progress(cursor=cursor, split=split)
         epoch = BegunEpoch(
+            made=self._made,
             batches=batches,
             check=check,
             is_latest=is_latest,
             modes=own_tensors if has_own_modes or progress is not None else nullcontext,
             progress=progress,
             seed=self.epochs.base_seed if order is None else order.ordered.seed,
-            length=self.find_length(loader),
+            length=self.find_length(loader, sampler),
         )
         if order is not None and progress is not None:
             counter = order.update_counter()

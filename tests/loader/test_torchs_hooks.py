@@ -309,3 +309,36 @@ def test_a_class_that_does_not_call_the_constructor_has_torchs_iterators(caplog:
     with caplog.at_level(logging.INFO, "shardio"):
         assert [batch.tolist() for batch in Copying()] == [[0, 1], [2, 3]]
     assert "Copying did not call the constructor of shardio's DataLoader" in caplog.text
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
+def test_an_overridden_index_sampler_is_read_once_for_an_iterator(options: dict[str, Any]) -> None:
+    def run(base: Any) -> tuple[int, list[list[int]]]:
+        class Drawing(base):  # type: ignore[misc]
+            num_reads = 0
+
+            @property
+            def _index_sampler(self) -> Any:
+                self.num_reads += 1
+                return torch.randperm(12).reshape(6, 2).tolist()
+
+        torch.manual_seed(3)
+        loader = Drawing(range(12), **options)
+        batches = [batch.tolist() for batch in loader]
+        return loader.num_reads, batches
+
+    assert run(DataLoader) == run(torchs.DataLoader)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_class_between_shardios_and_torchs_is_not_skipped(num_workers: int) -> None:
+    class Tenfold(torchs.DataLoader):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            return (10 * batch for batch in super().__iter__())
+
+    class Both(DataLoader, Tenfold):
+        pass
+
+    kinds: list[Any] = [Both, Tenfold]
+    loaders = [kind(range(5), batch_size=2, num_workers=num_workers) for kind in kinds]
+    assert [[batch.tolist() for batch in loader] for loader in loaders] == [[[0, 10], [20, 30], [40]]] * 2

@@ -186,3 +186,18 @@ def test_each_iterator_that_a_program_makes_has_persistent_workers_of_its_own() 
         return [*batches, *[batch.tolist() for batch in second], *[batch.tolist() for batch in loader]]
 
     assert run(DataLoader) == run(TorchLoader)
+
+
+def test_iterators_with_persistent_workers_begin_again_in_turn() -> None:
+    def run(base: Any) -> list[Any]:
+        loader = base(range(12), batch_size=3, num_workers=1, persistent_workers=True)
+        iterators = [loader._get_iterator() for _ in range(2)]
+        found = [batch.tolist() for iterator in iterators for batch in iterator]
+        for _ in range(2):
+            for iterator in iterators:
+                iterator._reset(loader)
+                found.append(next(iterator).tolist())
+            found += [batch.tolist() for iterator in iterators for batch in iterator]
+        return found
+
+    assert run(DataLoader) == run(torch.utils.data.DataLoader)

@@ -23,10 +23,13 @@ class Epochs:
 
     Attributes:
         keeps_seed: Whether the next epoch's workers have the seed of those before, although they may be new.
+        sampler: The loader's ``_index_sampler`` while an epoch begins; None otherwise. Subclasses override that
+            property, and may return another sampler at each access.
     """
 
     def __init__(self) -> None:
         self.keeps_seed = False
+        self.sampler: Any = None
         self._loaded: EpochPosition | None = None
         self._position: EpochPosition | None = None
         self._generators: OwnGenerators | None = None
@@ -65,6 +68,7 @@ class Epochs:
         position = loaded
         if loaded is not None:
             loaded.fit(loader.num_workers)
+            loaded.fit_batches(loader.batch_size or 0)
         if loaded is not None and not loaded.is_finished:
             self._restore_generators(loader, loaded)
         elif self._generators is not None:
@@ -76,7 +80,8 @@ class Epochs:
             position = EpochPosition.begin(
                 loader.num_workers, is_iterable=is_iterable(loader), random_states=self._capture(loader)
             )
-            position.draws_seed, position.sampler_epoch = has_new_workers, _find_epoch(loader)
+            position.draws_seed, position.sampler_epoch = has_new_workers, _find_epoch(self._find_sampler(loader))
+            position.batch_size = loader.batch_size or 0
             if before is not None and not has_new_workers:
                 position.base_seed = before.base_seed
                 position.num_epochs_of_seed = before.num_epochs_of_seed + 1
@@ -102,7 +107,7 @@ class Epochs:
             position = EpochPosition.begin(
                 loader.num_workers, is_iterable=is_iterable(loader), random_states=self._capture(loader)
             )
-            position.sampler_epoch = _find_epoch(loader)
+            position.sampler_epoch = _find_epoch(self._find_sampler(loader))
             return position.dump()
         if (batches := None if self._latest is None else self._latest()) is not None:
             batches.update_position()
@@ -127,7 +132,7 @@ class Epochs:
             self._restore_generators(loader, loaded)  # Now: the program may seed them for the next epoch.
         if loaded.sampler_epoch is not None:
             # Now, not when the epoch begins: frameworks set it when they have begun the epoch, or to another one.
-            for sampler in _find_epoch_samplers(loader):
+            for sampler in _find_epoch_samplers(self._find_sampler(loader)):
                 sampler.set_epoch(loaded.sampler_epoch)
 
     def set_epoch(self, epoch: int) -> None:
@@ -142,7 +147,7 @@ class Epochs:
         In torch's order: its iterators call the sampler's ``__iter__``, draw a seed if their workers are new and, with
         workers, call ``__iter__`` again then. Samplers may draw whenever that is called.
         """
-        sampler = loader._index_sampler  # A property that subclasses override.
+        sampler = self._find_sampler(loader)
         indices = Indices(sampler, self._generators)
         if position.draws_seed or position.base_seed is None:
             with drawing_from(self._generators):
@@ -154,22 +159,32 @@ class Epochs:
 
     def _restore_generators(self, loader: Any, loaded: EpochPosition) -> None:
         if (states := loaded.random_states) is not None:
-            for generator, state in zip(_find_generators(loader), states.own, strict=False):
+            for generator, state in zip(self._find_generators(loader), states.own, strict=False):
                 generator.set_state(state)
             self._generators = OwnGenerators(states.globals, self._process_at_load)
 
     def _capture(self, loader: Any) -> RandomStates:
-        modules = {type(sampler).__module__.partition(".")[0] for sampler in _find_samplers(loader)}
+        modules = {type(each).__module__.partition(".")[0] for each in _find_samplers(self._find_sampler(loader))}
         includes_others = modules != {"torch"}
-        states = RandomStates.capture(_find_generators(loader), includes_others=includes_others)
+        states = RandomStates.capture(self._find_generators(loader), includes_others=includes_others)
         if self._generators is not None:
             states.globals = self._generators.cover(states.globals)
         return states
 
+    def _find_sampler(self, loader: Any) -> Any:
+        """Return the sampler that the loader draws from."""
+        return loader._index_sampler if self.sampler is None else self.sampler
 
-def _find_samplers(loader: Any) -> list[Any]:
-    """Return the sampler that the loader draws from, and those inside it, from the outside in."""
-    found, inside = list[Any](), [loader._index_sampler]
+    def _find_generators(self, loader: Any) -> list[torch.Generator]:
+        """Return the generators that the user passed to a loader or its samplers."""
+        samplers = _find_samplers(self._find_sampler(loader))
+        found = [loader.generator, *(getattr(sampler, "generator", None) for sampler in samplers)]
+        return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
+
+
+def _find_samplers(outermost: Any) -> list[Any]:
+    """Return the sampler that a loader draws from, and those inside it, from the outside in."""
+    found, inside = list[Any](), [outermost]
     while inside:
         sampler = inside.pop(0)
         if any(sampler is one for one in found):
@@ -180,21 +195,15 @@ def _find_samplers(loader: Any) -> list[Any]:
     return found
 
 
-def _find_epoch_samplers(loader: Any) -> list[Any]:
-    """Return the samplers that have an epoch, such as torch's DistributedSampler."""
+def _find_epoch_samplers(outermost: Any) -> list[Any]:
+    """Return the samplers of a loader that have an epoch, such as torch's DistributedSampler."""
     return [
         sampler
-        for sampler in _find_samplers(loader)
+        for sampler in _find_samplers(outermost)
         if callable(getattr(sampler, "set_epoch", None)) and type(getattr(sampler, "epoch", None)) is int
     ]
 
 
-def _find_epoch(loader: Any) -> int | None:
-    """Return the epoch of the loader's sampler; None if that has no ``set_epoch``."""
-    return next((int(sampler.epoch) for sampler in _find_epoch_samplers(loader)), None)
-
-
-def _find_generators(loader: Any) -> list[torch.Generator]:
-    """Return the generators that the user passed to a loader or its samplers."""
-    found = [loader.generator, *(getattr(sampler, "generator", None) for sampler in _find_samplers(loader))]
-    return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
+def _find_epoch(outermost: Any) -> int | None:
+    """Return the epoch of a loader's sampler; None if that has no ``set_epoch``."""
+    return next((int(sampler.epoch) for sampler in _find_epoch_samplers(outermost)), None)

@@ -22,11 +22,13 @@ class SamplerPosition:
 
     Attributes:
         num_yielded: How many times it has yielded.
+        num_samples: How many samples that were; None if the batches are not those of torch's BatchSampler.
         sampler_state: The state of the sampler; None if it has none.
         iterator_state: That of its iterator.
     """
 
     num_yielded: int = 0
+    num_samples: int | None = None
     sampler_state: Any = None
     iterator_state: Any = None
 
@@ -63,7 +65,7 @@ class Indices:
         """
         with drawing_from(self._generators):
             if not self._restore(position):
-                for batch in itertools.islice(self._iterator, position.num_yielded):
+                for batch in self._before(position):
                     if skip is not None:
                         skip(batch)
         self.position = position
@@ -112,6 +114,15 @@ class Indices:
         self._track(1)
         return index
 
+    def _before(self, position: SamplerPosition) -> Iterator[Any]:
+        """Return an iterator over what is yielded before a position. The batches may have been of another size then."""
+        num_samples = position.num_samples
+        if num_samples is None and isinstance(position.iterator_state, dict):
+            num_samples = position.iterator_state.get(_SAMPLES_YIELDED)  # StatefulDataLoader counts them there.
+        if self._batches is None or num_samples is None:
+            return itertools.islice(self._iterator, position.num_yielded)
+        return self._batches.pass_over(num_samples)
+
     def _restore(self, position: SamplerPosition) -> bool:
         """Restore the states of the sampler and its iterator; return whether they have any."""
         if self._batches is not None:
@@ -127,6 +138,7 @@ class Indices:
         is_batched = self._batches is not None
         self.position = SamplerPosition(
             num_yielded=self.position.num_yielded + num_drawn,
+            num_samples=None if self._batches is None else self._batches.num_samples,
             sampler_state=None if is_batched else dump_state(self._sampler),
             iterator_state=self._batches.state() if self._batches is not None else dump_state(self._iterator),
         )
@@ -135,28 +147,44 @@ class Indices:
 class _BatchIterator(Iterator[list[Any]]):
     """The batches of torch's BatchSampler, with the states of what is in it.
 
+    As in torch, a batch size that the program sets applies to the next batch or, with ``drop_last``, the next epoch.
+
     Attributes:
+        num_samples: How many samples were yielded.
         has_ended: Whether the sampler has yielded all.
     """
 
     def __init__(self, batch_sampler: BatchSampler) -> None:
-        self._batch_size, self._drop_last = batch_sampler.batch_size, batch_sampler.drop_last
+        self._batch_sampler = batch_sampler
         self._sampler: Any = batch_sampler.sampler
         self._iterator: Iterator[Any] | None = None  # Made by the first batch, as in torch: samplers may draw then.
-        self._num_samples = 0
+        self._only_size: int | None = None  # Of all batches of the epoch, with drop_last.
+        self.num_samples = 0
         self.has_ended = False
 
     def __next__(self) -> list[Any]:
-        batch = [] if self.has_ended else list(itertools.islice(self._begun(), self._batch_size))
-        self._num_samples += len(batch)
-        self.has_ended = len(batch) < self._batch_size  # Samplers often reset themselves then.
-        if not batch or (self._drop_last and len(batch) < self._batch_size):
+        iterator = self._begun()
+        size = self._only_size or self._batch_sampler.batch_size
+        batch = [] if self.has_ended else list(itertools.islice(iterator, size))
+        self.num_samples += len(batch)
+        self.has_ended = len(batch) < size  # Samplers often reset themselves then.
+        if not batch or (self._only_size is not None and self.has_ended):
             raise StopIteration
         return batch
 
+    def pass_over(self, num_samples: int) -> Iterator[list[Any]]:
+        """Yield a number of samples in batches, however these are cut."""
+        size = self._batch_sampler.batch_size
+        while self.num_samples < num_samples:
+            batch = list(itertools.islice(self._begun(), min(size, num_samples - self.num_samples)))
+            if not batch:
+                return
+            self.num_samples += len(batch)
+            yield batch
+
     def state(self) -> Any:
         """Return the states; None if the sampler and its iterator have none."""
-        states: dict[str, Any] = {_SAMPLES_YIELDED: self._num_samples, _HAS_ENDED: self.has_ended}
+        states: dict[str, Any] = {_SAMPLES_YIELDED: self.num_samples, _HAS_ENDED: self.has_ended}
         if has_state(self._sampler):
             states[_SAMPLER_STATE] = dump_state(self._sampler)
         if self._iterator is not None and has_state(self._iterator):
@@ -172,10 +200,11 @@ class _BatchIterator(Iterator[list[Any]]):
         self._iterator = None
         if _SAMPLER_ITER_STATE in states:
             load_state(self._begun(), states[_SAMPLER_ITER_STATE])
-        self._num_samples, self.has_ended = states[_SAMPLES_YIELDED], states.get(_HAS_ENDED, False)
+        self.num_samples, self.has_ended = states[_SAMPLES_YIELDED], states.get(_HAS_ENDED, False)
         return True
 
     def _begun(self) -> Iterator[Any]:
         if self._iterator is None:
             self._iterator = iter(self._sampler)
+            self._only_size = self._batch_sampler.batch_size if self._batch_sampler.drop_last else None
         return self._iterator

@@ -40,6 +40,7 @@ class EpochPosition:
         workers: Where each worker is. The calling process counts as one.
         num_yielded: How many batches were delivered.
         num_samples: How many samples they had; 0 if the user's dataset makes them.
+        batch_size: The size of the batches; 0 if a sampler determines it, and None if it is not known.
         sampler_epoch: The epoch that was set on the sampler; None if it has no ``set_epoch``.
         sampler: Where the sampler was after the batches that were delivered without a gap.
         ahead: The numbers of batches that were delivered although an earlier one was not.
@@ -60,6 +61,7 @@ class EpochPosition:
     workers: list[WorkerPosition]
     num_yielded: int = 0
     num_samples: int = 0
+    batch_size: int | None = None
     sampler_epoch: int | None = None
     sampler: SamplerPosition = field(default_factory=SamplerPosition)
     ahead: set[int] = field(default_factory=set)
@@ -91,7 +93,7 @@ class EpochPosition:
             keeps_workers: Whether the workers of this epoch serve the next one, with the states of their datasets.
         """
         position = self.begin(self.num_workers, is_iterable=self.is_iterable, random_states=random_states)
-        position.sampler_epoch = self.sampler_epoch
+        position.sampler_epoch, position.batch_size = self.sampler_epoch, self.batch_size
         if keeps_workers:
             position.workers = [WorkerPosition(state=worker.state) for worker in self.workers]
             position.follows_end = True
@@ -117,6 +119,23 @@ class EpochPosition:
         self.workers = [WorkerPosition() for _ in range(max(num_workers, 1))]
         self.num_workers, self.last_worker_id = num_workers, (self.num_yielded - 1) % max(num_workers, 1)
 
+    def fit_batches(self, batch_size: int) -> None:
+        """Make this the position of a loader with batches of some size; 0 if a sampler determines it.
+
+        Raises:
+            StateError: If it counts batches, and theirs is another size.
+        """
+        saved, self.batch_size = self.batch_size, batch_size
+        if saved in (None, batch_size) or self.is_finished or not (self.num_yielded or self.ahead):
+            return
+        counts_samples = saved and batch_size and not self.ahead
+        if counts_samples and (not self.is_iterable or not any(worker.num_since for worker in self.workers)):
+            return
+        raise StateError(
+            f"this state counts batches, and was saved with batch_size={saved or None}, but the loader has "
+            f"batch_size={batch_size or None}: use batch_size={saved or None}"
+        )
+
     def dump(self) -> dict[str, Any]:
         """Return the state, with copies of everything in it.
 
@@ -130,6 +149,8 @@ class EpochPosition:
             keys.INDEX_SAMPLER_STATE: self.sampler.sampler_state,
             keys.SAMPLER_ITER_STATE: self.sampler.iterator_state,
             keys.SAMPLER_ITER_YIELDED: self.sampler.num_yielded,
+            keys.SAMPLER_SAMPLES_YIELDED: self.sampler.num_samples,
+            keys.BATCH_SIZE: self.batch_size,
             keys.LEN_CALLED: self.len_called,
             keys.SHARED_SEED: None,
             keys.BASE_SEED: self.base_seed,
@@ -219,6 +240,7 @@ def _load(state: dict[str, Any], *, is_iterable: bool) -> EpochPosition:
         num_yielded=num_yielded,
         sampler=SamplerPosition(
             num_yielded=main[keys.SAMPLER_ITER_YIELDED],
+            num_samples=main.get(keys.SAMPLER_SAMPLES_YIELDED),
             sampler_state=main[keys.INDEX_SAMPLER_STATE],
             iterator_state=main.get(keys.SAMPLER_ITER_STATE),
         ),
@@ -226,6 +248,7 @@ def _load(state: dict[str, Any], *, is_iterable: bool) -> EpochPosition:
         last_worker_id=last_worker_id,
         base_seed=main.get(keys.BASE_SEED),
         draws_seed=main.get(keys.DRAWS_SEED, True),
+        batch_size=main.get(keys.BATCH_SIZE),
         sampler_epoch=main.get(keys.SAMPLER_EPOCH),
         num_samples=main.get(keys.NUM_SAMPLES, 0),
         num_epochs_of_seed=main.get(keys.NUM_EPOCHS_OF_SEED, 0),

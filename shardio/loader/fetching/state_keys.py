@@ -42,6 +42,12 @@ SAMPLER_EPOCH = "_sampler_epoch"
 NUM_SAMPLES = "_num_samples"
 """How many samples of the epoch were delivered, for the random numbers of shardio's transforms."""
 
+SAMPLER_SAMPLES_YIELDED = "_sampler_samples_yielded"
+"""How many samples torch's BatchSampler has yielded: a resumed run may have batches of another size."""
+
+BATCH_SIZE = "_batch_size"
+"""The size of the batches; 0 if a sampler determines it."""
+
 NUM_EPOCHS_OF_SEED = "_num_epochs_of_seed"
 """How many epochs the workers' seed served before this one."""
 
