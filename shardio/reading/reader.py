@@ -199,11 +199,15 @@ class SampleReader:
                 map_locations(Location.exists, [self._table.tars[shard], self._table.indexes[shard]])
 
     def _open_remote(self, shards: Sequence[int]) -> None:
-        """Open remote shards at the same time, because opening one takes several requests."""
+        """Open remote shards at the same time, because opening one takes several requests.
+
+        Raises:
+            StoreError: If a remote store keeps failing.
+        """
         tars = self._table.tars
         missing = [shard for shard in shards if shard not in self._open and not tars[shard].store.is_local]
-        if len(missing) > 1:
-            map_in_threads(self._get_open, missing)
+        if len(missing) > 1 and (errors := map_in_threads(self._get_open, missing)):
+            raise errors[0]
 
     def _get_open(self, shard: int) -> Shard:
         opened = self._open.get(shard)

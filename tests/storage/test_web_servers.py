@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler
@@ -401,3 +402,28 @@ def test_answers_that_do_not_fit_their_requests_are_given_up_soon() -> None:
     unclear, transient = subprocess.check_output([sys.executable, "-c", program], text=True).splitlines()
     assert unclear == "8 cannot read it after 8 attempts in 0 s: it is odd. Check the server"
     assert transient.startswith("51 cannot read it after 51 attempts")
+
+
+class Overloaded(WebFolder):
+    """Sends a few parts of tars, and then no more."""
+
+    num_parts: int
+    ranges: Counter[str]
+
+    def answer_path(self, path: str) -> None:
+        if path.endswith(".tar") and "Range" in self.headers:
+            self.ranges[f"{path} {self.headers['Range']}"] += 1
+            if self.ranges.total() > self.num_parts:
+                self.answer(429, b"")
+                return
+        super().answer_path(path)
+
+
+@pytest.mark.parametrize("num_parts", [0, 2])
+def test_a_store_that_keeps_failing_is_not_asked_again_before_the_user_knows(root: Path, num_parts: int) -> None:
+    """Each attempt may wait for a long time, so the error comes after one request of each worker."""
+    ranges = Counter[str]()
+    kind = type("Kind", (Overloaded,), {"num_parts": num_parts, "ranges": ranges})
+    with serve_folder(root, kind) as (url, _), pytest.raises(StoreError, match="after 2 attempts"):
+        read_all(f"{url}/packed", num_workers=2, storage_options={"retries": 1})
+    assert max(ranges.values()) <= 2 * 2 + num_parts, ranges

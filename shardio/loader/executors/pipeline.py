@@ -138,7 +138,8 @@ class Pipeline:
         if batch.error is not None:
             self._give_up([batch])
             self._queue.drop(batch)
-        elif self._slots.layout is None and (part := batch.parts[0]).columns:  # A collation's first batch.
+            return batch
+        if self._slots.layout is None and (part := batch.parts[0]).columns:  # A collation's first batch.
             layout = choose_layout([""] * len(part.columns), part.columns, num_rows=1)
             self._slots.lay_out(layout, self._settings.sizing.num_spare(layout))
         self._fill_up()  # Before the user computes, so that the workers do not run out of chunks.
@@ -154,7 +155,7 @@ class Pipeline:
                 layout, error = probe_layout(plan, self._make_probe, self._source, num_rows)
                 if error is not None:
                     self._batches.append(Batch(error=error))
-                    continue
+                    return  # The user gets this error first: further ones may each take as long, such as time-outs.
             if layout is not None and self._settings.collation is None and len(plan) > layout.num_rows:
                 layout = replace(layout, num_rows=len(plan))
             if layout is not None and layout is not slots.layout:
