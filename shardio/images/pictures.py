@@ -34,7 +34,7 @@ CLIPPED_ADVICE = (
     "be white or black: read them as a field, such as fields=('png', 'label'), which keeps their values, or scale the "
     "files before"
 )
-"""What happens to gray images of other types than 8 bits, and what to do."""
+"""The effect on gray images of other types than 8 bits, and the remedy."""
 
 Part = Callable[[], Pixels]
 """A function that reads a part of a picture.

@@ -1,4 +1,4 @@
-"""How image files store their values, and exact decoding of those that Pillow cuts to 8 bits, wraps or refuses.
+"""Value formats of image files, and exact decoding of those that Pillow cuts to 8 bits, wraps or refuses.
 
 Pillow's images hold at most 8 bits of colour, and signed integers of 32 bits, floating-point numbers of 32 bits or 16
 bits of gray. OpenCV reads more of the types of a PNG or TIFF. It is trusted only with kinds of files that it was found
@@ -23,7 +23,7 @@ from shardio.interruptions import let_through
 
 
 class ValueFormat(NamedTuple):
-    """How an image file stores its values.
+    """The value format of an image file.
 
     Attributes:
         dtype: Their type, in native byte order.

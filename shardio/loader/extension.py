@@ -64,7 +64,7 @@ class Shown(Generic[Value]):
 
 
 class Extension:
-    """What shardio keeps for a loader.
+    """The state that shardio keeps for a loader.
 
     It does not hold the loader, only a weak reference. Iterators hold the extension, so a loader that keeps its own
     iterator is in no reference cycle, and its workers end when the last reference to it goes.

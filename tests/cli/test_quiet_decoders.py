@@ -1,4 +1,4 @@
-"""What image libraries print names no file, so nothing of it reaches the user from shardio's own processes."""
+"""Lines that image libraries print name no file, so none reaches the user from shardio's own processes."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def in_order(dataset: Fragile, **options: Any) -> DataLoader:
 
 
 def read_pipe(dataset: Fragile, **options: Any) -> DataLoader:
-    """Return a loader of torch's own workers."""
+    """Return a loader with torch's own workers."""
     return DataLoader(IterableWrapper(range(NUM_SAMPLES)).map(dataset.__getitem__), **options)
 
 

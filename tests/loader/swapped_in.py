@@ -21,7 +21,7 @@ warnings.filterwarnings("ignore", "'set_vital' is deprecated")  # torchdata call
 
 
 class Own(DataLoader):  # type: ignore[type-arg]
-    """A loader of a program's, which creates no loader of torch's until it is iterated."""
+    """A program's loader, which creates a torch loader only when it is iterated."""
 
     def __init__(self, numbers: list[int]) -> None:
         self.numbers = numbers

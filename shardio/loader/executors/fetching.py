@@ -172,7 +172,7 @@ class FetchedBatches:
 
     @property
     def indices(self) -> Iterator[Any]:
-        """What the sampler still yields."""
+        """The indices that the sampler still yields."""
         batches = self._batches.batches if isinstance(self._batches, _PersistentBatches) else self._batches
         return batches.indices
 

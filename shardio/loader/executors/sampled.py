@@ -52,7 +52,7 @@ class SampledBatches:
 
     @property
     def indices(self) -> Iterator[Any]:
-        """What the sampler still yields."""
+        """The indices that the sampler still yields."""
         return self._progress.indices
 
     def __next__(self) -> Any:

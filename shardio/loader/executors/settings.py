@@ -81,7 +81,7 @@ class ExecutorSettings:
 
 
 def find_override(loader: Any) -> str | None:
-    """Return which hook of torch's, which determines what a batch consists of, a loader overrides; None for none.
+    """Return the overridden torch hook that determines what a batch consists of; None if there is none.
 
     Such a loader has torch's semantics: the hook decides, not shardio's order.
     """

@@ -16,7 +16,7 @@ import torch
 _GLOBALS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "torch": (torch.get_rng_state, torch.set_rng_state),
     "python": (random.getstate, random.setstate),
-    "numpy": (np.random.get_state, np.random.set_state),  # People's samplers draw from it.
+    "numpy": (np.random.get_state, np.random.set_state),  # Users' samplers draw from it.
 }
 """The global generators of a process by name: how to get and to set their states."""
 

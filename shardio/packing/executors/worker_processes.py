@@ -23,7 +23,7 @@ END_WITHIN_S = 10.0
 
 SILENT_S, LAST_CHANCE_S = 60.0, 20.0
 """A worker process counts as suspended if it does not report for these two times together, in seconds. The second one
-begins anew when this process itself was suspended. A worker process that works reports every few seconds."""
+starts again if this process itself was suspended. A worker process that works reports every few seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

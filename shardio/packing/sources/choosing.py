@@ -17,7 +17,7 @@ from shardio.storage import Location
 
 
 class _Adapter(NamedTuple):
-    """How messages call a dataset of another tool, how it is recognised and read, and what can be chosen."""
+    """The name of another tool's dataset in messages, the functions that find and read it, and its options."""
 
     what: str
     find: Callable[[Path], Evidence | None]

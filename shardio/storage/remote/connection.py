@@ -37,7 +37,7 @@ MAX_SOCKET_PATH = 100
 """The longest path of a socket in bytes that all operating systems accept: they limit it to 103 or more."""
 
 DESCRIPTORS = Path("/proc/self/fd")
-"""Where Linux has a process's open folders. They give long paths short names."""
+"""The folder of a process's descriptors on Linux. They give long paths short names."""
 
 _STEP_S = 0.5
 _LENGTH = struct.Struct("!Q")

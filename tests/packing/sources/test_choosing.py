@@ -84,7 +84,7 @@ def keys_of(out: Path) -> set[str]:
 
 
 def write_tables(folder: Path) -> None:
-    """Write what lies beside people's images and shards: tables that name or describe them, but do not hold them."""
+    """Write tables that lie beside images and shards: they name or describe samples, but do not hold them."""
     rows = [{"file": "cat/a.jpg", "label": 3, "hash": "ab"}, {"file": "dog/b.jpg", "label": 5, "hash": "cd"}]
     pq.write_table(pa.Table.from_pylist(rows), folder / "labels.parquet")
     pq.write_table(pa.Table.from_pylist(rows), folder / "000.parquet")

@@ -1,4 +1,4 @@
-"""What other users may have written to a cache is not believed, unless the cache is shared with them."""
+"""Copies that other users may have written are not believed, unless the cache is shared with them."""
 
 from __future__ import annotations
 
