@@ -41,7 +41,7 @@ class _Sender:
         with suppress(OSError):
             while True:
                 self.send(("report", 0, 0))
-                time.sleep(ALIVE_EVERY_S)
+                time.sleep(ALIVE_EVERY_S)  # Only time passes between two signs of life.
 
 
 class _Reporter:
