@@ -21,11 +21,14 @@ from shardio.images.kernel.targets import find_targets
 from tests.sources import write_images
 
 
-def pytest_configure() -> None:
-    """Accept Ctrl-C even if a shell started pytest in the background, for tests that send it."""
+hypothesis.settings.register_profile("change", deadline=None, derandomize=True, max_examples=50)
+hypothesis.settings.register_profile("campaign", deadline=None, max_examples=1000)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the number of examples, and accept Ctrl-C even if a shell started pytest in the background."""
+    hypothesis.settings.load_profile(config.getoption("--hypothesis-profile") or "change")
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    hypothesis.settings.register_profile("shardio", deadline=None)  # No test depends on the machine's speed.
-    hypothesis.settings.load_profile("shardio")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,7 +1,12 @@
 #!/usr/bin/env bash
-# Runs what CI runs: lint, format, types, tests. Passes its arguments to pytest.
+# Runs lint, format, types and tests: with --all as first argument also the slow tests, as CI does.
+# Passes other arguments to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+if [ "${1:-}" = --all ]; then
+    shift
+    set -- -m "" "$@"
+fi
 
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
