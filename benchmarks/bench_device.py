@@ -33,7 +33,7 @@ from benchmarks.device.networks import DEPTHS, WIDTH
 from benchmarks.device.rounds import Group, Settings, run_group, tell
 from benchmarks.device.tables import judge, make_table
 from benchmarks.loaders.report import ALWAYS, describe_machine, find_version
-from shardio.processors import count_processors
+from shardio.process import count_processors
 
 HERE = Path(__file__).parent
 SOURCES = ("memory", "photographs")

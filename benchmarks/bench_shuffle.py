@@ -16,7 +16,7 @@ import numpy as np
 import webdataset
 from numpy.typing import NDArray
 
-from shardio.cli.console import count
+from shardio.cli.terminal import count
 from shardio.order import EpochOrder, OrderQuality, choose_settings, measure_quality
 
 HEADER = """\

@@ -31,10 +31,10 @@ from benchmarks.photographs import (
 )
 from benchmarks.stages import decoded_share
 from benchmarks.timing import alternate, ratios, summarise
-from shardio.cli.console import count
-from shardio.images import DEFAULT_MAX_PIXELS, Pixels, decode_image, use_one_thread
+from shardio.cli.terminal import count
+from shardio.images import DEFAULT_MAX_PIXELS, Pixels, decode_image, tiling, use_one_thread
 from shardio.images.jpeg.head import read_head
-from shardio.images.tiling import reencode_jpeg, tile_jpeg, transcode, untile_jpeg
+from shardio.images.tiling import reencode_jpeg, tile_jpeg, untile_jpeg
 
 ROW = 0
 """An interval as long as the MCU row."""
@@ -47,7 +47,7 @@ def tile_by(content: bytes, interval: int) -> bytes:
     """Tile a JPEG with an interval that divides its MCU row."""
     row_mcus = read_head(content).num_mcus[1]
     assert row_mcus % (interval or row_mcus) == 0, "the interval does not divide the row"
-    with patch.object(transcode, "choose_interval", lambda *_: interval or row_mcus):
+    with patch.object(tiling, "choose_interval", lambda *_: interval or row_mcus):
         return tile_jpeg(content)
 
 

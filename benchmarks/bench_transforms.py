@@ -18,7 +18,7 @@ import typer
 from PIL import Image
 
 from shardio.images import edit_images
-from shardio.models import import_library
+from shardio.train.models import import_library
 from shardio.transforms import (
     AugMix,
     AutoAugment,

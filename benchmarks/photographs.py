@@ -122,7 +122,7 @@ def without_kernel(load: Load) -> Load:
     """Return the same candidate, without the kernel."""
 
     def load_by_libjpeg(chunk: Chunk, rows: Pixels) -> None:
-        with patch("shardio.images.by_kernel.find_kernel", lambda: None):
+        with patch("shardio.images.rendering.find_kernel", lambda: None):
             load(chunk, rows)
 
     return load_by_libjpeg

@@ -13,17 +13,16 @@ import cv2
 import simplejpeg
 
 import benchmarks.photographs
-import shardio.images.by_libjpeg
-import shardio.images.jpeg.codec
+import shardio.images.opening
 from benchmarks.photographs import Chunk, Load, make_rows
 from benchmarks.timing import Rounds
 from shardio.images import Pixels, open_image
 
 STAGES: dict[str, Sequence[tuple[Any, str]]] = {
     "drawing crops": [(benchmarks.photographs, "draw_plan")],
-    "read_head": [(shardio.images.by_libjpeg, "read_head")],
-    "read_tiles": [(shardio.images.jpeg.codec, "read_tiles")],
-    "cut_tiles, cut_rows": [(shardio.images.jpeg.codec, "cut_tiles"), (shardio.images.jpeg.codec, "cut_rows")],
+    "read_head": [(shardio.images.opening, "read_head")],
+    "read_tiles": [(shardio.images.opening, "read_tiles")],
+    "cut_tiles, cut_rows": [(shardio.images.opening, "cut_tiles"), (shardio.images.opening, "cut_rows")],
     "libjpeg-turbo": [(simplejpeg, "decode_jpeg"), (cv2, "imdecode")],
     "cv2.resize": [(cv2, "resize")],
 }

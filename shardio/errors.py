@@ -21,10 +21,9 @@ As in the standard library, arguments out of range raise ValueError, and argumen
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Literal
 
 Stage = Literal["read", "decode", "transform"]
 """What can fail for a sample."""
@@ -165,10 +164,3 @@ def as_sample_error(error: BaseException, stages: Collection[Stage]) -> SampleEr
         error, cause = SampleError(f"sample {mark['key']} in {mark['where']}: {said}", **mark), error
         error.__cause__ = cause
     return error if error.stage in stages else None
-
-
-def __getattr__(name: str) -> Any:
-    if name == "HostError":
-        warnings.warn("shardio.HostError is now shardio.WorkerError", DeprecationWarning, stacklevel=2)
-        return WorkerError
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,10 @@
-"""Other libraries that need help to be imported."""
+"""Import torchvision, and make tensors whatever modes the user has set in torch."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 
 def import_torchvision() -> None:
@@ -26,3 +28,39 @@ def import_torchvision() -> None:
                 f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
             )
         importlib.import_module("torchvision")
+
+
+def own_tensors() -> AbstractContextManager[None]:
+    """Return a context in which new tensors are ordinary CPU tensors, whatever modes the caller has set.
+
+    With ``torch.set_default_device("cuda")``, the loader's seeds and batches would be on a device, where numpy and
+    worker processes cannot read them. A tensor created in ``torch.inference_mode()`` cannot be changed outside of it.
+    """
+    import torch
+    from torch.overrides import _get_current_function_mode_stack  # A default device is such a mode.
+
+    has_modes = torch.is_inference_mode_enabled() or _get_current_function_mode_stack()
+    return _outside_of_modes() if has_modes else nullcontext()
+
+
+def outside_of_inference_mode() -> AbstractContextManager[None]:
+    """Return a context in which new tensors are ordinary tensors on the caller's default device."""
+    import torch
+
+    return _outside_of_inference_mode() if torch.is_inference_mode_enabled() else nullcontext()
+
+
+@contextmanager
+def _outside_of_modes() -> Iterator[None]:
+    import torch
+
+    with torch.device("cpu"), outside_of_inference_mode():
+        yield
+
+
+@contextmanager
+def _outside_of_inference_mode() -> Iterator[None]:
+    import torch
+
+    with torch.inference_mode(mode=False), torch.no_grad():  # Gradients stay disabled, as in inference mode.
+        yield

@@ -1,10 +1,18 @@
-"""Check settings (integers, flags, choices, sizes) and convert them to Python's own types."""
+"""Check and convert settings: integers, flags, choices, sizes, JSON and the names of functions."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import json
 import math
 import numbers
 import operator
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 from typing import Any, SupportsIndex, get_args
 
 
@@ -148,3 +156,98 @@ def parse_size(name: str, size: str | int) -> int:
 def _readable(bound: int) -> str:
     """Return a bound as text. Large powers of two are written as ``2**n``."""
     return f"2**{bound.bit_length() - 1}" if bound > 2**20 and bound & (bound - 1) == 0 else str(bound)
+
+
+def parse_json(content: bytes | str) -> Any:
+    """Parse a JSON text and return its value.
+
+    Args:
+        content: The text, as a string or in UTF-8.
+
+    Raises:
+        ValueError: If the text is not JSON in UTF-8 (RFC 8259), holds NaN or an infinity, is nested too deeply, or has
+            an object with a duplicate name, which parsers interpret differently.
+    """
+    text = content if isinstance(content, str) else content.decode("utf-8-sig")
+    try:
+        return json.loads(text, object_pairs_hook=_make_object, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise ValueError("lists or objects are nested too deeply") from error
+
+
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        name = next(name for name, number in Counter(name for name, _ in pairs).items() if number > 1)
+        raise ValueError(f"the name {name!r:.100} occurs twice")
+    return found
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def load_function(target: str) -> Callable[..., Any]:
+    """Load the function named by ``path/to/file.py:function`` or ``package.module:function``.
+
+    As with ``python -m``, modules in the current directory are also found. A file may import modules from its own
+    directory.
+
+    Args:
+        target: The file or module, and the name of a function or class in it.
+
+    Raises:
+        ValueError: If the target has another form, or the file, module or function does not exist.
+    """
+    path, _, name = target.rpartition(":")
+    if path.endswith(".py"):
+        module = _load_file(Path(path))
+    elif all(part.isidentifier() for part in path.split(".")):
+        module = _load_module(path)
+    else:
+        raise ValueError(
+            f"{target!r} does not name a function: write path/to/file.py:function or package.module:function"
+        )
+    function: Callable[..., Any] | None = getattr(module, name, None)
+    if not callable(function):
+        raise ValueError(f"{path} has no function {name!r}")
+    return function
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ValueError(f"the script {path} does not exist")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None, "a name that ends in .py has a loader"
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # Spawned worker processes look functions up by this name.
+    sys.path.insert(0, str(path.resolve().parent))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))  # A console script's path starts with its own directory.
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # If the named module exists and imports a missing one, the original error is better.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(
+            f"there is no module {error.name!r} in the current directory or in the Python environment"
+        ) from error
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Return a size as text.
+
+    >>> format_bytes(1536)
+    '1.5 KiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.4g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.4g} TiB"

@@ -20,7 +20,6 @@ from shardio.images.kernel.source import BUILT_FOLDER, built_path
 from shardio.images.kernel.targets import find_targets
 from tests.sources import write_images
 
-
 hypothesis.settings.register_profile("change", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.register_profile("campaign", deadline=None, max_examples=1000)
 

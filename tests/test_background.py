@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import shardio
-from shardio.background import start_process
+from shardio.process import start_process
 
 ROOT = Path(shardio.__file__).parents[1]
 
@@ -55,12 +55,12 @@ def test_it_gets_what_it_is_given_and_nothing_else(tmp_path: Path, monkeypatch: 
 
 GONE = """
 import os, subprocess, sys
-from shardio.background import start_process
+from shardio.process import start_process
 os.mkdir(sys.argv[1])
 os.chdir(sys.argv[1])
 os.rmdir(sys.argv[1])
 sys.path.insert(0, "")
-sys.exit(start_process("shardio.processors:count_processors", cwd="/").wait())
+sys.exit(start_process("shardio.process:count_processors", cwd="/").wait())
 """
 
 

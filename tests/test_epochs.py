@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardio import DataLoader, DevicePrefetcher, EpochSampler, ShardDataset, ShardMapDataset
-from shardio.check.processes import run_rank
+from shardio.check.ranks import run_rank
 from shardio.epochs import set_epoch
 
 NUM_SAMPLES = 12

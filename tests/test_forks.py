@@ -15,7 +15,7 @@ PACKAGE = Path(shardio.__file__).parent
 
 FORK = """
 import os, sys
-from shardio.forks import _watches, call_at_fork
+from shardio.process import _watches, call_at_fork
 
 class Owner:
     def __init__(self, name):
@@ -46,7 +46,7 @@ assert not _watches
 
 FAILING = """
 import os, sys
-from shardio.forks import call_at_fork
+from shardio.process import call_at_fork
 
 def report(found):
     errors = [found.exc_value, found.exc_value.__context__]
@@ -94,7 +94,7 @@ for _ in range(2):
 
 WAITING = """
 import os, signal, sys, threading
-from shardio.forks import hold_during_forks
+from shardio.process import hold_during_forks
 
 lock, is_held, may_end = threading.RLock(), threading.Event(), threading.Event()
 hold_during_forks(lock)

@@ -7,7 +7,7 @@ from enum import Enum
 
 import pytest
 
-from shardio.interruptions import is_interruption
+from shardio.process import is_interruption
 
 
 class Kind(Enum):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from shardio.json_text import parse_json
+from shardio.values import parse_json
 
 WRONG = {
     "deep": b"[" * 100_000 + b"]" * 100_000,

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from shardio.locks import WorkLock
+from shardio.files import WorkLock
 from tests.test_trust import mode_of, umask
 
 HOLD = textwrap.dedent("""
     import sys
     from pathlib import Path
-    from shardio.locks import WorkLock
+    from shardio.files import WorkLock
     with WorkLock(Path(sys.argv[1]), 10).held():
         print("held", flush=True)
         sys.stdin.read()

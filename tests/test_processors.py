@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from shardio import processors
-from shardio.processors import count_processors
+from shardio import process
+from shardio.process import count_processors
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="affinity masks are Linux's")
 def test_the_affinity_mask_counts() -> None:
     code = (
-        "import os; from shardio.processors import count_processors as c;"
+        "import os; from shardio.process import count_processors as c;"
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(c())"
     )
-    root = str(Path(processors.__file__).parents[1])
+    root = str(Path(process.__file__).parents[1])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
     assert done.stdout == "1\n"
 
@@ -65,8 +65,8 @@ def write(root: Path, files: dict[str, str]) -> Path:
 def test_the_quota_of_each_control_group_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: int
 ) -> None:
-    root, quotas = write(tmp_path, files), processors._quotas
-    monkeypatch.setattr(processors, "_quotas", lambda _: quotas(root))
+    root, quotas = write(tmp_path, files), process._quotas
+    monkeypatch.setattr(process, "_quotas", lambda _: quotas(root))
     if hasattr(os, "process_cpu_count"):
         monkeypatch.setattr(os, "process_cpu_count", lambda: 8)
     elif hasattr(os, "sched_getaffinity"):
@@ -77,7 +77,7 @@ def test_the_quota_of_each_control_group_counts(
 
 
 def test_one_module_counts_processors() -> None:
-    package = Path(processors.__file__).parent
+    package = Path(process.__file__).parent
     words = ("cpu_count", "sched_getaffinity")
     files = [path for folder in (package, package.parent / "benchmarks") for path in folder.rglob("*.py")]
     found = {path for path in files if any(word in path.read_text() for word in words)}

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from shardio import DataLoader, DevicePrefetcher, EpochSampler, ShardDataset, ShardMapDataset
-from shardio.torch_modes import own_tensors
+from shardio.libraries import own_tensors
 from shardio.train import TrainConfig, train
 from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip
 from tests.device.late_stream import prefetch_late

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shardio import trust
-from shardio.trust import UntrustedError, make_folder, read_trusted
+from shardio import files
+from shardio.files import UntrustedError, make_folder, read_trusted
 
 OTHER_USER = 12345
 """A user other than root and the one that runs the tests."""
@@ -88,7 +88,7 @@ def test_the_target_of_a_symbolic_link_is_checked(path: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("replaced", ["file", "folder"])
 def test_a_replacement_after_the_check_is_not_read(path: Path, monkeypatch: pytest.MonkeyPatch, replaced: str) -> None:
-    check = trust._check
+    check = files._check
 
     def check_and_replace(status: os.stat_result, checked: Path) -> None:
         check(status, checked)
@@ -98,7 +98,7 @@ def test_a_replacement_after_the_check_is_not_read(path: Path, monkeypatch: pyte
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(b"others'")
 
-    monkeypatch.setattr(trust, "_check", check_and_replace)
+    monkeypatch.setattr(files, "_check", check_and_replace)
     assert read_trusted(path) == b"ours"
 
 

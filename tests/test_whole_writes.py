@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardio.whole_writes import create_whole, find_target, remove_unfinished, write_whole
+from shardio.files import create_whole, find_target, remove_unfinished, write_whole
 from tests.files import files_of_at_most, read_files
 
 

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 import torch.distributed
 from torch.multiprocessing.spawn import start_processes
-from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader as TorchLoader, Dataset
 
 from shardio import DataLoader, ShardDataset
 from shardio.world import CarriedWorld, Worker, World, find_worker, find_world, find_world_size

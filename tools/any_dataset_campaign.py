@@ -20,8 +20,7 @@ from typing import Annotated, Any
 
 import hypothesis
 import typer
-from hypothesis import HealthCheck, given
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
 
@@ -30,8 +29,10 @@ from tests.files import count_open_files
 from tests.loader.fetching.programs import programs
 from tests.loader.fetching.test_ends import Arrays, find_mappings
 from tests.loader.fetching.test_states import test_a_resumed_program_sees_the_rest as resumed
-from tests.loader.fetching.test_torchs_batches import test_random_programs_see_torchs_batches as compared
-from tests.loader.fetching.test_torchs_batches import test_threads_deliver_the_same_samples as compared_in_threads
+from tests.loader.fetching.test_torchs_batches import (
+    test_random_programs_see_torchs_batches as compared,
+    test_threads_deliver_the_same_samples as compared_in_threads,
+)
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 
 from shardio.device import DevicePrefetcher
-from shardio.device.pinned import Registration
-from shardio.device.preparing import normalise_in_one_kernel, normalise_in_steps
+from shardio.device.prefetcher import normalise_in_one_kernel, normalise_in_steps
+from shardio.device.streams import Registration
 
 Facts = dict[str, Any]
 
@@ -54,8 +54,8 @@ def describe_machine(device: torch.device) -> Facts:
 
 def measure_registration(device: torch.device) -> Facts:
     """Compare registering a slot in place with torch's pinned memory: time, return code and bandwidth."""
-    from shardio.loader.slots.memory import make_memory
-    from shardio.loader.slots.slot_pool import map_in_torch
+    from shardio.loader.buffers import map_in_torch
+    from shardio.loader.memory import make_memory
 
     descriptor = make_memory(SLOT_BYTES)
     memory = map_in_torch(descriptor, SLOT_BYTES)

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are no
 
 import shardio
 from shardio.train import load_checkpoint
-from shardio.train.logs import LOG, read_log
+from shardio.train.callbacks import LOG, read_log
 from tests.sources import write_images
 from tests.train.runs import read_figures
 

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.loaders.registry import PIXELS_CHANGED, PIXELS_SMALL
 from benchmarks.loaders.rounds import Result, Settings
 from benchmarks.loaders.tables import sort_by_speed
-from shardio.processors import count_processors
+from shardio.process import count_processors
 
 ALWAYS = ("shardio", "torch", "numpy", "opencv-python-headless", "pillow", "simplejpeg")
 """Packages whose versions are always recorded."""

@@ -1,14 +1,10 @@
 """Checks for repeated and lost samples, for any iterable of batches."""
 
 from shardio.check.coverage import Coverage, Delivery
-from shardio.check.exactly_once import assert_exactly_once
-from shardio.check.frozen import find_frozen_orders
-from shardio.check.guard import guard
-from shardio.check.merging import merge_recordings
-from shardio.check.recorder import CoverageRecorder
-from shardio.check.recording import record
+from shardio.check.exactly_once import assert_exactly_once, guard, judge
+from shardio.check.recorder import CoverageRecorder, merge_recordings
+from shardio.check.recording import find_frozen_orders, record
 from shardio.check.report import CoverageReport, ExpectedSamples, make_report
-from shardio.check.verdict import judge
 
 __all__ = [
     "Coverage",

@@ -1,20 +1,168 @@
-"""assert_exactly_once: fail a test if a loader repeats or loses samples."""
+"""Fail a test, or stop training, if a loader repeats or loses samples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from shardio.check.claims import HasWorkers, collates_columns, indices_of, is_batching, is_map_style, splits
-from shardio.check.coverage import Coverage
-from shardio.check.frozen import find_frozen_orders
+from shardio.check.coverage import (
+    Coverage,
+    HasWorkers,
+    RankEpoch,
+    collates_columns,
+    find_claims,
+    indices_of,
+    is_batching,
+    is_map_style,
+    name_ranks,
+    source_of,
+    splits,
+)
 from shardio.check.identity import ASK_FOR_KEY, Ids, Key, content_ids, key_ids, keys_in
-from shardio.check.recording import record
-from shardio.check.report import ExpectedSamples
-from shardio.check.verdict import is_by_content, is_surely_wrong, judge, judge_epoch
+from shardio.check.recording import (
+    contents_change,
+    find_frozen_orders,
+    find_marks,
+    leave_out_marked,
+    marks_repeats,
+    probe_contents,
+    record,
+)
+from shardio.check.report import SHOWN, CoverageReport, ExpectedSamples, find_causes, make_report
 from shardio.errors import CoverageError, IdentityError
+from shardio.world import find_world
+
+
+def judge(
+    epochs: Sequence[Coverage], expected: ExpectedSamples, *, num_judged: int | None = None, allow: bool = True
+) -> list[CoverageReport]:
+    """Return the report of each epoch of a loader.
+
+    Args:
+        epochs: The loader's consecutive epochs over all ranks.
+        expected: The samples that each epoch should deliver.
+        num_judged: The number of epochs to judge. The others only show whether contents change.
+        allow: Whether to allow for the loader's own remainder policy.
+
+    Raises:
+        IdentityError: If samples are identified by their content, their number is right, and it is
+            uncertain whether each arrived exactly once.
+    """
+    judged = epochs[:num_judged]
+    reports = [judge_epoch(coverage, expected, allow=allow) for coverage in judged]
+    for coverage, report in zip(judged, reports, strict=True):
+        if is_by_content(coverage) and not is_surely_wrong(report):
+            _demand_keys(epochs, coverage, report)
+    return reports
+
+
+def judge_epoch(coverage: Coverage, expected: ExpectedSamples, *, allow: bool = True) -> CoverageReport:
+    """Return the report of one epoch, with its problems and likely causes."""
+    report = make_report(coverage, expected.allow(coverage.allowance) if allow else expected)
+    causes = find_causes(report)  # Before problems, which explain themselves, are added.
+    report.problems += _find_problems(coverage, report, allow=allow)
+    if not report.is_right:
+        known = {epoch.cause: None for epoch in coverage.rank_epochs.values() if epoch.cause}
+        report.causes = [*known, *(_unequal_ranks(coverage, report) or causes)]
+    return report
+
+
+def is_by_content(coverage: Coverage) -> bool:
+    """Return whether any sample of an epoch is identified by its content."""
+    return any(not epoch.by_keys for epoch in coverage.rank_epochs.values())
+
+
+def is_surely_wrong(report: CoverageReport) -> bool:
+    """Return whether an epoch is wrong by its problems or its number of samples alone."""
+    expected = report.expected
+    if report.problems:
+        return True
+    return (
+        expected.num_samples is not None
+        and report.num_deliveries != expected.num_samples + expected.num_repeats - expected.num_missing
+    )
+
+
+def _unequal_ranks(coverage: Coverage, report: CoverageReport) -> list[str]:
+    """Return a cause if a rank delivered nothing, or if the ranks' samplers use different orders."""
+    idle = [rank for rank in sorted(coverage.rank_epochs) if not coverage.num_delivered_by(rank)]
+    if idle and coverage.num_deliveries and report.num_missing and not report.num_repeats:
+        return [f"{name_ranks(idle)} delivered nothing"]
+    states = {rank: epoch.sampler_state for rank, epoch in sorted(coverage.rank_epochs.items()) if epoch.sampler_state}
+    if len(set(states.values())) < 2:
+        return []
+    described = "; ".join(f"{state} on rank {rank}" for rank, state in list(states.items())[:SHOWN])
+    return [
+        f"the ranks' samplers use different orders ({described}): call set_epoch with the same epoch on every rank, "
+        "and use the same seed"
+    ]
+
+
+def _find_problems(coverage: Coverage, report: CoverageReport, *, allow: bool) -> list[str]:
+    problems = []
+    if len(set(coverage.allowances.values())) > 1:
+        problems.append(
+            "the ranks are in different epochs or orders: call set_epoch with the same epoch on every rank, "
+            "and use the same seed"
+        )
+    allowance = coverage.allowance
+    marked = [epoch.num_marked for epoch in coverage.rank_epochs.values()]
+    num_marked = sum(map(int, filter(None, marked)))
+    if allow and allowance is not None and marked and None not in marked and num_marked != allowance.num_marked:
+        problems.append(
+            f"{num_marked} samples are marked as repeats, but the remainder policy marks {allowance.num_marked}"
+        )
+    if report.expected.num_samples is not None:
+        return problems
+    num_ranks = len(coverage.rank_epochs)
+    shares = {epoch.num_shares for epoch in coverage.rank_epochs.values()} - {None, num_ranks}
+    if shares:
+        splits = " and ".join(map(str, sorted(filter(None, shares))))
+        problems.append(f"the sampler assumes a world size of {splits}, but the world size is {num_ranks}")
+    for rank, epoch in sorted(coverage.rank_epochs.items()):
+        num_samples, num_claimed = coverage.num_delivered_by(rank), epoch.num_claimed
+        if num_claimed is not None and num_samples > num_claimed:
+            is_multiple = num_claimed > 0 and num_samples % num_claimed == 0
+            claim = (
+                f"{num_samples // num_claimed} times the {num_claimed:,} that its loader has"
+                if is_multiple
+                else f"but its loader has {num_claimed:,}"
+            )
+            problems.append(f"rank {rank} delivered {num_samples:,} samples, {claim}")
+        elif not epoch.is_whole and num_samples != num_claimed:
+            batches = f"{epoch.num_batches:,} {'batch' if epoch.num_batches == 1 else 'batches'}"
+            problems.append(f"rank {rank} stopped after {batches}, before the end of the epoch")
+        elif num_claimed is not None and num_samples < num_claimed and not epoch.may_be_fewer:
+            problems.append(f"rank {rank} delivered {num_samples:,} samples, but its loader has {num_claimed:,}")
+    return problems
+
+
+def _demand_keys(epochs: Sequence[Coverage], coverage: Coverage, report: CoverageReport) -> None:
+    """Raise an error unless contents identify samples and show that the epoch is right."""
+    by_content = [epoch for epoch in coverage.rank_epochs.values() if not epoch.by_keys]
+    how = "samples are identified by their content"
+    for epoch in by_content:
+        if epoch.instability:
+            raise IdentityError(f"{how}, which changes from read to read: {epoch.instability}. {ASK_FOR_KEY}")
+    if report.num_unexpected or (report.num_missing > report.expected.num_missing and not report.num_repeats):
+        raise IdentityError(
+            f"{how}, but the content of {max(report.num_unexpected, 1):,} of them differs from what the dataset "
+            f"itself returns (random augmentation, or padding to the longest sample of a batch?). {ASK_FOR_KEY}"
+        )
+    if not report.is_right:
+        raise IdentityError(
+            f"{report.num_repeats} {'sample has' if report.num_repeats == 1 else 'samples have'} the same content as "
+            f"another one: they are either repeats or different samples with equal data. {ASK_FOR_KEY}"
+        )
+    if report.expected.ids is not None or all(epoch.is_stable for epoch in by_content):
+        return
+    changes = contents_change(epochs, report.expected.num_samples)
+    if changes is None:
+        raise IdentityError(f"{how}, but they could not be read twice to check that it stays the same. {ASK_FOR_KEY}")
+    if changes:
+        raise IdentityError(f"{how}, which changes from epoch to epoch (random augmentation?). {ASK_FOR_KEY}")
 
 
 def assert_exactly_once(
@@ -148,3 +296,121 @@ def _read_alone(loader: HasWorkers, key: Key) -> tuple[Ids, dict[int, Hashable]]
         ids.append(content_ids(batch, is_collated=collates_columns(loader)) if keys is None else key_ids(keys))
         names.update(zip(ids[-1].tolist(), keys or (), strict=False))
     return np.concatenate(ids), names
+
+
+Batch = TypeVar("Batch")
+
+_ASK_FOR_KEY = "Pass guard(…, key=) to identify samples"
+
+
+class guard(Generic[Batch]):  # noqa: N801  # used like a function
+    """Wrap a loader to raise an error when an epoch repeats a sample.
+
+    >>> list(guard([["a", "b"], ["c"]]))
+    [['a', 'b'], ['c']]
+    >>> list(guard([["a", "b"], ["b"]], key=list))
+    Traceback (most recent call last):
+    shardio.errors.CoverageError: batch 1 repeats b, which batch 0 of this epoch delivered
+
+    Without keys, samples are identified by their content. If random augmentation changes the
+    content, iteration raises an IdentityError. To detect this, a few samples of a map-style
+    dataset are read several times before the first batch.
+
+    Args:
+        loader: Any iterable of batches.
+        key: How to find a batch's keys, as in :func:`shardio.check.assert_exactly_once`.
+    """
+
+    def __init__(self, loader: Iterable[Batch], *, key: Key = None) -> None:
+        self.loader = loader
+        self._key = key
+        self._claims: RankEpoch | None = None
+        self._former: set[int] = set()  # The contents of earlier epochs.
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]  # a loader without a length raises TypeError
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":  # Not set yet, for example during unpickling.
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Iterate over the loader's next epoch.
+
+        Raises:
+            CoverageError: At the first repeated sample. The message names it.
+            IdentityError: If samples cannot be identified without keys.
+        """
+        seen: dict[int, int] = {}
+        by_content, num_new = False, 0
+        has_marks = marks_repeats(source_of(self.loader))
+        for batch_number, batch in enumerate(self.loader):
+            keys = keys_in(batch, self._key)
+            valid = find_marks(batch) if has_marks else None
+            if keys is None:
+                by_content = True
+                ids = self._content_ids(batch)
+                ids = ids if valid is None else ids[valid]
+            else:
+                keys = leave_out_marked(keys, valid)
+                ids = key_ids(keys)
+            for row, identity in enumerate(ids.tolist()):
+                if identity in seen:
+                    self._refuse(batch_number, None if keys is None else keys[row], seen[identity])
+                seen[identity] = batch_number
+                num_new += identity not in self._former
+            if by_content:
+                self._check_contents(len(seen), num_new)
+            yield batch
+        if by_content:
+            self._remember(seen)
+
+    def _content_ids(self, batch: Batch) -> Ids:
+        if self._claims is None:
+            self._claims = probe_contents(source_of(self.loader), find_claims(self.loader, find_world().world_size))
+            if self._claims.instability:
+                raise IdentityError(
+                    "samples are identified by their content, which changes from read to read: "
+                    f"{self._claims.instability}. {_ASK_FOR_KEY}"
+                )
+        return content_ids(batch, is_collated=collates_columns(source_of(self.loader)))
+
+    def _refuse(self, batch_number: int, key: object, earlier: int) -> None:
+        if key is not None:
+            hint = "" if self._key is not None else f". If {key} does not identify a sample, pass key="
+            raise CoverageError(
+                f"batch {batch_number} repeats {key}, which batch {earlier} of this epoch delivered{hint}"
+            )
+        raise IdentityError(
+            f"batch {batch_number} holds a sample with the same content as one in batch {earlier} of this epoch: it is "
+            f"either a repeat or another sample with equal data. {_ASK_FOR_KEY}"
+        )
+
+    def _check_contents(self, num_seen: int, num_new: int) -> None:
+        """Raise an error if there are more contents than samples."""
+        assert self._claims is not None, "set with the first content"
+        claimed, num_samples = self._claims.num_claimed, self._claims.num_dataset
+        if claimed is not None and num_seen > claimed:
+            raise CoverageError(
+                f"this epoch delivered {num_seen} samples, but the loader has {claimed}: some were repeated with "
+                f"different content. {_ASK_FOR_KEY}"
+            )
+        if num_samples is not None:
+            self._refuse_changes(len(self._former) + num_new, num_samples)
+
+    def _remember(self, seen: dict[int, int]) -> None:
+        """Compare a complete epoch's contents with earlier epochs, if there is only one rank."""
+        assert self._claims is not None, "set with the first content"
+        together = self._former | seen.keys()
+        if self._former and self._claims.num_dataset is None and find_world().world_size == 1:
+            # A resumed epoch has fewer samples than the next one.
+            self._refuse_changes(len(together), max(len(self._former), len(seen)))
+        self._former = together
+
+    def _refuse_changes(self, num_contents: int, num_samples: int) -> None:
+        if num_contents > num_samples:
+            raise IdentityError(
+                f"{num_samples} samples had {num_contents} different contents: contents change from one epoch to the "
+                f"next (random augmentation?), so repeats cannot be detected. {_ASK_FOR_KEY}"
+            )

@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 
-from shardio.check.processes import record_failure, run_rank
+from shardio.check.ranks import record_failure, run_rank
 from shardio.errors import IdentityError
 
 if __name__ == "__main__":

@@ -1,26 +1,233 @@
-"""CoverageRecorder: record which samples each rank receives in a training run."""
+"""Record which samples each rank receives in a training run, and combine the ranks' files.
+
+A recording is a safetensors file. For each epoch ``e``, it has the tensors ``ids.e`` (uint64 [n]),
+``batches.e`` (uint32 [n]) and ``workers.e`` (int16 [n], -1 for an unknown worker). Its metadata
+key ``recording`` is a JSON object with the format, the rank, the number of ranks, the process, the
+times and, if they are few, the keys. For each epoch, the object also has the fields of RankEpoch
+and of the loader's Allowance.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from shardio.check.allowance import resumes
-from shardio.check.claims import source_of
-from shardio.check.coverage import Coverage
+import safetensors
+import safetensors.numpy
+
+from shardio.check.coverage import Allowance, Coverage, RankEpoch, name_ranks, resumes, source_of
 from shardio.check.identity import Key
-from shardio.check.merging import merge
 from shardio.check.recording import observe
-from shardio.check.recording_file import Recording, dump_recording, load_recording, read_recording, write_recording
 from shardio.errors import FormatError
-from shardio.whole_writes import remove_unfinished
+from shardio.files import remove_unfinished, write_whole
+from shardio.values import parse_json
 from shardio.world import choose_world, find_data_world
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
+
+
+RECORDING_FORMAT = 2
+COLUMNS = {"ids": "<u8", "batches": "<u4", "workers": "<i2"}
+"""The columns of a recording and their types: 14 bytes per delivery."""
+
+MAX_SAVED_NAMES = 20_000
+"""The largest number of keys that a recording holds. With more, it holds only their hashes."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Recording:
+    """The deliveries that one rank received.
+
+    Attributes:
+        rank: The rank.
+        world_size: The number of ranks; None if unknown.
+        epochs: The coverage of each epoch.
+        process: The machine and process that made the recording.
+        started: When the recording began, in seconds since 1970.
+        written: When the recording was last written, in seconds since 1970.
+    """
+
+    rank: int
+    world_size: int | None
+    epochs: list[Coverage] = field(default_factory=list)
+    process: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
+    started: float = field(default_factory=time.time)
+    written: float = field(default_factory=time.time)
+
+
+def dump_recording(recording: Recording) -> bytes:
+    """Return a recording as the bytes of its file."""
+    tensors, names, epochs = {}, {}, []
+    recording.written = time.time()
+    for epoch, coverage in enumerate(recording.epochs):
+        for (name, dtype), column in zip(COLUMNS.items(), coverage.arrays(), strict=True):
+            tensors[f"{name}.{epoch}"] = column.astype(dtype)
+        names.update(coverage.names)
+        known, allowance = coverage.rank_epochs.get(recording.rank), coverage.allowance
+        epochs.append(
+            {
+                "known": None if known is None else asdict(known),
+                "allowance": None if allowance is None else asdict(allowance),
+            }
+        )
+    shown = {f"{identity:016x}": str(name) for identity, name in names.items()} if len(names) <= MAX_SAVED_NAMES else {}
+    header = {
+        "format": RECORDING_FORMAT,
+        "rank": recording.rank,
+        "world_size": recording.world_size,
+        "process": recording.process,
+        "started": recording.started,
+        "written": recording.written,
+        "epochs": epochs,
+        "names": shown,
+    }
+    return safetensors.numpy.save(tensors, {"recording": json.dumps(header)})
+
+
+def write_recording(path: Path, recording: Recording) -> None:
+    """Write a recording atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with write_whole(path) as file:
+        file.write(dump_recording(recording))
+
+
+def read_recording(path: Path) -> Recording:
+    """Read a recording from its file.
+
+    Raises:
+        FormatError: If the file cannot be read or is not a recording.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise FormatError(f"the recording {path} cannot be read: {error}") from error
+    return load_recording(content, str(path))
+
+
+def load_recording(content: bytes, name: str) -> Recording:
+    """Parse a recording from the bytes of its file.
+
+    Args:
+        content: The bytes of the file.
+        name: The name of the recording, for messages.
+
+    Raises:
+        FormatError: If the content is not a recording.
+    """
+    try:
+        tensors = safetensors.numpy.load(content)
+        (length,) = struct.unpack("<Q", content[:8])
+        header = parse_json(parse_json(content[8 : 8 + length])["__metadata__"]["recording"])
+        if header["format"] != RECORDING_FORMAT:
+            raise FormatError(
+                f"{name} has format {header['format']}, but this version of shardio reads format {RECORDING_FORMAT}: "
+                "record the run again"
+            )
+        rank, names = header["rank"], {int(identity, 16): text for identity, text in header["names"].items()}
+        recording = Recording(
+            rank=rank,
+            world_size=header["world_size"],
+            process=header["process"],
+            started=header["started"],
+            written=header["written"],
+        )
+        for number, epoch in enumerate(header["epochs"]):
+            coverage = Coverage()
+            coverage.add_arrays(rank, *(tensors[f"{column}.{number}"] for column in COLUMNS))
+            coverage.names.update(names)
+            if epoch["known"] is not None:
+                coverage.rank_epochs[rank] = RankEpoch(**epoch["known"])
+            if (allowance := epoch["allowance"]) is not None:
+                samples = allowance.pop("samples")
+                coverage.allowances[rank] = Allowance(samples=None if samples is None else tuple(samples), **allowance)
+            recording.epochs.append(coverage)
+    except (safetensors.SafetensorError, struct.error, TypeError, KeyError, ValueError) as error:
+        raise FormatError(f"{name} is not a recording written by CoverageRecorder, or is damaged: {error}") from error
+    return recording
+
+
+CLOCK_SLACK_S = 60.0
+"""The tolerated difference between the clocks of two machines, in seconds."""
+
+
+def merge_recordings(paths: Iterable[Path], *, world_size: int | None = None) -> list[Coverage]:
+    """Return the coverage of each epoch from the recordings of all ranks.
+
+    Args:
+        paths: The recordings, one file per rank.
+        world_size: The number of ranks; by default, the one in the recordings.
+
+    Raises:
+        FormatError: If a file is not a recording, a rank has none or several, or the recordings
+            are from different runs.
+    """
+    recordings = [(read_recording(path), path) for path in paths]
+    seen: dict[int, Path] = {}
+    for recording, path in recordings:
+        rank = recording.rank
+        if rank in seen:
+            raise FormatError(
+                f"{path} and {seen[rank]} are both recordings of rank {rank}: pass one recording per rank, all from "
+                "the same run"
+            )
+        seen[rank] = path
+    return merge([recording for recording, _ in recordings], world_size=world_size)
+
+
+def merge(recordings: Sequence[Recording], *, world_size: int | None = None) -> list[Coverage]:
+    """Return the coverage of each epoch over all ranks.
+
+    Raises:
+        FormatError: If a rank is missing, or the recordings are from different runs.
+    """
+    _check_ranks(recordings, world_size)
+    merged = []
+    for number in range(max((len(recording.epochs) for recording in recordings), default=0)):
+        whole = Coverage()
+        for recording in recordings:
+            if number >= len(recording.epochs):
+                whole.rank_epochs[recording.rank] = RankEpoch(is_whole=False)
+                continue
+            part = recording.epochs[number]
+            whole.add_arrays(recording.rank, *part.arrays())
+            whole.names.update(part.names)
+            whole.rank_epochs |= part.rank_epochs
+            whole.allowances |= part.allowances
+        merged.append(whole)
+    return merged
+
+
+def _check_ranks(recordings: Sequence[Recording], world_size: int | None) -> None:
+    sizes = sorted({recording.world_size for recording in recordings if recording.world_size is not None})
+    if len(sizes) > 1:
+        raise FormatError(
+            f"the recordings are from runs with {' and '.join(map(str, sizes))} ranks: pass the recordings of one run"
+        )
+    ranks = sorted(recording.rank for recording in recordings)
+    expected = world_size or (sizes[0] if sizes else max(ranks, default=-1) + 1)
+    missing = sorted(set(range(expected)) - set(ranks))
+    if missing:
+        raise FormatError(
+            f"there is no recording of {name_ranks(missing)} of {expected}: pass the files of all ranks. A rank that "
+            "ended early may have written none"
+        )
+    for one in recordings:
+        for other in recordings:
+            if one.process != other.process and one.written + CLOCK_SLACK_S < other.started:
+                raise FormatError(
+                    f"the recording of rank {one.rank} was last written before that of rank {other.rank} began: they "
+                    "are from different runs. Delete the files of the earlier run and record all ranks again"
+                )
 
 
 class CoverageRecorder:

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shardio.cli.contact_sheet import SheetRow, fit_cell
-from shardio.cli.loading import has_class_folders
+from shardio.cli.options import has_class_folders
 from shardio.cli.terminal import printable
 from shardio.datasets import ImageFolder, MapDataset, ShardMapDataset
 from shardio.decoding import Decode, FieldDecoder
 from shardio.images import IMAGE_FIELDS
-from shardio.looking import holds_shards
 from shardio.reading import FileReader, LabelledFile
 from shardio.storage import StorageOptions, absolute_path, find_path, make_access, parse_location, walk_files
+from shardio.viewer import holds_shards
 
 CHANNELS = (1, 3, 4)
 """The numbers of channels that can be shown: grey, RGB, and RGB with an alpha channel, which is ignored."""

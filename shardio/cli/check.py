@@ -1,23 +1,25 @@
-"""``shardio check``."""
+"""``shardio check`` and ``shardio doctor``."""
 
 from __future__ import annotations
 
+import json
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardio.cli.console import count
-from shardio.cli.storage_options import (
+from shardio.cli.options import (
     CacheFolder,
     CacheShared,
     CacheSize,
     RemoteArguments,
     StorageOptionTexts,
+    read_access,
     read_remote_arguments,
 )
-from shardio.cli.terminal import echo
+from shardio.cli.terminal import count, echo
 from shardio.order import Remainder
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ def check(
     Example: shardio check packed/train --world-size 4 --num-workers 2
     """
     from shardio.check import find_frozen_orders, judge, merge_recordings
-    from shardio.check.processes import record_ranks
+    from shardio.check.ranks import record_ranks
 
     remote = read_remote_arguments(storage_option, cache, cache_size, cache_shared)
     is_script = not merge and len(sources) == 1 and ".py:" in sources[0]
@@ -171,3 +173,60 @@ def _record_dataset(
         found.append(coverage)
     # The expected keys come in manifest order, without ranks, workers or shuffling.
     return found, _expect_all(ShardDataset(source, fields="key", rank=0, world_size=1, **remote))
+
+
+MAX_TARS = 8
+"""The maximum number of tars to read from."""
+
+NUMS_REQUESTS = (1, 2, 4, 8, 16, 32)
+"""How many requests are made at a time, in turn."""
+
+
+def doctor(
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="SOURCE", help="A packed dataset, above all one in an object store: s3://bucket/train."),
+    ],
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, help="Samples per second that your training needs on this machine.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Seconds to measure each number of requests.")] = 2.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    storage_option: StorageOptionTexts = None,
+) -> None:
+    """Measure how fast the store of a dataset answers, and what that means for a loader.
+
+    It reads parts of up to 8 shards for about 15 seconds; nothing is kept.
+
+    Example: shardio doctor s3://bucket/train --rate 3000
+    """
+    from shardio.shards import open_table
+    from shardio.storage.listing import measure_store
+
+    table = open_table(source, read_access(storage_option))
+    tars = table.tars[:: -(-len(table.tars) // MAX_TARS)]
+    with ExitStack() as stack:
+        speed = measure_store([stack.enter_context(closing(tar.open())) for tar in tars], NUMS_REQUESTS, seconds)
+    sample_size = table.manifest.num_bytes / table.manifest.num_samples
+    possible = speed.best / sample_size
+    if as_json:
+        values = {
+            "latency_s": speed.latency_s,
+            "bytes_per_s": {str(number): found for number, found in speed.bytes_per_s.items()},
+            "saturated_by": speed.num_saturating,
+            "bytes_per_sample": sample_size,
+            "samples_per_s": possible,
+        }
+        echo(json.dumps(values, indent=1))
+        return
+    echo(f"latency    {1000 * speed.latency_s:.1f} ms for one byte")
+    for number, found in speed.bytes_per_s.items():
+        echo(f"bandwidth  {found / 1e6:,.0f} MB/s with {number} request{'s' if number > 1 else ''} at a time")
+    echo(f"saturated  by {speed.num_saturating} requests at a time; shardio reads ahead with 16")
+    echo(f"samples    {possible:,.0f} samples/s of {sample_size / 1e3:,.1f} kB at most, in an epoch without a cache")
+    if rate is not None:
+        needed = rate * sample_size
+        verdict = (
+            "the store is fast enough" if needed <= speed.best else "the store is too slow: cache the data (cache=)"
+        )
+        echo(f"needed     {needed / 1e6:,.0f} MB/s for {rate:,.0f} samples/s: {verdict}")

@@ -26,7 +26,7 @@ PANELS = {
 }
 """The commands by the panel of ``shardio --help`` that lists them.
 
-Each command is the function of its name in the module of its name, such as ``shardio.cli.export_index:export_index``.
+Each command is the function of its name in the module of its name, such as ``shardio.cli.verify:export_index``.
 """
 
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}

@@ -1,4 +1,4 @@
-"""Write to standard output and error. Any file name is accepted, and control characters are escaped."""
+"""Write counts, sizes, errors and progress to the terminal."""
 
 from __future__ import annotations
 
@@ -8,12 +8,25 @@ import logging
 import os
 import re
 import sys
+import threading
+import time
 import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from shardio.images import ignore_pillows_warnings
+from shardio.progress import PackProgress
+from shardio.storage import find_url
+from shardio.values import format_bytes
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 
 # C0, DEL and C1, and characters that change the direction of text (Unicode, UAX #9).
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -92,3 +105,138 @@ def _format_printable_warning(
     else:
         text = _format_warning(message, category, filename, lineno, line)
     return printable(text, keep="\n\t")
+
+
+@contextmanager
+def value_errors_as_usage_errors() -> Iterator[None]:
+    """Turn a ValueError about a setting into a usage error with exit code 2."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(printable(error, keep="\n\t")) from error
+
+
+def check_png_path(path: Path | None) -> Path | None:
+    """Return the path of an image to write; raise a usage error unless it ends in .png."""
+    if path is not None and path.suffix != ".png":
+        raise typer.BadParameter(f"{str(path)!r} must end in .png")
+    return path
+
+
+def require_matplotlib() -> None:
+    """Exit with code 1 if matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401  # Only to check whether it is installed.
+    except ImportError as error:
+        echo("error: --plot needs matplotlib: pip install matplotlib", err=True)
+        raise typer.Exit(1) from error
+
+
+def name_of(path: Path) -> str:
+    """Return a path or a URL as the user wrote it. A Path keeps only one of a URL's slashes."""
+    return find_url(path) or str(path)
+
+
+def count(num_things: int, noun: str, plural: str | None = None) -> str:
+    """Return a count as text, such as ``1 shard`` or ``2 shards``."""
+    return f"{num_things} {noun if num_things == 1 else plural or noun + 's'}"
+
+
+def format_counts(counts: Counter[str]) -> str:
+    """Return counts as text, the largest first, such as ``2 × PNG, 1 × 4 components``."""
+    return ", ".join(f"{num_things} × {thing}" for thing, num_things in counts.most_common())
+
+
+LINE_EVERY_S = 5.0
+"""Seconds between progress lines if standard error is not a terminal."""
+
+
+def make_bar() -> Progress:
+    """Return a progress bar on standard error, with a description, a rate and the remaining time."""
+    from rich.console import Console  # Only terminals need rich, which takes 30 ms.
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+class ProgressReporter(PackProgress):
+    """Shows how many things are done. A context manager. Threads may report at the same time.
+
+    Attributes:
+        num_done: The number of things that are done.
+        num_bytes: Their size in bytes, if reported.
+        num_samples: The number of samples in them, if reported.
+
+    Args:
+        doing: What is being done, such as ``verifying``.
+        noun: What is counted, in the plural.
+    """
+
+    def __init__(self, doing: str, noun: str = "samples") -> None:
+        self.num_done = self.num_bytes = self.num_samples = 0
+        self._doing, self._noun = doing, noun
+        self._total = 0
+        self._lock = threading.Lock()
+        self._bar: Progress | None = None
+        self._start = self._last_line = time.monotonic()
+
+    def start(self, total: int) -> None:
+        """Begin, given the number of things."""
+        self._total = total
+        self._start = self._last_line = time.monotonic()
+        if total and sys.stderr.isatty():
+            self._bar = make_bar()
+            self._bar.start()
+            self._bar.add_task(self._doing, total=total, rate="")
+
+    def advance(self, num_done: int, num_bytes: int = 0, num_samples: int = 0) -> None:
+        """Report that further things are done, their size in bytes, and the number of samples in them."""
+        with self._lock:
+            self.num_done += num_done
+            self.num_bytes += num_bytes
+            self.num_samples += num_samples
+            now = time.monotonic()
+            if self._bar is not None:
+                self._bar.update(self._bar.task_ids[0], completed=self.num_done, rate=self._rate(now))
+            elif now - self._last_line >= LINE_EVERY_S:
+                self._last_line = now
+                left_s = (now - self._start) * (self._total / self.num_done - 1) if self.num_done else float("inf")
+                echo(
+                    f"{self._doing}: {self.num_done} of {self._total} {self._noun}, {self._rate(now)}, "
+                    f"about {left_s:.0f} s left",
+                    err=True,
+                )
+
+    def planned(self, num_samples: int, num_bytes: int) -> None:
+        self.start(num_samples)
+        if self._bar is None:
+            echo(f"{self._doing} {count(num_samples, 'sample')}, {format_bytes(num_bytes)}", err=True)
+
+    def packed(self, num_samples: int, num_bytes: int) -> None:
+        self.advance(num_samples, num_bytes)
+
+    @property
+    def elapsed_s(self) -> float:
+        """The time since the start, in seconds."""
+        return time.monotonic() - self._start
+
+    def __enter__(self) -> ProgressReporter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _rate(self, now: float) -> str:
+        seconds = max(now - self._start, 1e-9)
+        rate = self.num_done / seconds
+        bytes_rate = f", {format_bytes(self.num_bytes / seconds)}/s" if self.num_bytes else ""
+        return f"{rate:.{1 if rate < 10 else 0}f} {self._noun}/s{bytes_rate}"

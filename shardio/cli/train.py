@@ -13,23 +13,20 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from shardio.cli.console import check_png_path, require_matplotlib, value_errors_as_usage_errors
-from shardio.cli.loading import (
+from shardio.cli.options import (
     BatchSize,
-    NumWorkers,
-    OnError,
-    make_loader_options,
-    report_rank,
-    suggest_on_error,
-)
-from shardio.cli.storage_options import (
     CacheFolder,
     CacheShared,
     CacheSize,
+    NumWorkers,
+    OnError,
     StorageOptionTexts,
+    make_loader_options,
     read_remote_arguments,
+    report_rank,
+    suggest_on_error,
 )
-from shardio.cli.terminal import echo, printable
+from shardio.cli.terminal import check_png_path, echo, printable, require_matplotlib, value_errors_as_usage_errors
 from shardio.images import DEFAULT_MAX_PIXELS
 from shardio.train import TrainConfig
 
@@ -175,7 +172,7 @@ def train(
     import torch
 
     from shardio.cli import training
-    from shardio.cli.threads import leave_processors_to_workers
+    from shardio.cli.training import leave_processors_to_workers
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -187,9 +184,16 @@ def train(
     share = 0.2 if val_share is None else val_share
     if not 0 <= share < 1:
         raise typer.BadParameter(f"must be at least 0 and below 1, got {share}", param_hint="--val-share")
-    from shardio.train import Callback, Compile, GradientPenalty, RatePlot, count_steps, seed_everything
-    from shardio.train import train as train_model
-    from shardio.train.ranks import reported_failures, use_device
+    from shardio.train import (
+        Callback,
+        Compile,
+        GradientPenalty,
+        RatePlot,
+        count_steps,
+        seed_everything,
+        train as train_model,
+    )
+    from shardio.train.meters import reported_failures, use_device
     from shardio.world import find_world
 
     remote = read_remote_arguments(storage_option, cache, cache_size, cache_shared)

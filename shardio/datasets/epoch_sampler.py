@@ -11,10 +11,9 @@ import numpy as np
 import xxhash
 from torch.utils.data import ConcatDataset, DistributedSampler, StackDataset, Subset
 
-from shardio.datasets.indices import check_integers
-from shardio.datasets.ordered import Ordered
-from shardio.datasets.sample_iterator import SampleIterator
-from shardio.handover import hand_over
+from shardio.datasets.ordered import Ordered, SampleIterator
+from shardio.datasets.samples import check_integers
+from shardio.epochs import hand_over
 from shardio.order import (
     Cursor,
     EpochCounter,

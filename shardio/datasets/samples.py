@@ -1,18 +1,280 @@
-"""The samples that a dataset yields, made from decoded columns."""
+"""What all datasets share: indices, epochs, labels, transforms and the samples they yield."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from shardio.decoding import FieldDecoder
-from shardio.images import holds_images
-from shardio.order import Words
-from shardio.reading import StoredSamples
-from shardio.transforms import Calls, Ragged, is_image_array
+from shardio.decoding import Decode, FieldDecoder, Fields
+from shardio.images import Orientation, holds_images
+from shardio.order import Cursor, Words, augment_rng_keys
+from shardio.reading import RemoteSamples, StoredSamples
+from shardio.sample import Classes, check_classes, number_classes
+from shardio.shared import SharedCell, SharedNumbers
+from shardio.transforms import Calls, Ragged, is_image_array, rng_keys_from_torch
+from shardio.values import check_integer
+from shardio.world import find_worker_over
+
+
+def check_indices(indices: Any, num_samples: int) -> NDArray[np.int64]:
+    """Return indices as int64 [n]; negative ones count from the end.
+
+    Args:
+        indices: n integers of Python, numpy or torch, or one array or tensor of them.
+        num_samples: The size of the dataset.
+
+    Raises:
+        TypeError: If one of them is not an integer: a float would select the sample below it.
+        IndexError: If one of them is out of range.
+    """
+    integers = check_integers(indices)
+    outside = (integers < -num_samples) | (integers >= num_samples)
+    if outside.any():
+        raise IndexError(f"index {integers[np.argmax(outside)]} is out of range for a dataset of {num_samples} samples")
+    return np.where(integers < 0, integers + num_samples, integers).astype(np.int64)
+
+
+def check_integers(indices: Any) -> NDArray[Any]:
+    """Return indices as an array [n] of signed integers, or of Python integers if 64 bits are not enough.
+
+    Raises:
+        TypeError: If one of them is not an integer.
+    """
+    with suppress(ValueError):  # numpy raises it for indices that contain sequences.
+        integers = np.asarray(indices)
+        if integers.ndim == 1 and integers.dtype.kind == "i":
+            return integers
+    # Check everything else one by one: booleans, floats and strings, unsigned and very large integers.
+    return np.array([check_integer("an index", index) for index in indices], object)
+
+
+_BEGINNING = Cursor(epoch=0)
+
+
+class EpochCell:
+    """The epoch and position at which the next iteration begins, the same in all workers of a loader.
+
+    Workers start asynchronously: before they run, the training process may already set the next epoch. So a worker's
+    first iteration begins at the value that was current when its process was started. Later iterations happen in
+    persistent workers only, and torch does not report when they begin. The first worker to begin reads the latest
+    value, and the others use the same one.
+
+    Attributes:
+        num_sets: How many times this process set the cell. A loader compares this count to detect a call by the user.
+    """
+
+    def __init__(self, cursor: Cursor = _BEGINNING) -> None:
+        # The epoch and position of the next iteration, then the agreement between workers: see _agree.
+        self._numbers = SharedNumbers([cursor.epoch, cursor.position, 0, 0, 0, 0, 0])
+        self._own = cursor  # Set by this process or, in a worker, by the process that started it.
+        self._num_starts = 0
+        self.num_sets = 0
+
+    @property
+    def next(self) -> Cursor:
+        """Where the next iteration begins: the latest value, whichever process set it."""
+        epoch, position = self._numbers.array[:2].tolist()
+        return Cursor(epoch=epoch, position=position)
+
+    def set(self, cursor: Cursor) -> None:
+        """Set where the next iteration begins, for all processes that share the cell."""
+        self._numbers.array[:2] = cursor.epoch, cursor.position
+        self._own = cursor
+        self.num_sets += 1
+
+    def start(self, dataset: Any) -> Cursor:
+        """Start an iteration over ``dataset``; return where it begins."""
+        worker = find_worker_over(dataset)
+        # A dataset that wraps this one may iterate over it any number of times per epoch.
+        if worker is None:
+            return self.next
+        self._num_starts += 1
+        if self._num_starts == 1:
+            return self._own
+        return self._agree(worker.loader_seed, worker.num_workers)
+
+    def _agree(self, loader: int, num_workers: int) -> Cursor:
+        """Return the same start to all workers of a loader: the latest value at the first of their calls.
+
+        Args:
+            loader: The seed of the loader's workers. Another loader may have the same seed, so an agreement ends
+                after ``num_workers`` calls.
+            num_workers: The number of workers.
+        """
+        with self._numbers.locked():
+            known_loader, known_start, epoch, position, num_to_come = self._numbers.array[2:].tolist()
+            if not num_to_come or (known_loader, known_start) != (loader, self._num_starts):
+                epoch, position = self._numbers.array[:2].tolist()
+                num_to_come = num_workers
+            self._numbers.array[2:] = loader, self._num_starts, epoch, position, num_to_come - 1
+        return Cursor(epoch=epoch, position=position)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EpochCell:
+        copied = EpochCell(self.next)
+        copied.num_sets = self.num_sets  # Otherwise a copied loader would take the epoch for one that was set since.
+        return copied
+
+
+_LOADERS_EPOCH: ContextVar[tuple[int, int] | None] = ContextVar("loaders_epoch", default=None)
+
+
+@contextmanager
+def known_epoch(seed: int, epoch: int) -> Iterator[None]:
+    """Use this seed and epoch for samples that are read in the block, even through wrapper datasets.
+
+    shardio.DataLoader sends both with the indices, so two loaders over one dataset do not interfere.
+    """
+    token = _LOADERS_EPOCH.set((seed, epoch))
+    try:
+        yield
+    finally:
+        _LOADERS_EPOCH.reset(token)
+
+
+class MapEpoch:
+    """The seed and epoch of a map-style dataset, if the user set them. Worker processes share them."""
+
+    def __init__(self) -> None:
+        self._cell = SharedCell(False, 0, 0)
+
+    def set(self, epoch: int, seed: int) -> None:
+        """Make rng keys a function of (seed, epoch, sample)."""
+        self._cell.set(True, seed, epoch)
+
+    @property
+    def known(self) -> tuple[int, int] | None:
+        """The seed and epoch, if the user set them."""
+        is_set, seed, epoch = self._cell.values
+        return (seed, epoch) if is_set else None
+
+    def rng_keys(self, indices: NDArray[np.int64]) -> Words:
+        """Return one rng key per sample, uint64 [n]; they come from torch's generator if the epoch is not known."""
+        known = _LOADERS_EPOCH.get() or self.known
+        return rng_keys_from_torch(len(indices)) if known is None else augment_rng_keys(*known, indices)
+
+
+def follow_classes(
+    packed: Sequence[str], classes: Classes | None, decoder: FieldDecoder, where: str
+) -> tuple[tuple[str, ...], FieldDecoder]:
+    """Return a dataset's class names, by label, and a decoder that returns those labels. The stored data stays as is.
+
+    Args:
+        packed: The class names, by stored label.
+        classes: The class names to follow instead, or None.
+        decoder: The dataset's decoder.
+        where: The dataset's source, for messages.
+
+    Raises:
+        TypeError: If ``classes`` is neither a list of names nor a dataset that has them.
+        ValueError: If the dataset has no class names, or has a class that is not in ``classes``.
+    """
+    if classes is None:
+        return tuple(packed), decoder
+    names = check_classes(classes)
+    if not packed:
+        raise ValueError(
+            f"{where} has no class names, so classes= cannot be applied: omit it, or pack the images "
+            "from class folders (shardio pack IMAGES OUT)"
+        )
+    labels = tuple(number_classes(packed, names, where).values())
+    return names, replace(decoder, labels=None if labels == tuple(range(len(labels))) else labels)
+
+
+Transform = Callable[[Any], Any]
+Copied = TypeVar("Copied", bound="Transformed")
+
+TOO_LATE = (
+    "dataset.transform was set during an iteration, or persistent worker processes still hold the previous one: set "
+    "it before iterating, or create a new loader"
+)
+
+
+SHARED = (EpochCell, MapEpoch, SharedCell)
+"""Types of attributes whose changes worker processes see."""
+
+
+class Transformed:
+    """A dataset whose transform can be read and set.
+
+    Attributes:
+        decoder: Decodes the stored fields.
+    """
+
+    def __init__(self, decoder: FieldDecoder) -> None:
+        self.decoder = decoder
+        self._num_sets = 0
+        self._shared_num_sets = SharedCell(0)  # Copies in workers compare it to notice an old transform.
+
+    @property
+    def transform(self) -> Transform | None:
+        """The transform of the images. It can be set before an iteration, not during one."""
+        return self.decoder.transform
+
+    @transform.setter
+    def transform(self, transform: Transform | None) -> None:
+        self.decoder = replace(self.decoder, transform=transform)
+        self._num_sets += 1
+        self._shared_num_sets.set(self._num_sets)
+
+    def __copy__(self: Copied) -> Copied:
+        """Return a copy with its own transform and epoch: setting them leaves the original unchanged."""
+        copied = object.__new__(type(self))
+        own = {name: deepcopy(value) for name, value in self.__dict__.items() if isinstance(value, SHARED)}
+        copied.__dict__.update({**self.__dict__, **own})
+        return copied
+
+    @property
+    def target_transform(self) -> None:
+        """Always None: labels are not transformed. Override ``__getitem__`` to change them."""
+        return
+
+    @property
+    def fields(self) -> Fields:
+        """The fields of a sample. Like the five settings below, they are fixed at construction."""
+        return self.decoder.fields
+
+    @property
+    def decode(self) -> Decode:
+        """What transforms receive: arrays or Pillow images."""
+        return self.decoder.decode
+
+    @property
+    def orientation(self) -> Orientation:
+        """Whether the EXIF orientation is applied."""
+        return self.decoder.orientation
+
+    @property
+    def max_pixels(self) -> int:
+        """The maximum number of pixels in an image; a larger image is an error."""
+        return self.decoder.max_pixels
+
+    @property
+    def trusted(self) -> bool:
+        """Whether fields may be unpickled."""
+        return self.decoder.trusted
+
+    @property
+    def seed_transforms(self) -> bool:
+        """Whether samples' rng keys seed the generators of your own transforms."""
+        return self.decoder.seed_transforms
+
+    def remote_samples(self) -> RemoteSamples | None:
+        """Return what can be read ahead of the samples; None if they are local."""
+        return None
+
+    def check_transform(self) -> None:
+        """Raise RuntimeError if the transform was set after this copy was made for a worker process."""
+        if self._shared_num_sets.values[0] != self._num_sets:
+            raise RuntimeError(TOO_LATE)
+
 
 MAX_CHANNELS = 4
 """The most channels of an image: red, green, blue and alpha."""

@@ -13,17 +13,11 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
 from shardio.bad_samples import BadSamples, Broken, Skipped, read_around
-from shardio.classes import Classes
-from shardio.datasets.epoch_cell import EpochCell
-from shardio.datasets.labels import follow_classes
-from shardio.datasets.ordered import Ordered
-from shardio.datasets.sample_iterator import SampleIterator
-from shardio.datasets.samples import decode_samples, mark_valid
-from shardio.datasets.torch_length import warn_of_other_length
-from shardio.datasets.transformed import Transformed
-from shardio.datasets.upcoming import read_ahead
+from shardio.datasets.ordered import Ordered, SampleIterator, read_ahead, warn_of_other_length
+from shardio.datasets.samples import EpochCell, Transformed, decode_samples, follow_classes, mark_valid
 from shardio.decoding import Decode, FieldDecoder, Fields, Missing
 from shardio.images import DEFAULT_MAX_PIXELS, Orientation
+from shardio.libraries import own_tensors
 from shardio.order import (
     Cursor,
     EpochOrder,
@@ -36,9 +30,9 @@ from shardio.order import (
     iterate_steps,
 )
 from shardio.reading import RemoteSamples, SampleReader, Verify, find_remote_shards, read_nothing_ahead
+from shardio.sample import Classes
 from shardio.shards import DatasetSource, open_table
 from shardio.storage import StorageOptions, make_access
-from shardio.torch_modes import own_tensors
 from shardio.world import CarriedWorld, World, find_worker
 
 if TYPE_CHECKING:

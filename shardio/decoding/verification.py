@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardio.images import IMAGE_FORMATS, decode_image, decode_unconverted, holds_images
-from shardio.interruptions import let_through
+from shardio.process import let_through
 from shardio.values import check_optional_integer
 
 if TYPE_CHECKING:

@@ -1,4 +1,7 @@
-"""Mixing: each image of a batch is combined with another one, and its label with that one's.
+"""Mix images of a batch with each other, or erase boxes of them, on the device.
+
+Arguments and distributions are those of torchvision.transforms.v2. So are the results, given the same parameters. The
+method is from Zhong et al., "Random Erasing Data Augmentation" (2020).
 
 Names, arguments and distributions are those of torchvision.transforms.v2. So are the results, given the same
 parameters. MixUp is from Zhang et al., "mixup: Beyond Empirical Risk Minimization" (2018), CutMix from Yun et al.,
@@ -7,19 +10,233 @@ parameters. MixUp is from Zhang et al., "mixup: Beyond Empirical Risk Minimizati
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 
-from shardio.device.boxes import PixelBox
-from shardio.device.generators import BatchTransform, call_transform, make_random
-from shardio.device.labelled import LabelsGetter, find_images, find_labels, find_valid, replace_tensors
+from shardio.device.streams import map_tensors
 from shardio.values import check_optional_integer
+
+
+class PixelBox(NamedTuple):
+    """A rectangle of pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+    def of(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the part of images [..., H, W] that is in the box, in the same memory."""
+        return images[..., self.top : self.top + self.height, self.left : self.left + self.width]
+
+
+BatchTransform = Callable[..., Any]
+"""A function that takes and returns a batch. If it has a parameter ``generator``, it receives a torch.Generator."""
+
+
+def takes_generator(transform: BatchTransform) -> bool:
+    """Return whether a transform has a parameter ``generator``."""
+    if isinstance(transform, torch.nn.Module):
+        transform = transform.forward  # A module's own signature is that of its hooks.
+    try:
+        return "generator" in inspect.signature(transform).parameters
+    except ValueError:  # Functions in C may have no signature.
+        return False
+
+
+def call_transform(transform: BatchTransform, batch: Any, generator: torch.Generator | None) -> Any:
+    """Return the transformed batch. The transform receives the generator if it takes one."""
+    return transform(batch, generator=generator) if takes_generator(transform) else transform(batch)
+
+
+def make_random(generator: torch.Generator) -> random.Random:
+    """Return random numbers for the program, seeded from the state of a generator of any device, which advances.
+
+    This does not wait for the device: the state of its generator is in the program's memory. Numbers that are drawn on
+    the device would have to be read from it, after all the work that it has queued.
+    """
+    numbers = random.Random(generator.get_state().numpy().tobytes())
+    torch.empty(1, device=generator.device).uniform_(generator=generator)  # The next caller gets other numbers.
+    return numbers
+
+
+LabelsGetter = Callable[[Any], Any] | Literal["default"]
+"""A function that returns the labels of a batch. "default" finds them as :func:`find_labels` says."""
+
+
+def find_images(batch: Any) -> torch.Tensor:
+    """Return the images of a batch: its only tensor [N, C, H, W].
+
+    Raises:
+        ValueError: If the batch has no such tensor, or several.
+    """
+    found = list[torch.Tensor]()
+
+    def collect(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.ndim == 4:
+            found.append(tensor)
+        return tensor
+
+    map_tensors(batch, collect)
+    if len(found) != 1:
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in found) or "none"
+        raise ValueError(
+            f"a batch must have exactly one tensor of images [N, C, H, W], got {shapes}: transform other batches in a "
+            "function of your own, which passes on images and labels"
+        )
+    return found[0]
+
+
+def find_labels(batch: Any, getter: LabelsGetter) -> torch.Tensor:
+    """Return the labels of a batch.
+
+    By default, these are the second value of a tuple or a list. In a mapping, or if the second value is one, they have
+    the key ``labels`` or, without it, the first key that contains ``label``, in upper or lower case (torchvision's
+    rule).
+
+    Raises:
+        TypeError: If the labels are not a tensor, or are not found.
+    """
+    labels = _find_by_default(batch) if getter == "default" else getter(batch)
+    if not isinstance(labels, torch.Tensor):
+        raise TypeError(
+            f"the labels of a batch must be a tensor, got {type(labels).__name__}: pass images and labels, a mapping "
+            "with the key 'labels', or labels_getter"
+        )
+    return labels
+
+
+def find_valid(batch: Any) -> torch.Tensor | None:
+    """Return the marks that ``remainder="mask"`` adds, bool [N], false for repeats; None if there are none."""
+    if isinstance(batch, Mapping):
+        valid = batch.get("valid")
+    else:
+        valid = batch[-1] if isinstance(batch, tuple | list) and batch else None
+    is_mask = isinstance(valid, torch.Tensor) and valid.dtype == torch.bool and valid.ndim == 1
+    return valid if is_mask else None
+
+
+def replace_tensors(batch: Any, *replacements: tuple[torch.Tensor, torch.Tensor]) -> Any:
+    """Return a batch with some tensors replaced, given as pairs (old, new). The given batch does not change."""
+    new_by_id = {id(old): new for old, new in replacements}
+    return map_tensors(batch, lambda tensor: new_by_id.get(id(tensor), tensor))
+
+
+def _find_by_default(batch: Any) -> Any:
+    value = batch[1] if isinstance(batch, tuple | list) and len(batch) > 1 else batch
+    if not isinstance(value, Mapping):
+        return None if value is batch else value
+    keys = [key for key in value if isinstance(key, str) and "label" in key.lower()]
+    exact = [key for key in keys if key.lower() == "labels"]
+    return value[(exact or keys)[0]] if keys else None
+
+
+NUM_TRIES = 10
+"""How many boxes are tried before an image is left alone, as in torchvision."""
+
+
+class BatchRandomErasing:
+    """Fill a random box in each image of a batch, with probability ``p``. Each image has a box of its own.
+
+    >>> erased = BatchRandomErasing(p=1.0)(torch.ones(4, 3, 32, 32), generator=torch.Generator())
+    >>> [bool((image == 0).any()) for image in erased]
+    [True, True, True, True]
+
+    Args:
+        p: The probability that an image is changed.
+        scale: The lower and upper bounds of the box's share of the image's area.
+        ratio: The lower and upper bounds of the box's height / width, drawn uniformly on a logarithmic scale.
+        value: The value of the box's pixels: a number, one number for each channel, or "random" for noise from the
+            normal distribution. It replaces pixels that are already normalised, as in torchvision's recipes.
+    """
+
+    def __init__(
+        self,
+        p: float = 0.5,
+        scale: Sequence[float] = (0.02, 0.33),
+        ratio: Sequence[float] = (0.3, 3.3),
+        value: float | Sequence[float] | Literal["random"] = 0.0,
+    ) -> None:
+        if not 0 <= p <= 1:
+            raise ValueError(f"p must be a probability from 0 to 1, got {p}")
+        if not (len(scale) == 2 and 0 <= scale[0] <= scale[1] <= 1):
+            raise ValueError(f"scale must be (low, high) with 0 <= low <= high <= 1, got {scale!r}")
+        if not (len(ratio) == 2 and 0 < ratio[0] <= ratio[1] < math.inf):
+            raise ValueError(f"ratio must be (low, high) with 0 < low <= high, got {ratio!r}")
+        self.p, self.scale, self.ratio, self.value = p, scale, ratio, _check_value(value)
+
+    def __call__(self, batch: Any, *, generator: torch.Generator) -> Any:
+        """Return the batch with boxes erased. The given batch does not change.
+
+        Args:
+            batch: A batch with images [N, C, H, W].
+            generator: A generator of the images' device.
+        """
+        num_images, _, height, width = find_images(batch).shape
+        numbers = make_random(generator)
+        return self.apply(batch, [self.draw(numbers, height, width) for _ in range(num_images)], generator)
+
+    def apply(self, batch: Any, boxes: Sequence[PixelBox | None], generator: torch.Generator) -> Any:
+        """Return the batch with a box erased in each image, except where it is None."""
+        images = find_images(batch)
+        self._check_images(images)
+        erased = images.clone()
+        for image, box in zip(erased, boxes, strict=True):
+            if box is not None:
+                self._fill(box.of(image), generator)
+        return replace_tensors(batch, (images, erased))
+
+    def draw(self, numbers: random.Random, height: int, width: int) -> PixelBox | None:
+        """Return a random box in an image of this size, or None to leave the image alone."""
+        if numbers.random() >= self.p:
+            return None
+        for _ in range(NUM_TRIES):
+            area = height * width * numbers.uniform(*self.scale)
+            aspect = math.exp(numbers.uniform(*map(math.log, self.ratio)))
+            rows, columns = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            if rows < height and columns < width:
+                return PixelBox(
+                    numbers.randrange(height - rows + 1), numbers.randrange(width - columns + 1), rows, columns
+                )
+        return None
+
+    def _fill(self, pixels: torch.Tensor, generator: torch.Generator) -> None:
+        """Fill the pixels of a box, [C, height, width]. Numbers are passed to the device without waiting for it."""
+        if self.value == "random":
+            pixels.normal_(generator=generator)
+            return
+        for channels, value in zip(pixels.chunk(len(self.value)), self.value, strict=True):
+            channels.fill_(value)
+
+    def _check_images(self, images: torch.Tensor) -> None:
+        if self.value == "random" and not images.is_floating_point():
+            raise TypeError(
+                f"BatchRandomErasing with value='random' needs images of floats, got {images.dtype}: pass normalize or "
+                "dtype to DevicePrefetcher"
+            )
+        if self.value != "random" and len(self.value) not in (1, images.shape[1]):
+            raise ValueError(f"value must be one number or {images.shape[1]}, one per channel, got {self.value}")
+
+    def __repr__(self) -> str:
+        return f"BatchRandomErasing(p={self.p}, scale={self.scale}, ratio={self.ratio}, value={self.value!r})"
+
+
+def _check_value(value: object) -> tuple[float, ...] | Literal["random"]:
+    """Return numbers as a tuple, or "random"."""
+    if value == "random":
+        return "random"
+    values = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+    if not values or not all(isinstance(each, int | float) for each in values):
+        raise ValueError(f"value must be a number, one number for each channel, or 'random', got {value!r}")
+    return tuple(map(float, values))
+
 
 Parameters = TypeVar("Parameters")
 

@@ -1,17 +1,190 @@
-"""The stream that copies batches to the device while the consumer computes on another stream.
+"""Copy batches to a device: the copy stream, pinned memory, and the batches in flight.
 
 This is the only module that uses CUDA streams and events, so tests can run the prefetcher on a simulated stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import dataclasses
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from shardio.device.batches import map_tensors
+
+def choose_device(name: str | torch.device | None = None, *, num_ranks: int = 1) -> torch.device:
+    """Return a device by name, or the best available device: CUDA, then MPS, then the CPU.
+
+    Args:
+        name: A device that torch knows, such as ``"cuda"``, ``"cuda:1"`` or ``"cpu"``; None for
+            the best available.
+        num_ranks: The number of ranks that train together. Several ranks cannot share an MPS
+            device.
+
+    Raises:
+        ValueError: If torch does not know the device or cannot use it.
+    """
+    if name is None:
+        if _is_available("cuda"):
+            return torch.device("cuda")
+        return torch.device("mps" if num_ranks == 1 and _is_available("mps") else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device must be one that torch knows, such as 'cuda' or 'cpu', got {name!r}") from error
+    if not _is_available(device.type):
+        raise ValueError(
+            f"device {str(name)!r} is not available, because torch finds no {device.type.upper()} device: use 'cpu', "
+            "or omit device to use the best available one"
+        )
+    return device
+
+
+def _is_available(device_type: str) -> bool:
+    """Ask torch about this type alone: to ask about CUDA takes time and may print warnings."""
+    match device_type:
+        case "cuda":
+            return torch.cuda.is_available()
+        case "mps":
+            return torch.backends.mps.is_available()
+        case _:
+            return True
+
+
+OnTensor = Callable[[torch.Tensor], torch.Tensor]
+
+
+@runtime_checkable
+class Movable(Protocol):
+    """An object that moves itself to a device, such as torch's PackedSequence."""
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> Any: ...
+
+
+def map_tensors(batch: Any, function: OnTensor, movable: Callable[[Movable], Any] | None = None) -> Any:
+    """Apply a function to every tensor of a nested batch, and to every numeric array as a tensor.
+
+    Args:
+        batch: Tensors and numpy arrays in tuples, named tuples, lists, mappings and dataclasses.
+            Other values are kept.
+        function: The function for tensors.
+        movable: The function for other objects with a method ``to``; if None, they are kept.
+
+    Returns:
+        A batch with new containers of the same types. The given batch does not change.
+    """
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return function(value)
+        if isinstance(value, np.ndarray) and (tensor := _as_tensor(value)) is not None:
+            return function(tensor)
+        if movable is not None and isinstance(value, Movable) and not isinstance(value, type):
+            return movable(value)
+        if isinstance(value, MutableMapping) and (isinstance(value, dict) or hasattr(value, "__copy__")):
+            mapped = copy.copy(value)  # This keeps the class, and settings such as default_factory.
+            for name, item in value.items():
+                mapped[name] = walk(item)  # Counter.update() would add.
+            return mapped
+        if isinstance(value, Mapping):  # Without __copy__, a shallow copy may share its items with the original.
+            return type(value)({name: walk(item) for name, item in value.items()})  # type: ignore[call-arg]
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*map(walk, value))
+        if isinstance(value, list | tuple):
+            return type(value)(map(walk, value))
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return _walk_dataclass(value, walk)
+        return value
+
+    return walk(batch)
+
+
+def _as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor | None:
+    """Return an array as a tensor, in the same memory if possible; None if torch cannot."""
+    if array.dtype.kind not in "biufc" or not array.dtype.isnative:
+        return None
+    try:
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
+    except (TypeError, ValueError):  # A float type that torch lacks, or negative strides.
+        return None
+
+
+def _walk_dataclass(value: Any, walk: Callable[[Any], Any]) -> Any:
+    mapped = copy.copy(value)
+    for field in dataclasses.fields(value):
+        object.__setattr__(mapped, field.name, walk(getattr(value, field.name)))  # The class may be frozen.
+    return mapped
+
+
+_SMALLEST = 512
+
+
+class PinnedPool:
+    """Pinned buffers for reuse, because pinning memory takes much longer than copying it.
+
+    Args:
+        pin: A function that returns n bytes of pinned memory, uint8 [n].
+    """
+
+    def __init__(self, pin: Any = None) -> None:
+        self._pin = pin or (lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True))
+        self._free: dict[int, list[torch.Tensor]] = defaultdict(list)
+
+    def take(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copy a tensor into a buffer. Return the copy, in the same layout, and the buffer."""
+        dense = torch.empty_like(tensor, device="meta")
+        num_bytes = dense.numel() * dense.element_size()
+        size = max(_SMALLEST, 1 << (num_bytes - 1).bit_length()) if num_bytes else _SMALLEST
+        buffer = self._free[size].pop() if self._free[size] else self._pin(size)
+        copied = buffer[:num_bytes].view(tensor.dtype).as_strided(dense.size(), dense.stride())
+        return copied.copy_(tensor), buffer
+
+    def put_back(self, buffer: torch.Tensor) -> None:
+        """Return a buffer to the pool after its copy to the device is done."""
+        self._free[len(buffer)].append(buffer)
+
+    def clear(self) -> None:
+        """Free all unused buffers."""
+        self._free.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A function that pins memory in place until it is freed, unless it is already pinned or CUDA refuses.
+
+    CUDA may refuse because the system limits pinned memory. Batches then go through a
+    :class:`PinnedPool`. Those of the same device are equal, so a loader keeps its memory for the next prefetcher.
+
+    Args:
+        device: The CUDA device that copies from the memory. Only this one gets a context.
+    """
+
+    device: torch.device
+
+    def __call__(self, memory: NDArray[np.uint8]) -> None:
+        """Pin memory, uint8 [n]."""
+        address = memory.ctypes.data
+        with torch.cuda.device(self.device):
+            cudart = torch.cuda.cudart()
+            if torch.from_numpy(memory).is_pinned():
+                return
+            if int(cudart.cudaHostRegister(address, memory.nbytes, 0)) == 0:
+                weakref.finalize(memory, cudart.cudaHostUnregister, address).atexit = False
+            else:
+                _clear_error(self.device)
+
+
+def _clear_error(device: torch.device) -> None:
+    """Clear the error of the latest call of CUDA, which torch would raise after the next kernel of any code."""
+    with suppress(RuntimeError):
+        torch.zeros(1, device=device)
 
 
 class StreamEvent(Protocol):
@@ -110,3 +283,210 @@ def _find_dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
             return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
         case _:
             return [tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefetchStats:
+    """The counts and times of a DevicePrefetcher since it was created.
+
+    Attributes:
+        num_batches: Batches that the user received.
+        loader_wait_s: Seconds that the program waited for the loader. While the device has work left, this costs
+            nothing.
+        data_stall_s: Seconds that the device waited for data, with nothing left to do. On CUDA, events on the device
+            measure it; the last few batches are not included yet. On other devices, it equals ``loader_wait_s``.
+    """
+
+    num_batches: int
+    loader_wait_s: float
+    data_stall_s: float
+
+
+class WaitingTimes:
+    """The running totals of a prefetcher.
+
+    Args:
+        has_stream: Whether events measure the stalls of the device. Otherwise, it waits with the program.
+
+    Attributes:
+        num_batches: See :class:`PrefetchStats`.
+        loader_wait_s: See :class:`PrefetchStats`.
+    """
+
+    def __init__(self, *, has_stream: bool) -> None:
+        self.num_batches = 0
+        self.loader_wait_s = 0.0
+        self._measured_s = 0.0
+        self._unread: deque[tuple[StreamEvent, StreamEvent]] = deque()
+        self._has_stream = has_stream
+
+    def add_wait(self, requested: StreamEvent, received: StreamEvent) -> None:
+        """Add the time from one event to another. It is read when the device has reached both.
+
+        Args:
+            requested: When the device had finished all work that was queued before the batch was requested.
+            received: When it could begin the work that is queued afterwards.
+        """
+        self._unread.append((requested, received))
+        self._read()
+
+    def sum_up(self) -> PrefetchStats:
+        """Return the totals."""
+        self._read()
+        return PrefetchStats(
+            num_batches=self.num_batches,
+            loader_wait_s=self.loader_wait_s,
+            data_stall_s=self._measured_s if self._has_stream else self.loader_wait_s,
+        )
+
+    def _read(self) -> None:
+        while self._unread and all(event.query() for event in self._unread[0]):
+            requested, received = self._unread.popleft()
+            self._measured_s += requested.elapsed_time(received) / 1000
+
+
+class _Sent(NamedTuple):
+    sent: SentBatch
+    note: Any
+
+
+class _Source(NamedTuple):
+    """The source of a copy: memory that the loader may reuse after its release, and buffers.
+
+    It has only the event, not the batch on the device, which the consumer may free at any time.
+    """
+
+    copied: StreamEvent
+    batch: Any
+    buffers: list[torch.Tensor]
+
+
+class InFlightBatches:
+    """The batches of one epoch that are in flight on a stream.
+
+    Args:
+        stream: The stream for copies.
+        pool: The buffers for tensors that are not in pinned memory.
+        copy: A function that copies a batch to the device.
+        prepare: A function that makes the final batch from the copied one and its rng key.
+        times: Where the waiting of the device is added.
+    """
+
+    is_synchronous = False
+    """Whether the only batch that is sent is the one that the user requests."""
+
+    def __init__(
+        self,
+        stream: CopyStream,
+        pool: PinnedPool,
+        copy: Callable[[Any], Any],
+        prepare: Callable[[Any, int | None], Any],
+        times: WaitingTimes,
+    ) -> None:
+        self._stream, self._pool, self._times = stream, pool, times
+        self._copy, self._prepare = copy, prepare
+        self._sent: deque[_Sent] = deque()
+        self._sources: deque[_Source] = deque()
+        self._requests: deque[StreamEvent] = deque()
+
+    def __len__(self) -> int:
+        """Return the number of batches that were sent but not yet received."""
+        return len(self._sent)
+
+    def send(self, batch: Any, note: Any, rng_key: int | None) -> None:
+        """Send a batch. :meth:`receive` returns it together with ``note``."""
+        self._release()
+        buffers: list[torch.Tensor] = []
+
+        def pin(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_pinned():
+                return tensor
+            if type(tensor) is not torch.Tensor:  # A copy of a subclass, such as a mask, would lose the subclass.
+                return tensor
+            pinned, buffer = self._pool.take(tensor)
+            buffers.append(buffer)
+            return pinned
+
+        pinned = map_tensors(batch, pin, _pin_movable)
+        sent = self._stream.send(lambda: self._copy(pinned), lambda copied: self._prepare(copied, rng_key))
+        self._sources.append(_Source(sent.copied, pinned, buffers))
+        self._sent.append(_Sent(sent, note))
+
+    def receive(self) -> tuple[Any, Any]:
+        """Return the next batch on the device, and its note."""
+        sent, note = self._sent.popleft()
+        batch = self._stream.receive(sent)
+        self._times.add_wait(self._requests[-1], self._stream.record_event())
+        return batch, note
+
+    def is_consumer_idle(self) -> bool:
+        """Return whether the device has done all that the consumer had queued when it requested the batch."""
+        return self._requests[-1].query()
+
+    def request(self, max_batches: int) -> None:
+        """Note that the consumer requests a batch. Wait until the device has at most ``max_batches`` of its work left.
+
+        Without this limit, a fast program runs ahead of its device, and each step ahead takes more
+        memory.
+        """
+        self._requests.append(self._stream.record_event())
+        if len(self._requests) > max_batches + 1:
+            self._requests.popleft()
+            self._requests[0].synchronize()
+
+    def close(self) -> None:
+        """Wait until all copies are done, and release everything."""
+        for source in self._sources:
+            source.copied.synchronize()
+        self._release()
+        self._sent.clear()
+        self._requests.clear()
+
+    def _release(self) -> None:
+        """Release the memory of finished copies."""
+        while self._sources and self._sources[0].copied.query():
+            for buffer in self._sources.popleft().buffers:
+                self._pool.put_back(buffer)
+
+
+def _pin_movable(value: Movable) -> Any:
+    """Pin an object that can pin itself, such as torch's PackedSequence, in memory that waits for its copies."""
+    pin_memory = getattr(value, "pin_memory", None)
+    return pin_memory() if callable(pin_memory) and torch.cuda.is_available() else value
+
+
+class SynchronousBatches:
+    """The same interface without a stream: each batch is copied and prepared when it is sent.
+
+    Args:
+        prepare: A function that copies a batch to the device and makes the final batch from it and its rng key.
+    """
+
+    is_synchronous = True
+
+    def __init__(self, prepare: Callable[[Any, int | None], Any]) -> None:
+        self._prepare = prepare
+        self._sent: deque[tuple[Any, Any]] = deque()
+
+    def __len__(self) -> int:
+        """Return the number of batches that were sent but not yet received."""
+        return len(self._sent)
+
+    def send(self, batch: Any, note: Any, rng_key: int | None) -> None:
+        """Prepare a batch. :meth:`receive` returns it together with ``note``."""
+        self._sent.append((self._prepare(batch, rng_key), note))
+
+    def receive(self) -> tuple[Any, Any]:
+        """Return the next batch and its note."""
+        return self._sent.popleft()
+
+    def is_consumer_idle(self) -> bool:
+        """Return True: the consumer is the program, which waits."""
+        return True
+
+    def request(self, max_batches: int) -> None:
+        """Do nothing: the consumer never runs ahead."""
+
+    def close(self) -> None:
+        """Release everything."""
+        self._sent.clear()

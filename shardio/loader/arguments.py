@@ -13,13 +13,13 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from shardio.bad_samples import BadSamples, OnError, check_quarantine
-from shardio.classes import warn_of_other_classes
 from shardio.datasets import EpochSampler, MapDataset, Ordered, ShardDataset, find_digest, unwrap
 from shardio.errors import Stage
 from shardio.loader.collate import yields_images
-from shardio.loader.executors.chunk_sizing import DefaultPrefetch
-from shardio.loader.fetching.job import WorkerMethod
+from shardio.loader.executors.assembly import DefaultPrefetch
+from shardio.loader.fetching.fetchers import WorkerMethod
 from shardio.order import Split
+from shardio.sample import warn_of_other_classes
 from shardio.values import check_choice, check_flag, check_integer
 from shardio.world import find_world
 

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from shardio.datasets import Ordered, Unwrapped, check_indices, read_ahead
 from shardio.decoding import FieldDecoder
-from shardio.handover import hand_over
+from shardio.epochs import hand_over
 from shardio.loader.fetching.epochs import Epochs
-from shardio.loader.fetching.indices import Indices, SamplerPosition
-from shardio.loader.fetching.position import EpochPosition
+from shardio.loader.fetching.position import EpochPosition, Indices, SamplerPosition
 from shardio.order import Cursor, Split, Words, derive_rng_key, make_rng_key
 from shardio.reading import read_batches_ahead, read_nothing_ahead
 

@@ -1,4 +1,4 @@
-"""Collation of samples to a batch: as in torch, except that images keep the memory layout of the decoder."""
+"""Collate samples to a batch, as torch does, or by the user's code."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Subset
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from shardio.bad_samples import keep_samples
-from shardio.datasets import ImageFolder, RaggedTensor, ShardDataset, ShardMapDataset
-from shardio.decoding import find_wide
-from shardio.interruptions import let_through, no_end
+from shardio.datasets import ImageFolder, RaggedTensor, ShardDataset, ShardMapDataset, decode_samples, mark_valid
+from shardio.decoding import FieldDecoder, find_wide
 from shardio.loader.failures import Failure, describe_failure
-from shardio.transforms import Ragged
+from shardio.order import Words, derive_rng_key, make_rng_key
+from shardio.process import let_through, no_end
+from shardio.reading import StoredSamples
+from shardio.transforms import Calls, Generators, Ragged
 from shardio.world import is_torch_worker
 
 
@@ -136,3 +139,41 @@ def _explain(samples: Sequence[Any], error: Exception) -> None:
                     f"sample {row} of a batch holds the integer {wide}, which does not fit in 64 bits (signed), "
                     "so a tensor cannot hold it: store it as a string, or pass a collate_fn that does not convert it"
                 ) from error
+
+
+class Collation:
+    """The way from stored samples to a batch that ``collate_fn`` makes. Worker processes receive it with their setup.
+
+    Args:
+        collate_fn: The user's function, or the loader's own, if only ``transform_sample`` is the user's.
+        is_seeded: Whether the first sample's rng key seeds the generators that it draws from.
+    """
+
+    def __init__(self, collate_fn: Callable[[list[Any]], Any], *, is_seeded: bool) -> None:
+        self.collate_fn = collate_fn
+        self._is_seeded = is_seeded
+        self._generators: Generators | None = None
+
+    def decode(self, decoder: FieldDecoder, stored: StoredSamples, rng_keys: Words, calls: Calls) -> list[Any]:
+        """Return the samples that the dataset itself would yield."""
+        return decode_samples(decoder, stored, rng_keys, calls)
+
+    def collate(self, samples: Sequence[Any], rng_keys: Words, valid: NDArray[np.bool_] | None) -> tuple[Any, float]:
+        """Return the batch, and how long the function took, in seconds.
+
+        Args:
+            samples: n samples.
+            rng_keys: uint64 [n], those of the samples.
+            valid: bool [n], the marks of ``remainder="mask"``; None if samples are not marked.
+        """
+        if valid is not None:
+            samples = [mark_valid(sample, is_valid) for sample, is_valid in zip(samples, valid.tolist(), strict=True)]
+        if self._is_seeded and self._generators is None:
+            self._generators = Generators([self.collate_fn])
+        calls = Calls(self._generators)
+        own_key = derive_rng_key(rng_keys[:1], make_rng_key(0, "collate"))
+        (batch,) = calls.call([lambda _: self.collate_fn(list(samples))], [None], own_key)
+        return batch, calls.elapsed_s
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_generators": None}

@@ -15,19 +15,17 @@ from shardio.bad_samples import OnError
 from shardio.datasets import MapDataset, ShardDataset
 from shardio.epochs import set_epoch, set_epoch_of_parts
 from shardio.errors import Stage
-from shardio.loader.accelerated import is_preparing
+from shardio.libraries import own_tensors
 from shardio.loader.arguments import check_dataset, check_own_arguments, check_prefetch_factor
+from shardio.loader.buffers import MemoryCallback
 from shardio.loader.collate import collate_channels_last, yields_images
-from shardio.loader.delivery import DeliveredBatches
+from shardio.loader.epoch_iterator import is_preparing
+from shardio.loader.executors.assembly import DefaultPrefetch
 from shardio.loader.executors.choice import is_torchs, why_not_ours
-from shardio.loader.executors.chunk_sizing import DefaultPrefetch
-from shardio.loader.extension import Extension, Shown, extend, find_extension
-from shardio.loader.fetching.fetchers import takes_arguments
-from shardio.loader.fetching.job import WorkerMethod
-from shardio.loader.slots.slot_pool import MemoryCallback
+from shardio.loader.extension import DeliveredBatches, Extension, Shown, extend, find_extension
+from shardio.loader.fetching.fetchers import WorkerMethod, takes_arguments
 from shardio.loader.stats import LoaderStats
 from shardio.order import check_epoch
-from shardio.torch_modes import own_tensors
 from shardio.values import check_integer, check_optional_integer
 
 NO_STATS = "per-stage timings are not available, because shardio's own code does not read these samples: {reason}"
@@ -113,7 +111,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
             that are not shardio's, all errors of ``__getitem__`` are of reading.
         quarantine: The file that logs replaced and skipped samples, one JSON object per line. The constructor checks
             that it can be written; the first entry creates it.
-        check_duplicates: Whether to raise an error when an epoch repeats a sample; see :class:`shardio.check.guard`.
+        check_duplicates: Whether to raise an error when an epoch repeats a sample; see :func:`shardio.check.guard`.
         device: Where batches are delivered, by :class:`shardio.DevicePrefetcher`; by default, they stay on the CPU.
 
     Raises:

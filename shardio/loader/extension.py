@@ -1,18 +1,19 @@
-"""The part of a loader that is shardio's: its arguments, order, state and executor, in one attribute of the loader."""
+"""What shardio adds to torch's DataLoader: arguments, order, state and executor, in one attribute."""
 
 from __future__ import annotations
 
 import copy
 import logging
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Generic, TypeVar, overload
 
 from shardio.bad_samples import BadSamples
 from shardio.datasets import TOO_LATE
-from shardio.loader.accelerated import PreparedEpoch, check_parallelism
+from shardio.device import DevicePrefetcher
+from shardio.libraries import own_tensors
 from shardio.loader.arguments import (
     OwnArguments,
     check_order,
@@ -23,18 +24,143 @@ from shardio.loader.arguments import (
     warn_of_no_batches,
     warn_of_whole_epochs,
 )
+from shardio.loader.buffers import MemoryCallback, SlotWatch
 from shardio.loader.collate import yields_images
-from shardio.loader.delivery import make_delivery
-from shardio.loader.epoch_iterator import BegunEpoch, EpochIterator, make_epoch_iterator
+from shardio.loader.epoch_iterator import (
+    BegunEpoch,
+    EpochIterator,
+    LoaderIterator,
+    PreparedEpoch,
+    check_parallelism,
+    make_epoch_iterator,
+)
 from shardio.loader.executors.choice import find_settings, is_torchs, make_executor, why_not_ours
-from shardio.loader.executors.executor import Executor
+from shardio.loader.executors.executor import (
+    Executor,
+    ExecutorSettings,
+    OrderSampler,
+    TorchDataLoader,
+    find_decoder,
+    find_order,
+    find_override,
+)
 from shardio.loader.executors.pipeline import SUPERSEDED
-from shardio.loader.executors.settings import ExecutorSettings, TorchDataLoader, find_decoder, find_override
 from shardio.loader.fetching.epochs import Epochs
-from shardio.loader.slots.slot_pool import MemoryCallback, SlotWatch
-from shardio.loader.state import OrderSampler, find_order
 from shardio.order import Cursor, Progress, Remainder, Split
-from shardio.torch_modes import own_tensors
+
+_READ = ("dataset", "batch_size", "sampler", "batch_sampler", "collate_fn", "num_workers")
+"""Attributes of a loader that wrappers read during an epoch."""
+
+
+class MadeBatches:
+    """A loader's batches as its executor makes them, for wrappers that the loader's extension holds.
+
+    It has the attributes of the loader. What wrappers need of shardio comes from the extension, because subclasses of
+    the loader may use the names.
+
+    Args:
+        loader: The loader.
+        extension: Its extension.
+    """
+
+    counts_when_received = True
+
+    def __init__(self, loader: Any, extension: Extension) -> None:
+        # Weak, so that workers end as soon as the loader is released.
+        self._loader, self._extension = weakref.ref(loader), weakref.ref(extension)
+        self._attributes: dict[str, Any] = {}  # Of the loader, for an epoch that outlives it.
+
+    def __iter__(self) -> Iterator[Any]:
+        loader = self._find()
+        self._attributes = {name: getattr(loader, name) for name in _READ}
+        batches: Iterator[Any] = self._find_extension().iterate(loader)
+        return batches
+
+    def __len__(self) -> int:
+        return len(self._find())
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_loader", "_extension", "_attributes"):  # Not set yet, for example during unpickling.
+            raise AttributeError(name)
+        if (loader := self._loader()) is None and name in self._attributes:
+            return self._attributes[name]
+        return getattr(loader, name)
+
+    def watch_memory(self, callback: MemoryCallback, *, num_held: int = 0) -> AbstractContextManager[None]:
+        """Call a function for the memory of the epochs that begin in the block; see DataLoader.watch_memory."""
+        return self._find_extension().watch_memory(callback, num_held=num_held)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the user's position."""
+        return self._find_extension().dump(self._find())
+
+    def _find(self) -> Any:
+        loader = self._loader()
+        assert loader is not None, "the loader lives until its first batch"
+        return loader
+
+    def _find_extension(self) -> Extension:
+        extension = self._extension()
+        assert extension is not None, "the loader keeps it"
+        return extension
+
+
+class DeliveredBatches(LoaderIterator):
+    """An iterator over the batches of a wrapper. It keeps the loader alive until the first batch begins the epoch.
+
+    Args:
+        delivery: The wrapper.
+        loader: The loader.
+        length: Returns the number of this rank's batches in a full epoch.
+    """
+
+    def __init__(self, delivery: Iterable[Any], loader: Any, length: Callable[[], int]) -> None:
+        self._delivery, self._length = delivery, length
+        self._loader = weakref.ref(loader)
+        self._reset(loader, first_iter=True)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """Begin the loader's next epoch."""
+        self._batches: Any = iter(self._delivery)
+        self._begins: Any = loader
+        self._adopt(loader, loader._index_sampler)
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        self._begins = None
+        self._num_yielded += 1
+        return batch
+
+    def __len__(self) -> int:
+        return self._length()
+
+    def _shutdown_workers(self) -> None:
+        """End the epoch and its workers. Frameworks call this."""
+        self._batches.close()
+        if (loader := self._loader()) is not None and loader._iterator is not None:
+            loader._iterator._shutdown_workers()
+
+
+def make_delivery(loader: Any, extension: Extension) -> Iterable[Any] | None:
+    """Return the wrapper over a loader's batches; None if the user asked for none.
+
+    Args:
+        loader: The loader.
+        extension: Its extension, whose arguments say what the user asked for.
+
+    Raises:
+        ValueError: If the device is not available.
+    """
+    arguments = extension.arguments
+    if not arguments.check_duplicates and arguments.device is None:
+        return None
+    batches: Iterable[Any] = MadeBatches(loader, extension)
+    if arguments.check_duplicates:
+        from shardio.check import guard
+
+        batches = guard(batches)
+    return batches if arguments.device is None else DevicePrefetcher(batches, arguments.device)
+
 
 _log = logging.getLogger("shardio")
 

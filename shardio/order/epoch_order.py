@@ -6,16 +6,90 @@ Each position is computed independently, so an epoch can begin anywhere at no co
 
 To change the order, also increment ``STATE_VERSION`` in ``state.py``, so that no run resumes in an order that it did
 not begin with, and run ``tools/freeze_orders.py``.
+
+To change the order, also increment ``STATE_VERSION``, so that no run resumes in an order that it did not begin with.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.order.bijection import permute
-from shardio.order.settings import OrderSettings
-from shardio.order.words import derive_rng_key, make_rng_key, random_words
+from shardio.order.words import Words, derive_rng_key, make_rng_key, permute, random_words
+from shardio.values import check_flag, check_integer, check_optional_integer
+
+SHARDS_PER_WINDOW = 4
+"""The default window, in shards of average size: the samples of this many shards are mixed."""
+
+MIN_WINDOW = 4096
+"""The smallest default window, in samples, for datasets of many small shards."""
+
+MAX_LANES = 8
+"""The largest default number of lanes. With SHARDS_PER_WINDOW, it limits how many shards a rank has open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderSettings:
+    """How an epoch is ordered. The order never depends on the world size, the workers or the batch size.
+
+    Attributes:
+        shuffle: Whether the epoch is shuffled. If not, position p holds sample p.
+        seed: The user's seed, 0 <= seed < 2**63.
+        lanes: L, the number of stretches of the tape between which positions alternate.
+        window: The number of neighbouring samples of a lane that are shuffled together.
+    """
+
+    shuffle: bool
+    seed: int
+    lanes: int
+    window: int
+
+
+def choose_settings(
+    shard_sizes: NDArray[np.int64],
+    *,
+    shuffle: bool,
+    seed: int,
+    lanes: int | None = None,
+    window: int | None = None,
+) -> OrderSettings:
+    """Check the user's settings and fill in defaults, which depend on the shards alone.
+
+    By default, a window holds the samples of four average shards, and at least 4096 samples. The number of lanes is
+    the largest power of two, up to 8, that leaves at least four windows in each lane. So a small dataset has one lane,
+    and a dataset that fits in one window is shuffled as a whole.
+
+    Args:
+        shard_sizes: int64 [shards], the number of samples of each shard.
+        shuffle: Whether to shuffle. If not, lanes and window must not be set.
+        seed: 0 <= seed < 2**63.
+        lanes: The number of lanes, or None for the default.
+        window: The window's length in samples, or None for the default.
+
+    Raises:
+        TypeError: If ``seed``, ``lanes`` or ``window`` is not an integer, or ``shuffle`` is not a boolean.
+        ValueError: If a setting is out of range.
+    """
+    shuffle = check_flag("shuffle", shuffle)
+    seed = check_integer("seed", seed, at_least=0, below=2**63)
+    lanes, window = (
+        check_optional_integer(name, value, at_least=1) for name, value in (("lanes", lanes), ("window", window))
+    )
+    for name, value in (("lanes", lanes), ("window", window)):
+        if value is not None and not shuffle:
+            raise ValueError(f"{name}={value} has no effect without shuffle=True: remove it, or set shuffle=True")
+    if not shuffle:
+        return OrderSettings(shuffle=False, seed=seed, lanes=1, window=1)
+
+    num_samples, num_shards = int(shard_sizes.sum()), max(len(shard_sizes), 1)
+    if window is None:
+        window = max(MIN_WINDOW, SHARDS_PER_WINDOW * -(-num_samples // num_shards))
+    if lanes is None:
+        affordable = num_samples // (4 * window)
+        lanes = min(MAX_LANES, 1 << max(affordable.bit_length() - 1, 0))
+    return OrderSettings(shuffle=True, seed=seed, lanes=lanes, window=min(window, max(num_samples, 1)))
 
 
 def permute_shards(num_shards: int, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -78,3 +152,61 @@ class EpochOrder:
         rng_key = make_rng_key(self.settings.seed, self.epoch, "windows")
         rng_key = derive_rng_key(derive_rng_key(rng_key, lane.astype(np.uint64)), window.astype(np.uint64))
         return np.asarray(lane_start + window_start + permute(index, window_size, rng_key), dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOrder:
+    """The order of one worker's samples.
+
+    Attributes:
+        num_shards: The number of shards of all ranks.
+        seed: The seed of the order.
+        shuffle: Whether shards and samples are shuffled.
+        rank: The rank.
+        world_size: The number of ranks.
+        worker_id: The worker's number in its rank.
+        num_workers: The number of workers of each rank.
+    """
+
+    num_shards: int
+    seed: int
+    shuffle: bool
+    rank: int
+    world_size: int
+    worker_id: int
+    num_workers: int
+
+    def own_shards(self, epoch: int) -> NDArray[np.int64]:
+        """Return the shards that the worker reads, in their order, int64 [n].
+
+        The shards of an epoch are dealt to the ranks in turn, and those of a rank to its workers.
+        """
+        shards = np.arange(self.num_shards, dtype=np.int64)
+        if self.shuffle:
+            shards = permute_shards(self.num_shards, self.seed, epoch)
+        return shards[self.rank :: self.world_size][self.worker_id :: self.num_workers]
+
+    def order_window(self, epoch: int, window: int, num_samples: int) -> NDArray[np.int64]:
+        """Return the order of the samples that are shuffled together, int64 [n].
+
+        Args:
+            epoch: The epoch.
+            window: The window's number among those of the worker.
+            num_samples: How many samples it has.
+        """
+        rows = np.arange(num_samples, dtype=np.int64)
+        if not self.shuffle:
+            return rows
+        rng_key = make_rng_key(self.seed, epoch, "stream", self.rank, self.worker_id, window)
+        return permute(rows, np.array([num_samples]), rng_key)
+
+    def rng_keys(self, epoch: int, shards: NDArray[np.int64], numbers: NDArray[np.int64]) -> Words:
+        """Return one rng key for each sample's transforms, uint64 [n]. They do not depend on ranks and workers.
+
+        Args:
+            epoch: The epoch.
+            shards: int64 [n], the samples' shards.
+            numbers: int64 [n], their numbers in their shards.
+        """
+        of_shards = derive_rng_key(make_rng_key(self.seed, epoch, "streamed"), shards.astype(np.uint64))
+        return derive_rng_key(of_shards, numbers.astype(np.uint64))

@@ -1,15 +1,125 @@
-"""The state that a training run saves: a cursor, its dataset and its order, as a small JSON-serializable dict."""
+"""The cursor, from which a run resumes, and the state that a run saves."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from shardio.epochs import MAX_EPOCH
 from shardio.errors import StateError
-from shardio.order.cursor import Cursor
-from shardio.order.settings import OrderSettings
+from shardio.order.epoch_order import OrderSettings
+from shardio.order.split import Split
 from shardio.values import check_integer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """A point in training: all ranks together have delivered ``position`` samples of epoch ``epoch``."""
+
+    epoch: int
+    position: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """A rank's progress in an epoch.
+
+    Attributes:
+        cursor: Where the epoch began.
+        split: The rank's share from there on.
+        num_batches: The number of delivered batches.
+        is_finished: Whether another batch was requested after the last one.
+    """
+
+    cursor: Cursor
+    split: Split
+    num_batches: int = 0
+    is_finished: bool = False
+
+    @property
+    def now(self) -> Cursor:
+        """The cursor once every rank has received this many batches, or all of its batches."""
+        # With `keep`, a rank may finish before the others. Its epoch then ends when it requests another batch.
+        position = self.split.num_samples if self.is_finished else self.split.position_after(self.num_batches)
+        return Cursor(epoch=self.cursor.epoch, position=position)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this rank has no batches left in the epoch."""
+        return self.is_finished or self.num_batches == self.split.num_batches
+
+
+def check_epoch(epoch: int) -> int:
+    """Check an epoch's number and return it as an int. numpy's integers are accepted.
+
+    Raises:
+        TypeError: If it is not an integer.
+        ValueError: If it is negative, or not below MAX_EPOCH.
+    """
+    return check_integer("epoch", epoch, at_least=0, below=MAX_EPOCH)
+
+
+class EpochCounter:
+    """The choice of the next epoch and of its start, and the progress of the latest epoch.
+
+    Each start begins the next epoch, unless ``set_epoch`` has set one. A start after ``load`` resumes at the loaded
+    cursor. After ``load``, setting the loaded epoch keeps the position, and setting another epoch drops it. If the
+    loaded cursor is at the end of its epoch, the next epoch begins, unless ``set_epoch`` has set the loaded one: it
+    then has no samples left.
+
+    Attributes:
+        next: Where the next epoch begins.
+        progress: The progress of the latest epoch; None before the first one and after ``load``.
+    """
+
+    def __init__(self) -> None:
+        self.next = Cursor(epoch=0)
+        self.progress: Progress | None = None
+        self._is_loaded = False
+        self._is_set = False
+
+    @property
+    def now(self) -> Cursor:
+        """The current cursor, which a state saves.
+
+        ``set_epoch`` does not end an epoch in flight. So the cursor stays in that epoch until the epoch is over or the
+        next one begins.
+        """
+        if self.progress is None or (self._is_set and self.progress.is_over):
+            return self.next
+        return self.progress.now
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the next epoch."""
+        epoch = check_epoch(epoch)
+        if not (self._is_loaded and epoch == self.next.epoch):
+            self.next = Cursor(epoch=epoch)
+            self._is_loaded = False
+        self._is_set = True
+
+    def load(self, cursor: Cursor) -> None:
+        """Resume at ``cursor`` at the next start."""
+        self.next = cursor
+        self._is_loaded, self._is_set = True, False
+        self.progress = None
+
+    def find_start(self, num_samples: int) -> Cursor:
+        """Return where the next epoch begins, given the number of samples in an epoch."""
+        is_over = self.next.position >= num_samples and not self._is_set
+        return Cursor(epoch=self.next.epoch + 1) if is_over else self.next
+
+    def start(self, num_samples: int, *, repeats: bool = False) -> Cursor:
+        """Begin an epoch and return where it starts. The caller sets ``progress``.
+
+        Args:
+            num_samples: The number of samples in a whole epoch.
+            repeats: Whether the next start repeats this epoch, unless ``set_epoch`` sets one.
+        """
+        cursor = self.find_start(num_samples)
+        self.next = Cursor(epoch=cursor.epoch if repeats else cursor.epoch + 1)
+        self._is_loaded = self._is_set = False
+        return cursor
+
 
 STATE_VERSION = 1
 """The version of the order, and of the state's format. A state resumes only in the order in which it was saved."""

@@ -3,27 +3,299 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from shardio.errors import PackError
 from shardio.images import (
     DEFAULT_MAX_PIXELS,
     IMAGE_FORMATS,
     ConvertedFormat,
+    TooManyPixels,
     find_clipped_type,
     find_field,
     find_format,
     holds_images,
     is_convertible,
 )
-from shardio.packing.checking import find_mislabelled, why_rejected
-from shardio.packing.jpegs import DEFAULT_QUALITY, TILED, JpegTally, choose_rewrite, is_jpeg, tiling_proves_soundness
-from shardio.packing.packed_shard import RejectedSample
+from shardio.images.jpeg import has_tiles
 from shardio.packing.plan import PackSettings
 from shardio.packing.sources.files import FileProblem
 from shardio.packing.sources.source import SourceSample
 from shardio.sample import Sample
+from shardio.shards import ShardEntry
+
+TILED = "tiled"
+"""The outcome of a JPEG that is stored tiled. Other outcomes say why a JPEG is stored unchanged."""
+
+Rewrite = Callable[[bytes], tuple[bytes, str]]
+"""A function from a JPEG to the bytes to store and the outcome: TILED, or a reason with details in parentheses."""
+
+DEFAULT_QUALITY = 90
+
+_JPEG_START = b"\xff\xd8\xff"
+
+
+@dataclass(slots=True, kw_only=True)
+class JpegTally:
+    """Counts how the JPEGs of a shard, or of all shards, are stored.
+
+    Attributes:
+        outcomes: How many are stored ``tiled``, and how many are stored unchanged, by reason.
+        num_bytes_before: The total size of the files.
+        num_bytes_after: The total size of the stored JPEGs.
+        damaged: The damaged files, which are stored unchanged.
+    """
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    num_bytes_before: int = 0
+    num_bytes_after: int = 0
+    damaged: list[FileProblem] = field(default_factory=list)
+
+    def count(self, outcome: str, before: int, after: int) -> None:
+        """Count one JPEG, given its outcome and its sizes in bytes."""
+        reason, _, _ = outcome.partition(" (")
+        self.outcomes[reason] += 1
+        self.num_bytes_before += before
+        self.num_bytes_after += after
+
+    def note_damage(self, source: SourceSample, field: str, outcome: str) -> None:
+        """Note a JPEG's damage, if its outcome says that it is damaged."""
+        if outcome.startswith("damaged"):
+            verb = "has a" if outcome.startswith("damaged header") else "is"
+            self.damaged.append(source.problem(field, f"{verb} {outcome}"))
+
+    def dump(self) -> list[Any]:
+        """Return the tally as JSON values."""
+        damaged = [(str(problem.path), problem.what) for problem in self.damaged]
+        return [self.outcomes, self.num_bytes_before, self.num_bytes_after, damaged]
+
+    @classmethod
+    def load(cls, values: Any) -> JpegTally:
+        """Return the tally that :meth:`dump` returned.
+
+        Raises:
+            ValueError, TypeError: If ``values`` are not a tally.
+        """
+        outcomes, before, after, damaged = values
+        return cls(
+            outcomes=Counter(outcomes),
+            num_bytes_before=before,
+            num_bytes_after=after,
+            damaged=[FileProblem(Path(path), what) for path, what in damaged],
+        )
+
+
+def sum_tallies(tallies: Sequence[JpegTally]) -> JpegTally:
+    """Return the sum of several tallies."""
+    return JpegTally(
+        outcomes=sum((tally.outcomes for tally in tallies), Counter[str]()),
+        num_bytes_before=sum(tally.num_bytes_before for tally in tallies),
+        num_bytes_after=sum(tally.num_bytes_after for tally in tallies),
+        damaged=[problem for tally in tallies for problem in tally.damaged],
+    )
+
+
+def describe_jpegs(settings: PackSettings, tally: JpegTally) -> dict[str, str | int | None]:
+    """Return the manifest's entries about JPEGs."""
+    encoding: dict[str, str | int | None] = {}
+    if settings.does_encode:
+        encoding = {"max_side": settings.max_side, "quality": settings.quality or DEFAULT_QUALITY}
+    if settings.convert_to is not None:
+        encoding["convert_to"] = settings.convert_to
+    if settings.to_srgb:
+        encoding["to_srgb"] = True
+    return {"jpeg": settings.jpeg, **encoding, "num_tiled": tally.outcomes[TILED]}
+
+
+def require_compiled_functions() -> None:
+    """Load the compiled functions that rewriting JPEGs needs.
+
+    Raises:
+        PackError: If shardio was built without them for this processor, and numba is not installed.
+    """
+    from shardio.images.kernel import compiled_functions
+
+    try:
+        compiled_functions()
+    except ImportError as error:
+        raise PackError(
+            "rewriting JPEGs needs compiled functions. shardio was built without them for this processor, and numba, "
+            f"which could compile them, could not be imported ({error}): pip install numba"
+        ) from error
+
+
+def choose_rewrite(settings: PackSettings) -> Rewrite:
+    """Return the function that rewrites JPEGs according to the settings.
+
+    Raises:
+        PackError: If a required package is not installed.
+    """
+    if settings.jpeg == "copy":
+        return lambda content: (content, TILED if has_tiles(content) else "copied")
+    from shardio.images.tiling import NotTileable, reencode_jpeg, tile_jpeg  # Copying does not need it.
+
+    require_compiled_functions()
+    quality, max_pixels = settings.quality or DEFAULT_QUALITY, settings.max_pixels or DEFAULT_MAX_PIXELS
+
+    def rewrite(content: bytes) -> tuple[bytes, str]:
+        try:
+            if settings.jpeg == "tile":
+                return tile_jpeg(content), TILED
+            reencoded = reencode_jpeg(
+                content,
+                max_side=settings.max_side,
+                quality=quality,
+                max_pixels=max_pixels,
+                to_srgb=settings.to_srgb,
+            )
+            return reencoded, TILED
+        except NotTileable as error:
+            return content, str(error)
+        except TooManyPixels:
+            return content, "more than max_pixels"
+        except ValueError as error:
+            return content, f"damaged ({error})"
+
+    return rewrite
+
+
+def is_jpeg(content: bytes) -> bool:
+    """Return whether a content begins as a JPEG does."""
+    return content.startswith(_JPEG_START)
+
+
+def tiling_proves_soundness(content: bytes, max_pixels: int | None) -> bool:
+    """Return whether an image needs no other check if it can be tiled, which reads every code of a JPEG.
+
+    Args:
+        content: The content of an image file.
+        max_pixels: The largest permitted number of pixels; None for Pillow's limit.
+    """
+    from shardio.images.tiling import decodes_if_tileable
+
+    if not is_jpeg(content):
+        return False
+    try:
+        return decodes_if_tileable(content, max_pixels=max_pixels or DEFAULT_MAX_PIXELS)
+    except ValueError:  # The check will say what is wrong with its head.
+        return False
+
+
+class RejectedSample(NamedTuple):
+    """A sample that was not packed: its key, its file's path relative to the source, and why."""
+
+    key: str
+    file: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedShard:
+    """A finished shard.
+
+    Attributes:
+        entry: Its entry in the manifest.
+        fields: The names of its fields.
+        identity: What identifies the content of its tar and its index, as their folder determines it; "" if it has no
+            samples, and so no files.
+        jpegs: How its JPEGs are stored.
+        converted: How many images were converted, by their former format.
+        clipped: How many images have gray values that are clipped when they become RGB, by their type.
+        mislabelled: Images whose format does not match their suffix. They are packed anyway.
+        rejected: Samples whose image cannot be decoded. They are left out.
+        changed: Files that changed during the pack. Their samples are left out.
+        was_kept: Whether an earlier run wrote it.
+        damage: What was wrong with the shard of an earlier run, which was packed again; "" if nothing was.
+    """
+
+    entry: ShardEntry
+    fields: tuple[str, ...]
+    identity: str
+    jpegs: JpegTally = field(default_factory=JpegTally)
+    converted: Counter[str] = field(default_factory=Counter)
+    clipped: Counter[str] = field(default_factory=Counter)
+    mislabelled: tuple[FileProblem, ...] = ()
+    rejected: tuple[RejectedSample, ...] = ()
+    changed: tuple[FileProblem, ...] = ()
+    was_kept: bool = False
+    damage: str = ""
+
+    def dump(self) -> dict[str, Any]:
+        """Return the shard as a JSON object."""
+        return {
+            "entry": asdict(self.entry),
+            "fields": self.fields,
+            "identity": self.identity,
+            "jpegs": self.jpegs.dump(),
+            "converted": self.converted,
+            "clipped": self.clipped,
+            "mislabelled": _dump_problems(self.mislabelled),
+            "rejected": self.rejected,
+            "changed": _dump_problems(self.changed),
+        }
+
+    @classmethod
+    def load(cls, values: dict[str, Any]) -> PackedShard:
+        """Return the shard that :meth:`dump` returned.
+
+        Raises:
+            ValueError, TypeError, KeyError: If ``values`` are not a shard's.
+        """
+        return cls(
+            entry=ShardEntry(**values["entry"]),
+            fields=tuple(values["fields"]),
+            identity=values["identity"],
+            jpegs=JpegTally.load(values["jpegs"]),
+            converted=Counter(values["converted"]),
+            clipped=Counter(values["clipped"]),
+            mislabelled=_load_problems(values["mislabelled"]),
+            rejected=tuple(RejectedSample(*each) for each in values["rejected"]),
+            changed=_load_problems(values["changed"]),
+        )
+
+    def as_kept(self) -> PackedShard:
+        """Return the same shard, written by an earlier run."""
+        return replace(self, was_kept=True)
+
+
+def _dump_problems(problems: tuple[FileProblem, ...]) -> list[tuple[str, str]]:
+    return [(str(path), what) for path, what in problems]
+
+
+def _load_problems(values: list[tuple[str, str]]) -> tuple[FileProblem, ...]:
+    return tuple(FileProblem(Path(path), what) for path, what in values)
+
+
+def find_mislabelled(field: str, content: bytes) -> str | None:
+    """Return the format of an image whose field has the name of another format; otherwise None."""
+    found = find_format(content)
+    return found if found is not None and found != IMAGE_FORMATS[field.rpartition(".")[2]] else None
+
+
+def why_rejected(field: str, content: bytes, max_pixels: int | None) -> str | None:
+    """Return why an image cannot be decoded; None if it can.
+
+    Args:
+        field: The field, which holds images.
+        content: The content of the image file.
+        max_pixels: Larger images are rejected; None for Pillow's limit.
+    """
+    from shardio.images import decode_image, decode_unconverted  # Packing without a check does not need decoders.
+
+    if find_format(content) is None:
+        return "is not an image"
+    # A mask's values are read as they are stored: conversion to RGB may be impossible.
+    decode = decode_image if field in IMAGE_FORMATS else decode_unconverted
+    try:
+        decode(content, max_pixels=max_pixels or DEFAULT_MAX_PIXELS)
+    except TooManyPixels as error:
+        return f"is too large: {error}"
+    except ValueError as error:
+        return f"cannot be decoded: {error}"
+    return None
 
 
 class _RejectedError(Exception):

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError
-from shardio.reading.reader import SampleReader
-from shardio.reading.seen import Verify
+from shardio.reading.reader import SampleReader, Verify
 from shardio.shards import DatasetSource, Manifest, ShardTable, hash_key, open_table, read_keys
 from shardio.storage import StorageOptions, make_access
 

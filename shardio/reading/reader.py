@@ -1,23 +1,185 @@
-"""Read the fields of samples, given the samples' indices."""
+"""Read the fields of samples, given the samples' indices.
+
+Samples of remote shards are compared each time, because their bytes may be fetched again.
+"""
 
 from __future__ import annotations
 
+import operator
+import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import FormatError, SampleError, StaleIndexError
-from shardio.reading.seen import Seen, Verify
-from shardio.reading.stored import StoredSamples
-from shardio.reading.threads import map_in_threads
-from shardio.shards import PartCache, Shard, ShardTable
+from shardio.errors import FormatError, SampleError, ShardioError, StaleIndexError, StoreError
+from shardio.process import let_through
+from shardio.sample import Sample
+from shardio.shards import LABEL_FIELD, PartCache, Shard, ShardTable
 from shardio.storage import Location, ReplacedError, StoredFile, map_locations
 from shardio.values import check_choice
+
+if TYPE_CHECKING:
+    from shardio.storage.cache.cached import CachedFiles
+
+
+Columns = Mapping[str, Sequence[bytes | None]]
+"""For each field, the content of each sample, or None if the sample lacks the field."""
+
+
+class StoredSamples(Sequence[Sample]):
+    """Samples in columns, so that many small ones cost little. Single samples are created on demand.
+
+    Args:
+        columns: The contents by field, in the order in which the fields were requested.
+        num_samples: The number of samples.
+        describe: A function that returns the key of the sample in a row, and where some of its fields are stored.
+        list_keys: A function that returns the keys of all samples.
+        remedy: What else to do about a sample that lacks a field, for messages.
+    """
+
+    def __init__(
+        self,
+        columns: Columns,
+        num_samples: int,
+        *,
+        describe: Callable[[int, Sequence[str]], tuple[str, str]],
+        list_keys: Callable[[], list[str]],
+        remedy: str = "",
+    ) -> None:
+        self.columns = columns
+        self.remedy = remedy
+        self._num_samples = num_samples
+        self._describe = describe
+        self._list_keys = list_keys
+
+    def keys(self) -> list[str]:
+        """Return the samples' keys."""
+        return self._list_keys()
+
+    def describe(self, row: int, fields: Sequence[str] | None = None) -> tuple[str, str]:
+        """Return a sample's key and where some of its fields (by default, those read) are stored, for messages."""
+        return self._describe(row, tuple(self.columns) if fields is None else fields)
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    @overload
+    def __getitem__(self, row: int) -> Sample: ...
+    @overload
+    def __getitem__(self, row: slice) -> Sequence[Sample]: ...
+    def __getitem__(self, row: int | slice) -> Sample | Sequence[Sample]:
+        if isinstance(row, slice):
+            return [self[i] for i in range(*row.indices(self._num_samples))]
+        if not -self._num_samples <= row < self._num_samples:
+            raise IndexError(f"row {row} is out of range: there are {self._num_samples} samples")
+        row %= self._num_samples
+        key, origin = self.describe(row)
+        fields = {field: content for field, column in self.columns.items() if (content := column[row]) is not None}
+        return Sample(key=key, fields=fields, origin=origin)
+
+
+Item = TypeVar("Item")
+
+NUM_THREADS = 16
+"""How many calls are made at a time."""
+
+
+def map_in_threads(function: Callable[[Item], object], items: Sequence[Item]) -> list[StoreError]:
+    """Call a function with each item, in several threads. They do not keep the process from exiting.
+
+    Returns:
+        The errors of stores that kept failing: repeating such a request takes as long again. Other errors are ignored,
+        because what could not be fetched is fetched again when it is read, which reports the error with the sample.
+    """
+    remaining = iter(items)  # Threads share it: next() is atomic for iterators of sequences.
+    errors = list[StoreError]()
+
+    def work() -> None:
+        for item in remaining:
+            try:
+                function(item)
+            except StoreError as error:  # noqa: PERF203  # A request takes much longer.
+                errors.append(error)
+            except (ShardioError, OSError, EOFError):
+                continue
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(NUM_THREADS, len(items)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+Verify = Literal["first", "off"]
+"""When samples are compared with the index file: when they are first read, or never."""
+
+
+class Seen:
+    """The samples seen so far, that is, compared with the index file. Threads can share it.
+
+    If two threads record samples at the same moment, one record may be lost. Those samples are then compared again.
+
+    Args:
+        shard_sizes: int64 [shards], the number of samples in each shard.
+    """
+
+    def __init__(self, shard_sizes: NDArray[np.int64]) -> None:
+        self._shard_sizes = shard_sizes
+        self._seen: dict[tuple[int, tuple[str, ...]], _SeenOfShard] = {}
+
+    def of_shard(self, shard: int, fields: Sequence[str], tar: StoredFile) -> _SeenOfShard:
+        """Return the record of the samples of a shard that were seen with these fields.
+
+        Args:
+            shard: The shard's place in the manifest.
+            fields: The names of the fields that are read.
+            tar: The shard's open tar. If its version has changed, the record starts empty.
+        """
+        name = shard, tuple(fields)
+        seen = self._seen.get(name)
+        if seen is None or seen.version != tar.version:
+            seen = self._seen[name] = _SeenOfShard(int(self._shard_sizes[shard]), tar.version, is_kept=tar.is_local)
+        return seen
+
+
+class _SeenOfShard:
+    __slots__ = ("_bits", "_is_kept", "_num_unseen", "version")
+
+    def __init__(self, num_samples: int, version: str, *, is_kept: bool = True) -> None:
+        self.version, self._is_kept = version, is_kept
+        self._bits = np.packbits(np.arange(-num_samples % 8 + num_samples) >= num_samples, bitorder="little")
+        self._num_unseen = num_samples  # Approximate: threads update it concurrently.
+
+    def find_unseen(self, samples: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Return which samples were not seen, bool [n], or None if all were seen."""
+        bits = self._bits  # Read once: another thread may drop them.
+        if not len(bits):
+            return None
+        unseen: NDArray[np.bool_] = (bits[samples >> 3] & _bits_of(samples)) == 0
+        return unseen if unseen.any() else None
+
+    def add(self, samples: NDArray[np.int64]) -> None:
+        """Record that samples were seen."""
+        bits = self._bits
+        if not len(bits) or not self._is_kept:
+            return
+        np.bitwise_or.at(bits, samples >> 3, _bits_of(samples))
+        self._num_unseen -= len(samples)
+        if self._num_unseen <= 0:
+            self._num_unseen = int(np.unpackbits(~bits).sum())
+            if self._num_unseen == 0:
+                self._bits = bits[:0]  # All were seen: the bits are no longer needed.
+
+
+def _bits_of(samples: NDArray[np.int64]) -> NDArray[np.uint8]:
+    return np.left_shift(np.uint8(1), (samples & 7).astype(np.uint8))
+
 
 Result = TypeVar("Result")
 
@@ -250,3 +412,173 @@ class SampleReader:
 
 def _keys(inner: NDArray[np.int64], opened: Shard) -> list[str]:
     return opened.index.keys(inner)
+
+
+LabelledFile = tuple[str, int]
+"""An image's path or, if it is in a remote store, its URL; and its label."""
+
+
+class FileReader:
+    """A reader of labelled image files. Each file is a sample, and its path or URL is the sample's key.
+
+    Args:
+        root: The directory that contains the files.
+        image_field: The name of the field that contains the image.
+        files: The files, if they are in a remote store.
+    """
+
+    def __init__(self, root: Location, image_field: str, files: CachedFiles | None = None) -> None:
+        self._root, self._image_field, self.files = root, image_field, files
+
+    def read(self, samples: Sequence[LabelledFile], fields: Sequence[str]) -> StoredSamples:
+        """Read some files.
+
+        Args:
+            samples: n files.
+            fields: Ignored. Every sample has an image and a label.
+
+        Raises:
+            SampleError: If a file cannot be read.
+            StoreError: If a remote store keeps failing.
+            PermissionError: If a remote store refuses the credentials.
+            TypeError: If a label is not an integer.
+        """
+        if self.files is None:
+            images = [self._read_local(row, path) for row, (path, _) in enumerate(samples)]
+        else:
+            images = self._read_remote(self.files, samples)
+        labels = [_write_label(path, label) for path, label in samples]
+        return StoredSamples(
+            {self._image_field: images, LABEL_FIELD: labels},
+            len(samples),
+            describe=lambda row, some: self.describe(samples[row], some),
+            list_keys=lambda: [path for path, _ in samples],
+        )
+
+    def describe(self, sample: LabelledFile, fields: Sequence[str]) -> tuple[str, str]:
+        """Return a sample's key and the root directory, for messages."""
+        return sample[0], str(self._root)
+
+    def find_key(self, path: str) -> str:
+        """Return the key of a file in its store."""
+        return path.removeprefix(self._root.store.prefix)
+
+    def close(self) -> None:
+        """Do nothing: no file stays open."""
+
+    def _read_local(self, row: int, path: str) -> bytes:
+        try:
+            return self._root.store.read_whole(path)
+        except OSError as error:
+            let_through(error)
+            raise self._unreadable(row, path, str(error)) from error
+
+    def _read_remote(self, files: CachedFiles, samples: Sequence[LabelledFile]) -> list[bytes]:
+        keys = [self.find_key(path) for path, _ in samples]
+        present = [files.read_present(key) for key in keys]
+        missing = [key for key, content in zip(keys, present, strict=True) if content is None]
+        if len(missing) > 1:
+            # At the same time. The sample with an error is found below.
+            with suppress(FileNotFoundError, PermissionError, ReplacedError):
+                files.prefetch(missing, is_urgent=True)
+        return [
+            self._read_one(files, row, samples[row][0]) if content is None else content
+            for row, content in enumerate(present)
+        ]
+
+    def _read_one(self, files: CachedFiles, row: int, path: str) -> bytes:
+        try:
+            return files.read(self.find_key(path))
+        except (FileNotFoundError, ReplacedError) as error:
+            let_through(error)
+            kept = files.listing.path
+            remedy = f". If the bucket has changed since it was listed, delete the listing {kept}" if kept else ""
+            raise self._unreadable(row, path, f"{error}{remedy}") from error
+
+    def _unreadable(self, row: int, path: str, cause: str) -> SampleError:
+        return SampleError(f"the image {path} cannot be read: {cause}", row=row, key=path, where=str(self._root))
+
+
+def _write_label(path: str, label: int) -> bytes:
+    """Encode a label as shards store it."""
+    try:
+        return b"%d" % operator.index(label)
+    except TypeError:  # b"%d" alone would truncate floats.
+        raise TypeError(
+            f"the labels in ImageFolder.samples must be integers, got {label!r} for {path}: set integer labels there. "
+            "To return other targets, override __getitem__"
+        ) from None
+
+
+Value = TypeVar("Value")
+LocatedSample = tuple[int, Any]
+"""The place of a reader among those that were joined, and what it needs to find the sample."""
+
+
+class JoinedReader:
+    """A reader of samples that belong to several readers.
+
+    Args:
+        readers: The readers.
+    """
+
+    def __init__(self, readers: Sequence[Reader]) -> None:
+        self._readers = readers
+
+    def read(self, samples: Sequence[LocatedSample], fields: Sequence[str]) -> StoredSamples:
+        """Read some fields of some samples.
+
+        Args:
+            samples: n samples of any of the readers.
+            fields: The names of the fields to read. The result omits fields that a sample lacks.
+
+        Raises:
+            SampleError: If a sample cannot be read.
+        """
+        columns: dict[str, list[bytes | None]] = {}
+        found: list[tuple[list[int], StoredSamples]] = []
+        parts = np.array([part for part, _ in samples], np.int64)
+        for part in np.unique(parts).tolist():
+            rows = np.flatnonzero(parts == part).tolist()
+            try:
+                stored = self._readers[part].read(self._take(part, [samples[row][1] for row in rows]), fields)
+            except SampleError as error:
+                raise error.at_row(rows[error.row]) from error
+            found.append((rows, stored))
+            for field, contents in stored.columns.items():
+                _put(contents, columns.setdefault(field, [None] * len(samples)), rows)
+        return StoredSamples(
+            columns,
+            len(samples),
+            describe=lambda row, some: self.describe(samples[row], some),
+            list_keys=partial(_list_keys, found, len(samples)),
+        )
+
+    def describe(self, sample: LocatedSample, fields: Sequence[str]) -> tuple[str, str]:
+        """Return a sample's key and where some of its fields are stored, for messages."""
+        part, inner = sample
+        return self._readers[part].describe(inner, fields)
+
+    def close(self) -> None:
+        """Close all files. The next read reopens them."""
+        for reader in self._readers:
+            reader.close()
+
+    def _take(self, part: int, samples: list[Any]) -> Any:
+        """Return what a reader needs to find samples: an array of indices, or a list."""
+        return np.array(samples, np.int64) if isinstance(self._readers[part], SampleReader) else samples
+
+
+def _list_keys(found: Sequence[tuple[list[int], StoredSamples]], num_samples: int) -> list[str]:
+    keys = [""] * num_samples
+    for rows, stored in found:
+        _put(stored.keys(), keys, rows)
+    return keys
+
+
+def _put(values: Sequence[Value], column: list[Value], rows: Sequence[int]) -> None:
+    for row, value in zip(rows, values, strict=True):
+        column[row] = value
+
+
+Reader = SampleReader | FileReader | JoinedReader

@@ -15,20 +15,28 @@ format 1, too, and made a sample of each run of adjacent members.
 
 Its metadata has one key, ``shardio``, with a canonical JSON object (see :class:`IndexHeader`), because safetensors
 writes several keys in random order.
+
+The file is not memory-mapped: if another process truncated it, reading the mapping would kill this process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections import OrderedDict, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import pairwise
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from shardio.errors import FormatError, StaleIndexError
 from shardio.shards.tar import BLOCK
-from shardio.storage import Location
+from shardio.storage import Location, StoredFile, make_version
+from shardio.values import parse_json
 
 INDEX_FORMAT = 1
 SCATTERED_FORMAT = 2
@@ -116,3 +124,454 @@ def digest_headers(tar: TarHeaders, starts: Iterable[NDArray[np.int64]]) -> str:
     for header in tar.read_many(found - BLOCK, found):
         digest.update(header)
     return digest.hexdigest()
+
+
+MAX_BYTES = 64 * 2**20
+"""The maximum memory in bytes for the parts of indexes that one reader keeps. The default order needs less for shards
+of 20,000 samples with two fields each."""
+
+
+class PartCache:
+    """Keeps parts of indexes in memory, and drops the least recently used ones first.
+
+    There is no lock, because a forked child could inherit it locked. Each operation on the dictionary is atomic, and
+    two threads that need the same part at the same time both read it.
+
+    Args:
+        max_bytes: The maximum memory of all parts in bytes. Each part counts as much as the largest one.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._largest = 1
+        self._parts: OrderedDict[Hashable, Any] = OrderedDict()
+
+    def find(self, name: Hashable) -> Any:
+        """Return a part, or None if it is not in the cache."""
+        part = self._parts.get(name)
+        if part is not None:
+            with suppress(KeyError):  # Another thread has dropped it.
+                self._parts.move_to_end(name)
+        return part
+
+    def add(self, name: Hashable, part: Any, num_bytes: int) -> None:
+        """Add a part, and drop the least recently used parts that no longer fit."""
+        self._largest = max(self._largest, num_bytes)
+        self._parts[name] = part
+        with suppress(KeyError):
+            while len(self._parts) > max(1, self._max_bytes // self._largest):
+                self._parts.popitem(last=False)
+
+    def clear(self) -> None:
+        """Drop all parts."""
+        self._parts.clear()
+
+
+PART = 512
+"""The number of samples whose entries are read together."""
+
+HEAD = 4096
+"""The number of bytes to read first. They usually contain the whole header."""
+
+MAX_HEADER = 2**24
+"""The maximum size of a header in bytes: that of a thousand fields with the longest names."""
+
+_DTYPES = {"offset": "I64", "size": "I64", "hash": "U64", "key_stop": "I64", "key_bytes": "U8"}
+
+
+class ShardIndex:
+    """An open index.
+
+    Attributes:
+        location: The location of the index.
+        header: Its metadata.
+        field_indices: Each field's place in the index, by the field's name.
+
+    Args:
+        location: The location of the index.
+        tar: The shard's open tar.
+        parts: A cache for the parts that are read; by default, a new one.
+
+    Raises:
+        FormatError: If the file is not an index, or is damaged.
+        StaleIndexError: If it is the index of another tar.
+    """
+
+    def __init__(self, location: Location, tar: StoredFile, parts: PartCache | None = None) -> None:
+        self.location = location
+        self._tar, self._parts = tar, PartCache() if parts is None else parts
+        self._identity = object()  # Distinguishes this index's parts in a cache that several indexes share.
+        self._file = open_index(location)
+        try:
+            self.header, self._begins, self._num_key_bytes = read_layout(self._file)
+            self.field_indices = {field: i for i, field in enumerate(self.header.fields)}
+            self._check()
+        except BaseException as error:  # Ctrl-C must not leave the file open either.
+            if isinstance(error, FormatError):
+                self.discard()
+            self.close()
+            raise
+
+    def key(self, sample: int) -> str:
+        """Return the key of a sample."""
+        return self.keys(np.array([sample]))[0]
+
+    def keys(self, samples: NDArray[np.int64]) -> list[str]:
+        """Return the keys of some samples."""
+        return [key.decode(errors="surrogateescape") for key in self.raw_keys(samples)]
+
+    def raw_keys(self, samples: NDArray[np.int64]) -> list[bytes]:
+        """Return the keys of some samples as bytes, as in the tar: usually UTF-8."""
+        keys, current = list[bytes](), -1
+        for sample in samples.tolist():
+            part, row = divmod(sample, PART)
+            if part != current:
+                current = part
+                bounds, content = self._keys_part(part)
+            keys.append(content[bounds[row] : bounds[row + 1]])
+        return keys
+
+    def locate(
+        self, samples: NDArray[np.int64], fields: tuple[str, ...]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
+        """Return the byte ranges and the hashes of some fields of some samples.
+
+        Args:
+            samples: int64 [n], indices in the shard.
+            fields: F names of fields.
+
+        Returns:
+            The start and the stop of each content in the tar, both int64 [n, F], -1 where a sample lacks the field;
+            and its xxh3-64, uint64 [n, F].
+        """
+        parts = samples // PART
+        if len(samples) and (parts == parts[0]).all():
+            part = int(parts[0])
+            found = self._ranges_part(part, fields)[:, :, samples - part * PART]
+        else:
+            found = np.empty((3, len(fields), len(samples)), np.int64)
+            for row, sample in enumerate(samples.tolist()):
+                found[:, :, row] = self._ranges_part(sample // PART, fields)[:, :, sample % PART]
+        starts, stops, hashes = found.transpose(0, 2, 1)
+        return starts, stops, hashes.view(np.uint64)
+
+    def discard(self) -> bool:
+        """Forget what is cached of the file. Return whether another read may give other bytes."""
+        return self._file.discard(0, self._file.size)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _ranges_part(self, part: int, fields: tuple[str, ...]) -> NDArray[np.int64]:
+        """Return starts, stops and hashes of the fields of one part's samples, int64 [3, F, samples]."""
+        name = (self._identity, part, fields)
+        found: NDArray[np.int64] | None = self._parts.find(name)
+        if found is None:
+            found = self._read_ranges(part * PART, min((part + 1) * PART, self.header.num_samples), fields)
+            self._parts.add(name, found, found.nbytes)
+        return found
+
+    def _read_ranges(self, first: int, stop: int, fields: tuple[str, ...]) -> NDArray[np.int64]:
+        found = np.full((3, len(fields), stop - first), -1, np.int64)
+        for column, field_index in enumerate(map(self.field_indices.get, fields)):
+            if field_index is not None:
+                begin = field_index * self.header.num_samples
+                for i, name in enumerate(("offset", "size", "hash")):
+                    found[i, column] = self._read_integers(name, begin + first, begin + stop)
+        offset, size, _ = found
+        present = offset >= 0
+        is_outside = (offset < BLOCK) | (offset > self._tar.size - size)
+        if np.any(present != (size >= 0)) or np.any(present & is_outside):
+            raise FormatError(f"the index {self.location} is damaged: it points outside its tar. {self._remedy}")
+        size[present] += offset[present]
+        return found
+
+    def _keys_part(self, part: int) -> tuple[list[int], bytes]:
+        """Return the n + 1 bounds of the keys of one part's samples, and the keys end to end."""
+        name = (self._identity, part)
+        found: tuple[list[int], bytes] | None = self._parts.find(name)
+        if found is None:
+            first, stop = part * PART, min((part + 1) * PART, self.header.num_samples)
+            begin = self._read_integers("key_stop", first - 1, first) if first else np.zeros(1, np.int64)
+            bounds = np.concatenate([begin, self._read_integers("key_stop", first, stop)])
+            if bounds[0] < 0 or np.any(bounds[1:] < bounds[:-1]) or bounds[-1] > self._num_key_bytes:
+                raise FormatError(
+                    f"the index {self.location} is damaged: keys have negative lengths or are outside it. "
+                    f"{self._remedy}"
+                )
+            begins = self._begins["key_bytes"] + bounds
+            content = read_range(self._file, int(begins[0]), int(begins[-1]))
+            found = (bounds - bounds[0]).tolist(), content
+            self._parts.add(name, found, len(content) + 40 * len(bounds))
+        return found
+
+    def _read_integers(self, name: str, first: int, stop: int) -> NDArray[np.int64]:
+        begin = self._begins[name]
+        return np.frombuffer(read_range(self._file, begin + 8 * first, begin + 8 * stop), "<i8")
+
+    @property
+    def _remedy(self) -> str:
+        return (
+            "Download the index and its tar again, or pack the dataset again. If shardio did not pack this tar, delete "
+            f"{self.location} instead"
+        )
+
+    def _check(self) -> None:
+        """Check the first and the last samples. The others are checked when they are first read."""
+        header = self.header
+        if self._tar.size != header.num_bytes:
+            raise StaleIndexError(
+                f"the index {self.location} was created for a tar of {header.num_bytes} bytes, "
+                f"but {self._tar.location} has changed: it now has {self._tar.size} bytes. {self._remedy}"
+            )
+        if not 0 <= header.num_samples <= self._tar.size // BLOCK or self._num_key_bytes > self._tar.size:
+            raise FormatError(
+                f"the index {self.location} has {header.num_samples} samples with keys of {self._num_key_bytes} bytes, "
+                f"more than {self._tar.location} can hold in {self._tar.size} bytes. {self._remedy}"
+            )
+        first_and_last = list[NDArray[np.int64]]()
+        if header.num_samples:
+            last = header.num_samples - 1
+            starts, _, _ = self.locate(np.array([0, last]), header.fields)
+            first_and_last = [starts[0], starts[1]]
+            self._keys_part(0)
+            ends, _ = self._keys_part(last // PART)
+            begin = self._read_integers("key_stop", last - last % PART - 1, last - last % PART) if last >= PART else [0]
+            if begin[0] + ends[-1] != self._num_key_bytes:
+                raise FormatError(
+                    f"the index {self.location} is damaged: its keys do not end where their bytes do. {self._remedy}"
+                )
+        if not self._fits_headers(first_and_last):
+            raise StaleIndexError(
+                f"the index {self.location} was created for a tar with other members: {self._tar.location} has "
+                f"changed. {self._remedy}"
+            )
+
+    def _fits_headers(self, starts: Sequence[NDArray[np.int64]]) -> bool:
+        """Return whether the tar has the headers before some contents. Headers that were damaged are read again."""
+        if digest_headers(self._tar, starts) == self.header.header_digest:
+            return True
+        headers = [start for each in starts for start in each.tolist() if start >= BLOCK]
+        can_differ = [self._tar.discard(start - BLOCK, start) for start in headers]
+        return any(can_differ) and digest_headers(self._tar, starts) == self.header.header_digest
+
+
+def read_header(location: Location) -> IndexHeader:
+    """Return the metadata of an index. The tar need not exist.
+
+    Raises:
+        FormatError: If the file is not an index, or is damaged.
+    """
+    with closing(open_index(location)) as file:
+        return read_layout(file)[0]
+
+
+def open_index(location: Location) -> StoredFile:
+    """Open the file of an index. Raise FormatError if it does not exist."""
+    try:
+        return location.open(whole=True)
+    except (FileNotFoundError, IsADirectoryError) as error:  # Other errors do not mean that the index is bad.
+        raise FormatError(
+            f"the index {location} cannot be opened: {error}. Copy the index there, or pack the dataset again. If "
+            "shardio did not pack the tar, open the dataset again: shardio then creates a new index"
+        ) from error
+
+
+def read_range(file: StoredFile, start: int, stop: int) -> bytes:
+    """Return the bytes [start, stop) of an index. Raise FormatError if it ends before them."""
+    try:
+        return file.read(start, stop)
+    except EOFError as error:  # Of an OSError, such as one of the cache's disk, the index is not the cause.
+        raise FormatError(f"the index {file.location} cannot be read: {error}") from error
+
+
+def read_layout(file: StoredFile) -> tuple[IndexHeader, dict[str, int], int]:
+    """Read the start of a safetensors file: the length of its JSON header in 8 bytes, and the header.
+
+    Returns:
+        The index's own metadata, the offset of each tensor in the file, and the number of bytes of all keys.
+
+    Raises:
+        FormatError: If the file is not an index, or is damaged.
+    """
+    content = read_range(file, 0, min(HEAD, file.size))
+    try:
+        data_start = 8 + int.from_bytes(content[:8], "little")
+        if data_start > min(file.size, MAX_HEADER):
+            raise ValueError(
+                f"its header ends at byte {data_start}, but the file has {file.size} bytes, and a header has "
+                f"at most {MAX_HEADER}"
+            )
+        if data_start > len(content):
+            content += read_range(file, len(content), data_start)
+        layout = parse_json(content[8:data_start])
+        metadata = layout["__metadata__"]["shardio"]
+        if not isinstance(metadata, str):
+            raise TypeError(f"its metadata must be a string, got {type(metadata).__name__}")
+        values = parse_json(metadata)
+        if values["format"] not in (INDEX_FORMAT, SCATTERED_FORMAT):  # First: other formats may have other values.
+            raise FormatError(
+                f"the index {file.location} has format {values['format']}, but this version of shardio reads "
+                f"{INDEX_FORMAT} and {SCATTERED_FORMAT}: use the version that wrote it, or pack the dataset again. If "
+                "shardio did not pack the tar, delete the index instead"
+            )
+        header = _make_header(values)
+        _check_header(header)
+        begins = {name: data_start + _check_tensor(name, layout[name], header) for name in _DTYPES}
+        for name in _DTYPES:
+            if data_start + layout[name]["data_offsets"][1] > file.size:
+                raise ValueError(f"tensor {name} extends beyond the end of the file")
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(
+            f"{file.location} is damaged, or is not a shardio index ({error!r}). Download it again, or pack the "
+            "dataset again. If shardio did not pack the tar, move this file away: shardio then creates a new index"
+        ) from error
+    return header, begins, layout["key_bytes"]["shape"][0]
+
+
+def _make_header(values: dict[str, Any]) -> IndexHeader:
+    """Return an index's metadata from a JSON object; raise ValueError, KeyError or TypeError if it is invalid."""
+    mtime_ns, inode = values.pop("mtime_ns", None), values.pop("inode", None)
+    if mtime_ns is not None and inode is not None:  # From an early version of shardio.
+        values["version"] = make_version(values["num_bytes"], mtime_ns, inode)
+    return IndexHeader(**{**values, "fields": tuple(values["fields"])})
+
+
+def _check_header(header: IndexHeader) -> None:
+    """Raise ValueError or TypeError if an index's metadata has impossible values."""
+    for field in header.fields:
+        if not isinstance(field, str):
+            raise TypeError(f"fields must be strings, got {header.fields}")
+        field.encode(errors="surrogateescape")  # Must be possible: Comparison encodes it, too.
+    if not all(type(number) is int for number in (header.num_samples, header.num_bytes)):
+        got = f"{header.num_samples!r} and {header.num_bytes!r}"
+        raise TypeError(f"num_samples and num_bytes must be integers, got {got}")
+    if (header.format == SCATTERED_FORMAT) != (type(header.num_scattered) is int):
+        raise TypeError(f"an index of format {header.format} has num_scattered {header.num_scattered!r}")
+    if not isinstance(header.digest, str):
+        raise TypeError(f"the digest must be a string, got {header.digest!r}")
+
+
+def _check_tensor(name: str, tensor: Any, header: IndexHeader) -> int:
+    """Return the offset of a tensor's data; raise ValueError or TypeError if the tensor does not match ``header``."""
+    (start, stop), shape, dtype = tensor["data_offsets"], tensor["shape"], tensor["dtype"]
+    if not all(type(number) is int and number >= 0 for number in (start, stop, *shape)):
+        raise TypeError(f"tensor {name} has the shape {shape} and bytes {start} to {stop}")
+    expected = {
+        "key_stop": [header.num_samples],
+        "key_bytes": shape[:1] or [0],  # Any number of bytes, in one dimension.
+    }.get(name, [len(header.fields), header.num_samples])
+    num_bytes = (1 if dtype == "U8" else 8) * math.prod(shape)
+    if dtype != _DTYPES[name] or shape != expected or stop - start != num_bytes:
+        raise ValueError(f"tensor {name} has dtype {dtype}, shape {shape} and bytes {start} to {stop}")
+    return int(start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyColumn:
+    """The keys of an index's n samples.
+
+    Attributes:
+        bounds: int64 [n + 1], where the keys start and stop in ``content``.
+        content: The keys, end to end.
+    """
+
+    bounds: NDArray[np.int64]
+    content: bytes
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def __getitem__(self, sample: int) -> bytes:
+        return self.content[self.bounds[sample] : self.bounds[sample + 1]]
+
+    def text(self, sample: int) -> str:
+        """Return a sample's key as text."""
+        return self[sample].decode(errors="surrogateescape")
+
+    def hash_all(self) -> NDArray[np.uint64]:
+        """Return the hash of each key, uint64 [n]: see :func:`hash_key`."""
+        bounds = pairwise(self.bounds.tolist())
+        return np.fromiter(
+            (xxhash.xxh3_64_intdigest(self.content[start:stop]) for start, stop in bounds), np.uint64, len(self)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexColumns:
+    """The content of an index of n samples and F fields.
+
+    Attributes:
+        header: Its metadata.
+        keys: The keys.
+        starts: int64 [F, n], the offset of each content in the tar; negative if the sample lacks the field.
+        sizes: int64 [F, n], the size of each content in bytes.
+        hashes: uint64 [F, n], the xxh3-64 of each content.
+    """
+
+    header: IndexHeader
+    keys: KeyColumn
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    hashes: NDArray[np.uint64]
+
+
+def hash_key(key: str) -> int:
+    """Return the xxh3-64 of a key."""
+    return xxhash.xxh3_64_intdigest(key.encode(errors="surrogateescape"))
+
+
+def find_repeated(keys: KeyColumn) -> dict[str, list[int]]:
+    """Return the keys that several samples have, and these samples."""
+    hashes = keys.hash_all()
+    _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+    found = defaultdict[str, list[int]](list)
+    for sample in np.flatnonzero(counts[inverse] > 1).tolist():
+        found[keys.text(sample)].append(sample)
+    return {key: samples for key, samples in found.items() if len(samples) > 1}
+
+
+def read_columns(location: Location) -> IndexColumns:
+    """Read a whole index. It is not compared with its tar.
+
+    Raises:
+        FormatError: If the file is not an index, or is damaged.
+    """
+    with closing(open_index(location)) as file:
+        header, begins, num_key_bytes = read_layout(file)
+        keys = _read_keys(file, header, begins, num_key_bytes)
+        shape = len(header.fields), header.num_samples
+        num_bytes = 8 * shape[0] * shape[1]
+        if (expected := min(begins.values()) + 3 * num_bytes + 8 * len(keys) + num_key_bytes) != file.size:
+            raise FormatError(
+                f"the index {location} is damaged: it has {file.size} bytes, expected {expected}. Rebuild it with "
+                "shardio repair, or download it again"
+            )
+        starts, sizes, hashes = (
+            np.frombuffer(read_range(file, begins[name], begins[name] + num_bytes), dtype).reshape(shape)
+            for name, dtype in (("offset", "<i8"), ("size", "<i8"), ("hash", "<u8"))
+        )
+    return IndexColumns(header=header, keys=keys, starts=starts, sizes=sizes, hashes=hashes)
+
+
+def read_keys(location: Location) -> KeyColumn:
+    """Read the keys of an index.
+
+    Raises:
+        FormatError: If the file is not an index, or is damaged.
+    """
+    with closing(open_index(location)) as file:
+        return _read_keys(file, *read_layout(file))
+
+
+def _read_keys(file: StoredFile, header: IndexHeader, begins: dict[str, int], num_key_bytes: int) -> KeyColumn:
+    bounds = np.zeros(header.num_samples + 1, np.int64)
+    bounds[1:] = np.frombuffer(read_range(file, begins["key_stop"], begins["key_stop"] + 8 * header.num_samples), "<i8")
+    if np.any(bounds[1:] < bounds[:-1]) or bounds[-1] != num_key_bytes:
+        raise FormatError(
+            f"the index {file.location} is damaged: keys have negative lengths or are outside it. Rebuild it with "
+            "shardio repair, or download it again"
+        )
+    start = begins["key_bytes"]
+    return KeyColumn(bounds=bounds, content=read_range(file, start, start + num_key_bytes))

@@ -1,18 +1,192 @@
-"""Scan tars with tarfile: the names of their members, or all their contents and hashes."""
+"""Scan tars with tarfile: the names of their members, or all their contents and hashes.
+
+tarfile trusts the sizes in headers. It reads an extended header of any length at once, calls itself recursively for
+consecutive extended headers, and seeks forwards or backwards by any number of bytes.
+"""
 
 from __future__ import annotations
 
+import gzip
+import io
 import tarfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from typing import BinaryIO, cast
 
 import xxhash
 
 from shardio.errors import FormatError
-from shardio.shards.forward import ForwardFile, ForwardReader
-from shardio.shards.names import split_name
-from shardio.shards.tar import BLOCK, MAX_MEMBER, TOO_LARGE
+from shardio.shards.index import hash_key
+from shardio.shards.tar import BLOCK, MAX_MEMBER, TOO_LARGE, group_members, is_added_by_macos, split_name
 from shardio.storage import StoredFile, read_pieces
+
+MAX_HEADER_BYTES = 2**20
+"""The maximum size of a header in bytes. A pax header holds a file's name and attributes, and is much smaller."""
+
+MAX_HEADER_READS = 128
+"""The maximum number of reads of one member's headers. A member has one or two extended headers of two reads each."""
+
+MAX_RECORDS = 1000
+"""The maximum number of records of a pax header, and of different keywords of all global pax headers. tarfile copies
+those for each member."""
+
+MAX_DIGITS = 256
+"""The maximum number of digits in a row in a pax header, as the time of tarfile's regular expressions grows with the
+square of it (CVE-2024-6232)."""
+
+HEADERS_PIECE = 2**16
+"""The number of bytes to read at a time if contents are skipped."""
+
+_PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+_EXTENDED = (*_PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+
+_IS_DIGIT = bytes(48 <= byte < 58 for byte in range(256))
+"""1 for each digit, and 0 for each other byte."""
+
+
+UNKNOWN_SIZE = 2**63 - 1
+"""The size of a stream, which is known only at its end. No tar is as large."""
+
+
+class ForwardReader:
+    """A tar for tarfile to read from. All of its bytes are read in order.
+
+    Attributes:
+        size: The tar's size in bytes, or UNKNOWN_SIZE.
+        position: The offset of the next byte to read.
+        last_read: What tarfile read last: the plain header of the current member.
+
+    Args:
+        pieces: The tar's content. Each piece may overwrite the last.
+        size: The tar's size in bytes.
+    """
+
+    def __init__(self, pieces: Iterator[memoryview], size: int = UNKNOWN_SIZE) -> None:
+        self.size = size
+        self.position = 0
+        self.last_read = b""
+        self._num_reads = 0
+        self._extended = b""  # The type of the extended header that tarfile reads next; empty before other reads.
+        self._global_keywords = set[bytes]()
+        self._pieces = pieces
+        self._piece = memoryview(b"")  # Bytes from `position` on that were already read.
+
+    def open(self) -> tarfile.TarFile:
+        """Return a TarFile that reads this file.
+
+        Raises:
+            tarfile.TarError: If the first header is damaged. Iterating over the TarFile raises it for later headers.
+        """
+        return tarfile.open(fileobj=cast(BinaryIO, self), mode="r:")
+
+    def read(self, num_bytes: int) -> bytes:
+        """Read a header or a part of one. Called by tarfile."""
+        self._num_reads += 1
+        if self._num_reads > MAX_HEADER_READS:
+            raise tarfile.ReadError(f"the headers of one member take more than {MAX_HEADER_READS} reads")
+        if not 1 <= num_bytes <= MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"an extended header has {num_bytes} bytes, expected 1 to {MAX_HEADER_BYTES}")
+        stop = min(self.position + num_bytes, self.size)
+        parts = list[bytes]()
+        while self.position < stop and (content := self.read_content(stop - self.position)):
+            parts.append(bytes(content))
+        self.last_read = b"".join(parts)
+        self._check(num_bytes)
+        return self.last_read
+
+    def _check(self, num_bytes: int) -> None:
+        """Raise ReadError if what tarfile read last is a pax header that it would read in quadratic time."""
+        kind, self._extended = self._extended, b""
+        if not kind and num_bytes == BLOCK:
+            kind = self.last_read[156:157]
+            self._extended = kind if kind in _EXTENDED else b""
+        elif kind in _PAX:
+            keywords = _find_keywords(self.last_read)
+            if kind == tarfile.XGLTYPE:
+                self._global_keywords.update(keywords)
+            if max(len(keywords), len(self._global_keywords)) > MAX_RECORDS:
+                raise tarfile.ReadError(f"pax headers have more than {MAX_RECORDS} records")
+
+    def read_content(self, max_bytes: int) -> memoryview:
+        """Return the next bytes: from 1 to ``max_bytes`` of them, or none at the end of the file.
+
+        The next call overwrites them.
+        """
+        if not self._piece:
+            self._piece = next(self._pieces, self._piece)
+        content, self._piece = self._piece[:max_bytes], self._piece[max_bytes:]
+        self.position += len(content)
+        return content
+
+    def end_member(self) -> None:
+        """Prepare for the headers of the next member."""
+        self._num_reads, self._extended = 0, b""
+
+    def seek(self, position: int) -> int:
+        """Read bytes up to an offset, or up to the end of the tar. Called by tarfile."""
+        if not self.position <= position <= self.size:
+            raise tarfile.ReadError(
+                f"the next header should be at byte {position}, outside bytes {self.position} to {self.size}"
+            )
+        while self.position < position and self.read_content(position - self.position):
+            pass
+        return self.position
+
+    def tell(self) -> int:
+        """Return the offset of the next byte to read. Called by tarfile."""
+        return self.position
+
+
+class ForwardFile(ForwardReader):
+    """A stored tar for tarfile to read from.
+
+    Args:
+        file: The open tar.
+        digest: Updated with all bytes, including skipped ones. Without a digest, contents are not read.
+    """
+
+    def __init__(self, file: StoredFile, digest: xxhash.xxh3_128 | None = None) -> None:
+        self._file, self._digest = file, digest
+        super().__init__(self._read_from(0), file.size)
+
+    def seek(self, position: int) -> int:
+        """Read or skip bytes up to an offset. Called by tarfile."""
+        if self._digest is None and self.position + len(self._piece) < position <= self.size:
+            self.position, self._piece = position, memoryview(b"")
+            self._pieces = self._read_from(position)
+        return super().seek(position)
+
+    def _read_from(self, position: int) -> Iterator[memoryview]:
+        for piece in read_pieces(self._file, position, HEADERS_PIECE if self._digest is None else None):
+            if self._digest is not None:
+                self._digest.update(piece)
+            yield piece
+
+
+def _find_keywords(header: bytes) -> list[bytes]:
+    """Return the keywords of the records of a pax header, which may be padded with zeros.
+
+    Old versions of tarfile search in all of the rest if a record lacks the equals sign, and later ones refuse it.
+
+    Raises:
+        tarfile.ReadError: If a record is not ``length keyword=value``, or has too many digits in a row.
+    """
+    if b"\1" * (MAX_DIGITS + 1) in header.translate(_IS_DIGIT):
+        raise tarfile.ReadError(f"a pax header has more than {MAX_DIGITS} digits in a row")
+    keywords, position = list[bytes](), 0
+    while position < len(header) and header[position]:
+        space = header.find(b" ", position, position + 20)
+        length = header[position:space] if space > 0 else b""
+        stop = position + int(length) if length.isdigit() else 0
+        equals = header.find(b"=", space, stop)
+        if equals <= space + 1 or stop > len(header) or header[stop - 1] != ord("\n"):
+            raise tarfile.ReadError(f"a pax header has an invalid record at its byte {position}")
+        keywords.append(header[space + 1 : equals])
+        position = stop
+    return keywords
+
 
 TAR_ERRORS = (tarfile.TarError, EOFError, ValueError, IndexError)
 """The errors that tarfile raises for a damaged tar: ValueError for invalid digits, IndexError for a truncated map of a
@@ -219,3 +393,168 @@ def data_after_end(tar: str, offset: int) -> FormatError:
         "would be left out. Join tars with tar --concatenate, or extract this one with tar --ignore-zeros and pack the "
         "files again"
     )
+
+
+_GZIP = b"\x1f\x8b"
+_OTHERS = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
+"""The first bytes of compressed files."""
+
+_PIECE = 2**18
+"""How many bytes to decompress at a time."""
+
+
+class IncompleteTarError(FormatError):
+    """A tar ends too early or is damaged. Another transfer may be right. The message is only the cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamedSample:
+    """A sample of a stream.
+
+    Attributes:
+        key: Its key.
+        offset: The offset of its first field's content in the (decompressed) tar.
+        contents: The contents of the requested fields that it has.
+        digest: The xxh3-64 of the names and sizes of its fields and those of all samples before it in the tar.
+    """
+
+    key: str
+    offset: int
+    contents: dict[str, bytes]
+    digest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Member:
+    offset: int
+    size: int
+    content: bytes | None  # None if the field was not requested.
+
+
+class StreamedTar:
+    """A tar that is read forwards: its samples are those that an index of it would have, in the same order.
+
+    An index also gathers the members of scattered samples. Here, such a sample is an error when its second part comes,
+    after the first was yielded.
+
+    Args:
+        name: The tar's name, for messages.
+        read: Returns the next bytes of the stream, or none at its end.
+        fields: The fields whose contents are kept.
+    """
+
+    def __init__(self, name: str, read: Callable[[], bytes], fields: Collection[str]) -> None:
+        self._name, self._fields = name, frozenset(fields)
+        self._reader = ForwardReader(_read_pieces(name, read))
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes of the (decompressed) tar were read."""
+        return self._reader.position
+
+    def samples(self) -> Iterator[StreamedSample]:
+        """Yield the samples. A sample is yielded when all of its fields have been read.
+
+        Raises:
+            IncompleteTarError: If the tar is damaged or has no end.
+            FormatError: If it is not a tar of samples, or the members of a sample are not adjacent.
+        """
+        digest, field_sets = 0, dict[frozenset[str], int]()
+        fields_of = dict[int, int]()  # The number of a sample's set of fields, by the hash of its key.
+        for key, members in group_members(self._name, self._members()):
+            fields = field_sets.setdefault(frozenset(members), len(field_sets))
+            if fields_of.setdefault(hash_key(key), fields) != fields:
+                raise self._scattered(key, min(member.offset for member in members.values()))
+            for field, member in members.items():
+                header = f"{key}.{field}\0{member.size}".encode(errors="surrogateescape")
+                digest = xxhash.xxh3_64_intdigest(header, seed=digest)
+            yield StreamedSample(
+                key=key,
+                offset=min(member.offset for member in members.values()),
+                contents={name: each.content for name, each in members.items() if each.content is not None},
+                digest=digest,
+            )
+
+    def _scattered(self, key: str, offset: int) -> FormatError:
+        return FormatError(
+            f"the members of sample {key} of {self._name} are not adjacent: some follow at byte {offset}, after other "
+            "samples, so a stream would deliver parts of samples. Index the tar (shardio index) and read it with "
+            "ShardDataset, which gathers them, or make it again with tar --sort=name"
+        )
+
+    def _members(self) -> Iterator[tuple[tuple[str, str], _Member]]:
+        reader, stop = self._reader, 0
+        try:
+            for info, next_header in read_headers(reader):
+                refuse_without_content(self._name, info)
+                name = None if is_added_by_macos(info.name) else split_name(info.name)
+                if info.isreg():
+                    check_member(self._name, info, next_header, reader.size)
+                if info.isreg() and name is not None:
+                    content = self._read_content(info.size, is_kept=name[1] in self._fields)
+                    yield name, _Member(offset=info.offset_data, size=info.size, content=content)
+                stop = next_header
+            self._read_end(stop)
+        except TAR_ERRORS as error:
+            raise IncompleteTarError(f"it is not a complete tar: {error}") from error
+
+    def _read_content(self, num_bytes: int, *, is_kept: bool) -> bytes | None:
+        parts, num_left = list[bytes](), num_bytes
+        while num_left:
+            piece = self._reader.read_content(num_left)
+            if not piece:
+                raise EOFError("the stream ends in the middle of a member")
+            num_left -= len(piece)
+            if is_kept:
+                parts.append(bytes(piece))
+        return b"".join(parts) if is_kept else None
+
+    def _read_end(self, stop: int) -> None:
+        """Read the rest of the stream, which must be zeros. tarfile has read one block from ``stop`` on."""
+        reader = self._reader
+        if reader.position != stop + BLOCK or reader.last_read != bytes(BLOCK):
+            raise EOFError(f"neither a member nor the end mark is at byte {stop}")
+        while piece := reader.read_content(_PIECE):
+            if rest := bytes(piece).lstrip(b"\0"):
+                raise data_after_end(self._name, reader.position - len(rest))
+
+
+def _read_pieces(name: str, read: Callable[[], bytes]) -> Iterator[memoryview]:
+    """Yield the content of a stream, decompressed if it is a gzip file."""
+    first = b""
+    while len(first) < BLOCK and (piece := read()):
+        first += piece
+    for start, program in _OTHERS.items():
+        if first.startswith(start):
+            raise FormatError(
+                f"{name} is compressed with {program}, which streams of tars cannot be: decompress it in the command, "
+                f"as in 'pipe:cat x.tar.{program} | {program} -dc'"
+            )
+    if not first.startswith(_GZIP):
+        while first:
+            yield memoryview(first)
+            first = read()
+        return
+    raw = io.BufferedReader(_RawStream(first, read), _PIECE)
+    with closing(gzip.GzipFile(fileobj=cast(BinaryIO, raw), mode="rb")) as file:
+        try:
+            while piece := file.read(_PIECE):
+                yield memoryview(piece)
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise IncompleteTarError(f"it is not a complete gzip file: {error}") from error
+
+
+class _RawStream(io.RawIOBase):
+    """A stream after its first bytes were read."""
+
+    def __init__(self, first: bytes, read: Callable[[], bytes]) -> None:
+        self._left, self._read = first, read
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]  # not any buffer
+        left = self._left or self._read()
+        num_read = min(len(buffer), len(left))
+        buffer[:num_read], self._left = left[:num_read], left[num_read:]
+        return num_read

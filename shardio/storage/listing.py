@@ -1,27 +1,70 @@
-"""The files of a remote folder: listed once, with what the store knows about each, and kept in a file if wanted."""
+"""List remote folders, and measure how fast their store answers."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Sequence
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError
-from shardio.json_text import parse_json
-from shardio.locks import WorkLock
-from shardio.shared_list import SharedList
-from shardio.storage.parallel import map_locations
-from shardio.storage.paths import absolute_path, make_path
-from shardio.storage.store import Location
-from shardio.whole_writes import write_whole
+from shardio.files import WorkLock, write_whole
+from shardio.shared import SharedList
+from shardio.storage.store import Location, StoredFile, absolute_path, make_path
+from shardio.values import parse_json
+
+Result = TypeVar("Result")
+
+NUM_THREADS = 16
+"""How many calls are made at a time."""
+
+
+def map_locations(function: Callable[[Location], Result], locations: Sequence[Location]) -> list[Result]:
+    """Call a function with each location. Return the results in the same order, or raise the first error.
+
+    If locations are remote, several calls are made at a time, because each waits for answers. After an error or Ctrl-C,
+    calls that have begun are not awaited: a store that does not answer may take minutes.
+    """
+    if len(locations) < 2 or all(each.store.is_local for each in locations):
+        return list(map(function, locations))
+    answers = SimpleQueue[tuple[int, Result | None, BaseException | None]]()
+    remaining, is_over = iter(list(enumerate(locations))), threading.Event()  # Threads share both.
+
+    def work() -> None:
+        for place, location in remaining:
+            if is_over.is_set():
+                return
+            try:
+                answers.put((place, function(location), None))
+            except BaseException as error:  # Raised below, in the thread that called.
+                answers.put((place, None, error))
+
+    for _ in range(min(NUM_THREADS, len(locations))):
+        threading.Thread(target=work, daemon=True).start()
+    results: dict[int, Result] = {}
+    try:
+        while len(results) < len(locations):
+            place, result, error = answers.get()
+            if error is not None:
+                raise error
+            results[place] = result  # type: ignore[assignment]  # There is a result, because there is no error.
+    finally:
+        is_over.set()
+    return [results[place] for place in range(len(locations))]
+
 
 FORMAT = "shardio listing 1"
 """The first value of a kept listing."""
@@ -170,3 +213,81 @@ def _load(folder: Location, path: Path) -> Listing:
     if where != str(folder):
         raise FormatError(f"{path} is the listing of {where}, not of {folder}: name another file, or delete this one")
     return make_listing(folder, files, names, path)
+
+
+PIECE = 8 * 2**20
+"""The bytes of a request when the bandwidth is measured: as many as reading ahead asks for."""
+
+NUM_SMALL = 10
+"""The number of small requests whose latency is measured."""
+
+ENOUGH = 0.9
+"""A number of requests saturates a store if it reaches this share of the highest bandwidth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSpeed:
+    """How fast a store answers.
+
+    Attributes:
+        latency_s: The median time in seconds until one byte has arrived.
+        bytes_per_s: The bandwidth in bytes per second, by the number of requests at a time.
+    """
+
+    latency_s: float
+    bytes_per_s: dict[int, float]
+
+    @property
+    def best(self) -> float:
+        """The highest bandwidth in bytes per second."""
+        return max(self.bytes_per_s.values())
+
+    @property
+    def num_saturating(self) -> int:
+        """The smallest number of requests at a time that reaches nearly the highest bandwidth."""
+        return min(number for number, rate in self.bytes_per_s.items() if rate >= ENOUGH * self.best)
+
+
+def measure_store(files: Sequence[StoredFile], nums_requests: Sequence[int], seconds: float) -> StoreSpeed:
+    """Measure how fast a store answers requests for objects.
+
+    Args:
+        files: Open objects that are not read through a cache.
+        nums_requests: How many requests to make at a time, in turn.
+        seconds: How long to measure each of these numbers; running requests are finished.
+
+    Raises:
+        ValueError: If all objects are empty.
+    """
+    pieces = [(file, start, min(start + PIECE, file.size)) for file in files for start in range(0, file.size, PIECE)]
+    if not pieces:
+        raise ValueError("cannot measure with empty objects: name a dataset that has samples")
+    latencies = list[float]()
+    for file, start, _ in itertools.islice(itertools.cycle(pieces), NUM_SMALL + 1):
+        began = time.perf_counter()
+        file.read(start, start + 1)
+        latencies.append(time.perf_counter() - began)
+    # The first request also opens a connection.
+    latency_s = statistics.median(latencies[1:])
+    return StoreSpeed(
+        latency_s=latency_s, bytes_per_s={number: _measure_rate(pieces, number, seconds) for number in nums_requests}
+    )
+
+
+def _measure_rate(pieces: Sequence[tuple[StoredFile, int, int]], num_requests: int, seconds: float) -> float:
+    """Return the bytes per second of a number of requests at a time."""
+    remaining, lock = itertools.cycle(pieces), threading.Lock()
+    began = time.perf_counter()
+
+    def read() -> int:
+        num_read = 0
+        while time.perf_counter() - began < seconds:
+            with lock:
+                file, start, stop = next(remaining)
+            num_read += len(file.read(start, stop))
+        return num_read
+
+    with ThreadPoolExecutor(num_requests) as pool:
+        reading = [pool.submit(read) for _ in range(num_requests)]
+        num_bytes = sum(each.result() for each in reading)
+    return num_bytes / (time.perf_counter() - began)

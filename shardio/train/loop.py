@@ -10,22 +10,31 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardio.classes import warn_of_other_classes
 from shardio.device import DevicePrefetcher
-from shardio.train.augmentation import make_loss, make_transforms
-from shardio.train.callbacks import Callback, SizeHints
-from shardio.train.config import TrainConfig
-from shardio.train.directory import claimed
-from shardio.train.evaluation import images_and_labels, measure, prefetch, warn_of_repeats
-from shardio.train.logs import JsonLog, TensorBoardLog
-from shardio.train.meters import EpochResult
-from shardio.train.optimizers import make_optimizer
-from shardio.train.ranks import gather, joined_ranks, reported_failures, share_gradients, unwrap, use_device
-from shardio.train.report import HtmlReport
-from shardio.train.run import TrainRun
-from shardio.train.schedules import LrSchedule
-from shardio.train.seeds import algorithms
-from shardio.train.step import TrainStep, in_groups
+from shardio.sample import warn_of_other_classes
+from shardio.train.callbacks import Callback, HtmlReport, JsonLog, SizeHints, TensorBoardLog
+from shardio.train.checkpoint import algorithms
+from shardio.train.config import LrSchedule, TrainConfig, make_optimizer
+from shardio.train.meters import (
+    EpochResult,
+    gather,
+    joined_ranks,
+    reported_failures,
+    share_gradients,
+    unwrap,
+    use_device,
+)
+from shardio.train.run import TrainRun, claimed
+from shardio.train.step import (
+    TrainStep,
+    images_and_labels,
+    in_groups,
+    make_loss,
+    make_transforms,
+    measure,
+    prefetch,
+    warn_of_repeats,
+)
 from shardio.world import World
 
 

@@ -14,48 +14,56 @@ from shardio.transforms.annotations import (
     Ragged,
     move_annotations,
 )
-from shardio.transforms.aug_mix import AugMix
-from shardio.transforms.auto_augment import AutoAugment, RandAugment, TrivialAugmentWide
-from shardio.transforms.blurring import GaussianBlur
-from shardio.transforms.calls import Calls
-from shardio.transforms.choices import RandomApply, RandomChoice, RandomOrder
+from shardio.transforms.automatic import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
 from shardio.transforms.colours import (
     ColorJitter,
+    GaussianBlur,
+    Normalize,
     RandomAdjustSharpness,
     RandomAutocontrast,
     RandomEqualize,
+    RandomErasing,
     RandomGrayscale,
     RandomInvert,
     RandomPosterize,
     RandomSolarize,
+    ToDtype,
 )
-from shardio.transforms.compose import Combination, Compose, MultiCrop
-from shardio.transforms.conversion import Normalize, ToDtype
-from shardio.transforms.cropping import CornerCrop, FiveCrop, Pad, RandomCrop
-from shardio.transforms.erasing import RandomErasing
-from shardio.transforms.foreign import as_pillow, call_with_sample, is_image_array
-from shardio.transforms.generators import Generators
+from shardio.transforms.compose import (
+    Combination,
+    Compose,
+    MultiCrop,
+    RandomApply,
+    RandomChoice,
+    RandomOrder,
+    render_alike,
+)
+from shardio.transforms.foreign import Calls, Generators, as_pillow, call_with_sample, is_image_array
 from shardio.transforms.geometry import (
     CenterCrop,
+    CornerCrop,
+    FiveCrop,
+    Pad,
+    RandomCrop,
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomVerticalFlip,
     Resize,
 )
-from shardio.transforms.pixel_transform import PixelTransform
 from shardio.transforms.planning import (
+    Decode,
     apply_transform,
     count_crops,
     field_kinds_of,
     is_builtin,
+    is_made_for_pillow,
     others_in,
     plan_crops,
     plan_transform,
     refuse_pillow,
+    replace_leading,
 )
-from shardio.transforms.recognition import Decode, is_made_for_pillow, replace_leading
-from shardio.transforms.rendering import render_alike
-from shardio.transforms.transform import Geometry, Transform, rng_keys_from_torch
+from shardio.transforms.transform import Geometry, PixelTransform, Transform, rng_keys_from_torch
 from shardio.transforms.warps import RandomAffine, RandomPerspective, RandomRotation
 
 __all__ = [

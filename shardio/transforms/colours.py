@@ -1,21 +1,35 @@
-"""Transforms of colours, with torchvision's names, arguments and distributions, and the pixels of Pillow.
+"""Colours, blur, erasing and conversion, with torchvision's names, arguments and distributions.
 
 torchvision gives the same pixels for Pillow images. For tensors, it rounds differently.
+
+Most programs need neither: DevicePrefetcher converts and normalises on the device, so that images cross the bus as
+uint8, which is a quarter of the bytes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images import Operations, Sizes, make_operations
+from shardio.images import Operations, Sizes, make_operations, normalize_floats, normalize_image
 from shardio.images.kernel.compiled import operation_records as codes
 from shardio.order import Words
-from shardio.transforms.drawing import draw_units
-from shardio.transforms.pixel_transform import PixelTransform, RandomPixelTransform
+from shardio.transforms.geometry import NUM_TRIES, are_in_order
+from shardio.transforms.transform import (
+    Fill,
+    PixelTransform,
+    RandomPixelTransform,
+    Transform,
+    as_pixels,
+    check_fill,
+    check_probability,
+    draw_units,
+    to_integers,
+)
 
 MAX_FACTOR = 4096.0
 """A larger factor gives the same pixels: whatever it changes is black or white."""
@@ -192,3 +206,168 @@ def _check_range(
     if not bounds[0] <= low <= high <= bounds[1]:
         raise ValueError(f"{name} must be from {bounds[0]} to {bounds[1]}, the lower bound first, got {given!r}")
     return None if low == high == center else (low, high)
+
+
+class GaussianBlur(PixelTransform):
+    """Blur images by a Gaussian of random width.
+
+    The pixels are those of torchvision, except that some may differ by 1: torchvision adds up in another order.
+    Images may be smaller than the kernel, which torchvision refuses.
+
+    Args:
+        kernel_size: The size of the kernel in pixels: an odd number, or two, for the width and the height.
+        sigma: The bounds (low, high) of the standard deviation in pixels, or the deviation itself.
+    """
+
+    def __init__(self, kernel_size: int | Sequence[int], sigma: float | Sequence[float] = (0.1, 2.0)) -> None:
+        sizes = (kernel_size, kernel_size) if isinstance(kernel_size, int) else tuple(kernel_size)
+        sizes = sizes * 2 if len(sizes) == 1 else sizes
+        if len(sizes) != 2 or not all(size > 0 and size % 2 == 1 for size in sizes):
+            raise ValueError(f"kernel_size must be an odd number or two (width, height), got {kernel_size!r}")
+        bounds = (sigma, sigma) if isinstance(sigma, int | float) else tuple(sigma)
+        if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] < math.inf:
+            raise ValueError(f"sigma must be a positive number or (low, high), the lower bound first, got {sigma!r}")
+        self.kernel_size, self.sigma = (sizes[0], sizes[1]), (float(bounds[0]), float(bounds[1]))
+
+    def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
+        """Return the operations on n images, OPERATION [n, 1]."""
+        low, high = self.sigma
+        deviations = low + (high - low) * draw_units(rng_keys, 1)[:, 0]
+        # Not np.exp, whose last bit may depend on the processor.
+        ratios = np.array([math.exp(-0.5 / deviation**2) for deviation in deviations.tolist()])
+        width, height = self.kernel_size
+        return make_operations(len(sizes), codes.GAUSSIAN_BLUR, height // 2, ratios, width // 2, ratios)
+
+    def __repr__(self) -> str:
+        return f"GaussianBlur(kernel_size={self.kernel_size}, sigma={self.sigma})"
+
+
+class RandomErasing(PixelTransform):
+    """Make a random part of an image one colour, with probability ``p``.
+
+    This acts on bytes. torchvision's recipes erase normalised images instead, where 0 is the mean colour: use
+    ``shardio.BatchRandomErasing`` for that, or the mean colour as ``value``.
+
+    Args:
+        p: The probability that an image is changed.
+        scale: The lower and upper bounds of the part's share of the image's area.
+        ratio: The lower and upper bounds of the part's height / width, drawn uniformly on a logarithmic scale.
+        value: The colour: one number from 0 to 255, or three.
+        inplace: Accepted as in torchvision, without effect: the input is never changed.
+    """
+
+    def __init__(
+        self,
+        p: float = 0.5,
+        scale: tuple[float, float] = (0.02, 0.33),
+        ratio: tuple[float, float] = (0.3, 3.3),
+        value: Fill = 0.0,
+        inplace: bool = False,
+    ) -> None:
+        self.p = check_probability(p)
+        if not (are_in_order(scale) and scale[1] <= 1):
+            raise ValueError(f"scale must be (low, high) with 0 < low <= high <= 1, got {scale!r}")
+        if not are_in_order(ratio):
+            raise ValueError(f"ratio must be (low, high) with 0 < low <= high, got {ratio!r}")
+        if isinstance(value, str):
+            raise ValueError(f"value must be a colour, got {value!r}: shardio.BatchRandomErasing has random values")
+        self.scale, self.ratio, self.value = scale, ratio, value
+        self._colour = check_fill("value", value)
+
+    def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
+        """Return the operations on n images, OPERATION [n, 1]."""
+        unit = draw_units(rng_keys, 2 * NUM_TRIES + 3)
+        area = sizes.prod(axis=1)[:, None] * _within(*self.scale, unit[:, :NUM_TRIES])  # [n, tries]
+        ratio = np.exp(_within(math.log(self.ratio[0]), math.log(self.ratio[1]), unit[:, NUM_TRIES : 2 * NUM_TRIES]))
+        heights, widths = (np.rint(np.sqrt(side)).astype(np.int64) for side in (area * ratio, area / ratio))
+        fits = (heights < sizes[:, :1]) & (widths < sizes[:, 1:])
+        rows, first = np.arange(len(sizes)), np.argmax(fits, axis=1)
+        parts = np.stack([heights[rows, first], widths[rows, first]], axis=1)  # [n, 2]
+        corners = to_integers(unit[:, -3:-1], np.maximum(sizes - parts + 1, 1))
+        operations = make_operations(len(sizes), codes.ERASE, *corners.T, *parts.T, *self._colour)
+        operations["code"][~((unit[:, -1] < self.p) & fits.any(axis=1))] = codes.NONE
+        return operations
+
+    def __repr__(self) -> str:
+        return f"RandomErasing(p={self.p}, scale={self.scale}, ratio={self.ratio}, value={self.value})"
+
+
+def _within(low: float, high: float, unit: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return numbers between two bounds for numbers from 0 to below 1."""
+    return low + (high - low) * unit
+
+
+_ZERO, _ONE = np.zeros(3, np.float32), np.ones(3, np.float32)
+
+
+class _Conversion(Transform):
+    """The base class of transforms without parameters."""
+
+    def draw(self, sizes: Sizes, rng_keys: Words) -> NDArray[Any]:
+        return np.zeros((len(sizes), 0))
+
+
+class ToDtype(_Conversion):
+    """Convert images to float32 [3, height, width], from 0 to 1.
+
+    In a batch, they are a tensor float32 [N, 3, height, width].
+
+    Args:
+        dtype: float32: torch's, numpy's, or the name.
+        scale: True. For values from 0 to 255, use ``DevicePrefetcher(dtype=torch.float32)``.
+    """
+
+    def __init__(self, dtype: Any = "float32", scale: bool = False) -> None:
+        name = getattr(dtype, "__name__", str(dtype)).removeprefix("torch.")
+        if name != "float32" or not scale:
+            raise ValueError(
+                f"ToDtype makes float32 images from 0 to 1, got dtype={dtype!r}, scale={scale!r}: write "
+                "ToDtype(torch.float32, scale=True), or convert on the device, with DevicePrefetcher(dtype=...)"
+            )
+        self.dtype, self.scale = name, True
+
+    def apply(self, image: Any, parameters: Any) -> Any:
+        return normalize_image(image, _ZERO, _ONE)
+
+    def __repr__(self) -> str:
+        return "ToDtype(float32, scale=True)"
+
+
+class Normalize(_Conversion):
+    """Normalise images to (image - mean) / std, float32 [3, height, width].
+
+    Pixels, uint8 [height, width, 3], are scaled to 0 to 1 first. In a batch, the images are a tensor
+    float32 [N, 3, height, width].
+
+    Args:
+        mean: The mean of red, green and blue, for pixels from 0 to 1.
+        std: Their standard deviation.
+        inplace: Accepted as in torchvision, without effect: the input is never changed.
+    """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], inplace: bool = False) -> None:
+        if len(mean) != 3 or len(std) != 3:
+            raise ValueError(f"mean and std must have three numbers each, got {mean!r} and {std!r}")
+        if not all(deviation > 0 for deviation in std):
+            raise ValueError(f"std must be positive, got {std!r}")
+        self.mean, self.std = list(mean), list(std)
+        self._mean, self._std = np.array(mean, np.float32), np.array(std, np.float32)
+
+    def as_input(self, image: Any) -> Any:
+        """Return an image of ToDtype's as it is, and any other as pixels."""
+        return image if _is_float_image(image) else as_pixels(self, image)
+
+    def apply(self, image: Any, parameters: Any) -> Any:
+        normalize = normalize_floats if _is_float_image(image) else normalize_image
+        return normalize(image, self._mean, self._std)
+
+    def __repr__(self) -> str:
+        return f"Normalize(mean={self.mean}, std={self.std})"
+
+
+CONVERSIONS: frozenset[type] = frozenset({Normalize, ToDtype})
+"""The transforms of this module."""
+
+
+def _is_float_image(image: Any) -> bool:
+    return isinstance(image, np.ndarray) and image.dtype == np.float32 and image.ndim == 3 and len(image) == 3

@@ -1,15 +1,122 @@
-"""Transforms that consist of others."""
+"""Transforms that consist of others: in sequence, at random, or one of them."""
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.images import (
+    IMAGES_AT_ONCE,
+    CropPlan,
+    DecodedPicture,
+    DecodeError,
+    Operations,
+    Picture,
+    PlanRow,
+    RenderedImages,
+    Sizes,
+    make_operations,
+    render_chunk,
+)
+from shardio.images.kernel.compiled.operation_records import NONE
+from shardio.order import Words, derive_rng_key
 from shardio.transforms import foreign
 from shardio.transforms.annotations import FieldKind, check_field_kinds
-from shardio.transforms.rendering import render_all
-from shardio.transforms.transform import Transform, check_call, rng_keys_from_torch
+from shardio.transforms.foreign import Calls
+from shardio.transforms.transform import (
+    PixelTransform,
+    Transform,
+    check_call,
+    check_probability,
+    draw_chance,
+    draw_units,
+    rng_keys_from_torch,
+)
+
+MAX_RENDERED_BYTES = 2**25
+"""How many bytes of pixels are rendered before people's callables get them, at most, unless three images take more.
+
+The kernel decodes three images side by side, and is fastest if it can choose three that take equally long.
+"""
+
+
+def render_all(images: list[Any], plan: CropPlan | None) -> list[Any]:
+    """Return the finished images."""
+    return images if plan is None else render_chunk(images, plan).images
+
+
+def render_pictures(images: list[Any], plan: CropPlan) -> list[Any]:
+    """Return the finished images as pictures."""
+    return _render_rows_as_pictures(images, plan, np.arange(len(images)))
+
+
+def render_each(images: list[Any], plan: CropPlan | None, calls: Calls) -> Iterator[Any]:
+    """Yield the finished images. Only as many as :data:`MAX_RENDERED_BYTES` allows are in memory at the same time."""
+    if plan is None:
+        yield from images
+        return
+    largest = 3 * int(plan.output_size.prod(axis=1).max(initial=1))
+    num_at_once = max(IMAGES_AT_ONCE, MAX_RENDERED_BYTES // largest)
+    for start in range(0, len(images), num_at_once):
+        rendered = _render_rows(images, plan, np.arange(start, min(start + num_at_once, len(images))))
+        calls.decoder_names += rendered.decoder_names
+        yield from rendered.images
+
+
+def render_some(images: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> tuple[list[Any], CropPlan]:
+    """Render only these rows, so that the pixels of the other images do not depend on them."""
+    if not rows.size:
+        return images, plan
+    pictures, images = _render_rows_as_pictures(images, plan, rows), list(images)
+    for row, picture in zip(rows.tolist(), pictures, strict=True):
+        images[row] = picture
+    return images, plan.restart(rows)
+
+
+def render_alike(images: list[Any], others: Sequence[Picture]) -> list[Any]:
+    """Return images as pictures that have the history of other pictures: rendered by the same plans.
+
+    Images whose plan was the same object are rendered together.
+    """
+    images = list(images)
+    for step in range(max((len(other.history) for other in others), default=0)):
+        rows_by_plan = defaultdict[int, list[int]](list)
+        for row, other in enumerate(others):
+            if step < len(other.history):
+                rows_by_plan[id(other.history[step].plan)].append(row)
+        for rows in rows_by_plan.values():
+            steps = [others[row].history[step] for row in rows]
+            plan = steps[0].plan.take(np.array([each.row for each in steps]))
+            try:
+                pictures = render_pictures([images[row] for row in rows], plan)
+            except DecodeError as error:
+                raise DecodeError(rows[error.row], str(error)) from error
+            for row, picture in zip(rows, pictures, strict=True):
+                images[row] = picture
+    return images
+
+
+def _render_rows_as_pictures(images: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> list[Any]:
+    """Render these rows as pictures that know how they were rendered."""
+    rendered = _render_rows(images, plan, rows)
+    return [
+        DecodedPicture(pixels, decoder_name, (*images[row].history, PlanRow(plan, row)))
+        for row, pixels, decoder_name in zip(rows.tolist(), rendered.images, rendered.decoder_names, strict=True)
+    ]
+
+
+def _render_rows(pictures: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> RenderedImages:
+    """Render these rows of a chunk; an error names the row in the chunk."""
+    try:
+        return render_chunk([pictures[row] for row in rows], plan.take(rows))
+    except DecodeError as error:
+        raise DecodeError(int(rows[error.row]), str(error)) from error
 
 
 class Combination:
@@ -137,3 +244,132 @@ def check_transform(transform: object) -> None:
         )
     if not callable(transform):
         raise TypeError(f"a transform must be callable, got {reprlib.repr(transform)}")
+
+
+class Choice(Combination, ABC):
+    """The base class of transforms that choose for each image which of their transforms to apply.
+
+    If all of these are shardio's and keep an image's size, they are applied in one compiled call. Otherwise, images are
+    decoded as a whole first.
+
+    Args:
+        transforms: What to choose from: shardio's transforms, a :class:`Compose`, or any other callables.
+    """
+
+    def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
+        super().__init__(transforms)
+        if not self.transforms:
+            raise ValueError(f"{type(self).__name__} needs at least one transform")
+
+    @abstractmethod
+    def choose(self, rng_keys: Words) -> NDArray[np.int64]:
+        """Return the numbers of the transforms to apply to n images, in order, int64 [n, k]; -1 for none."""
+
+
+class RandomApply(Choice):
+    """Apply all of the transforms, in order, with probability ``p``.
+
+    Args:
+        transforms: The transforms.
+        p: The probability.
+
+    Example:
+        >>> from shardio.transforms import ColorJitter, RandomApply
+        >>> transform = RandomApply([ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8)
+    """
+
+    def __init__(self, transforms: Sequence[Callable[[Any], Any]], p: float = 0.5) -> None:
+        super().__init__(transforms)
+        self.p = check_probability(p)
+
+    def choose(self, rng_keys: Words) -> NDArray[np.int64]:
+        numbers = np.arange(len(self.transforms))
+        return np.where(draw_chance(rng_keys, self.p)[:, None], numbers, -1)
+
+    def __repr__(self) -> str:
+        return f"RandomApply({self.transforms}, p={self.p})"
+
+
+class RandomChoice(Choice):
+    """Apply one of the transforms.
+
+    Args:
+        transforms: The transforms.
+        p: How likely each one is; these numbers need not add up to 1. By default, all are equally likely.
+    """
+
+    def __init__(self, transforms: Sequence[Callable[[Any], Any]], p: Sequence[float] | None = None) -> None:
+        super().__init__(transforms)
+        if p is not None and len(p) != len(self.transforms):
+            raise ValueError(f"p must have one number for each of {len(self.transforms)} transforms, got {p!r}")
+        weights = np.ones(len(self.transforms)) if p is None else np.array(p, dtype=np.float64)
+        if not (weights >= 0).all() or not 0 < weights.sum() < np.inf:
+            raise ValueError(f"p must have numbers that are not negative, and one that is positive, got {p!r}")
+        self.p = (weights / weights.sum()).tolist()
+
+    def choose(self, rng_keys: Words) -> NDArray[np.int64]:
+        bounds = np.cumsum(self.p)
+        # The sum of all may be a little less than 1: the last one with a weight is chosen then.
+        last = int(np.flatnonzero(self.p)[-1])
+        return np.minimum(np.searchsorted(bounds, draw_units(rng_keys, 1), side="right"), last)
+
+    def __repr__(self) -> str:
+        return f"RandomChoice({self.transforms}, p={self.p})"
+
+
+class RandomOrder(Choice):
+    """Apply all of the transforms, in random order."""
+
+    def choose(self, rng_keys: Words) -> NDArray[np.int64]:
+        return np.argsort(draw_units(rng_keys, len(self.transforms)), axis=1)
+
+
+CHOICES: frozenset[type] = frozenset({RandomApply, RandomChoice, RandomOrder})
+"""The transforms of this module."""
+
+
+def keys_of_inner(rng_keys: Words, number: int) -> Words:
+    """Return the rng keys, uint64 [n], of one of a transform's inner transforms."""
+    return derive_rng_key(rng_keys, np.array([number], dtype=np.uint64))
+
+
+def parts_of(transform: Any) -> Sequence[Any] | None:
+    """Return the transforms in a choice or a sequence; None for a single transform."""
+    return transform.transforms if isinstance(transform, Choice) else inner_steps(transform)
+
+
+def consists_of_operations(transform: Any) -> bool:
+    """Return whether a transform consists only of shardio's that draw operations on pixels."""
+    if (parts := parts_of(transform)) is not None:
+        return all(map(consists_of_operations, parts))
+    return isinstance(transform, PixelTransform) and transform.is_planned
+
+
+def draw_operations(transform: Any, sizes: Sizes, rng_keys: Words) -> Operations:
+    """Draw the operations on n images, OPERATION [n, k].
+
+    Args:
+        transform: A transform for which :func:`consists_of_operations` is true.
+        sizes: int64 [n, 2], the images' heights and widths.
+        rng_keys: uint64 [n].
+    """
+    if isinstance(transform, PixelTransform):
+        operations: Operations = transform.draw(sizes, rng_keys)
+        return operations
+    parts = parts_of(transform) or []
+    drawn = [draw_operations(each, sizes, keys_of_inner(rng_keys, i)) for i, each in enumerate(parts)]
+    nothing = make_operations(len(sizes), NONE)
+    if not isinstance(transform, Choice):
+        return np.concatenate([nothing[:, :0], *drawn], axis=1)
+    length = max(operations.shape[1] for operations in drawn)
+    # [n, number of the transform, operation]; the last transform does nothing, so that -1 means none.
+    choices = np.stack([_lengthen(each, length) for each in (*drawn, nothing)], axis=1)
+    rows = np.arange(len(sizes))[:, None]
+    return choices[rows, transform.choose(rng_keys)].reshape(len(sizes), -1)
+
+
+def _lengthen(operations: Operations, length: int) -> Operations:
+    """Return operations, OPERATION [n, k], followed by some that do nothing, OPERATION [n, length]."""
+    lengthened = np.zeros((len(operations), length), operations.dtype)
+    lengthened[:, : operations.shape[1]] = operations
+    return lengthened

@@ -1,4 +1,17 @@
-"""Apply lists of transforms to a chunk of images. As many transforms as possible are combined into one crop plan."""
+"""Turn a list of transforms, also other libraries', into one crop plan where possible.
+
+GaussianBlur and RandomPerspective are not among them: some of their pixels differ by 1.
+
+What a pipeline begins with is then drawn from the same distribution, as a function of the sample, and only the part of
+an image that the crop needs is decoded.
+
+- torchvision's, on Pillow images: crops, resizes, flips, rotations, colours and automatic augmentations (see
+  :mod:`shardio.transforms.planning`). It resizes by Pillow, whose pixels shardio gives with ``antialias=True``.
+  (Pillow 13 resizes some crops down first and then across. shardio always resizes as earlier versions do, so these
+  crops may differ by 1: see decision 0027.) Not on tensors, where torchvision's own resize differs from Pillow's by 1
+  in 4 % of the values.
+- Albumentations', on arrays: it resizes by OpenCV's INTER_LINEAR, which never averages.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +22,60 @@ from typing import Any, Literal
 
 import numpy as np
 
-from shardio.images import (
-    CropPlan,
-    DecodedPicture,
-    DecodeError,
-    DecoderName,
-    Picture,
-    sizes_of,
-)
+from shardio.images import CropPlan, DecodedPicture, DecodeError, DecoderName, Picture, Resampling, sizes_of
 from shardio.order import Words
+from shardio.transforms import foreign
 from shardio.transforms.annotations import FieldKind
-from shardio.transforms.aug_mix import AugMix
-from shardio.transforms.auto_augment import AUGMENTATIONS
-from shardio.transforms.blurring import GaussianBlur
-from shardio.transforms.calls import Calls
-from shardio.transforms.choices import CHOICES, Choice, consists_of_operations, draw_operations, keys_of_inner, parts_of
-from shardio.transforms.colours import COLOURS
-from shardio.transforms.compose import Combination, Compose, MultiCrop, check_transform, inner_steps
-from shardio.transforms.conversion import CONVERSIONS
-from shardio.transforms.cropping import CROPS, FiveCrop
-from shardio.transforms.erasing import RandomErasing
-from shardio.transforms.geometry import GEOMETRIES
-from shardio.transforms.rendering import render_all, render_each, render_pictures, render_some
+from shardio.transforms.automatic import AUGMENTATIONS, AugMix, AutoAugment, RandAugment, TrivialAugmentWide
+from shardio.transforms.colours import (
+    COLOURS,
+    CONVERSIONS,
+    ColorJitter,
+    GaussianBlur,
+    RandomAdjustSharpness,
+    RandomAutocontrast,
+    RandomEqualize,
+    RandomErasing,
+    RandomGrayscale,
+    RandomInvert,
+    RandomPosterize,
+    RandomSolarize,
+)
+from shardio.transforms.compose import (
+    CHOICES,
+    Choice,
+    Combination,
+    Compose,
+    MultiCrop,
+    RandomApply,
+    RandomChoice,
+    RandomOrder,
+    check_transform,
+    consists_of_operations,
+    draw_operations,
+    inner_steps,
+    keys_of_inner,
+    parts_of,
+    render_all,
+    render_each,
+    render_pictures,
+    render_some,
+)
+from shardio.transforms.foreign import Calls
+from shardio.transforms.geometry import (
+    CROPS,
+    GEOMETRIES,
+    CenterCrop,
+    FiveCrop,
+    Pad,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+)
 from shardio.transforms.transform import Geometry, Transform, as_pixels
-from shardio.transforms.warps import WARPS
+from shardio.transforms.warps import WARPS, RandomAffine, RandomRotation
 
 BUILTINS = GEOMETRIES | CROPS | COLOURS | AUGMENTATIONS | CONVERSIONS | WARPS | {AugMix, GaussianBlur, RandomErasing}
 """shardio's transforms of single images. Subclasses may run other code, so they are not among them."""
@@ -247,3 +290,215 @@ def _steps_with_keys(transform: Any, rng_keys: Words) -> Iterator[tuple[Callable
     elif transform is not None:
         check_transform(transform)
         yield transform, rng_keys
+
+
+MODULES = frozenset(
+    {
+        *(f"torchvision.transforms.v2.{name}" for name in ("_auto_augment", "_color", "_container", "_geometry")),
+        *(f"torchvision.transforms.{name}" for name in ("autoaugment", "transforms")),
+    }
+)
+"""Where torchvision defines these transforms. A subclass of the user's may do anything."""
+
+
+def replace_torchvision(theirs: Any) -> Callable[[Any], Any] | None:
+    """Return the transform of shardio's that equals one of torchvision's, or None if there is none.
+
+    Raises:
+        AttributeError, TypeError, ValueError: If shardio's does not have its settings.
+    """
+    if type(theirs).__module__ not in MODULES:
+        return None
+    make = _TRANSFORMS.get(type(theirs).__name__)
+    return None if make is None else make(theirs)
+
+
+def _resize(theirs: Any) -> Resize:
+    return Resize(theirs.size, theirs.interpolation, theirs.max_size, antialias=True)
+
+
+def _random_resized_crop(theirs: Any) -> RandomResizedCrop:
+    resampling = {"interpolation": theirs.interpolation, "antialias": True}
+    return RandomResizedCrop(theirs.size, tuple(theirs.scale), tuple(theirs.ratio), **resampling)
+
+
+def _random_crop(theirs: Any) -> RandomCrop:
+    padding = theirs.padding
+    if padding is not None and ".v2." in type(theirs).__module__:
+        left, right, top, bottom = padding  # v2 keeps them in this order, and takes them in another one.
+        padding = left, top, right, bottom
+    return RandomCrop(theirs.size, padding, theirs.pad_if_needed, theirs.fill, theirs.padding_mode)
+
+
+def _rotation(theirs: Any) -> RandomRotation | None:
+    if theirs.expand:
+        return None
+    return RandomRotation(theirs.degrees, theirs.interpolation, center=theirs.center, fill=theirs.fill)
+
+
+def _affine(theirs: Any) -> RandomAffine:
+    geometry = theirs.degrees, theirs.translate, theirs.scale, theirs.shear
+    return RandomAffine(*geometry, theirs.interpolation, theirs.fill, theirs.center)
+
+
+def _rand_augment(theirs: Any) -> RandAugment:
+    numbers = theirs.num_ops, theirs.magnitude, theirs.num_magnitude_bins
+    return RandAugment(*numbers, theirs.interpolation, theirs.fill)
+
+
+def _inner(theirs: Any) -> list[Any]:
+    """Return the transforms of shardio's for a choice's.
+
+    Raises:
+        ValueError: If there is none for one of them.
+    """
+    return [_replace_part(each) for each in theirs.transforms]
+
+
+def _replace_part(theirs: Any) -> Any:
+    steps = foreign.steps_of(theirs)
+    found = replace_torchvision(theirs) if steps is None else Compose([_replace_part(each) for each in steps])
+    if found is None:
+        raise ValueError(f"there is no transform for {theirs}")
+    return found
+
+
+_TRANSFORMS: dict[str, Callable[[Any], Callable[[Any], Any] | None]] = {
+    "RandomResizedCrop": _random_resized_crop,
+    "Resize": _resize,
+    "CenterCrop": lambda theirs: CenterCrop(theirs.size),
+    "RandomCrop": _random_crop,
+    "Pad": lambda theirs: Pad(theirs.padding, theirs.fill, theirs.padding_mode),
+    "RandomHorizontalFlip": lambda theirs: RandomHorizontalFlip(theirs.p),
+    "RandomVerticalFlip": lambda theirs: RandomVerticalFlip(theirs.p),
+    "RandomRotation": _rotation,
+    "RandomAffine": _affine,
+    "ColorJitter": lambda theirs: ColorJitter(theirs.brightness, theirs.contrast, theirs.saturation, theirs.hue),
+    "RandomGrayscale": lambda theirs: RandomGrayscale(theirs.p),
+    "RandomInvert": lambda theirs: RandomInvert(theirs.p),
+    "RandomAutocontrast": lambda theirs: RandomAutocontrast(theirs.p),
+    "RandomEqualize": lambda theirs: RandomEqualize(theirs.p),
+    "RandomSolarize": lambda theirs: RandomSolarize(theirs.threshold, theirs.p),
+    "RandomPosterize": lambda theirs: RandomPosterize(theirs.bits, theirs.p),
+    "RandomAdjustSharpness": lambda theirs: RandomAdjustSharpness(theirs.sharpness_factor, theirs.p),
+    "RandAugment": _rand_augment,
+    "TrivialAugmentWide": lambda theirs: TrivialAugmentWide(
+        theirs.num_magnitude_bins, theirs.interpolation, theirs.fill
+    ),
+    "AutoAugment": lambda theirs: AutoAugment(theirs.policy, theirs.interpolation, theirs.fill),
+    "RandomApply": lambda theirs: RandomApply(_inner(theirs), theirs.p),
+    "RandomChoice": lambda theirs: RandomChoice(
+        _inner(theirs), theirs.probabilities if hasattr(theirs, "probabilities") else theirs.p
+    ),
+    "RandomOrder": lambda theirs: RandomOrder(_inner(theirs)),
+}
+"""How to make shardio's transform, by the name of torchvision's class."""
+
+
+Decode = Literal["array", "pil"]
+"""What a dataset's transform takes: arrays or Pillow images."""
+
+_FROM_ALBUMENTATIONS = "albumentations.augmentations."
+_CONVERSIONS = frozenset({"ToTensor", "PILToTensor", "MaybePILToTensor", "ToImage", "ToNumpy"})
+"""The classes that convert Pillow images."""
+_OF_PILLOW_USERS = ("torchvision.transforms.", "timm.data.")
+_INTER_LINEAR = 1
+"""OpenCV's number for it."""
+
+
+class PlainRandomResizedCrop(RandomResizedCrop):
+    """A RandomResizedCrop that never averages, whatever it shrinks: OpenCV's INTER_LINEAR."""
+
+    _resampling: Resampling = "plain bilinear"
+
+
+class PlainResize(Resize):
+    """A Resize that never averages, whatever it shrinks: OpenCV's INTER_LINEAR."""
+
+    _resampling: Resampling = "plain bilinear"
+
+
+def replace_leading(transform: Callable[[Any], Any] | None, decode: Decode) -> Compose | None:
+    """Return a pipeline of shardio's transforms and the rest of another library's, which takes arrays.
+
+    Args:
+        transform: A dataset's transform.
+        decode: What it takes.
+
+    Returns:
+        The pipeline; None if the transform does not begin with one that is recognised.
+    """
+    steps = list(_flatten(transform))
+    own = list[Callable[[Any], Any]]()
+    for step in steps:
+        if (found := recognise(step, decode)) is None:
+            break
+        own.append(found)
+    if not own:
+        return None
+    return Compose([*own, *([foreign.as_pillow] if decode == "pil" else []), *steps[len(own) :]])
+
+
+def is_made_for_pillow(transform: Callable[[Any], Any] | None) -> bool:
+    """Return whether a pipeline of torchvision's or timm's was made for the Pillow images of torchvision's datasets.
+
+    Such a pipeline converts the image to a tensor in a later step. A pipeline that never does so may expect tensors,
+    and shardio's own transforms do not take Pillow images.
+    """
+    steps = list(_flatten(transform))
+    if any(isinstance(step, Transform | Compose) for step in steps):
+        return False
+    kinds = (base for step in steps[1:] for base in type(step).__mro__)
+    return any(kind.__name__ in _CONVERSIONS and kind.__module__.startswith(_OF_PILLOW_USERS) for kind in kinds)
+
+
+def recognise(transform: Any, decode: Decode) -> Callable[[Any], Any] | None:
+    """Return the transform of shardio's that equals another library's; None if there is none."""
+    kind = type(transform)
+    try:
+        if decode == "pil":
+            return replace_torchvision(transform)
+        if kind.__module__.startswith(_FROM_ALBUMENTATIONS):
+            return _replace_albumentations(kind.__name__, transform)
+    except (AttributeError, TypeError, ValueError):  # Settings that shardio's transform does not have.
+        return None
+    return None
+
+
+def _replace_albumentations(name: str, transform: Any) -> Geometry | None:
+    match name:
+        case "RandomResizedCrop" if _is_plain(transform):
+            return PlainRandomResizedCrop(transform.size, tuple(transform.scale), tuple(transform.ratio))
+        case "Resize" if _is_plain(transform):
+            return PlainResize((transform.height, transform.width))
+        case "HorizontalFlip":
+            return RandomHorizontalFlip(transform.p)
+    return None
+
+
+def _is_plain(transform: Any) -> bool:
+    """Return whether one of Albumentations' transforms is always applied, and always resizes by INTER_LINEAR."""
+    return bool(transform.p == 1 and transform.interpolation == _INTER_LINEAR and transform.area_for_downscale is None)
+
+
+def _flatten(transform: Any) -> Iterator[Any]:
+    """Yield the transforms in another library's sequences, at any depth."""
+    inner = foreign.steps_of(transform)
+    if inner is None and _is_mere_sequence(transform):
+        inner = transform.transforms
+    if inner is not None:
+        for each in inner:
+            yield from _flatten(each)
+    elif transform is not None:
+        yield transform
+
+
+def _is_mere_sequence(transform: Any) -> bool:
+    """Return whether this is Albumentations' Compose, without boxes and the like, which calls transforms in order."""
+    kind = type(transform)
+    return bool(
+        f"{kind.__module__}.{kind.__qualname__}" == "albumentations.core.composition.Compose"
+        and transform.p == 1
+        and not transform.processors
+        and not getattr(transform, "save_applied_params", False)
+    )

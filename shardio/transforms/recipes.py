@@ -11,14 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shardio.transforms.auto_augment import RandAugment, TrivialAugmentWide
-from shardio.transforms.blurring import GaussianBlur
-from shardio.transforms.choices import RandomApply
-from shardio.transforms.colours import ColorJitter, RandomGrayscale, RandomSolarize
-from shardio.transforms.compose import Compose, MultiCrop
-from shardio.transforms.cropping import RandomCrop
-from shardio.transforms.erasing import RandomErasing
-from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from shardio.transforms.automatic import RandAugment, TrivialAugmentWide
+from shardio.transforms.colours import ColorJitter, GaussianBlur, RandomErasing, RandomGrayscale, RandomSolarize
+from shardio.transforms.compose import Compose, MultiCrop, RandomApply
+from shardio.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 
 IMAGENET_MEAN = (124, 116, 104)
 """The mean colour of ImageNet, rounded: 255 × (0.485, 0.456, 0.406)."""

@@ -9,8 +9,8 @@ from unittest import mock
 import pytest
 from typer.testing import CliRunner, Result
 
-from shardio.check import processes
-from shardio.check.launching import RankCommand
+from shardio.check import ranks
+from shardio.check.ranks import RankCommand
 from shardio.cli.main import app
 
 RunCheck = Callable[..., Result]
@@ -20,11 +20,11 @@ RunCheck = Callable[..., Result]
 def run_check(monkeypatch: pytest.MonkeyPatch) -> RunCheck:
     """Run ``shardio check`` with arguments in this process, and its ranks one after another."""
 
-    def run_ranks(ranks: Sequence[RankCommand], name: str) -> None:
-        for rank in ranks:
+    def run_ranks(commands: Sequence[RankCommand], name: str) -> None:
+        for rank in commands:
             *_, target, directory, epochs, key = rank.command
             with mock.patch.dict(os.environ, rank.environment):
-                processes.run_rank(target, directory, int(epochs), key or None)
+                ranks.run_rank(target, directory, int(epochs), key or None)
 
-    monkeypatch.setattr(processes, "run_ranks", run_ranks)
+    monkeypatch.setattr(ranks, "run_ranks", run_ranks)
     return lambda *arguments: CliRunner().invoke(app, ["check", *map(str, arguments)])

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 import webdataset
-from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader as TorchLoader, Dataset, IterableDataset
 
 from shardio import CoverageError, DataLoader, ShardDataset
 from shardio.check import Coverage, Delivery, ExpectedSamples, assert_exactly_once, make_report

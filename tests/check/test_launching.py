@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shardio.check.launching import RankCommand, run_ranks
+from shardio.check.ranks import RankCommand, run_ranks
 from shardio.errors import ShardioError
 
 # A rank that writes the process id of its child. Both sleep until the launcher ends them. A stubborn rank survives

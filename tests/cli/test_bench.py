@@ -14,8 +14,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 import shardio
-from shardio.cli.advice import DatasetFormat, advise
-from shardio.cli.bench import ThroughputMeter
+from shardio.cli.bench import DatasetFormat, ThroughputMeter, advise
 from shardio.cli.main import app
 from shardio.loader.stats import LoaderStats
 from tests.faults.worker_processes import wait_until

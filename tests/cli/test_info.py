@@ -9,12 +9,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import shardio
-from shardio.cli import forecast
-from shardio.cli.console import format_bytes
+from shardio.cli import look
 from shardio.cli.main import app
 from shardio.images.kernel import finding
 from shardio.shards import open_table
 from shardio.transforms import Resize
+from shardio.values import format_bytes
 from tests.processes import run_python
 from tests.sources import write_images, write_mixed
 from tests.tars import write_tar
@@ -133,7 +133,7 @@ def test_without_a_kernel_libjpeg_decodes_its_images(
 def test_from_many_samples_a_few_are_examined_and_info_says_so(
     mixed: Path, num_samples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forecast, "MAX_SAMPLES", num_samples)
+    monkeypatch.setattr(look, "MAX_SAMPLES", num_samples)
     assert decoded(mixed).startswith(f"of {num_samples} evenly spaced sample{'s' * (num_samples > 1)}, ")
     found = json.loads(info(mixed, "--json").stdout)["decoded"]
     assert found["samples"] == num_samples

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardio.cli.loading import has_class_folders
+from shardio.cli.options import has_class_folders
 from shardio.errors import FormatError
 
 

@@ -10,9 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import shardio
-from shardio.cli.class_names import read_classes
 from shardio.cli.main import app
-from shardio.cli.sizes import parse_size_option
+from shardio.cli.options import parse_size_option, read_classes
 from shardio.errors import PackError
 from shardio.packing import PackSettings, packer
 from shardio.packing.plan import PackPlan, make_plan

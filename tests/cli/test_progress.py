@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from shardio.cli import progress
-from shardio.cli.progress import ProgressReporter
+from shardio.cli import terminal
+from shardio.cli.terminal import ProgressReporter
 
 
 class Terminal(io.StringIO):
@@ -23,7 +23,7 @@ class Terminal(io.StringIO):
 def test_reports_add_up_whichever_threads_send_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(terminal, "LINE_EVERY_S", 0.0)
     with ProgressReporter("verifying", "shards") as reporter, ThreadPoolExecutor(4) as pool:
         reporter.start(100)
         list(pool.map(lambda number: reporter.advance(1, 2000 * number, 3), range(100)))
@@ -49,7 +49,7 @@ def test_work_that_ends_early_shows_no_line(capsys: pytest.CaptureFixture[str]) 
 def test_a_terminal_shows_a_bar_and_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(terminal, "LINE_EVERY_S", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     with ProgressReporter("packing") as reporter:
         reporter.planned(20, 10_000)

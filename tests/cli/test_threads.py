@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from shardio.cli import threads
-from shardio.cli.threads import VARIABLES, choose_threads, leave_processors_to_workers
+from shardio.cli import training
+from shardio.cli.training import VARIABLES, choose_threads, leave_processors_to_workers
 
 CPU = torch.device("cpu")
 
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def six_of_eight(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make torch use six threads on a machine with eight processors, without a choice of the user."""
-    monkeypatch.setattr(threads, "count_processors", lambda: 8)
+    monkeypatch.setattr(training, "count_processors", lambda: 8)
     for name in (*VARIABLES, "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     before = torch.get_num_threads()

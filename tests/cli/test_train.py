@@ -15,9 +15,9 @@ from typer.testing import Result
 
 import shardio
 from shardio.cli.main import app, main
-from shardio.cli.threads import VARIABLES, choose_threads
+from shardio.cli.training import VARIABLES, choose_threads
 from shardio.errors import FormatError, ShardioError, StateError
-from shardio.processors import count_processors
+from shardio.process import count_processors
 from shardio.train import TrainConfig
 from tests.cli.train_command import LINE, train_here
 from tests.processes import run_launched_ranks, run_python

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 import shardio
 from shardio.cli.main import app
-from shardio.cli.storage_options import read_access
+from shardio.cli.options import read_access
 from shardio.errors import LocationError
 from shardio.shards import MANIFEST_NAME
 from shardio.storage import Location, parse_location

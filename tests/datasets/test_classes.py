@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 
 import shardio
-from shardio.classes import check_classes, count_classes, warn_of_other_classes
 from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset
 from shardio.decoding.codecs import choose_decoder
+from shardio.sample import check_classes, count_classes, warn_of_other_classes
 from shardio.train import TrainConfig, train
 from shardio.transforms import Resize
 from tests.sources import encode, write_images

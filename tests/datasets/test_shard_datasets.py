@@ -18,7 +18,7 @@ from PIL import Image
 
 import shardio
 from shardio import ImageFolder, SampleError, ShardDataset, ShardMapDataset
-from shardio.order.steps import POSITIONS_AT_ONCE
+from shardio.order.split import POSITIONS_AT_ONCE
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 from tests.sources import encode
 from tests.tars import write_tar

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from shardio.shared_numbers import ARENA_LINES, SharedCell, SharedCount, SharedNumbers
+from shardio.shared import ARENA_LINES, SharedCell, SharedCount, SharedNumbers
 from tests.files import count_open_files
 from tests.processes import forkserver_context
 

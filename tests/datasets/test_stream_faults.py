@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from shardio import DataLoader, FormatError, ShardioError, StreamDataset
+from shardio import DataLoader, FormatError, ShardioError, StreamDataset, streams
 from shardio.errors import StoreError
 from shardio.storage import ReplacedError
-from shardio.streams import shard_stream
 from tests.servers.fixtures import WebServer, nginx_server
 from tests.tars import by_key, write_tar
 
@@ -34,7 +33,7 @@ def tar(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_stream, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(streams, "FIRST_WAIT_S", 0.001)
 
 
 def stream(command: str, **options: Any) -> StreamDataset:
@@ -127,7 +126,7 @@ def test_another_content_of_a_stream_that_is_opened_again_is_noticed(
 
 
 def test_a_stored_tar_is_not_read_again(tmp_path: Path, tar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_stream, "FIRST_WAIT_S", 1000.0)  # It does not wait.
+    monkeypatch.setattr(streams, "FIRST_WAIT_S", 1000.0)  # It does not wait.
     (tmp_path / "cut.tar").write_bytes(tar.read_bytes()[:9000])
     _, error = read_until_error(StreamDataset(tmp_path / "cut.tar", fields="key"))
     assert isinstance(error, FormatError)
@@ -174,7 +173,7 @@ def count_descriptors() -> int:
 def test_stopping_early_ends_the_command(
     tar: Path, living: tuple[str, Any], rest: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardio.streams.opening.TERMINATION_S", 0.1)
+    monkeypatch.setattr("shardio.streams.TERMINATION_S", 0.1)
     before, assert_all_ended = living
 
     def fail(sample: Any) -> Any:

@@ -14,7 +14,7 @@ import safetensors.numpy
 
 import shardio
 from shardio import ShardDataset
-from shardio.decoding.arrays import decode_npy, decode_npz
+from shardio.decoding.codecs import decode_npy, decode_npz
 from tests.sources import write_images
 
 

@@ -14,11 +14,8 @@ import numpy as np
 import torch
 
 from shardio.device import DevicePrefetcher
-from shardio.device.batches import map_tensors
-from shardio.device.pinned import PinnedPool
-from shardio.device.streams import SentBatch, StreamEvent
-from shardio.device.waiting import WaitingTimes
-from shardio.torch_modes import own_tensors
+from shardio.device.streams import PinnedPool, SentBatch, StreamEvent, WaitingTimes, map_tensors
+from shardio.libraries import own_tensors
 
 
 @dataclass(slots=True, eq=False)

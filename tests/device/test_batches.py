@@ -14,7 +14,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from shardio import DevicePrefetcher
-from shardio.device.batches import map_tensors
+from shardio.device.streams import map_tensors
 from tests.device.late_stream import prefetch_late
 
 

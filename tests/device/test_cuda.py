@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardio import DataLoader, ShardDataset
 from shardio.device import DevicePrefetcher
-from shardio.device.pinned import Registration
+from shardio.device.streams import Registration
 from shardio.transforms import CenterCrop
 from tests.device.loaders import CountingLoader, count_pinned_buffers
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from shardio.device import BatchRandomErasing
-from shardio.device.boxes import PixelBox
-from shardio.models import import_library
+from shardio.device.mixing import PixelBox
+from shardio.train.models import import_library
 from tests.device.test_mixing import NUM_DRAWS, THRESHOLD, ks_distance, seeded
 
 import_library("torchvision")

@@ -15,10 +15,8 @@ import torch
 
 from shardio import DataLoader, DevicePrefetcher, ShardDataset
 from shardio.device import BatchRandomErasing, CutMix, MixUp, OneOf
-from shardio.device.boxes import PixelBox
-from shardio.device.generators import BatchTransform
-from shardio.device.mixing import find_partners
-from shardio.models import import_library
+from shardio.device.mixing import BatchTransform, PixelBox, find_partners
+from shardio.train.models import import_library
 from shardio.transforms import CenterCrop
 
 import_library("torchvision")

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from shardio import DataLoader, DevicePrefetcher, ShardDataset
-from shardio.device import pinned
+from shardio.device import streams
 from shardio.transforms import CenterCrop
 from tests.device.late_stream import LateStream, prefetch_on
 
@@ -83,10 +83,10 @@ def test_slots_are_pinned_once_and_kept_for_all_epochs(packed: Path, depth: int)
 def test_the_next_prefetcher_keeps_what_is_pinned(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with ``for epoch in …: for batch in DevicePrefetcher(loader): …``."""
     loader, registered = make_loader(packed, batch_size=1), Registered()
-    monkeypatch.setattr(pinned.Registration, "__call__", lambda _, memory: registered(memory))
+    monkeypatch.setattr(streams.Registration, "__call__", lambda _, memory: registered(memory))
     numbers = list[int]()
     for _ in range(5):
-        prefetcher = prefetch_on(LateStream(0), loader, pinned.Registration(torch.device("cuda", 0)))
+        prefetcher = prefetch_on(LateStream(0), loader, streams.Registration(torch.device("cuda", 0)))
         assert len(list(prefetcher)) == len(loader)
         numbers.append(len(registered.blocks))
     assert numbers[0]
@@ -126,7 +126,7 @@ def test_the_error_of_a_refused_registration_is_cleared(
     launched: list[Any], monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     monkeypatch.setattr(torch.cuda, "cudart", lambda: Cudart(status))
-    pinned.Registration(torch.device("cuda", 1))(np.zeros(4096, np.uint8))
+    streams.Registration(torch.device("cuda", 1))(np.zeros(4096, np.uint8))
     assert launched == [torch.device("cuda", 1)] * status
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.utils.data
 
 from shardio import DataLoader, DevicePrefetcher, ShardDataset, ShardMapDataset
-from shardio.device import iterator
+from shardio.device import prefetcher
 from shardio.device.streams import SentBatch
 from tests.device.late_stream import prefetch_on
 
@@ -84,7 +84,7 @@ class Loader:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device(copy_s=0.01)
-    monkeypatch.setattr(iterator.time, "perf_counter", lambda: made.now_s)  # type: ignore[attr-defined]
+    monkeypatch.setattr(prefetcher.time, "perf_counter", lambda: made.now_s)  # type: ignore[attr-defined]
     return made
 
 

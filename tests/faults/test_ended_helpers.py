@@ -27,8 +27,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import shardio
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardWriter, StreamDataset, WorkerError
 from shardio.loader.fetching import worker_processes
-from shardio.loader.fetching.deaths import is_stopped
-from shardio.loader.processes.messages import ForgetSlots
+from shardio.loader.fetching.worker_processes import is_stopped
+from shardio.loader.processes.wire import ForgetSlots
 from shardio.storage.remote.client import client
 from tests.faults.worker_processes import is_alive, wait_until
 from tests.processes import forkserver_context

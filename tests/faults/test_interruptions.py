@@ -16,7 +16,7 @@ import torch
 
 import shardio
 from shardio import DataLoader, DevicePrefetcher, EpochSampler, SampleError, ShardDataset, ShardMapDataset
-from shardio.handover import find_held
+from shardio.epochs import find_held
 from shardio.images.formats import find_format
 from shardio.loader.processes.pool import WorkerPool
 from shardio.transforms import RandomHorizontalFlip

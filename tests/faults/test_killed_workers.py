@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from shardio import WorkerError
-from shardio.loader.processes import fork_server, running_servers
-from shardio.loader.processes import pool as pool_module
+from shardio.loader.processes import fork_server, pool as pool_module
 from tests.faults.worker_processes import (
     KINDS,
     Batches,
@@ -140,7 +139,7 @@ def test_restarted_worker_processes_find_relative_paths(
 
 def kill_first(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
     """Kill the first fork servers, up to ``most``, before they read anything; return the ids of all started."""
-    start, started = running_servers._start_process, list[int]()
+    start, started = fork_server._start_process, list[int]()
 
     def start_and_kill(*arguments: Any) -> subprocess.Popen[bytes]:
         process = start(*arguments)
@@ -150,7 +149,7 @@ def kill_first(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
             process.wait()
         return process
 
-    monkeypatch.setattr(running_servers, "_start_process", start_and_kill)
+    monkeypatch.setattr(fork_server, "_start_process", start_and_kill)
     return started
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from shardio.loader.processes import memory_watch
-from shardio.loader.processes import pool as pool_module
+from shardio.loader.processes import pool as pool_module, worker_process
 from shardio.transforms import Compose
 from tests.faults.worker_processes import CROP, DEADLINE_S, Batches, Data, batches_of, make_loader, warns_of_deaths
 
@@ -90,7 +89,7 @@ def test_code_that_starts_threads_and_prints(data: Data, capfd: pytest.CaptureFi
 
 
 def test_memory_that_code_keeps_is_reported(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_watch, "GROWTH_BYTES", 1 << 20)
+    monkeypatch.setattr(worker_process, "GROWTH_BYTES", 1 << 20)
     kept = list[bytes]()
 
     def leak(image: Any) -> Any:
@@ -108,8 +107,8 @@ def test_memory_that_code_keeps_is_reported(data: Data, monkeypatch: pytest.Monk
 
 
 def test_a_warning_comes_once_for_each_doubling() -> None:
-    watch = memory_watch.MemoryWatch(warns=True)
-    first, limit = 50 << 20, (100 << 20) + memory_watch.GROWTH_BYTES
+    watch = worker_process.MemoryWatch(warns=True)
+    first, limit = 50 << 20, (100 << 20) + worker_process.GROWTH_BYTES
     for num_bytes in (first, 2 * first, limit):
         watch.record(1, num_bytes)
     with pytest.warns(RuntimeWarning, match=r"uses 1\.2 GB of memory, 1\.1 GB more than at its start"):
@@ -123,9 +122,9 @@ def test_a_warning_comes_once_for_each_doubling() -> None:
 
 
 def test_memory_is_that_of_the_process() -> None:
-    before = memory_watch.read_private_bytes()
+    before = worker_process.read_private_bytes()
     # Not from malloc, which may have kept as much.
     block = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     block.write(b"\1" * len(block))
-    assert memory_watch.read_private_bytes() - before >= 0.9 * len(block)
+    assert worker_process.read_private_bytes() - before >= 0.9 * len(block)
     block.close()

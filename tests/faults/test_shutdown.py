@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from shardio import DataLoader
-from shardio.loader.processes import fork_server, running_servers
+from shardio.loader.processes import fork_server
 from shardio.loader.processes.wire import make_pair
 from shardio.reading import SampleReader
 from tests.faults.worker_processes import (
@@ -75,7 +75,7 @@ def test_break(data: Data, persistent: bool) -> None:
 def test_worker_processes_end_even_if_another_process_holds_their_sockets(
     data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = running_servers._start_process
+    start = fork_server._start_process
     started: list[subprocess.Popen[bytes]] = []
     copies: list[socket.socket] = []
 
@@ -89,8 +89,8 @@ def test_worker_processes_end_even_if_another_process_holds_their_sockets(
         copies.extend(end.dup() for end in pair)
         return pair
 
-    monkeypatch.setattr(running_servers, "_start_process", start_and_note)
-    for module in (fork_server, running_servers):
+    monkeypatch.setattr(fork_server, "_start_process", start_and_note)
+    for module in (fork_server, fork_server):
         monkeypatch.setattr(module, "make_pair", make_pair_and_copy)
     for batch in make_loader(data, "shards", 2):
         del batch

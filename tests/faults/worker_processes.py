@@ -268,7 +268,7 @@ def _install(modules: Path, what: str, beforehand: str = "") -> None:
     (modules / "sitecustomize.py").write_text(
         f"""
 import itertools, os, threading, time
-from shardio.loader.processes.chunk_builder import ChunkBuilder
+from shardio.loader.processes.worker_process import ChunkBuilder
 
 make, numbers = ChunkBuilder.make, itertools.count()
 {beforehand}

@@ -13,11 +13,10 @@ from accelerate import Accelerator, skip_first_batches
 from accelerate.data_loader import IterableDatasetShard
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import ParallelismConfig
-from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader as TorchLoader, DistributedSampler, IterableDataset
 
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
-from shardio.loader.accelerated import find_remainder
+from shardio.loader.epoch_iterator import find_remainder
 from shardio.order import Remainder, Split
 from tests.frameworks import with_accelerate
 from tests.frameworks.launch import check_epochs, launch, returned

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.images import CropPlan, Picture, PlannedCrop, Rows
-from shardio.images.by_kernel import render_by_kernel
 from shardio.images.jpeg.regions import Box
 from shardio.images.kernel import find_kernel
 from shardio.images.kernel.compiled.records import PLAN
+from shardio.images.rendering import render_by_kernel
 from tests.images.pictures import Array
 
 

@@ -12,7 +12,7 @@ import simplejpeg
 
 from shardio.images import open_image
 from shardio.images.jpeg.regions import Box
-from shardio.images.orientation import Orientation
+from shardio.images.pictures import Orientation
 from tests.images.by_kernel import render_parts
 from tests.images.jpeg_files import segments_of
 from tests.images.jpeg_writer import segment

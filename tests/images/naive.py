@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from shardio.images import Resampling, bilinear
-from shardio.images.bilinear import is_opencv_equal
+from shardio.images import Resampling, crop_plan
+from shardio.images.crop_plan import is_opencv_equal
 from shardio.images.jpeg.regions import Box
 from shardio.order import derive_rng_key
 from shardio.transforms import (
@@ -25,8 +25,7 @@ from shardio.transforms import (
     RandomVerticalFlip,
     Resize,
 )
-from shardio.transforms.cropping import PaddingMode
-from shardio.transforms.geometry import Interpolation
+from shardio.transforms.geometry import Interpolation, PaddingMode
 from tests.images.pictures import Array
 
 
@@ -57,7 +56,7 @@ def resize(image: Array, height: int, width: int, *, resampling: Resampling) -> 
 def resize_bilinear(image: Array, height: int, width: int) -> Array:
     """Resize an array by OpenCV, or where its build rounds differently, by what test_bilinear.py compares with it."""
     if not is_opencv_equal():
-        return bilinear.resize_bilinear(image, height, width)
+        return crop_plan.resize_bilinear(image, height, width)
     return np.asarray(cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
 
 

@@ -10,11 +10,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
-from shardio.images.tiling import tile_jpeg, untile_jpeg
-from shardio.images.tiling.huffman import make_best_table
+from shardio.images.tiling import make_best_table, tile_jpeg, untile_jpeg
 from tests.images.jpeg_corpus import small_corpus
 from tests.images.jpeg_files import JpegFile
 from tests.images.jpeg_tables import HuffmanTable

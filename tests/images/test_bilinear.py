@@ -9,11 +9,10 @@ import cv2
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from shardio.images import resize
-from shardio.images.bilinear import is_opencv_equal, resize_bilinear, sample
+from shardio.images.crop_plan import is_opencv_equal, resize_bilinear, sample
 from tests.images.pictures import make_picture
 
 sides = st.integers(1, 90)

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shardio.images import make_operations
-from shardio.images.blurring import blur
-from shardio.images.editing_by_pillow import edit_by_pillow
+from shardio.images.editing_by_pillow import blur, edit_by_pillow
 from shardio.images.kernel.compiled import operation_records as codes
 from tests.images.test_editing import Pixels, edit_compiled, functional, make_image, needs_torchvision
 

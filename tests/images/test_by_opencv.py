@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from shardio.images import by_pillow, decode_image
-from shardio.images.by_opencv import decode_by_opencv, is_for_opencv
+from shardio.images import decode_image, opening
+from shardio.images.value_formats import decode_by_opencv, is_for_opencv
 from tests.images.jpeg_files import noise
 from tests.images.pictures import Array, exif_of, make_picture, read_by_pillow
 
@@ -78,7 +78,7 @@ def test_opencv_decodes_these_to_pillows_pixels(content: bytes, capfd: pytest.Ca
 @pytest.mark.parametrize("content", BY_PILLOW.values(), ids=BY_PILLOW)
 def test_pillow_decodes_all_others(content: bytes) -> None:
     assert not _is_for_opencv(content)
-    with mock.patch.object(by_pillow, "decode_by_opencv", side_effect=AssertionError):
+    with mock.patch.object(opening, "decode_by_opencv", side_effect=AssertionError):
         np.testing.assert_array_equal(decode_image(content), read_by_pillow(content))
 
 
@@ -101,7 +101,7 @@ def test_a_damaged_image_has_pillows_pixels_or_error(capfd: pytest.CaptureFixtur
         else:
             del damaged[random.integers(30, len(content)) :]
         found = _decode_or_say_why(bytes(damaged))
-        with mock.patch.object(by_pillow, "is_for_opencv", return_value=False):
+        with mock.patch.object(opening, "is_for_opencv", return_value=False):
             expected = _decode_or_say_why(bytes(damaged))
         assert type(found) is type(expected), number
         np.testing.assert_array_equal(found, expected)

@@ -6,8 +6,7 @@ import re
 import struct
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from shardio.images.jpeg.head import JpegHead, read_head, why_irregular
 from shardio.images.tiling import tile_jpeg

@@ -14,7 +14,7 @@ import pytest
 import simplejpeg
 from numpy.typing import NDArray
 
-from shardio.images import CropPlan, Resampling, chunk, open_image, render_chunk
+from shardio.images import CropPlan, Resampling, open_image, render_chunk, rendering
 from shardio.images.jpeg.regions import Box
 from shardio.images.kernel import find_kernel
 from shardio.images.kernel.compiled.records import OPENCV_BILINEAR, PLAN
@@ -114,7 +114,7 @@ def test_pixels_do_not_depend_on_whether_there_is_a_kernel(
     pictures = [open_image(content) for content in [*contents, by_pillow(make_picture(50, 60), progressive=True)]]
     plans = _draw_plans([picture.size for picture in pictures], np.random.default_rng(3))
     with_it = render_chunk(pictures, plans).images
-    monkeypatch.setattr(chunk, "render_by_kernel", _no_kernel)
+    monkeypatch.setattr(rendering, "render_by_kernel", _no_kernel)
     for one, other in zip(with_it, render_chunk(pictures, plans).images, strict=True):
         np.testing.assert_array_equal(one, other)
 

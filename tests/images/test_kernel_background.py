@@ -28,9 +28,9 @@ START = (
     WITHOUT_BUILT
     + """
 import os, time
-import shardio.background
+import shardio.process
 from shardio.images.kernel import finding
-shardio.background._write_program = lambda function: {program!r}
+shardio.process._write_program = lambda function: {program!r}
 finding.LOOK_AGAIN_S = 0
 finding.prepare_kernel()
 while not os.path.exists(os.environ["XDG_CACHE_HOME"] + "/started"):

@@ -11,6 +11,7 @@ from filelock import FileLock
 
 from shardio import DataLoader, ShardDataset
 from shardio.decoding import Fields
+from shardio.files import make_folder
 from shardio.images.kernel import background, building, finding, loading
 from shardio.images.kernel.cache_files import (
     check_name,
@@ -21,10 +22,9 @@ from shardio.images.kernel.cache_files import (
     read_object,
 )
 from shardio.images.kernel.finding import prepare_kernel
-from shardio.loader.processes import chunk_builder
-from shardio.processors import count_processors
+from shardio.loader.processes import worker_process
+from shardio.process import count_processors
 from shardio.transforms import CenterCrop
-from shardio.trust import make_folder
 from tests.images.kernel_machines import WITHOUT_BUILT, _no_folder, _not_built, folder, object_path, run, start
 
 __all__ = ["_no_folder", "_not_built", "folder"]
@@ -149,10 +149,10 @@ def test_one_of_several_processes_without_a_kernel_starts_to_compile_it_and_logs
         WITHOUT_BUILT
         + f"""
 import time
-import shardio.background
+import shardio.process
 from shardio.images.kernel import finding
 finding.LOOK_AGAIN_S = 0
-shardio.background._write_program = lambda function: {BUILD_SLOWLY.format(ready=str(folder))!r}
+shardio.process._write_program = lambda function: {BUILD_SLOWLY.format(ready=str(folder))!r}
 finding.prepare_kernel()
 end = time.monotonic() + 30
 while finding.find_kernel() is None and time.monotonic() < end:
@@ -193,7 +193,7 @@ def test_a_loader_that_decodes_images_prepares_it(
     packed: Path, monkeypatch: pytest.MonkeyPatch, fields: Fields, is_prepared: bool
 ) -> None:
     calls = list[None]()
-    monkeypatch.setattr(chunk_builder, "prepare_kernel", lambda: calls.append(None))
+    monkeypatch.setattr(worker_process, "prepare_kernel", lambda: calls.append(None))
     transform = CenterCrop(8) if is_prepared else None
     next(iter(DataLoader(ShardDataset(packed, fields=fields, transform=transform), batch_size=2)))
     assert bool(calls) == is_prepared

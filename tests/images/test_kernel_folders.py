@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 import pytest
 
+from shardio.files import make_folder
 from shardio.images.kernel import background, building, finding
 from shardio.images.kernel.cache_files import (
     log_path,
@@ -18,7 +19,6 @@ from shardio.images.kernel.cache_files import (
 )
 from shardio.images.kernel.finding import prepare_kernel
 from shardio.images.tiling import tile_jpeg
-from shardio.trust import make_folder
 from tests.files import files_of_at_most
 from tests.images.kernel_machines import _no_folder, _not_built, folder, object_path
 from tests.sources import encode

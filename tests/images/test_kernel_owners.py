@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from shardio.files import UntrustedError
 from shardio.images.kernel import building, finding, loading
 from shardio.images.kernel.cache_files import object_name, pack
-from shardio.trust import UntrustedError
 from tests.images.kernel_machines import WITHOUT_BUILT, _not_built, folder, object_path, run
 from tests.test_trust import OTHER_USER, as_root, mode_of, umask
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from shardio.images.tiling import NotTileable, tile_jpeg, untile_jpeg
-from shardio.images.tiling.transcode import choose_interval
+from shardio.images.tiling import NotTileable, choose_interval, tile_jpeg, untile_jpeg
 from tests.images.jpeg_corpus import small_corpus, truncations
 from tests.images.jpeg_files import SAMPLINGS, JpegFile, flat, patch, scan_start
 from tests.images.jpeg_tables import HuffmanTable

@@ -15,9 +15,9 @@ import cv2
 import numpy as np
 import simplejpeg
 
-from shardio.images import decode_image
+from shardio.images import decode_image, tiling
 from shardio.images.jpeg import has_tiles
-from shardio.images.tiling import NotTileable, tile_jpeg, transcode, untile_jpeg
+from shardio.images.tiling import NotTileable, tile_jpeg, untile_jpeg
 from tests.images.jpeg_files import JpegFile
 from tests.images.pictures import Array, read_by_pillow
 
@@ -104,7 +104,7 @@ def take_apart(content: bytes) -> Parts:
 
 def tile_by(content: bytes, interval: int) -> bytes:
     """Tile a JPEG with this interval in MCUs, which must divide the row, instead of the chosen one."""
-    with patch.object(transcode, "choose_interval", lambda *_: interval):
+    with patch.object(tiling, "choose_interval", lambda *_: interval):
         return tile_jpeg(content)
 
 

@@ -21,8 +21,7 @@ from tests.images.jpeg_files import (
     scan_start,
     segments_of,
 )
-from tests.images.jpeg_writer import JpegOptions as Options
-from tests.images.jpeg_writer import segment, write_jpeg
+from tests.images.jpeg_writer import JpegOptions as Options, segment, write_jpeg
 from tests.images.pictures import Array, make_picture, save
 
 Sizes = list[tuple[int, int]]

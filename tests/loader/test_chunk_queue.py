@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from shardio.loader.batch_plans import BatchPlan
-from shardio.loader.executors.chunk_queue import ChunkQueue
-from shardio.loader.executors.in_flight import Batch, OutcomeHandler, Part
-from shardio.loader.processes.deaths import Death
-from shardio.loader.processes.messages import Chunk, Made, StageTimes
+from shardio.loader.executors.assembly import Batch, ChunkQueue, OutcomeHandler, Part
+from shardio.loader.processes.fork_server import Death
+from shardio.loader.processes.wire import Chunk, Made, StageTimes
 from shardio.loader.stats import Tally
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset, TensorDataset, WeightedRandomSampler
-from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import ConcatDataset, DataLoader as TorchLoader, Subset, TensorDataset, WeightedRandomSampler
 
 from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardMapDataset
 from shardio.loader.executors.choice import why_not_ours

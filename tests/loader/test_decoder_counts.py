@@ -13,7 +13,7 @@ from PIL import Image
 
 import shardio
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
-from shardio.images import by_kernel
+from shardio.images import rendering
 from shardio.order import Words
 from shardio.transforms import (
     CenterCrop,
@@ -131,7 +131,7 @@ def test_the_kernel_decodes_rotated_images(tmp_path: Path) -> None:
 
 
 def test_without_a_kernel_libjpeg_decodes_its_images(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_kernel, "find_kernel", lambda: None)
+    monkeypatch.setattr(rendering, "find_kernel", lambda: None)
     loader = make_loader(mixed, batch_size=5)
     list(loader)
     assert decoder_names(loader) == (0, 9, 3)

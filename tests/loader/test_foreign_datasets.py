@@ -14,7 +14,7 @@ import torch.utils.data
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Sampler, Subset
 
 from shardio import DataLoader, EpochSampler, ImageFolder
-from shardio.check.allowance import resumes
+from shardio.check.coverage import resumes
 from shardio.transforms import RandomResizedCrop
 from tests.faults.damage import warns_of_bad_samples
 

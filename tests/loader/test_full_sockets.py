@@ -12,10 +12,9 @@ import pytest
 
 from shardio import DataLoader, ShardMapDataset
 from shardio.loader.processes import pool as pool_module
-from shardio.loader.processes.deaths import Death
-from shardio.loader.processes.fork_server import ForkServer
-from shardio.loader.processes.messages import WorkerSetup
+from shardio.loader.processes.fork_server import Death, ForkServer
 from shardio.loader.processes.pool import WorkerPool
+from shardio.loader.processes.wire import WorkerSetup
 from shardio.transforms import RandomResizedCrop
 from tests.slots import assert_same, find_worker_processes
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from shardio import DataLoader, ImageFolder, ShardMapDataset
-from shardio.loader.processes.running_servers import end_kept
+from shardio.loader.processes.fork_server import end_kept
 from shardio.transforms import Compose, RandomResizedCrop
 from tests.processes import run_python
 from tests.slots import assert_same, find_fork_servers, has_ended, wait_until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardio.loader.slots.memory import make_memory
+from shardio.loader.memory import make_memory
 from tests.files import count_open_files
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, Subset
-from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import BatchSampler, DataLoader as TorchLoader, Subset
 
 from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset, StateError
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop

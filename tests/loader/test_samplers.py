@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import (
     BatchSampler,
+    DataLoader as TorchLoader,
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
@@ -17,7 +18,6 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from torch.utils.data import DataLoader as TorchLoader
 
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardMapDataset
 from shardio.transforms import RandomResizedCrop

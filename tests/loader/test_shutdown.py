@@ -7,17 +7,17 @@ import time
 
 import pytest
 
-from shardio.loader import shutdown
+from shardio.loader import failures
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> shutdown._Gate:
+def gate(monkeypatch: pytest.MonkeyPatch) -> failures._Gate:
     """A gate that waits for an hour."""
-    monkeypatch.setattr(shutdown, "PATIENCE_S", 3600.0)
-    return shutdown._Gate()
+    monkeypatch.setattr(failures, "PATIENCE_S", 3600.0)
+    return failures._Gate()
 
 
-def test_it_waits_until_other_threads_are_outside(gate: shutdown._Gate) -> None:
+def test_it_waits_until_other_threads_are_outside(gate: failures._Gate) -> None:
     events, is_inside = list[str](), threading.Event()
 
     def make() -> None:
@@ -39,7 +39,7 @@ def test_it_waits_until_other_threads_are_outside(gate: shutdown._Gate) -> None:
     assert events == ["left", "closed"]
 
 
-def test_it_does_not_wait_for_its_own_thread(gate: shutdown._Gate) -> None:
+def test_it_does_not_wait_for_its_own_thread(gate: failures._Gate) -> None:
     gate.enter()  # Ctrl-C came before leave().
     gate.close()
     with pytest.raises(RuntimeError, match="Python is shutting down"):

@@ -16,7 +16,7 @@ from torch import nn
 
 import shardio
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
-from shardio.loader.processes.running_servers import end_kept
+from shardio.loader.processes.fork_server import end_kept
 from shardio.train import Callback, TrainConfig, train
 from shardio.transforms import Compose, RandomResizedCrop
 from tests.slots import (

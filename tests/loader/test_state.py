@@ -195,8 +195,8 @@ def test_an_epoch_that_cannot_be_started_is_not_counted(
 
     with monkeypatch.context() as patched:
         patched.setattr("shardio.loader.executors.fetching.Fetching.start", fail)
-        patched.setattr("shardio.loader.executors.calling_process.CallingProcess.start", fail)
-        patched.setattr("shardio.loader.executors.worker_processes.WorkerProcesses.start", fail)
+        patched.setattr("shardio.loader.executors.pipeline.CallingProcess.start", fail)
+        patched.setattr("shardio.loader.executors.pipeline.WorkerProcesses.start", fail)
         with pytest.raises(OSError, match="no memory"):
             iter(loader)
     state = loader.state_dict()

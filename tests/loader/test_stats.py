@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
-from shardio.loader.processes import running_servers
+from shardio.loader.processes import fork_server
 from shardio.transforms import RandomResizedCrop
 
 
@@ -83,13 +83,13 @@ def test_persistent_workers_count_no_idle_time_before_an_epoch_begins(packed: Pa
 
 
 def test_the_time_to_start_worker_processes_counts(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = running_servers._start_process
+    start = fork_server._start_process
 
     def start_slowly(*arguments: Any) -> Any:
         time.sleep(0.5)  # This is what must be counted.
         return start(*arguments)
 
-    monkeypatch.setattr(running_servers, "_start_process", start_slowly)
+    monkeypatch.setattr(fork_server, "_start_process", start_slowly)
     loader = DataLoader(ShardDataset(packed, transform=RandomResizedCrop(48)), batch_size=4, num_workers=1)
     list(loader)
     stats = loader.stats()

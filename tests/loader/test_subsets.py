@@ -11,8 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, Subset, TensorDataset, random_split
-from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader as TorchLoader,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    random_split,
+)
 
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
 from shardio.loader.executors.choice import why_not_ours

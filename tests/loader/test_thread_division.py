@@ -1,7 +1,6 @@
 """The division of threads over worker processes, and their messages."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from shardio.loader.processes.pool import divide_threads
 from shardio.loader.processes.wire import make_pair, receive, send

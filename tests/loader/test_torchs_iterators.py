@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import IterableDataset, RandomSampler
+from torch.utils.data import DataLoader as TorchLoader, IterableDataset, RandomSampler
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
     _MultiProcessingDataLoaderIter,

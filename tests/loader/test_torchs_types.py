@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.utils.data import ConcatDataset, RandomSampler, Subset
 
 from shardio import DataLoader, ImageFolder, ShardDataset, ShardMapDataset

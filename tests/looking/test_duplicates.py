@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import shardio
-from shardio.looking import DuplicateReport, find_duplicates, open_source
+from shardio.viewer import DuplicateReport, find_duplicates, open_source
 from tests.files import read_files
 from tests.sources import encode, write_images
 from tests.tars import write_tar

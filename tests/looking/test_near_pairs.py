@@ -4,12 +4,10 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
-from shardio.looking.near_pairs import find_near_pairs, join_groups
-from shardio.looking.perceptual import count_bits
+from shardio.viewer.duplicates import count_bits, find_near_pairs, join_groups
 
 
 def all_pairs(hashes: NDArray[np.uint64], threshold: int) -> set[tuple[int, int]]:

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from PIL import Image
 
-from shardio.looking import Overview, look_at, make_overview_page, open_source
-from shardio.looking.histograms import MAX_BINS, make_log_histogram
 from shardio.shards import open_table
+from shardio.viewer import Overview, look_at, make_overview_page, open_source
+from shardio.viewer.overview import MAX_BINS, make_log_histogram
 from tests.looking.pages import Page
 from tests.sources import encode, write_images
 from tests.tars import write_tar

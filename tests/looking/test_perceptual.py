@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from shardio.looking.perceptual import SIDE, hash_pictures, reduce_picture
+from shardio.viewer.duplicates import SIDE, hash_pictures, reduce_picture
 from tests.sources import encode
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from shardio.models import make_model, small_resnet
 from shardio.train import TrainConfig, train
+from shardio.train.models import make_model, small_resnet
 from tests.models.model_libraries import load
 from tests.train.small_data import make_batches, weights_of
 

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from shardio.models import make_model
+from shardio.train.models import make_model
 from tests.models.model_libraries import load
 
 

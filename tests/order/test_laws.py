@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from shardio.order import EpochOrder, OrderSettings, Remainder, Split
 from tests.order.laws import Case, Group, LawBrokenError, check_laws, check_windows

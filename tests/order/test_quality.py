@@ -7,8 +7,7 @@ from math import isnan
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
 from shardio.order import EpochOrder, OrderQuality, Split, choose_settings, measure_quality, shards_of

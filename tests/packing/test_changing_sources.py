@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import shardio
-from shardio.packing import OnChanged, PackProgress, PackResult, PackSettings, RunOptions, pack_source
+from shardio.packing import OnChanged, PackResult, PackSettings, RunOptions, pack_source
+from shardio.progress import PackProgress
 from tests.files import read_files
 from tests.sources import encode, write_images
 from tests.tars import read_with_webdataset

@@ -13,11 +13,12 @@ from filelock import FileLock
 
 import shardio
 from shardio.errors import FormatError, PackError
-from shardio.packing import PackProgress, PackSettings, RunOptions, pack_source
+from shardio.files import find_target
+from shardio.packing import PackSettings, RunOptions, pack_source
+from shardio.progress import PackProgress
 from shardio.sample import Sample
 from shardio.shards import ShardEntry, write_shard
 from shardio.storage import Location, read_and_stat
-from shardio.whole_writes import find_target
 from tests.files import read_files
 from tests.sources import encode, write_images
 

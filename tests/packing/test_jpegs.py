@@ -208,7 +208,7 @@ def test_strict_refuses_a_damaged_jpeg_in_a_shard_of_an_earlier_run(
         raise OSError("stopped before the end")
 
     with monkeypatch.context() as patch:
-        patch.setattr("shardio.packing.destination.finish", stop)
+        patch.setattr("shardio.packing.packer.finish", stop)
         with pytest.raises(PackError, match="stopped before the end"):
             pack_jpegs(source, tmp_path / "out", jpeg="tile")
     settings = PackSettings(max_shard_size=10**9, max_shard_samples=3, jpeg="tile", check=False)

@@ -16,7 +16,7 @@ import pytest
 
 import shardio
 from shardio.errors import PackError
-from shardio.packing.executors import worker_processes
+from shardio.packing import executors
 from tests.files import read_files
 from tests.processes import forkserver_context
 from tests.sources import write_images
@@ -167,19 +167,19 @@ def test_a_pack_interrupted_by_ctrl_c_leaves_only_whole_shards(many: Path, tmp_p
 def test_a_worker_process_that_is_suspended_ends_the_pack(
     source: Path, uninterrupted: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start_worker, process_ids = worker_processes._start_worker, list[int]()
+    start_worker, process_ids = executors._start_worker, list[int]()
 
-    def start_suspended() -> worker_processes._Worker:
+    def start_suspended() -> executors._Worker:
         worker = start_worker()
         worker.process.send_signal(signal.SIGSTOP)
         process_ids.append(worker.process.pid)
         return worker
 
     with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
-        patch.setattr(worker_processes, "_start_worker", start_suspended)
-        patch.setattr(worker_processes, "SILENT_S", 0.2)
-        patch.setattr(worker_processes, "LAST_CHANCE_S", 0.1)
-        patch.setattr(worker_processes, "END_WITHIN_S", 0.1)
+        patch.setattr(executors, "_start_worker", start_suspended)
+        patch.setattr(executors, "SILENT_S", 0.2)
+        patch.setattr(executors, "LAST_CHANCE_S", 0.1)
+        patch.setattr(executors, "END_WITHIN_S", 0.1)
         packing = pool.submit(shardio.pack, source, tmp_path / "out", max_shard_samples=3, num_workers=2)
         try:
             with pytest.raises(PackError, match=r"the worker process \d+ has not reported.*Rerun the same") as caught:

@@ -11,9 +11,9 @@ import pytest
 
 import shardio
 from shardio.errors import FormatError, LocationError, PackError
-from shardio.packing import PackProgress, PackSettings, RunOptions, make_parts, pack_parts, pack_source
-from shardio.packing.folders.choosing import choose_folder
-from shardio.packing.folders.remote import RECORD_PREFIX
+from shardio.packing import PackSettings, RunOptions, make_parts, pack_parts, pack_source
+from shardio.packing.folders import RECORD_PREFIX, choose_folder
+from shardio.progress import PackProgress
 from shardio.shards import MANIFEST_NAME, UNFINISHED_NAME, open_table
 from shardio.storage import Location, parse_location
 from shardio.storage.remote.client import Client

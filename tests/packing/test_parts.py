@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 import shardio
 from shardio import PackError
 from shardio.cli.main import app
-from shardio.packing import PackProgress, PackSettings, RunOptions, make_parts, pack_parts, pack_source
+from shardio.packing import PackSettings, RunOptions, make_parts, pack_parts, pack_source
+from shardio.progress import PackProgress
 from shardio.shards import UNFINISHED_NAME
 from tests.files import read_parts
 from tests.sources import write_images

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from shardio.errors import PackError
-from shardio.packing import PackProgress, PackResult, PackSettings, RunOptions, pack_source
+from shardio.packing import PackResult, PackSettings, RunOptions, pack_source
+from shardio.progress import PackProgress
 from tests.files import read_files
 from tests.sources import write_images
 

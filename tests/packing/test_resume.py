@@ -13,7 +13,7 @@ import shardio
 from shardio.cli.main import app
 from shardio.errors import PackError
 from shardio.packing import shard_job
-from shardio.packing.folders.local_journal import JOURNAL_NAME
+from shardio.packing.folders import JOURNAL_NAME
 from shardio.sample import Sample
 from shardio.shards import write_shard
 from shardio.storage import Location

@@ -12,7 +12,7 @@ import xxhash
 
 import shardio
 from shardio.errors import FormatError, PackError, SampleError
-from shardio.packing import copying
+from shardio.packing.sources import tars
 from shardio.shards import open_table
 from tests.files import read_files
 from tests.tars import Samples, read_with_webdataset, write_tar
@@ -58,9 +58,9 @@ def test_shuffling_is_reproducible_whatever_is_read_together(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for i, num_together in enumerate((256, 3)):
-        monkeypatch.setattr(copying, "MAX_SAMPLES", num_together)
-        monkeypatch.setattr(copying, "MAX_BYTES", 4000 if i else 2**25)
-        monkeypatch.setattr(copying, "MAX_OPEN", 2)
+        monkeypatch.setattr(tars, "MAX_SAMPLES", num_together)
+        monkeypatch.setattr(tars, "MAX_BYTES", 4000 if i else 2**25)
+        monkeypatch.setattr(tars, "MAX_OPEN", 2)
         shardio.reshard(packed, tmp_path / str(i), max_shard_samples=8, shuffle_seed=3)
     assert read_files(tmp_path / "0") == read_files(tmp_path / "1")
     assert samples_of(tmp_path / "0") != samples_of(packed)
@@ -97,7 +97,7 @@ def test_datasets_that_do_not_fit_are_not_merged(packed: Path, foreign: Path, tm
 
 
 def test_damage_is_found_while_copying(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "MAX_SAMPLES", 3)
+    monkeypatch.setattr(tars, "MAX_SAMPLES", 3)
     damaged = Path(shutil.copytree(packed, tmp_path / "damaged"))
     tar = damaged / "shard-000003.tar"
     content = bytearray(tar.read_bytes())

@@ -15,7 +15,7 @@ from PIL import Image
 
 import shardio
 from shardio.errors import FormatError, PackError
-from shardio.packing.key_hashes import KeyHashes
+from shardio.packing.names import KeyHashes
 from shardio.shards import open_table
 from tests.files import files_of_at_most, read_files
 from tests.sources import encode, write_images

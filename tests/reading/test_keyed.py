@@ -11,7 +11,7 @@ import pytest
 import shardio
 from shardio.errors import FormatError, SampleError
 from shardio.shards import open_table
-from shardio.storage.local_file import LocalFile
+from shardio.storage.local import LocalFile
 from tests.shards.conftest import tars as tars  # A fixture.
 from tests.tars import index_of, read_members, write_tar
 
@@ -71,9 +71,7 @@ def test_samples_may_lack_fields_and_keys_may_be_any_text(tmp_path: Path) -> Non
 
 def test_keys_with_equal_hashes_are_told_apart(tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.reading.keyed.hash_key", lambda key: 7)
-    monkeypatch.setattr(
-        "shardio.shards.index_columns.KeyColumn.hash_all", lambda keys: np.full(len(keys), 7, np.uint64)
-    )
+    monkeypatch.setattr("shardio.shards.index.KeyColumn.hash_all", lambda keys: np.full(len(keys), 7, np.uint64))
     with shardio.open(tars) as samples:
         assert {key: sample["txt"] for key, sample in samples.items()} == {
             f"{i}-{j}": b"%d" % j for i in range(4) for j in range(i + 1)

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import shardio
 from shardio.errors import FormatError, SampleError, StaleIndexError
 from shardio.reading import SampleReader
 from shardio.shards import ShardTable, open_table
-from shardio.storage.descriptors import MAX_DESCRIPTORS
+from shardio.storage.local import MAX_DESCRIPTORS
 from tests.files import count_open_files
 from tests.tars import paths_of, read_with_webdataset, write_tar
 

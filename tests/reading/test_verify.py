@@ -13,15 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import shardio
 from shardio import DataLoader, EpochSampler, SampleError, ShardDataset, ShardMapDataset
 from shardio.reading import SampleReader, Verify
-from shardio.reading.seen import _SeenOfShard
+from shardio.reading.reader import _SeenOfShard
 from shardio.shards import open_table
-from shardio.storage.local_file import LocalFile
+from shardio.storage.local import LocalFile
 from tests.tars import read_members, write_tar
 
 CROP = shardio.transforms.RandomResizedCrop(32)

@@ -21,16 +21,12 @@ import xxhash
 import shardio
 from shardio.errors import ShardioError
 from shardio.shards import CompressedShard, Shard, find_problems
-from shardio.shards.foreign import TarContents, scan_contents
-from shardio.shards.index_columns import IndexColumns, read_columns, read_keys
-from shardio.shards.indexing import index_tar
-from shardio.shards.names import is_added_by_macos, split_name
-from shardio.shards.open_index import read_header
-from shardio.shards.repairing import repair
-from shardio.shards.shard_problems import ShardVerification
-from shardio.shards.tar import fits_plain_header
+from shardio.shards.foreign import TarContents, index_tar, scan_contents
+from shardio.shards.index import IndexColumns, read_columns, read_header, read_keys
+from shardio.shards.repairing import find_complete, repair, write_complete
+from shardio.shards.tar import fits_plain_header, is_added_by_macos, split_name
 from shardio.shards.tar_scan import find_member, list_names
-from shardio.shards.truncated import find_complete, write_complete
+from shardio.shards.verifying import ShardVerification
 from shardio.storage import Location, parse_location
 from tests.memory_store import MemoryStore
 from tests.shards.hostile_shards import WEIGHTS, HostileShard, change_metadata, fit, good_shards, write_index_of

@@ -17,8 +17,8 @@ import shardio
 from shardio.errors import FormatError, SampleError, StaleIndexError
 from shardio.sample import Sample
 from shardio.shards import CompressedShard, open_table, write_shard
-from shardio.shards.indexing import index_tar
-from shardio.shards.open_index import read_header
+from shardio.shards.foreign import index_tar
+from shardio.shards.index import read_header
 from shardio.shards.repairing import repair
 from shardio.shards.tar import END, MAX_MEMBER
 from shardio.shards.tar_scan import find_member

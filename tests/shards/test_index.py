@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import safetensors
 import xxhash
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from shardio.errors import StaleIndexError
 from shardio.sample import Sample

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from shardio.errors import FormatError
 from shardio.sample import Sample
 from shardio.shards import write_shard
-from shardio.shards.index_columns import read_columns
+from shardio.shards.index import read_columns
 from shardio.storage import parse_location
 from tests.files import count_open_files
 from tests.tars import open_shard

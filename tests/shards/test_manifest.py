@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from shardio.errors import FormatError
 from shardio.shards import Manifest, ShardEntry, open_table, read_manifest, write_manifest

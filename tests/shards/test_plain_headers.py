@@ -7,12 +7,10 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
-from shardio.shards.plain_headers import are_plain_headers
-from shardio.shards.tar import BLOCK, header_fits, make_header
+from shardio.shards.tar import BLOCK, are_plain_headers, header_fits, make_header
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=130)
 SIZES = st.integers(0, 2**34)

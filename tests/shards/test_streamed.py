@@ -10,13 +10,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from shardio.errors import FormatError
 from shardio.shards.foreign import scan_contents
-from shardio.shards.streamed import IncompleteTarError, StreamedTar
 from shardio.shards.tar import END
+from shardio.shards.tar_scan import IncompleteTarError, StreamedTar
 from shardio.storage import Location
 from tests.memory_store import MemoryStore
 from tests.shards.tar_damage import damage

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import xxhash
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from shardio.errors import FormatError
 from shardio.sample import Sample

@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 import shardio
 from shardio.shards import DatasetSource, Problem, open_table
-from shardio.shards.index_writer import StoredField, StoredSample, write_index
 from shardio.shards.manifest import UNFINISHED_NAME
+from shardio.shards.writer import StoredField, StoredSample, write_index
 from shardio.storage import parse_location, read_pieces
 from tests.files import read_files
 from tests.sources import encode
@@ -278,7 +277,7 @@ def test_contents_and_headers_across_pieces_are_hashed_whole(tmp_path: Path, mon
     open_table(tmp_path)
     for num_bytes in (300, 512, 1000, 1536, 65536):
         monkeypatch.setattr(
-            "shardio.shards.shard_problems.read_pieces", lambda tar, n=num_bytes: read_pieces(tar, num_bytes=n)
+            "shardio.shards.verifying.read_pieces", lambda tar, n=num_bytes: read_pieces(tar, num_bytes=n)
         )
         assert shardio.verify(tmp_path) == []
 

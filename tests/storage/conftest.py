@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardio.storage import Location, RemoteAccess, make_access, parse_location
-from shardio.storage.remote.options import make_options
+from shardio.storage.options import make_options
 from tests.servers.fixtures import azurite_server, fake_gcs_server, moto_server, nginx_server, seaweedfs_server
 from tests.servers.server import Server
 

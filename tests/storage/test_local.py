@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from shardio.files import write_whole
 from shardio.storage import Location, ReplacedError, parse_location, walk_files
-from shardio.storage.descriptors import open_files
-from shardio.whole_writes import write_whole
+from shardio.storage.local import open_files
 from tests.files import count_open_files
 
 

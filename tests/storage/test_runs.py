@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from shardio.storage.local_file import LIMITS
-from shardio.storage.runs import read_runs
+from shardio.storage.local import LIMITS
+from shardio.storage.store import read_runs
 
 MAX_GAP, MAX_SMALL, MAX_RUN = LIMITS.max_gap, LIMITS.max_small, LIMITS.max_run
 SIZE = 3 * MAX_RUN

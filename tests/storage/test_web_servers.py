@@ -23,9 +23,8 @@ from shardio.errors import FormatError, StoreError
 from shardio.sample import Sample
 from shardio.shards import MANIFEST_NAME, Manifest, write_manifest, write_shard
 from shardio.storage import RemoteAccess, make_access, parse_location
-from shardio.storage.remote.client import client
-from shardio.storage.remote.connection import read_process_id
-from shardio.storage.remote.options import make_options
+from shardio.storage.options import make_options
+from shardio.storage.remote.client import client, read_process_id
 from tests.servers.web_folder import WebFolder, serve_folder
 from tests.sources import write_images
 from tests.storage.packing_images import pack_images
@@ -383,9 +382,9 @@ def test_answers_that_do_not_fit_their_requests_are_given_up_soon() -> None:
     program = textwrap.dedent("""
         import time
         from shardio.errors import StoreError
-        from shardio.storage.remote.attempts import Attempts
+        from shardio.storage.remote.backends import Attempts
         from shardio.storage.remote.failures import FailedRequestError, RequestFailure
-        from shardio.storage.remote.options import RemoteOptions
+        from shardio.storage.options import RemoteOptions
         time.sleep = lambda seconds: None
         def count(kind):
             calls = []

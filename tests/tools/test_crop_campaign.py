@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardio.images import by_kernel, chunk
+from shardio.images import rendering
 from tests.images.jpeg_files import by_pillow
 from tests.images.pictures import make_picture
 
@@ -28,7 +28,7 @@ def test_right_pixels_pass(photos: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_wrong_pixel_is_found(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    render = by_kernel.render_by_kernel
+    render = rendering.render_by_kernel
 
     def change_one(crops: object, rows: list[list[np.ndarray]]) -> object:
         is_rendered = render(crops, rows)  # type: ignore[arg-type]  # passed on
@@ -36,6 +36,6 @@ def test_a_wrong_pixel_is_found(photos: Path, monkeypatch: pytest.MonkeyPatch) -
             rows[0][3][0, 0, 1] ^= 1
         return is_rendered
 
-    monkeypatch.setattr(chunk, "render_by_kernel", change_one)
+    monkeypatch.setattr(rendering, "render_by_kernel", change_one)
     with pytest.raises(AssertionError, match="other pixels by CropPlan"):
         crop_campaign.main(photos, crops=200, seed=1)

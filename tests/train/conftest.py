@@ -18,4 +18,4 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write no reports: drawing them takes longer than these runs."""
-    monkeypatch.setattr("shardio.train.report.write_report", lambda directory, config: None)
+    monkeypatch.setattr("shardio.train.callbacks.write_report", lambda directory, config: None)

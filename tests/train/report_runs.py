@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageColor
 
 from shardio.train import Callback, EpochResult, StepRecord, TrainConfig, train
-from shardio.train.report import LOOKS
+from shardio.train.callbacks import LOOKS
 from tests.train.small_data import PLAIN, make_linear, make_separable_batches
 
 STEPS_PER_EPOCH = 5

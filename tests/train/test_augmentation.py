@@ -11,7 +11,7 @@ from torch import nn
 
 from shardio import BatchRandomErasing, CutMix, MixUp, OneOf
 from shardio.train import Callback, Score, TrainConfig, evaluate, train
-from shardio.train.augmentation import make_transforms
+from shardio.train.step import make_transforms
 from tests.train.runs import make_loader, make_model
 from tests.train.small_data import Batch, make_batches, make_linear
 

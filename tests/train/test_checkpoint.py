@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from shardio.errors import FormatError
-from shardio.train import Callback, load_checkpoint, train
-from shardio.train import checkpoint as checkpoint_module
+from shardio.train import Callback, checkpoint as checkpoint_module, load_checkpoint, train
 from shardio.train.checkpoint import are_equal, check_loadable, save_checkpoint
 from tests.files import files_of_at_most
 from tests.loader.fetching.programs import Point

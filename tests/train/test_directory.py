@@ -21,7 +21,7 @@ import torch
 
 from shardio.errors import BusyError, StateError
 from shardio.train import Callback, load_checkpoint, train
-from shardio.train.directory import claimed
+from shardio.train.run import claimed
 from tests.files import read_files
 from tests.processes import TIMEOUT_S, forkserver_context
 from tests.train.runs import EPOCHS, STEPS_PER_EPOCH, make_config, make_loader, make_model
@@ -99,7 +99,7 @@ def test_all_ranks_raise_the_error_of_rank_0(tmp_path: Path, monkeypatch: pytest
         outcomes.append(outcome)
         return outcomes
 
-    monkeypatch.setattr("shardio.train.ranks.gather", gather)
+    monkeypatch.setattr("shardio.train.meters.gather", gather)
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))
@@ -117,7 +117,7 @@ def test_the_lock_is_released_if_another_rank_fails_to_hear_of_it(
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with monkeypatch.context() as patch:
-        patch.setattr("shardio.train.ranks.gather", lose)
+        patch.setattr("shardio.train.meters.gather", lose)
         with pytest.raises(ConnectionError), claimed(tmp_path):
             pass
     monkeypatch.setenv("WORLD_SIZE", "1")
@@ -188,8 +188,8 @@ def test_a_best_checkpoint_of_other_settings_is_not_replaced(packed: Path, tmp_p
 
 
 def test_ranks_that_see_different_directories_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from shardio.train import directory
+    from shardio.train import run
 
-    monkeypatch.setattr(directory, "gather", lambda found: [found, not found])
+    monkeypatch.setattr(run, "gather", lambda found: [found, not found])
     with pytest.raises(StateError, match=r"only some ranks see .*last\.pt: use a directory that all ranks share"):
-        directory.prepare_directory(tmp_path, make_config(tmp_path))
+        run.prepare_directory(tmp_path, make_config(tmp_path))

@@ -13,7 +13,7 @@ from torch import nn
 
 import shardio
 from shardio.train import TrainConfig, evaluate, small_resnet, train
-from shardio.train.evaluation import warn_of_repeats
+from shardio.train.step import warn_of_repeats
 from shardio.transforms import CenterCrop
 from shardio.world import World
 from tests.train.runs import make_config, make_loader, make_model

@@ -8,7 +8,7 @@ import pytest
 
 from shardio.errors import StateError
 from shardio.train import TrainConfig, train
-from shardio.train.logs import read_log
+from shardio.train.callbacks import read_log
 from tests.train.small_data import make_batches, make_linear
 
 pytestmark = pytest.mark.usefixtures("no_report")

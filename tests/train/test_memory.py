@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from shardio.train import memory_difference
-from shardio.train.memory import measure_memory
+from shardio.train.meters import measure_memory
 from tests.processes import assert_passes_in_fresh_process
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardio.train.report import RatePlot, plot_rates
+from shardio.train.callbacks import RatePlot, plot_rates
 from tests.train.report_runs import (
     STEPS_PER_EPOCH,
     Listener,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio.train.report import COLUMNS, make_curves, plot_rates, read_figures, write_report
+from shardio.train.callbacks import COLUMNS, make_curves, plot_rates, read_figures, write_report
 from tests.processes import assert_passes_in_fresh_process
 from tests.train.report_runs import (
     STEPS_PER_EPOCH,
@@ -253,7 +253,7 @@ def _load_matplotlib_only_to_draw(directory: Path) -> None:
     for name in list(sys.modules):  # They are imported again here.
         if name.partition(".")[0] in ("matplotlib", "mpl_toolkits", "shardio"):
             del sys.modules[name]
-    module = importlib.import_module("shardio.train.report")
+    module = importlib.import_module("shardio.train.callbacks")
     assert module.write_report is not write_report
     assert "matplotlib" not in sys.modules
     module.write_report(directory)

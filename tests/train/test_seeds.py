@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shardio.train import seed_everything
-from shardio.train.seeds import algorithms, load_random_states, random_states
+from shardio.train.checkpoint import algorithms, load_random_states, random_states
 from tests.processes import assert_passes_in_fresh_process
 
 

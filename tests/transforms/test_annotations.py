@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from shardio.images import CropPlan, DecodedPicture, Picture, PlanRow, make_operations, render_chunk
 from shardio.images.kernel.compiled import operation_records as codes
-from shardio.models import import_library
+from shardio.train.models import import_library
 from shardio.transforms import (
     AnnotationError,
     BoundingBoxes,
@@ -41,7 +41,7 @@ from shardio.transforms import (
     render_alike,
 )
 from shardio.transforms.annotations import check_field_kinds
-from shardio.transforms.matrices import make_affine_matrix
+from shardio.transforms.warps import make_affine_matrix
 from tests.images.pictures import make_picture
 from tests.transforms.inputs import make_rng_keys
 

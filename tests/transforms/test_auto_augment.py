@@ -12,11 +12,10 @@ import torch
 from PIL import Image
 
 from shardio.images import edit_images
-from shardio.models import import_library
+from shardio.train.models import import_library
 from shardio.transforms import AutoAugment, RandAugment, TrivialAugmentWide
-from shardio.transforms.augmentation_space import space_evenly
-from shardio.transforms.pixel_transform import PixelTransform
-from shardio.transforms.policies import POLICIES
+from shardio.transforms.automatic import POLICIES, space_evenly
+from shardio.transforms.transform import PixelTransform
 
 import_library("torchvision")
 v2 = pytest.importorskip("torchvision.transforms.v2")

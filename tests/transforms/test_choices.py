@@ -33,7 +33,7 @@ from shardio.transforms import (
     is_builtin,
     others_in,
 )
-from shardio.transforms.choices import keys_of_inner
+from shardio.transforms.compose import keys_of_inner
 from tests.transforms.inputs import make_noise, make_rng_keys
 
 KEYS = make_rng_keys(12_000)

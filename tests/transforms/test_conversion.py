@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shardio import DataLoader, ShardDataset
-from shardio.models import import_library
+from shardio.train.models import import_library
 from shardio.transforms import CenterCrop, ColorJitter, Compose, Normalize, ToDtype
 from tests.transforms.inputs import make_noise
 
@@ -24,7 +24,7 @@ SIZES = [(1, 1), (3, 3), (7, 33), (64, 50)]
 @pytest.fixture(params=["compiled", "numpy"], autouse=True)
 def _functions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "numpy":
-        monkeypatch.setattr("shardio.images.normalizing.find_functions", lambda: None)
+        monkeypatch.setattr("shardio.images.editing.find_functions", lambda: None)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -7,8 +7,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 from shardio.transforms import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize, Transform, apply_transform

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shardio import DataLoader, ShardMapDataset
-from shardio.models import import_library
+from shardio.train.models import import_library
 from shardio.transforms import (
     AutoAugment,
     CenterCrop,
@@ -41,7 +41,7 @@ from shardio.transforms import (
     Resize,
     TrivialAugmentWide,
 )
-from shardio.transforms.recognition import PlainRandomResizedCrop, PlainResize, recognise, replace_leading
+from shardio.transforms.planning import PlainRandomResizedCrop, PlainResize, recognise, replace_leading
 
 import_library("torchvision")
 v1 = pytest.importorskip("torchvision.transforms")

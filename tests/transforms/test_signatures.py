@@ -6,13 +6,12 @@ import inspect
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import shardio.transforms
-from shardio.models import import_library
+from shardio.train.models import import_library
 from shardio.transforms import Resize
-from shardio.transforms.recognition import recognise
+from shardio.transforms.planning import recognise
 from tests.transforms.inputs import make_rng_keys, repeat_size
 
 import_library("torchvision")

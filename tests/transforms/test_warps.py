@@ -15,7 +15,7 @@ from PIL import Image
 from shardio import DataLoader, ShardDataset
 from shardio.images import edit_images
 from shardio.images.kernel.compiled import operation_records as codes
-from shardio.models import import_library
+from shardio.train.models import import_library
 from shardio.transforms import (
     CenterCrop,
     ColorJitter,
@@ -27,8 +27,7 @@ from shardio.transforms import (
     RandomRotation,
     apply_transform,
 )
-from shardio.transforms.matrices import make_affine_matrix, make_perspective_matrix, make_rotation_matrix
-from shardio.transforms.warps import make_warps
+from shardio.transforms.warps import make_affine_matrix, make_perspective_matrix, make_rotation_matrix, make_warps
 
 import_library("torchvision")
 v2 = pytest.importorskip("torchvision.transforms.v2")

@@ -1,4 +1,4 @@
-"""The head of a JPEG file: its segments up to the entropy-coded data (annex B)."""
+r"""The head of a JPEG file: its segments up to the entropy-coded data (annex B)."""
 
 from __future__ import annotations
 

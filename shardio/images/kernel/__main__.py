@@ -8,10 +8,10 @@ cache folder that they share: ``/var/cache/shardio`` on Linux, which usually onl
 import argparse
 import sys
 
+from shardio.files import UntrustedError
 from shardio.images.kernel.building import build
 from shardio.images.kernel.cache_files import system_folder, user_folder
 from shardio.images.kernel.finding import compiled_functions
-from shardio.trust import UntrustedError
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(

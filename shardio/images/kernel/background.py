@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from shardio.background import start_process
+from shardio.files import UntrustedError, make_folder
 from shardio.images.kernel.cache_files import (
     lock_path,
     log_path,
@@ -23,7 +23,7 @@ from shardio.images.kernel.cache_files import (
 )
 from shardio.images.kernel.functions import Functions
 from shardio.images.kernel.loading import load_functions
-from shardio.trust import UntrustedError, make_folder
+from shardio.process import start_process
 
 _NOT_WRITABLE = (
     "shardio cannot compile its JPEG kernel, and uses libjpeg-turbo instead, which is slower: {}. Free some disk "

@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from shardio.files import FILE_MODE, WorkLock, make_folder, write_whole
 from shardio.images.kernel.cache_files import check_name, object_name, pack, read_check, read_object, user_folder
 from shardio.images.kernel.finding import adopt
 from shardio.images.kernel.functions import Functions
 from shardio.images.kernel.loading import can_compile, load_built, load_object
 from shardio.images.kernel.source import hash_source
-from shardio.locks import WorkLock
-from shardio.trust import FILE_MODE, make_folder
-from shardio.whole_writes import write_whole
 
 PATIENCE_S = 180.0
 """How long to wait for another process that compiles, in seconds: several times as long as that takes."""

@@ -11,9 +11,9 @@ import simplejpeg
 import xxhash
 from platformdirs import site_cache_path, user_cache_path
 
+from shardio.files import UntrustedError, read_trusted, why_untrusted
 from shardio.images.kernel.source import hash_source
 from shardio.images.kernel.targets import describe_processor
-from shardio.trust import UntrustedError, read_trusted, why_untrusted
 
 _HASH_SIZE = 8
 

@@ -12,10 +12,9 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from shardio.images.bilinear import resize_bilinear
+from shardio.images.crop_plan import resize, resize_bilinear
 from shardio.images.kernel.compiled.records import OPENCV_BILINEAR, PILLOW_BICUBIC, PILLOW_BILINEAR, PLAN
 from shardio.images.kernel.functions import RESAMPLINGS, Functions, Kernel
-from shardio.images.resizing import resize
 from shardio.images.tiling import tile_jpeg
 
 _SAMPLINGS = ("444", "422", "420", "440", "411", "Gray")

@@ -9,9 +9,9 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from shardio.forks import hold_during_forks
+from shardio.files import UntrustedError
 from shardio.images.kernel.loading import can_compile, load_functions
-from shardio.trust import UntrustedError
+from shardio.process import hold_during_forks
 
 if TYPE_CHECKING:
     from shardio.images.kernel.background import BackgroundBuild

@@ -12,7 +12,7 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.forks import call_at_fork
+from shardio.images.crop_plan import Resampling
 from shardio.images.jpeg.standard import MAX_CODE_LENGTH
 from shardio.images.kernel.compiled.operation_records import (
     BEGIN_MIXTURE,
@@ -35,10 +35,8 @@ from shardio.images.kernel.compiled.records import (
     ROW,
     WORKSPACE,
 )
-from shardio.images.pixels import Pixels
-from shardio.images.resizing import Resampling
-from shardio.images.scratch import scratch
-from shardio.processors import count_processors
+from shardio.images.pictures import Pixels, scratch
+from shardio.process import call_at_fork, count_processors
 
 RESAMPLINGS: dict[Resampling, int] = {
     "bilinear": OPENCV_BILINEAR,

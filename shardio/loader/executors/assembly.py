@@ -1,31 +1,265 @@
-"""Assembly of the user's batch from the columns of its parts: tensors over a slot, and the other columns."""
+"""Batches in flight: their chunks, the outcomes of these, and the batch made of them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from shardio.bad_samples import all_skipped
+from shardio.bad_samples import BadSamples, all_skipped
 from shardio.datasets import as_tensor
 from shardio.decoding import FieldDecoder
-from shardio.device.batches import map_tensors
-from shardio.images import holds_images
-from shardio.interruptions import let_through
-from shardio.loader.collate import collate_column
-from shardio.loader.executors.in_flight import Batch, BatchSettings, Part
+from shardio.device.streams import map_tensors
+from shardio.errors import SampleError, Stage, as_sample_error
+from shardio.images import DecoderName, holds_images
+from shardio.loader.batch_plans import BatchPlan, SampleSource
+from shardio.loader.buffers import Slot, SlotPool, Views
+from shardio.loader.collate import Collation, collate_column
 from shardio.loader.failures import Failure
-from shardio.loader.slots.forms import is_image
-from shardio.loader.slots.memory import Column
-from shardio.loader.slots.slot_pool import Views
-from shardio.loader.slots.structures import Structure, put_memory_back
+from shardio.loader.memory import Column, Layout, as_stored, is_image
+from shardio.loader.pickles import Structure, put_memory_back
+from shardio.loader.processes.fork_server import MAX_DEATHS, Death, samples_error, startup_error, warn_of
+from shardio.loader.processes.pool import WorkerPool
+from shardio.loader.processes.wire import Chunk, Failed, Made, Outcome
 from shardio.loader.stats import Tally
+from shardio.process import let_through
+
+MIN_CHUNK = 8
+"""The smallest chunk that a batch is cut into, in samples, because each chunk has a fixed cost."""
+
+DEFAULT_PREFETCH = 2
+"""The smallest default number of batches made ahead: one that is ready, and one in progress."""
+
+
+class DefaultPrefetch(int):
+    """A ``prefetch_factor`` that the user did not set: torch's default, which is meant for torch's workers.
+
+    It is a class, so that a loader recognizes it when a framework re-creates the loader from its attributes.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkSizing:
+    """How many batches and chunks are made at a time.
+
+    Attributes:
+        num_threads: How many chunks are made at a time.
+        chunk_size: How many samples may be decoded together.
+        prefetch: How many batches all workers together make ahead; None for the default.
+        keeps_whole: Whether each batch is one chunk, because a collation makes it.
+    """
+
+    num_threads: int
+    chunk_size: int
+    prefetch: int | None
+    keeps_whole: bool = False
+
+    def num_parts(self, num_samples: int, layout: Layout | None) -> int:
+        """Return the number of chunks of a batch: the same for each thread, so that none waits for another."""
+        if self.keeps_whole or layout is None or not layout.columns:
+            return 1
+        rounds = -(-num_samples // (self.num_threads * self.chunk_size))
+        return max(min(self.num_threads * rounds, num_samples // MIN_CHUNK), -(-num_samples // self.chunk_size), 1)
+
+    def num_ahead(self, layout: Layout | None) -> int:
+        """Return the number of batches to make ahead: by default, enough for two chunks per thread."""
+        if self.prefetch is not None:
+            return self.prefetch
+        num_parts = 1 if layout is None else self.num_parts(layout.num_rows, layout)
+        return max(DEFAULT_PREFETCH, -(-2 * self.num_threads // num_parts))
+
+    def num_spare(self, layout: Layout) -> int:
+        """Return how many free slots to keep."""
+        # The user holds one batch, and the one before it until the next request is answered.
+        return self.num_ahead(layout) + 2
+
+
+def choose_layout(names: Sequence[str], sample: Sequence[Column], num_rows: int) -> Layout:
+    """Return the layout of batches in slots, given the columns of one sample.
+
+    Args:
+        names: The names of the fields.
+        sample: The columns of one sample.
+        num_rows: The number of samples in a full batch.
+    """
+    columns = {
+        column_index: (stored.dtype.str, stored.shape)
+        for column_index, (name, values) in enumerate(zip(names, sample, strict=True))
+        if isinstance(values, list) and (stored := as_stored(name, values[0])) is not None
+    }
+    return Layout(num_rows=num_rows, columns=columns)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Part:
+    """A part of a batch, which is made as one chunk."""
+
+    plan: BatchPlan
+    row: int
+    columns: list[Column] | None = None
+    batch: Any = None  # What a collation made.
+    num_images_by_decoder: Counter[DecoderName] = field(default_factory=Counter)
+    num_tries: Counter[int] = field(default_factory=Counter)  # Of replacements, by row.
+    skipped: list[str] = field(default_factory=list)  # Keys.
+    num_deaths: int = 0  # Of worker processes that were making only this part.
+    is_suspect: bool = False  # It may have killed a worker process.
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Batch:
+    """A batch that is being made, or is ready to be taken."""
+
+    slot: Slot | None = None
+    parts: list[Part] = field(default_factory=list)
+    error: BaseException | None = None
+    is_probe: bool = False  # Made to find the layout of batches, not for the user.
+
+    @property
+    def is_made(self) -> bool:
+        return all(part.columns is not None for part in self.parts)
+
+    @property
+    def is_over(self) -> bool:
+        return self.error is not None or self.is_made
+
+    @property
+    def num_samples(self) -> int:
+        return sum(len(part.plan) for part in self.parts)
+
+    @property
+    def num_images_by_decoder(self) -> Counter[DecoderName]:
+        return sum((part.num_images_by_decoder for part in self.parts), Counter())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSettings:
+    """What all batches of a loader have in common.
+
+    Attributes:
+        batch_size: The number of samples in a full batch, if the user set it.
+        sizing: How many batches and chunks are made at a time.
+        bad_samples: The policy for unreadable samples; None raises their errors.
+        pins: Whether batches are copied to torch's pinned memory.
+        collation: Makes whole batches where that takes people's own code; None if a batch consists of columns.
+    """
+
+    batch_size: int | None
+    sizing: ChunkSizing
+    bad_samples: BadSamples | None
+    pins: bool
+    collation: Collation | None = None
+
+    def begin_tally(self, decoder: FieldDecoder, num_workers: int, began: float) -> Tally:
+        """Return the counts of an epoch that begins.
+
+        Args:
+            decoder: The decoder of its samples.
+            num_workers: How many workers there are.
+            began: When it began, by ``time.perf_counter``.
+        """
+        steps = [*decoder.python_steps, *([] if self.collation is None else [self.collation.collate_fn])]
+        return Tally(
+            num_workers=num_workers,
+            began=began,
+            in_python=tuple(getattr(step, "__qualname__", type(step).__name__) for step in steps),
+            recognised=tuple(map(repr, decoder.replacements)),
+        )
+
+
+def cut_batch(plan: BatchPlan, layout: Layout | None, sizing: ChunkSizing) -> list[Part]:
+    """Cut a batch into the parts in which it is made."""
+    cuts = np.linspace(0, len(plan), sizing.num_parts(len(plan), layout) + 1).astype(int).tolist()
+    return [Part(plan=plan.take(slice(start, stop)), row=start) for start, stop in pairwise(cuts)]
+
+
+def probe_layout(
+    plan: BatchPlan, make: Callable[[Batch], None], source: SampleSource, num_rows: int
+) -> tuple[Layout | None, BaseException | None]:
+    """Find the layout of batches, given one readable sample.
+
+    Args:
+        plan: The plan of a batch.
+        make: Makes a probe, which is a batch of one sample.
+        source: The source of the samples.
+        num_rows: The number of samples in a full batch.
+
+    Returns:
+        The layout, or None if no sample of the plan can be read; and the error of the plan's batch, if a probe failed
+        for a reason other than its sample.
+    """
+    for row in range(len(plan)):
+        probe = Batch(parts=[Part(plan=plan.take(slice(row, row + 1)), row=0)], is_probe=True)
+        make(probe)
+        if probe.error is None:
+            return choose_layout(source.decoder.column_names, probe.parts[0].columns or [], num_rows), None
+        if as_sample_error(probe.error, get_args(Stage)) is None:
+            return None, probe.error
+        # The policy for bad samples handles this one when its batch is made.
+    return None, None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomeHandler:
+    """A handler that applies the outcomes of chunks to their batches.
+
+    Attributes:
+        source: The source of the samples.
+        bad_samples: The policy for unreadable samples; None raises their errors.
+        tally: Counts times, replaced samples and skipped samples.
+    """
+
+    source: SampleSource
+    bad_samples: BadSamples | None
+    tally: Tally
+
+    def apply(self, batch: Batch, part: Part, outcome: Outcome) -> bool:
+        """Apply a chunk's outcome; return whether to make the part again after a replaced or skipped sample."""
+        match outcome:
+            case Made():
+                part.columns, part.num_images_by_decoder = outcome.columns, outcome.num_images_by_decoder
+                part.batch = outcome.batch
+                self.tally.times += outcome.times
+                return False
+            case Failed():
+                error = outcome.failure.restore()
+                if self.bad_samples is not None and not batch.is_probe:
+                    found = self.bad_samples.find(error)
+                    if found is not None:
+                        return self._replace_or_skip(batch, part, found, self.bad_samples)
+                batch.error = error
+                return False
+
+    def _replace_or_skip(self, batch: Batch, part: Part, error: SampleError, bad_samples: BadSamples) -> bool:
+        row, plan = error.row, part.plan
+        index, rng_key, num_tries = int(plan.indices[row]), plan.replacement_rng_keys[row], part.num_tries[row]
+        source = self.source
+        try:
+            other = bad_samples.decide(
+                error, index, rng_key, num_tries, epoch=source.epoch, describe=source.dataset.describe
+            )
+        except SampleError as final:
+            batch.error = final
+            return False
+        if other is None:
+            self.tally.num_skipped += 1
+            part.skipped.append(error.key or str(index))
+            part.plan = plan.take(np.delete(np.arange(len(plan)), row))
+        else:
+            self.tally.num_replaced += 1
+            part.num_tries[row] += 1
+            plan.indices[row] = other
+        if len(part.plan):
+            return True
+        part.columns, part.num_images_by_decoder = [], Counter()
+        return False
 
 
 def finish_batch(
@@ -143,3 +377,116 @@ def _as_images(name: str, column: torch.Tensor) -> torch.Tensor:
     """Return images [N, height, width, 3] as [N, 3, height, width], and any other column unchanged."""
     item = column.numpy()[:0]
     return column.permute(0, 3, 1, 2) if is_image(name, item.dtype, item.shape[1:]) else column
+
+
+Entry = tuple[Batch, Part]
+"""Parts do not refer to their batches: such cycles would keep slots alive until the garbage collector runs."""
+
+
+class ChunkQueue:
+    """The parts of batches that are not finished yet.
+
+    Args:
+        workers: Makes the parts.
+        slots: Holds the batches.
+        source: The source of the samples.
+        tally: Counts restarts.
+    """
+
+    def __init__(self, workers: WorkerPool, slots: SlotPool, source: SampleSource, tally: Tally) -> None:
+        self._workers, self._slots, self._source, self._tally = workers, slots, source, tally
+        self._in_flight: dict[int, Entry] = {}  # By chunk id.
+        self._pending: deque[Entry] = deque()
+        self._num_failed_starts = 0
+
+    def add(self, batch: Batch, parts: Iterable[Part]) -> None:
+        """Queue parts of a batch."""
+        self._pending.extend((batch, part) for part in parts)
+        self._submit()
+
+    def receive(self, timeout_s: float | None) -> Iterator[tuple[Batch, Part, Outcome]]:
+        """Wait for outcomes and yield them; yield nothing if none arrives within ``timeout_s`` or a shorter time.
+
+        The caller must apply each outcome before it requests the next one. A death moves unfinished parts to other
+        slots, so an outcome that arrived earlier but is applied afterwards would finish a part in the wrong slot.
+
+        Raises:
+            WorkerError: If worker processes cannot start.
+        """
+        self._submit()
+        for received in self._workers.receive(timeout_s):
+            if isinstance(received, Death):
+                self._redo(received)
+            elif (entry := self._in_flight.pop(received.chunk_id, None)) is not None:  # None if it was dropped.
+                self._num_failed_starts = 0
+                yield (*entry, received)
+
+    def drop(self, batch: Batch) -> None:
+        """Remove all parts of a batch that failed."""
+        self._in_flight = {chunk_id: entry for chunk_id, entry in self._in_flight.items() if entry[0] is not batch}
+
+    def clear(self) -> list[Batch]:
+        """Remove everything; return the batches."""
+        batches = dict.fromkeys(batch for batch, _ in (*self._in_flight.values(), *self._pending))
+        self._in_flight.clear()
+        self._pending.clear()
+        return list(batches)
+
+    def _submit(self) -> None:
+        """Submit all parts that may be made now. A suspect is made alone, with nothing else in flight."""
+        chunks = []
+        while self._pending and not (self._in_flight and (self._pending[0][1].is_suspect or self._tries_suspect)):
+            batch, part = self._pending.popleft()
+            if batch.error is not None:
+                continue
+            chunk = Chunk(
+                chunk_id=self._workers.next_chunk_id(),
+                samples=self._source.dataset.locate(part.plan.indices),
+                rng_keys=part.plan.rng_keys,
+                slot_id=None if batch.slot is None else batch.slot.slot_id,
+                row=part.row,
+                valid=part.plan.valid,
+                epoch_began=self._tally.began,
+            )
+            self._in_flight[chunk.chunk_id] = batch, part
+            chunks.append(chunk)
+        if chunks:
+            self._workers.submit(chunks)
+
+    @property
+    def _tries_suspect(self) -> bool:
+        _, part = next(iter(self._in_flight.values()))  # A suspect is the only one.
+        return part.is_suspect
+
+    def _redo(self, death: Death) -> None:
+        """Queue all unfinished batches again, in other slots.
+
+        The parts that a dead process was making are suspects. Each is then made alone: if another process dies over it,
+        the part is at fault.
+        """
+        self._tally.num_worker_restarts += death.num_processes
+        self._slots.retire()
+        self._num_failed_starts = 0 if death.was_ready else self._num_failed_starts + 1
+        if self._num_failed_starts == MAX_DEATHS:
+            raise startup_error(death)
+        is_fatal = False
+        for batch, part in [self._in_flight[i] for i in death.in_flight if i in self._in_flight]:
+            part.is_suspect = True
+            part.num_deaths += death.was_ready and len(death.in_flight) == 1
+            if part.num_deaths == MAX_DEATHS:
+                keys = [self._source.dataset.describe(index)[0] for index in part.plan.indices.tolist()]
+                batch.error, is_fatal = samples_error(keys, death), True
+        entries = []
+        for batch in self.clear():
+            if batch.slot is not None:
+                self._slots.drop([batch.slot])
+                batch.slot = self._slots.take() if batch.error is None else None
+            if batch.error is None:
+                for part in batch.parts:
+                    if len(part.plan):
+                        part.columns = None  # Finished columns are in the old slot.
+                        entries.append((batch, part))
+        self._pending.extend(sorted(entries, key=lambda entry: not entry[1].is_suspect))
+        self._submit()
+        if not is_fatal:  # Otherwise an error reports it.
+            warn_of(death)

@@ -25,24 +25,22 @@ from shardio.datasets import (
 from shardio.decoding import FieldDecoder
 from shardio.loader.arguments import OwnArguments
 from shardio.loader.batch_plans import OrderPlanner, Planner, SamplerPlanner
-from shardio.loader.collate import collate_channels_last
-from shardio.loader.collation import Collation
-from shardio.loader.executors.calling_process import CallingProcess
-from shardio.loader.executors.chunk_sizing import ChunkSizing, DefaultPrefetch
-from shardio.loader.executors.executor import Executor
+from shardio.loader.buffers import SlotWatch
+from shardio.loader.collate import Collation, collate_channels_last
+from shardio.loader.executors.assembly import BatchSettings, ChunkSizing, DefaultPrefetch
+from shardio.loader.executors.executor import Executor, ExecutorSettings, LoaderOrder, find_decoder, find_override
 from shardio.loader.executors.fetching import Fetching, can_fetch
-from shardio.loader.executors.in_flight import BatchSettings
-from shardio.loader.executors.ordered_workers import IndexWorkers, ShardWorkers
-from shardio.loader.executors.sampled import SampledExecutor
-from shardio.loader.executors.settings import ExecutorSettings, find_decoder, find_override
-from shardio.loader.executors.torch_loader import TorchLoader
-from shardio.loader.executors.worker_options import WorkerOptions
-from shardio.loader.executors.worker_processes import WorkerProcesses
+from shardio.loader.executors.ordered_workers import (
+    IndexWorkers,
+    SampledExecutor,
+    ShardWorkers,
+    TorchLoader,
+    WorkerOptions,
+)
+from shardio.loader.executors.pipeline import CallingProcess, WorkerProcesses
 from shardio.loader.fetching.epochs import Epochs
-from shardio.loader.fetching.job import WorkerMethod
-from shardio.loader.processes.setup import why_not_sendable
-from shardio.loader.slots.slot_pool import SlotWatch
-from shardio.loader.state import LoaderOrder
+from shardio.loader.fetching.fetchers import WorkerMethod
+from shardio.loader.processes.wire import why_not_sendable
 
 _log = logging.getLogger("shardio")
 

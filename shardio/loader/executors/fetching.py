@@ -18,21 +18,17 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from shardio.bad_samples import BadSamples
 from shardio.datasets import Transformed, unwrap
-from shardio.interruptions import let_through
 from shardio.loader.arguments import find_user_level
 from shardio.loader.failures import Failure
-from shardio.loader.fetching.batches import WorkerBatches
-from shardio.loader.fetching.caller import CallerBatches
-from shardio.loader.fetching.counting import begin_tally
+from shardio.loader.fetching.batches import CallerBatches, WorkerBatches
 from shardio.loader.fetching.epochs import Epochs
-from shardio.loader.fetching.fetchers import has_state
-from shardio.loader.fetching.job import FetchJob, WorkerMethod, is_iterable
+from shardio.loader.fetching.fetchers import FetchJob, WorkerMethod, has_state, is_iterable
 from shardio.loader.fetching.position import EpochPosition
 from shardio.loader.fetching.worker_processes import FetchProcesses
-from shardio.loader.fetching.worker_threads import FetchThreads
-from shardio.loader.fetching.workers import FetchWorkers
+from shardio.loader.fetching.workers import FetchThreads, FetchWorkers, begin_tally
 from shardio.loader.stats import LoaderStats, Tally
 from shardio.order import Cursor, Split
+from shardio.process import let_through
 
 
 def can_fetch(loader: Any, worker_method: WorkerMethod) -> bool:

@@ -1,4 +1,4 @@
-"""Executors that call the user's dataset in shardio's order.
+"""Executors that call the user's dataset in an order that a sampler or torch imposes.
 
 Each executor keeps an inner loader without that order as long as its workers live, and sets where its next epoch
 begins.
@@ -7,7 +7,10 @@ begins.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,26 +18,199 @@ from typing import Any
 import numpy as np
 import torch.utils.data
 from numpy.typing import NDArray
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
 
 from shardio.bad_samples import BadSamples, Broken, Skipped, read_around, read_samples
-from shardio.datasets import (
-    EpochSampler,
-    MapDataset,
-    ShardDataset,
-    Unwrapped,
-    known_epoch,
-    mark_valid,
-    unwrap,
-)
-from shardio.interruptions import let_through
+from shardio.datasets import EpochSampler, MapDataset, ShardDataset, Unwrapped, known_epoch, mark_valid, unwrap
+from shardio.images import use_one_thread
+from shardio.loader.batch_plans import SamplerPlanner, SamplerProgress
+from shardio.loader.collate import CollateKept
+from shardio.loader.executors.executor import BatchIterator, Executor, ExecutorSettings, TorchDataLoader
 from shardio.loader.executors.fetching import FetchedBatches, Fetching, can_fetch, starts_threads
-from shardio.loader.executors.torch_batches import TorchBatches
-from shardio.loader.executors.torch_loader import TorchLoader
-from shardio.loader.executors.worker_options import WorkerOptions
+from shardio.loader.failures import Failure
 from shardio.loader.fetching.epochs import Epochs
 from shardio.loader.stats import LoaderStats, Tally
 from shardio.order import Cursor, Split, Words
+from shardio.process import is_interruption, let_through, no_end
 from shardio.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInit:
+    """A ``worker_init_fn`` that makes each worker resize images in one thread, because workers run in parallel.
+
+    Attributes:
+        init_fn: The user's ``worker_init_fn``.
+    """
+
+    init_fn: Callable[[int], None] | None
+
+    def __call__(self, worker_id: int) -> None:
+        use_one_thread()
+        if self.init_fn is not None:
+            self.init_fn(worker_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """What inner loaders are made from, except for their datasets and samplers.
+
+    Attributes:
+        settings: The settings of the user's loader.
+    """
+
+    settings: ExecutorSettings
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether the loader makes batches, instead of single samples."""
+        return self.settings.batch_size is not None
+
+    def make_loader(self, dataset: Any, **options: Any) -> torch.utils.data.DataLoader[Any]:
+        """Return an inner loader.
+
+        Args:
+            dataset: Its dataset.
+            options: Further arguments of torch's DataLoader.
+        """
+        settings = self.settings
+        given: dict[str, Any] = {
+            "batch_size": settings.batch_size,
+            "num_workers": settings.num_workers,
+            "collate_fn": CollateKept(settings.collate_fn, is_batched=self.is_batched),
+            "pin_memory": settings.pin_memory,
+            "timeout": settings.timeout_s,
+            "worker_init_fn": WorkerInit(settings.worker_init_fn),
+            "multiprocessing_context": settings.multiprocessing_context,
+            "generator": settings.generator,
+            "prefetch_factor": settings.prefetch_factor,
+            "persistent_workers": settings.persistent_workers,
+            "pin_memory_device": settings.pin_memory_device,
+        }
+        return TorchDataLoader(dataset, **{**given, **options})
+
+
+class TorchBatches:
+    """The batches of one of torch's iterators.
+
+    Args:
+        batches: torch's iterator.
+        forget: Releases torch's iterator if its workers persist.
+    """
+
+    def __init__(self, batches: _BaseDataLoaderIter, forget: Callable[[], None]) -> None:
+        self._batches: _BaseDataLoaderIter | None = batches
+        self._forget = forget
+        self._latest = weakref.ref(batches)
+
+    @property
+    def members(self) -> Sequence[Any]:
+        """The worker processes."""
+        return getattr(self._latest(), "_workers", ())
+
+    def __next__(self) -> Any:
+        """Return the next batch, or a Failure instead."""
+        assert self._batches is not None, "it was not closed"
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self.close()
+            raise
+        except Exception as error:
+            if not _is_of_a_batch(error) or is_interruption(error):  # Only an error in one batch is not the end.
+                raise
+            return Failure(error=error)
+        return batch
+
+    def is_ready(self, timeout_s: float) -> bool:
+        """Return True: torch's iterator does not tell."""
+        return True
+
+    def close(self) -> None:
+        """Release the workers, unless they persist for the next epoch."""
+        self._batches = None
+
+    def end_workers(self) -> None:
+        """End the workers, also those that persist."""
+        self.close()
+        self._forget()  # torch's iterator ends them when its last reference goes.
+
+
+def _is_of_a_batch(error: Exception) -> bool:
+    """Return whether an error of torch's iterator comes from one batch, not from the sampler or a dead worker."""
+    functions = (ExceptionWrapper.reraise, _MapDatasetFetcher.fetch, _IterableDatasetFetcher.fetch)
+    of_batches = {function.__code__ for function in functions}
+    return any(frame.f_code in of_batches for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+class TorchLoader:
+    """An executor that iterates a loader as torch's DataLoader does, in its sampler's or its dataset's own order.
+
+    Args:
+        loader: The loader, which owns this executor.
+    """
+
+    def __init__(self, loader: torch.utils.data.DataLoader[Any]) -> None:
+        self._loader = weakref.ref(loader)  # Weak, so that workers end as soon as the loader is released.
+        self._persistent: _BaseDataLoaderIter | None = None
+
+    def start(self, cursor: Cursor | None, split: Split | None) -> TorchBatches:
+        """Begin an epoch and return its batches."""
+        loader: Any = self._loader()
+        assert loader is not None, "the loader owns this executor"
+        # torch's loader does the same, but a subclass may override its methods.
+        with _endless_collate(loader):
+            if (iterator := self._persistent) is not None:
+                iterator._reset(loader)
+            else:
+                kind = _MultiProcessingDataLoaderIter if loader.num_workers else _SingleProcessDataLoaderIter
+                iterator = kind(loader)
+        self._persistent = iterator if loader.persistent_workers else None
+        return TorchBatches(iterator, self._forget)
+
+    def start_workers(self) -> None:
+        """Do nothing: torch starts its workers when the epoch begins."""
+
+    def stats(self) -> None:
+        """Return None, because torch does not time the stages."""
+        return
+
+    def _forget(self) -> None:
+        self._persistent = None
+
+
+@dataclass(frozen=True, slots=True)
+class CollateEndless:
+    """A collate function that raises RuntimeError if the user's function raises StopIteration.
+
+    Attributes:
+        collate: The user's function.
+    """
+
+    collate: Callable[[Any], Any]
+
+    def __call__(self, samples: Any) -> Any:
+        try:
+            return self.collate(samples)
+        except StopIteration as error:
+            raise no_end(error) from error
+
+
+@contextmanager
+def _endless_collate(loader: Any) -> Iterator[None]:
+    """Use CollateEndless in iterators that torch creates in the block."""
+    collate_fn = loader.collate_fn
+    loader.collate_fn = CollateEndless(collate_fn)
+    try:
+        yield
+    finally:
+        loader.collate_fn = collate_fn
 
 
 class OrderedWorkers:
@@ -264,3 +440,78 @@ def _read(unwrapped: Unwrapped, indices: NDArray[np.int64], rng_keys: Words) -> 
     if _takes_rng_keys(dataset):
         return list(dataset.read(unwrapped.inner_indices(indices), rng_keys))  # A replacement keeps the row's rng key.
     return read_samples(dataset, indices)
+
+
+class SampledExecutor:
+    """An executor whose batches count when the user receives them.
+
+    Args:
+        executor: Makes the batches.
+        planner: Its planner.
+    """
+
+    def __init__(self, executor: Executor, planner: SamplerPlanner) -> None:
+        self._executor, self._planner = executor, planner
+
+    def start(self, cursor: Cursor | None, split: Split | None) -> BatchIterator:
+        """Begin an epoch and return its batches."""
+        batches = self._executor.start(cursor, split)
+        assert self._planner.counted is not None, "the executor has planned an epoch"
+        return SampledBatches(batches, self._planner.counted)
+
+    def start_workers(self) -> None:
+        """Start the workers of the next epoch now."""
+        self._executor.start_workers()
+
+    def stats(self) -> LoaderStats | None:
+        """Return the statistics of the latest epoch."""
+        return self._executor.stats()
+
+
+class SampledBatches:
+    """The batches of one epoch.
+
+    Args:
+        batches: The batches, in their order.
+        progress: Counts them.
+    """
+
+    def __init__(self, batches: BatchIterator, progress: SamplerProgress) -> None:
+        self._batches, self._progress = batches, progress
+        self._has_failed = False
+
+    @property
+    def indices(self) -> Iterator[Any]:
+        """The indices that the sampler still yields."""
+        return self._progress.indices
+
+    def __next__(self) -> Any:
+        """Return the next batch, or a Failure instead."""
+        if self._has_failed:  # A failed batch counts when the next one is requested.
+            self._progress.count_one()
+        try:
+            made = next(self._batches)
+        except StopIteration:
+            self._progress.finish()
+            raise
+        self._has_failed = isinstance(made, Failure)
+        if not self._has_failed:
+            self._progress.count_one()
+        return made
+
+    def is_ready(self, timeout_s: float) -> bool:
+        """Wait up to ``timeout_s`` for the next batch; return whether it is there."""
+        return self._batches.is_ready(timeout_s)
+
+    @property
+    def members(self) -> Sequence[Any]:
+        """The workers."""
+        return self._batches.members
+
+    def close(self) -> None:
+        """End the epoch; drop batches that were made ahead."""
+        self._batches.close()
+
+    def end_workers(self) -> None:
+        """End the workers, also those that persist."""
+        self._batches.end_workers()

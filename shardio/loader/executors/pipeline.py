@@ -1,23 +1,39 @@
-"""An epoch's batches from worker processes: several are made ahead, and delivered in order."""
+"""Make batches of shardio's datasets, in worker processes or in the calling process."""
 
 from __future__ import annotations
 
 import sys
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shardio.interruptions import let_through
-from shardio.loader.batch_plans import BatchPlan, SampleSource, repeat_error
-from shardio.loader.executors.assembly import finish_batch
-from shardio.loader.executors.chunk_queue import ChunkQueue
-from shardio.loader.executors.chunk_sizing import choose_layout
-from shardio.loader.executors.in_flight import Batch, BatchSettings, OutcomeHandler, cut_batch, probe_layout
+import numpy as np
+
+from shardio.loader.batch_plans import BatchPlan, Planner, SampleSource, repeat_error
+from shardio.loader.buffers import SlotPool, SlotWatch, Views
+from shardio.loader.executors.assembly import (
+    Batch,
+    BatchSettings,
+    ChunkQueue,
+    OutcomeHandler,
+    Part,
+    choose_layout,
+    cut_batch,
+    finish_batch,
+    probe_layout,
+)
+from shardio.loader.failures import Failure
+from shardio.loader.memory import Layout
+from shardio.loader.processes.fork_server import ForkServer
 from shardio.loader.processes.pool import WorkerPool
-from shardio.loader.slots.slot_pool import SlotPool
-from shardio.loader.stats import Tally
+from shardio.loader.processes.wire import Chunk, Failed, Outcome, WorkerSetup
+from shardio.loader.processes.worker_process import ChunkBuilder
+from shardio.loader.stats import LoaderStats, Tally
+from shardio.order import Cursor, Split
+from shardio.process import let_through
 
 SUPERSEDED = (
     "this iterator ended when the loader was iterated again: persistent_workers=True allows one iterator at a time. "
@@ -200,3 +216,224 @@ class Pipeline:
         self._slots.collect()
         self._slots.drop([batch.slot for batch in batches if batch.slot is not None and not batch.is_made])
         self._slots.put_back([batch.slot for batch in batches if batch.slot is not None and batch.is_made])
+
+
+class WorkerProcesses:
+    """An executor that makes batches in worker processes, several ahead.
+
+    Args:
+        planner: Plans the batches of an epoch.
+        settings: What all batches of the loader have in common.
+        watches: Those of the epoch that begins.
+        timeout_s: How long to wait for a batch; 0 waits forever.
+        closes_workers: Whether the worker processes end with each epoch. Their fork server stays for the next ones.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        settings: BatchSettings,
+        watches: Sequence[SlotWatch],
+        *,
+        timeout_s: float,
+        closes_workers: bool,
+    ) -> None:
+        self._planner, self._settings, self._watches = planner, settings, watches
+        self._timeout_s, self._closes_workers = timeout_s, closes_workers
+        self._workers: WorkerPool | None = None
+        self._slots: SlotPool | None = None
+        self._is_unused = False  # Whether the workers were started for an epoch that has not begun.
+        self._latest: Callable[[], Pipeline | None] = _none
+        self._tally = Tally(num_workers=settings.sizing.num_threads)
+
+    def start(self, cursor: Cursor | None, split: Split | None) -> Pipeline:
+        """Begin an epoch and return its batches. If the worker processes persist, this ends an unfinished epoch."""
+        began = time.perf_counter()
+        workers, slots = self._find_workers()
+        slots.watch(self._watches)
+        plans, source = self._planner.plan(cursor, split)
+        self._tally = self._settings.begin_tally(source.decoder, workers.num_threads, began)
+        pipeline = Pipeline(
+            source,
+            plans,
+            workers,
+            slots,
+            self._settings,
+            self._tally,
+            timeout_s=self._timeout_s,
+            closes_workers=self._closes_workers,
+        )
+        self._latest = weakref.ref(pipeline)
+        return pipeline
+
+    def start_workers(self) -> None:
+        """Start the worker processes of the next epoch now, unless they are there already."""
+        if self._usable_workers() is None:
+            self._make_workers()
+            self._is_unused = True
+
+    def stats(self) -> LoaderStats:
+        """Return the statistics of the latest epoch."""
+        stats = self._tally.sum_up()
+        if self._workers is None:
+            return stats
+        return replace(stats, worker_bytes=tuple(self._workers.memory.bytes_by_worker.values()))
+
+    def _find_workers(self) -> tuple[WorkerPool, SlotPool]:
+        """Return the worker processes and slots for the next epoch: those of the latest one, if they persist."""
+        if not self._closes_workers and (latest := self._latest()) is not None:
+            latest.close()
+        found = self._usable_workers() or self._make_workers()
+        self._is_unused = False
+        return found
+
+    def _usable_workers(self) -> tuple[WorkerPool, SlotPool] | None:
+        """Return the worker processes that the next epoch can use, and their slots."""
+        workers, slots = self._workers, self._slots
+        if workers is None or slots is None or workers.is_closed or not workers.belongs_here:
+            return None
+        return None if self._closes_workers and not self._is_unused else (workers, slots)
+
+    def _free_server(self) -> ForkServer | None:
+        """Return the fork server of the latest worker processes, if they have ended."""
+        workers = self._workers
+        return workers.server if workers is not None and workers.is_closed and workers.belongs_here else None
+
+    def _make_workers(self) -> tuple[WorkerPool, SlotPool]:
+        dataset = self._planner.dataset.dataset
+        num_threads = self._settings.sizing.num_threads
+        setup = WorkerSetup(reader=dataset.reader, decoder=dataset.decoder, collation=self._settings.collation)
+        workers = WorkerPool(self._free_server() or ForkServer(), setup, num_threads)
+        slots = SlotPool(workers.announce, workers.forget)
+        if self._slots is not None and self._slots.layout is not None:
+            slots.lay_out(self._slots.layout, self._settings.sizing.num_spare(self._slots.layout))
+        self._workers, self._slots = workers, slots
+        return workers, slots
+
+
+def _none() -> None:
+    """Return None, like a reference to a pipeline before there is one."""
+
+
+class CallingProcess:
+    """An executor that makes batches in the process and thread that request them.
+
+    Args:
+        planner: Plans the batches of an epoch.
+        settings: What all batches of the loader have in common.
+
+    Attributes:
+        layout: The layout of batches in memory; None before the first one.
+    """
+
+    def __init__(self, planner: Planner, settings: BatchSettings) -> None:
+        self._planner, self.settings = planner, settings
+        self.layout: Layout | None = None
+        self._tally = Tally(num_workers=0)
+
+    def start(self, cursor: Cursor | None, split: Split | None) -> _Batches:
+        """Begin an epoch and return its batches."""
+        began = time.perf_counter()
+        plans, source = self._planner.plan(cursor, split)
+        self._tally = self.settings.begin_tally(source.decoder, 0, began)
+        handler = OutcomeHandler(source=source, bad_samples=self.settings.bad_samples, tally=self._tally)
+        return _Batches(self, plans, handler)
+
+    def start_workers(self) -> None:
+        """Do nothing: there are no workers."""
+
+    def stats(self) -> LoaderStats:
+        """Return the statistics of the latest epoch."""
+        return self._tally.sum_up()
+
+
+class _Batches:
+    """The batches of one epoch."""
+
+    def __init__(self, executor: CallingProcess, plans: Iterator[BatchPlan], handler: OutcomeHandler) -> None:
+        self._executor, self._handler = executor, handler
+        self._reader = handler.source.dataset.dataset.reader
+        self._builder = ChunkBuilder(self._reader, handler.source.decoder, executor.settings.collation)
+        self._num_chunks = 0
+        self._plans: Iterator[BatchPlan] | None = plans
+
+    def __next__(self) -> Any:
+        """Return the next batch, or a Failure instead.
+
+        Raises:
+            StopIteration: If the epoch has no further batch.
+        """
+        assert self._plans is not None, "it was not closed"
+        began = time.perf_counter()
+        handler = self._handler
+        try:
+            plan = next(self._plans)
+        except StopIteration:
+            self.close()
+            if handler.bad_samples is not None:
+                handler.bad_samples.warn(handler.tally.num_bad, handler.source.epoch)
+            raise
+        except Exception as error:  # A user's sampler failed.
+            let_through(error)
+            self._plans = repeat_error(error)
+            return Failure(error=error)
+        batch, views = self._make(plan)
+        return finish_batch(handler.source.decoder, batch, views, handler.tally, began, self._executor.settings)
+
+    def is_ready(self, timeout_s: float) -> bool:
+        """Return True: a request makes the batch."""
+        return True
+
+    members = ()
+
+    def close(self) -> None:
+        """Stop, and close files."""
+        self._plans = None
+        self._reader.close()
+
+    def end_workers(self) -> None:
+        """End the epoch: there are no workers."""
+        self.close()
+
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_exiting() and getattr(self, "_plans", None) is not None:  # It was dropped before the epoch ended.
+            self.close()
+
+    def _make(self, plan: BatchPlan) -> tuple[Batch, Views]:
+        """Return a batch that is finished or has failed, and its columns of fixed size."""
+        executor, settings, layout = self._executor, self._executor.settings, self._executor.layout
+        if layout is None and settings.collation is None:
+            num_rows = settings.batch_size or len(plan)
+            layout, error = probe_layout(plan, self._fill, self._handler.source, num_rows)
+            if error is not None:
+                return Batch(error=error), {}
+        if layout is not None and len(plan) > layout.num_rows:
+            layout = replace(layout, num_rows=len(plan))
+        executor.layout = layout
+        batch = Batch(parts=cut_batch(plan, layout, settings.sizing))
+        views: Views = {} if layout is None else layout.views(np.empty(layout.num_bytes, np.uint8))
+        self._fill(batch, views)
+        return batch, views
+
+    def _fill(self, batch: Batch, views: Views | None = None) -> None:
+        for part in batch.parts:
+            while batch.error is None and self._handler.apply(batch, part, self._try(part, views or {})):
+                pass
+
+    def _try(self, part: Part, views: Views) -> Outcome:
+        """Make a part and return its outcome."""
+        self._num_chunks += 1
+        chunk = Chunk(
+            chunk_id=self._num_chunks,
+            samples=self._handler.source.dataset.locate(part.plan.indices),
+            rng_keys=part.plan.rng_keys,
+            slot_id=None,
+            row=part.row,
+            valid=part.plan.valid,
+            epoch_began=self._handler.tally.began,
+        )
+        try:
+            return self._builder.make(chunk, {column_index: view[chunk.rows] for column_index, view in views.items()})
+        except Exception as error:  # Ctrl-C and the like end the epoch: the chunk is not at fault.
+            let_through(error)
+            return Failed(chunk_id=chunk.chunk_id, failure=Failure(error=error))

@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 
-from shardio.loader.fetching.indices import Indices
-from shardio.loader.fetching.job import is_iterable
-from shardio.loader.fetching.position import EpochPosition, load_position
-from shardio.loader.fetching.random_states import OwnGenerators, RandomStates, States, capture, drawing_from
+from shardio.loader.fetching.fetchers import OwnGenerators, RandomStates, States, capture, drawing_from, is_iterable
+from shardio.loader.fetching.position import EpochPosition, Indices, load_position
 
 
 class Epochs:

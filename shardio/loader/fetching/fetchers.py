@@ -1,22 +1,261 @@
-"""Fetchers, which get samples from a dataset and collate them, and their states."""
+"""Get samples from a dataset and collate them, as torch's loader does, with the states of both.
+
+With the same keys, programs that look into the state find what they look for, and this loader can resume from states
+that StatefulDataLoader saved, unless they contain the state of torchdata's own samplers.
+"""
 
 from __future__ import annotations
 
+import base64
 import copy
 import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+import random
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
+from torch.utils.data import _DatasetKind
 
 from shardio.bad_samples import BadSamples, keep_samples, read_around, read_samples
 from shardio.errors import StateError, add_note
-from shardio.interruptions import describe_error, let_through
-from shardio.loader.fetching.job import FetchJob
-from shardio.loader.fetching.state_keys import DATASET_ITER_STATE, DATASET_STATE, FETCHER_ENDED, FETCHER_STATE
 from shardio.order import derive_rng_key, make_rng_key
+from shardio.process import describe_error, let_through
+
+WorkerMethod = Literal["multiprocessing", "thread"]
+"""What workers are. The names are those of torch's ``WorkerInfo.worker_method``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FetchJob:
+    """What every worker of a loader needs.
+
+    Attributes:
+        dataset: The user's dataset.
+        is_iterable: Whether it is an IterableDataset.
+        is_batched: Whether the loader makes batches, instead of single samples.
+        batch_size: The samples in a full batch of an iterable dataset.
+        drop_last: Whether an iterable dataset's last batch is left out if it is not full.
+        collate_fn: Makes a batch of samples or, without batches, converts one sample.
+        worker_init_fn: Called by each worker before its first batch.
+        num_workers: How many workers there are; 0 if the calling process fetches.
+        bad_samples: The policy for samples of a map-style dataset that raise errors; None raises them.
+    """
+
+    dataset: Any
+    is_iterable: bool
+    is_batched: bool
+    batch_size: int | None
+    drop_last: bool
+    collate_fn: Callable[[Any], Any]
+    worker_init_fn: Callable[[int], None] | None
+    num_workers: int
+    bad_samples: BadSamples | None = None
+
+
+def is_iterable(loader: Any) -> bool:
+    """Return whether a loader iterates over its dataset, instead of reading it by index."""
+    return bool(loader._dataset_kind == _DatasetKind.Iterable)  # Subclasses may set it.
+
+
+def make_failing_job(error: Exception) -> FetchJob:
+    """Return a job whose workers answer every request with an error."""
+
+    def fail(_: object) -> None:
+        raise error
+
+    return FetchJob(
+        dataset=None,
+        is_iterable=False,
+        is_batched=False,
+        batch_size=None,
+        drop_last=False,
+        collate_fn=fail,
+        worker_init_fn=fail,
+        num_workers=1,
+    )
+
+
+SNAPSHOT = "_snapshot"
+SNAPSHOT_STEP = "_snapshot_step"
+STEPS_SINCE_SNAPSHOT = "_steps_since_snapshot"
+LAST_YIELDED_WORKER_ID = "_last_yielded_worker_id"
+MAIN_SNAPSHOT = "_main_snapshot"
+WORKER_SNAPSHOTS = "_worker_snapshots"
+ITERATOR_FINISHED = "_iterator_finished"
+NUM_WORKERS = "_num_workers"
+NUM_YIELDED = "_num_yielded"
+INDEX_SAMPLER_STATE = "_index_sampler_state"
+SAMPLER_ITER_STATE = "_sampler_iter_state"
+SAMPLER_ITER_YIELDED = "_sampler_iter_yielded"
+LEN_CALLED = "_IterableDataset_len_called"
+SHARED_SEED = "_shared_seed"
+BASE_SEED = "_base_seed"
+WORKER_ID = "worker_id"
+FETCHER_STATE = "fetcher_state"
+DATASET_ITER_STATE = "dataset_iter_state"
+FETCHER_ENDED = "fetcher_ended"
+DATASET_STATE = "dataset_state"
+
+GENERATORS = "_generators"
+"""The generators of random numbers from which the sampler draws, as they were when the epoch began."""
+
+DRAWS_SEED = "_draws_seed"
+"""Whether the seed of the workers was drawn when the epoch began, not earlier."""
+
+DELIVERED_AHEAD = "_delivered_ahead"
+"""With ``in_order=False``: the numbers of batches that were delivered although an earlier one was not."""
+
+SAMPLER_EPOCH = "_sampler_epoch"
+"""The epoch that was set on a sampler such as torch's DistributedSampler."""
+
+NUM_SAMPLES = "_num_samples"
+"""How many samples of the epoch were delivered, for the random numbers of shardio's transforms."""
+
+SAMPLER_SAMPLES_YIELDED = "_sampler_samples_yielded"
+"""How many samples torch's BatchSampler has yielded: a resumed run may have batches of another size."""
+
+BATCH_SIZE = "_batch_size"
+"""The size of the batches; 0 if a sampler determines it."""
+
+NUM_EPOCHS_OF_SEED = "_num_epochs_of_seed"
+"""How many epochs the workers' seed served before this one."""
+
+NUM_SINCE_STATE = "num_batches_since_state"
+"""How many batches of a worker were delivered since its state was reported."""
+
+
+_GLOBALS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
+    "torch": (torch.get_rng_state, torch.set_rng_state),
+    "python": (random.getstate, random.setstate),
+    "numpy": (np.random.get_state, np.random.set_state),  # Users' samplers draw from it.
+}
+"""The global generators of a process by name: how to get and to set their states."""
+
+States = dict[str, Any]
+"""States of global generators by name: those of torch's CPU generator, and of the modules random and numpy.random."""
+
+
+def capture(names: Iterable[str]) -> States:
+    """Return the present states of some of the process's global generators."""
+    return {name: _GLOBALS[name][0]() for name in names}
+
+
+class OwnGenerators:
+    """Generators of a loader's own, which continue from a state that was loaded, in place of the process's.
+
+    The generators of the process belong to the program. Where one is in the loaded state already, there is none here:
+    the loader draws from the process's, as the run did that was stopped.
+
+    Args:
+        states: The states from which to continue.
+        process: The states of the process's generators when the state was loaded.
+    """
+
+    def __init__(self, states: States, process: States) -> None:
+        self._process = process
+        self._states = {name: states[name] for name in _find_differences(states, capture(states))}
+
+    def without_changed(self) -> OwnGenerators:
+        """Return the generators whose counterpart in the process the program has not seeded, restored or used."""
+        return OwnGenerators(self.cover({}), self._process)
+
+    def cover(self, states: States) -> States:
+        """Return states of the process with those from which the next epoch is drawn in their place."""
+        changed = _find_differences(self._process, capture(self._states))
+        return states | {name: state for name, state in self._states.items() if name not in changed}
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Draw from these generators in the block. Those of the process stay as they were."""
+        before = capture(self._states)
+        _apply(self._states)
+        try:
+            yield
+        finally:
+            self._states = capture(self._states)
+            _apply(before)
+
+
+def drawing_from(generators: OwnGenerators | None) -> AbstractContextManager[None]:
+    """Return a context that draws from these generators, or from the process's."""
+    return nullcontext() if generators is None else generators.drawing()
+
+
+@dataclass(kw_only=True, eq=False)
+class RandomStates:
+    """The states of all generators from which a sampler may draw.
+
+    Attributes:
+        globals: Those of the process's global generators, without some from which it does not draw.
+        own: Those of the generators that the user passed to the loader or its samplers, uint8 [n] each.
+    """
+
+    globals: States
+    own: list[torch.Tensor] = field(default_factory=list)
+
+    @classmethod
+    def capture(cls, generators: Sequence[torch.Generator], *, includes_others: bool) -> RandomStates:
+        """Return the present states.
+
+        Args:
+            generators: The user's generators.
+            includes_others: Whether to include the generators of Python and numpy.
+        """
+        return cls(
+            globals=capture(_GLOBALS if includes_others else ["torch"]),
+            own=[generator.get_state() for generator in generators],
+        )
+
+    def encode(self) -> dict[str, Any]:
+        """Return the states as JSON-serializable values."""
+        python, array = self.globals.get("python"), self.globals.get("numpy")
+        return {
+            "torch": _encode(self.globals["torch"].numpy()),
+            "python": None if python is None else [python[0], _encode(np.array(python[1], np.uint32)), python[2]],
+            "numpy": None if array is None else [array[0], _encode(array[1]), *array[2:]],
+            "own": [_encode(state.numpy()) for state in self.own],
+        }
+
+    @classmethod
+    def decode(cls, states: dict[str, Any]) -> RandomStates:
+        """Return the states that :meth:`encode` returned."""
+        python, array = states["python"], states["numpy"]
+        found: States = {"torch": torch.from_numpy(_decode(states["torch"], np.uint8))}
+        if python is not None:
+            found["python"] = python[0], tuple(_decode(python[1], np.uint32).tolist()), python[2]
+        if array is not None:
+            found["numpy"] = array[0], _decode(array[1], np.uint32), *array[2:]
+        return cls(globals=found, own=[torch.from_numpy(_decode(state, np.uint8)) for state in states["own"]])
+
+
+def _apply(states: States) -> None:
+    for name, state in states.items():
+        _GLOBALS[name][1](state)
+
+
+def _find_differences(one: States, other: States) -> set[str]:
+    """Return the names of the generators in both whose states differ."""
+    return {name for name in one.keys() & other.keys() if not _are_equal(one[name], other[name])}
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one[1], np.ndarray):
+        return one[0] == other[0] and np.array_equal(one[1], other[1]) and one[2:] == other[2:]
+    return bool(one == other)
+
+
+def _encode(array: np.ndarray[Any, Any]) -> str:
+    return base64.b64encode(zlib.compress(array.tobytes())).decode()
+
+
+def _decode(text: str, dtype: Any) -> np.ndarray[Any, Any]:
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype).copy()
 
 
 class Fetcher(Protocol):

@@ -1,16 +1,223 @@
-"""Where an epoch without shardio's order is, and the state that describes it."""
+"""What a sampler yields in an epoch, where the user is in it, and the state that describes that."""
 
 from __future__ import annotations
 
 import copy
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch.utils.data import BatchSampler
+
 from shardio.errors import StateError
-from shardio.loader.fetching import state_keys as keys
-from shardio.loader.fetching.fetchers import check_known
-from shardio.loader.fetching.indices import SamplerPosition
-from shardio.loader.fetching.random_states import RandomStates
+from shardio.loader.fetching import fetchers
+from shardio.loader.fetching.fetchers import (
+    OwnGenerators,
+    RandomStates,
+    check_known,
+    drawing_from,
+    dump_state,
+    has_state,
+    load_state,
+)
+
+_SAMPLES_YIELDED, _SAMPLER_STATE, _SAMPLER_ITER_STATE = "samples_yielded", "sampler_state", "sampler_iter_state"
+_HAS_ENDED = "has_ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerPosition:
+    """Where a sampler is.
+
+    Attributes:
+        num_yielded: How many times it has yielded.
+        num_samples: How many samples that were; None if the batches are not those of torch's BatchSampler.
+        sampler_state: The state of the sampler; None if it has none.
+        iterator_state: That of its iterator.
+    """
+
+    num_yielded: int = 0
+    num_samples: int | None = None
+    sampler_state: Any = None
+    iterator_state: Any = None
+
+
+class Indices:
+    """An epoch of a loader's sampler.
+
+    Samplers with a state of their own are asked for it, and receive it to resume. Any other sampler yields the same
+    again, given the same generators, and what was yielded before is dropped; no sample is read for that.
+
+    Args:
+        sampler: Yields what each batch consists of: the loader's batch sampler or, without batches, its sampler.
+        generators: The generators from which the sampler draws; None for those of the process.
+
+    Attributes:
+        position: Where the sampler is.
+    """
+
+    def __init__(self, sampler: Any, generators: OwnGenerators | None) -> None:
+        self._sampler, self._generators = sampler, generators
+        self._batches = _BatchIterator(sampler) if type(sampler) is BatchSampler else None
+        with drawing_from(self._generators):
+            self._iterator: Iterator[Any] = self._batches or iter(sampler)
+        self._prepared = list[Any]()  # What was drawn, but not yielded.
+        self.position = SamplerPosition()
+        self._track()
+
+    def resume(self, position: SamplerPosition, skip: Callable[[Any], None] | None = None) -> None:
+        """Go to a position in the epoch.
+
+        Args:
+            position: The position.
+            skip: Called with what is yielded before, if the sampler has no state.
+        """
+        with drawing_from(self._generators):
+            if not self._restore(position):
+                for batch in self._before(position):
+                    if skip is not None:
+                        skip(batch)
+        self.position = position
+
+    def begin_after(self, position: SamplerPosition) -> None:
+        """Begin the epoch after one that ended at a position."""
+        with drawing_from(self._generators):
+            if not self._restore(position):
+                return
+            if self._batches is not None:
+                self._batches.has_ended = False
+            # Some samplers' states say where the next epoch begins, others that this one is over.
+            first = list(itertools.islice(self._iterator, 1))
+            if first:
+                self._iterator = itertools.chain(first, self._iterator)
+            else:
+                self._batches = None if self._batches is None else _BatchIterator(self._sampler)
+                self._iterator = self._batches or iter(self._sampler)
+        self.position = SamplerPosition()
+        self._track()
+
+    def prepare(self) -> None:
+        """Draw the random numbers of a sampler that has no state now, not with the first batch."""
+        if not self._prepared and self.position.sampler_state is None and self.position.iterator_state is None:
+            with drawing_from(self._generators):
+                self._prepared = list(itertools.islice(self._iterator, 1))
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self.draw()
+
+    def draw(self) -> Any:
+        """Return what the sampler yields next.
+
+        Raises:
+            StopIteration: At the end.
+        """
+        with drawing_from(self._generators):
+            try:
+                index = self._prepared.pop() if self._prepared else next(self._iterator)
+            except StopIteration:
+                self._track()
+                raise
+        self._track(1)
+        return index
+
+    def _before(self, position: SamplerPosition) -> Iterator[Any]:
+        """Return an iterator over what is yielded before a position. The batches may have been of another size then."""
+        num_samples = position.num_samples
+        if num_samples is None and isinstance(position.iterator_state, dict):
+            num_samples = position.iterator_state.get(_SAMPLES_YIELDED)  # StatefulDataLoader counts them there.
+        if self._batches is None or num_samples is None:
+            return itertools.islice(self._iterator, position.num_yielded)
+        return self._batches.pass_over(num_samples)
+
+    def _restore(self, position: SamplerPosition) -> bool:
+        """Restore the states of the sampler and its iterator; return whether they have any."""
+        if self._batches is not None:
+            return self._batches.restore(position.iterator_state)
+        if position.sampler_state is not None:
+            load_state(self._sampler, position.sampler_state)
+            self._iterator = iter(self._sampler)
+        if position.iterator_state is not None:
+            load_state(self._iterator, position.iterator_state)
+        return position.sampler_state is not None or position.iterator_state is not None
+
+    def _track(self, num_drawn: int = 0) -> None:
+        is_batched = self._batches is not None
+        self.position = SamplerPosition(
+            num_yielded=self.position.num_yielded + num_drawn,
+            num_samples=None if self._batches is None else self._batches.num_samples,
+            sampler_state=None if is_batched else dump_state(self._sampler),
+            iterator_state=self._batches.state() if self._batches is not None else dump_state(self._iterator),
+        )
+
+
+class _BatchIterator(Iterator[list[Any]]):
+    """The batches of torch's BatchSampler, with the states of what is in it.
+
+    As in torch, a batch size that the program sets applies to the next batch or, with ``drop_last``, the next epoch.
+
+    Attributes:
+        num_samples: How many samples were yielded.
+        has_ended: Whether the sampler has yielded all.
+    """
+
+    def __init__(self, batch_sampler: BatchSampler) -> None:
+        self._batch_sampler = batch_sampler
+        self._sampler: Any = batch_sampler.sampler
+        self._iterator: Iterator[Any] | None = None  # Made by the first batch, as in torch: samplers may draw then.
+        self._only_size: int | None = None  # Of all batches of the epoch, with drop_last.
+        self.num_samples = 0
+        self.has_ended = False
+
+    def __next__(self) -> list[Any]:
+        iterator = self._begun()
+        size = self._only_size or self._batch_sampler.batch_size
+        batch = [] if self.has_ended else list(itertools.islice(iterator, size))
+        self.num_samples += len(batch)
+        self.has_ended = len(batch) < size  # Samplers often reset themselves then.
+        if not batch or (self._only_size is not None and self.has_ended):
+            raise StopIteration
+        return batch
+
+    def pass_over(self, num_samples: int) -> Iterator[list[Any]]:
+        """Yield a number of samples in batches, however these are cut."""
+        size = self._batch_sampler.batch_size
+        while self.num_samples < num_samples:
+            batch = list(itertools.islice(self._begun(), min(size, num_samples - self.num_samples)))
+            if not batch:
+                return
+            self.num_samples += len(batch)
+            yield batch
+
+    def state(self) -> Any:
+        """Return the states; None if the sampler and its iterator have none."""
+        states: dict[str, Any] = {_SAMPLES_YIELDED: self.num_samples, _HAS_ENDED: self.has_ended}
+        if has_state(self._sampler):
+            states[_SAMPLER_STATE] = dump_state(self._sampler)
+        if self._iterator is not None and has_state(self._iterator):
+            states[_SAMPLER_ITER_STATE] = dump_state(self._iterator)
+        return states if len(states) > 2 else None
+
+    def restore(self, states: Any) -> bool:
+        """Restore the states; return whether there are any."""
+        if states is None or not (_SAMPLER_STATE in states or _SAMPLER_ITER_STATE in states):
+            return False
+        if _SAMPLER_STATE in states:
+            load_state(self._sampler, states[_SAMPLER_STATE])
+        self._iterator = None
+        if _SAMPLER_ITER_STATE in states:
+            load_state(self._begun(), states[_SAMPLER_ITER_STATE])
+        self.num_samples, self.has_ended = states[_SAMPLES_YIELDED], states.get(_HAS_ENDED, False)
+        return True
+
+    def _begun(self) -> Iterator[Any]:
+        if self._iterator is None:
+            self._iterator = iter(self._sampler)
+            self._only_size = self._batch_sampler.batch_size if self._batch_sampler.drop_last else None
+        return self._iterator
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -145,52 +352,55 @@ class EpochPosition:
         for state in (self.sampler.sampler_state, self.sampler.iterator_state, *(each.state for each in self.workers)):
             check_known(state)
         main = {
-            keys.NUM_WORKERS: self.num_workers,
-            keys.INDEX_SAMPLER_STATE: self.sampler.sampler_state,
-            keys.SAMPLER_ITER_STATE: self.sampler.iterator_state,
-            keys.SAMPLER_ITER_YIELDED: self.sampler.num_yielded,
-            keys.SAMPLER_SAMPLES_YIELDED: self.sampler.num_samples,
-            keys.BATCH_SIZE: self.batch_size,
-            keys.LEN_CALLED: self.len_called,
-            keys.SHARED_SEED: None,
-            keys.BASE_SEED: self.base_seed,
-            keys.DRAWS_SEED: self.draws_seed,
-            keys.GENERATORS: None if self.random_states is None else self.random_states.encode(),
-            keys.DELIVERED_AHEAD: sorted(self.ahead),
-            keys.SAMPLER_EPOCH: self.sampler_epoch,
-            keys.NUM_SAMPLES: self.num_samples,
-            keys.NUM_EPOCHS_OF_SEED: self.num_epochs_of_seed,
+            fetchers.NUM_WORKERS: self.num_workers,
+            fetchers.INDEX_SAMPLER_STATE: self.sampler.sampler_state,
+            fetchers.SAMPLER_ITER_STATE: self.sampler.iterator_state,
+            fetchers.SAMPLER_ITER_YIELDED: self.sampler.num_yielded,
+            fetchers.SAMPLER_SAMPLES_YIELDED: self.sampler.num_samples,
+            fetchers.BATCH_SIZE: self.batch_size,
+            fetchers.LEN_CALLED: self.len_called,
+            fetchers.SHARED_SEED: None,
+            fetchers.BASE_SEED: self.base_seed,
+            fetchers.DRAWS_SEED: self.draws_seed,
+            fetchers.GENERATORS: None if self.random_states is None else self.random_states.encode(),
+            fetchers.DELIVERED_AHEAD: sorted(self.ahead),
+            fetchers.SAMPLER_EPOCH: self.sampler_epoch,
+            fetchers.NUM_SAMPLES: self.num_samples,
+            fetchers.NUM_EPOCHS_OF_SEED: self.num_epochs_of_seed,
         }
         workers = [self._dump_worker(worker) for worker in self.workers]
         if not self.num_workers:
             state = {
                 **main,
                 **workers[0],
-                keys.NUM_YIELDED: self.num_yielded,
-                keys.ITERATOR_FINISHED: self.is_finished,
+                fetchers.NUM_YIELDED: self.num_yielded,
+                fetchers.ITERATOR_FINISHED: self.is_finished,
             }
         else:
             state = {
-                keys.SNAPSHOT: {
-                    keys.SNAPSHOT_STEP: self.num_yielded,
-                    keys.LAST_YIELDED_WORKER_ID: self.last_worker_id,
-                    keys.MAIN_SNAPSHOT: main,
-                    keys.WORKER_SNAPSHOTS: {
-                        f"worker_{i}": {keys.WORKER_ID: i, **worker} for i, worker in enumerate(workers)
+                fetchers.SNAPSHOT: {
+                    fetchers.SNAPSHOT_STEP: self.num_yielded,
+                    fetchers.LAST_YIELDED_WORKER_ID: self.last_worker_id,
+                    fetchers.MAIN_SNAPSHOT: main,
+                    fetchers.WORKER_SNAPSHOTS: {
+                        f"worker_{i}": {fetchers.WORKER_ID: i, **worker} for i, worker in enumerate(workers)
                     },
                 },
-                keys.STEPS_SINCE_SNAPSHOT: 0,
-                keys.ITERATOR_FINISHED: self.is_finished,
+                fetchers.STEPS_SINCE_SNAPSHOT: 0,
+                fetchers.ITERATOR_FINISHED: self.is_finished,
             }
         return copy.deepcopy(state)
 
     def _dump_worker(self, worker: WorkerPosition) -> dict[str, Any]:
-        state = worker.state or {keys.FETCHER_STATE: None, keys.DATASET_STATE: None}
-        if self.is_iterable and state[keys.FETCHER_STATE] is None:
-            state = {**state, keys.FETCHER_STATE: {keys.DATASET_ITER_STATE: None, keys.FETCHER_ENDED: False}}
-        if worker.is_exhausted and state[keys.FETCHER_STATE] is not None:
-            state = {**state, keys.FETCHER_STATE: {**state[keys.FETCHER_STATE], keys.FETCHER_ENDED: True}}
-        return {**state, keys.NUM_SINCE_STATE: worker.num_since}
+        state = worker.state or {fetchers.FETCHER_STATE: None, fetchers.DATASET_STATE: None}
+        if self.is_iterable and state[fetchers.FETCHER_STATE] is None:
+            state = {
+                **state,
+                fetchers.FETCHER_STATE: {fetchers.DATASET_ITER_STATE: None, fetchers.FETCHER_ENDED: False},
+            }
+        if worker.is_exhausted and state[fetchers.FETCHER_STATE] is not None:
+            state = {**state, fetchers.FETCHER_STATE: {**state[fetchers.FETCHER_STATE], fetchers.FETCHER_ENDED: True}}
+        return {**state, fetchers.NUM_SINCE_STATE: worker.num_since}
 
 
 class WorkerCountError(StateError, AssertionError):
@@ -218,20 +428,20 @@ def load_position(state: dict[str, Any], *, is_iterable: bool) -> EpochPosition:
 
 
 def _load(state: dict[str, Any], *, is_iterable: bool) -> EpochPosition:
-    if is_alone := keys.SNAPSHOT not in state:
+    if is_alone := fetchers.SNAPSHOT not in state:
         main, workers = state, [state]
-        num_yielded, last_worker_id = state[keys.NUM_YIELDED], -1
+        num_yielded, last_worker_id = state[fetchers.NUM_YIELDED], -1
     else:
-        snapshot = state[keys.SNAPSHOT]
-        main, workers = snapshot[keys.MAIN_SNAPSHOT], list(snapshot[keys.WORKER_SNAPSHOTS].values())
-        num_yielded, last_worker_id = snapshot[keys.SNAPSHOT_STEP], snapshot[keys.LAST_YIELDED_WORKER_ID]
-    num_to_replay = state.get(keys.STEPS_SINCE_SNAPSHOT, 0)
+        snapshot = state[fetchers.SNAPSHOT]
+        main, workers = snapshot[fetchers.MAIN_SNAPSHOT], list(snapshot[fetchers.WORKER_SNAPSHOTS].values())
+        num_yielded, last_worker_id = snapshot[fetchers.SNAPSHOT_STEP], snapshot[fetchers.LAST_YIELDED_WORKER_ID]
+    num_to_replay = state.get(fetchers.STEPS_SINCE_SNAPSHOT, 0)
     positions = [_load_worker(worker, num_yielded, is_alone=is_alone) for worker in workers]
-    is_counted = any(keys.NUM_SINCE_STATE in worker for worker in workers)
+    is_counted = any(fetchers.NUM_SINCE_STATE in worker for worker in workers)
     if is_iterable and not is_alone and not is_counted and not any(worker.state for worker in positions):
         # StatefulDataLoader does not say how far each worker was.
         num_to_replay, num_yielded, last_worker_id = num_to_replay + num_yielded, 0, len(workers) - 1
-    generators = main.get(keys.GENERATORS)
+    generators = main.get(fetchers.GENERATORS)
     return EpochPosition(
         num_workers=0 if is_alone else len(workers),
         is_iterable=is_iterable,
@@ -239,36 +449,36 @@ def _load(state: dict[str, Any], *, is_iterable: bool) -> EpochPosition:
         workers=positions,
         num_yielded=num_yielded,
         sampler=SamplerPosition(
-            num_yielded=main[keys.SAMPLER_ITER_YIELDED],
-            num_samples=main.get(keys.SAMPLER_SAMPLES_YIELDED),
-            sampler_state=main[keys.INDEX_SAMPLER_STATE],
-            iterator_state=main.get(keys.SAMPLER_ITER_STATE),
+            num_yielded=main[fetchers.SAMPLER_ITER_YIELDED],
+            num_samples=main.get(fetchers.SAMPLER_SAMPLES_YIELDED),
+            sampler_state=main[fetchers.INDEX_SAMPLER_STATE],
+            iterator_state=main.get(fetchers.SAMPLER_ITER_STATE),
         ),
-        ahead=set(main.get(keys.DELIVERED_AHEAD, ())),
+        ahead=set(main.get(fetchers.DELIVERED_AHEAD, ())),
         last_worker_id=last_worker_id,
-        base_seed=main.get(keys.BASE_SEED),
-        draws_seed=main.get(keys.DRAWS_SEED, True),
-        batch_size=main.get(keys.BATCH_SIZE),
-        sampler_epoch=main.get(keys.SAMPLER_EPOCH),
-        num_samples=main.get(keys.NUM_SAMPLES, 0),
-        num_epochs_of_seed=main.get(keys.NUM_EPOCHS_OF_SEED, 0),
-        len_called=main[keys.LEN_CALLED],
-        is_finished=state[keys.ITERATOR_FINISHED],
+        base_seed=main.get(fetchers.BASE_SEED),
+        draws_seed=main.get(fetchers.DRAWS_SEED, True),
+        batch_size=main.get(fetchers.BATCH_SIZE),
+        sampler_epoch=main.get(fetchers.SAMPLER_EPOCH),
+        num_samples=main.get(fetchers.NUM_SAMPLES, 0),
+        num_epochs_of_seed=main.get(fetchers.NUM_EPOCHS_OF_SEED, 0),
+        len_called=main[fetchers.LEN_CALLED],
+        is_finished=state[fetchers.ITERATOR_FINISHED],
         num_to_replay=num_to_replay,
     )
 
 
 def _load_worker(worker: dict[str, Any], num_yielded: int, *, is_alone: bool) -> WorkerPosition:
-    fetcher_state = worker[keys.FETCHER_STATE]
-    is_stateless = worker[keys.DATASET_STATE] is None and (
-        fetcher_state is None or fetcher_state[keys.DATASET_ITER_STATE] is None
+    fetcher_state = worker[fetchers.FETCHER_STATE]
+    is_stateless = worker[fetchers.DATASET_STATE] is None and (
+        fetcher_state is None or fetcher_state[fetchers.DATASET_ITER_STATE] is None
     )
     # StatefulDataLoader keeps no count: in one process, all batches are the caller's.
-    num_since = worker.get(keys.NUM_SINCE_STATE, num_yielded if is_alone and is_stateless else 0)
+    num_since = worker.get(fetchers.NUM_SINCE_STATE, num_yielded if is_alone and is_stateless else 0)
     return WorkerPosition(
         state=None
         if is_stateless
-        else {keys.FETCHER_STATE: fetcher_state, keys.DATASET_STATE: worker[keys.DATASET_STATE]},
+        else {fetchers.FETCHER_STATE: fetcher_state, fetchers.DATASET_STATE: worker[fetchers.DATASET_STATE]},
         num_since=num_since,
-        is_exhausted=bool(fetcher_state and fetcher_state[keys.FETCHER_ENDED]),
+        is_exhausted=bool(fetcher_state and fetcher_state[fetchers.FETCHER_ENDED]),
     )

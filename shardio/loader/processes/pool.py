@@ -11,11 +11,9 @@ from itertools import count
 from typing import Any
 
 from shardio.errors import WorkerError
-from shardio.forks import call_at_fork
-from shardio.loader.processes.deaths import Death
-from shardio.loader.processes.fork_server import ForkServer
-from shardio.loader.processes.memory_watch import MemoryWatch
-from shardio.loader.processes.messages import (
+from shardio.loader.memory import Layout
+from shardio.loader.processes.fork_server import CLOSE_S, Death, ForkServer
+from shardio.loader.processes.wire import (
     Cancel,
     Chunk,
     Failed,
@@ -26,11 +24,11 @@ from shardio.loader.processes.messages import (
     Ping,
     WorkerMemory,
     WorkerSetup,
+    receive,
+    send_within,
 )
-from shardio.loader.processes.running_servers import CLOSE_S
-from shardio.loader.processes.wire import receive, send_within
-from shardio.loader.slots.memory import Layout
-from shardio.processors import count_processors
+from shardio.loader.processes.worker_process import MemoryWatch
+from shardio.process import call_at_fork, count_processors
 
 PATIENCE_S = 5.0
 """How long all processes may be silent before they are pinged, and how long an answer may take."""

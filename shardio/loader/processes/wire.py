@@ -1,7 +1,13 @@
-"""Messages between the training process and its other processes: Python values and open files over a socket pair.
+"""Messages between the training process, its fork server and its worker processes.
 
 A message is one packet: a pickle or, if that is long, the descriptor of anonymous memory that holds it. So a sender
 never waits in the middle of a message. Both ends belong to this package: no other program can write to the pair.
+
+The dataclasses have no ``__slots__``, because Python pickles dataclasses with slots ten times more slowly. They are not
+frozen and do not compare, because such dataclasses take three times as long to define, whenever a fork server starts.
+
+What a worker process can import is sent by name. What it cannot import, because it was defined in the user's script or
+notebook, or is a lambda or a closure, is sent by value, so the script does not run again.
 """
 
 from __future__ import annotations
@@ -11,12 +17,31 @@ import os
 import pickle
 import select
 import socket
+import weakref
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from shardio.loader.slots.memory import make_memory
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.errors import add_note
+from shardio.loader.failures import Failure, describe_failure
+from shardio.loader.memory import make_memory
+from shardio.process import describe_error, let_through
+
+if TYPE_CHECKING:
+    from shardio.decoding import FieldDecoder
+    from shardio.images import DecoderName
+    from shardio.loader.collate import Collation  # It imports torch.
+    from shardio.loader.memory import Column, Layout
+    from shardio.order import Words
+    from shardio.reading import Reader
+
 
 MAX_INLINE = 8 * 1024
 """The largest pickle, in bytes, that is sent in the packet itself. A socket's buffer holds dozens of them."""
@@ -140,4 +165,232 @@ def _read_all(descriptor: int) -> bytes | bytearray:
     content: bytes | bytearray = os.pread(descriptor, size, 0)
     while len(content) < size:
         content = bytearray(content) + os.pread(descriptor, size - len(content), len(content))
+    return content
+
+
+@dataclass(kw_only=True, eq=False)
+class WorkerSetup:
+    """What worker processes need before their first chunk. The fork server receives it as bytes.
+
+    Attributes:
+        reader: Reads samples.
+        decoder: Decodes them.
+        collation: Makes whole batches where that takes people's own code; None if a batch consists of columns.
+    """
+
+    reader: Reader
+    decoder: FieldDecoder
+    collation: Collation | None = None
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether worker processes run code that is not shardio's."""
+        return self.decoder.runs_user_code or self.collation is not None
+
+
+@dataclass(kw_only=True, eq=False)
+class StartWorker:
+    """A request to the fork server for a worker process. The end of its socket pair is sent with the message.
+
+    Attributes:
+        worker_id: Its number, larger than that of every earlier worker process.
+        num_threads: The number of chunks that it makes at a time.
+    """
+
+    worker_id: int
+    num_threads: int
+
+
+@dataclass(kw_only=True, eq=False)
+class EndWorker:
+    """A request to the fork server to kill a worker process that does not exit within ``patience_s``."""
+
+    worker_id: int
+    patience_s: float
+
+
+@dataclass(kw_only=True, eq=False)
+class WorkerEnded:
+    """The answer to :class:`EndWorker`. As in ``subprocess``, a negative exit code is the number of a signal."""
+
+    process_id: int
+    exit_code: int
+
+
+@dataclass(kw_only=True, eq=False)
+class EndAllWorkers:
+    """A request to the fork server to kill all its worker processes."""
+
+
+@dataclass(kw_only=True, eq=False)
+class AllWorkersEnded:
+    """The answer to :class:`EndAllWorkers`."""
+
+
+@dataclass(kw_only=True, eq=False)
+class NewSlot:
+    """A new slot. The descriptor of its memory is sent with the message."""
+
+    slot_id: int
+    layout: Layout
+
+
+@dataclass(kw_only=True, eq=False)
+class ForgetSlots:
+    """Slots that no later chunk uses."""
+
+    slot_ids: tuple[int, ...]
+
+
+@dataclass(kw_only=True, eq=False)
+class Chunk:
+    """Some rows of a batch to make.
+
+    Attributes:
+        chunk_id: Its number, larger than that of every earlier chunk.
+        samples: What the reader needs to find n samples.
+        rng_keys: uint64 [n], one for each sample's transforms.
+        slot_id: The slot for the fixed-size columns; None if all columns are sent in the answer.
+        row: The first row in the slot.
+        valid: bool [n], false for repeats; None unless ``remainder`` is ``mask`` and a collation makes the batch.
+        epoch_began: When the epoch began, by ``time.perf_counter``, which all processes share on Linux.
+    """
+
+    chunk_id: int
+    samples: Any
+    rng_keys: Words
+    slot_id: int | None
+    row: int
+    valid: NDArray[np.bool_] | None = None
+    epoch_began: float
+
+    @property
+    def rows(self) -> slice:
+        """The chunk's rows of the batch."""
+        return slice(self.row, self.row + len(self.rng_keys))
+
+
+@dataclass(kw_only=True, eq=False)
+class Cancel:
+    """A request to drop all chunks that were sent before. Chunks in flight are finished."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Ping:
+    """A request for a :class:`Pong`, to show that the process is alive."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Pong:
+    """The answer to :class:`Ping`, and the first message of a worker process."""
+
+
+@dataclass(kw_only=True, eq=False)
+class WorkerMemory:
+    """The memory of a worker process in bytes, as :func:`read_private_bytes` returns it."""
+
+    num_bytes: int
+
+
+@dataclass(kw_only=True, eq=False)
+class StageTimes:
+    """The time that a thread spent in each stage of a chunk, in seconds; ``python_s`` is part of ``transform_s``."""
+
+    read_s: float = 0.0
+    transform_s: float = 0.0
+    python_s: float = 0.0
+    decode_s: float = 0.0
+    idle_s: float = 0.0
+
+    def __add__(self, other: StageTimes) -> StageTimes:
+        return StageTimes(
+            **{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class Made:
+    """A finished chunk.
+
+    Attributes:
+        chunk_id: Its number.
+        columns: One column for each field; if a collation made the batch in a worker process, one for each piece of
+            its memory, with a single row.
+        times: How long it took.
+        num_images_by_decoder: The number of images by decoder.
+        batch: The batch that a collation made, as a Structure if it comes from a worker process.
+    """
+
+    chunk_id: int
+    columns: list[Column]
+    batch: Any = None
+    times: StageTimes
+    num_images_by_decoder: Counter[DecoderName]
+
+
+@dataclass(kw_only=True, eq=False)
+class Failed:
+    """A failed chunk. A SampleError names the sample at fault; any other error may have another cause."""
+
+    chunk_id: int
+    failure: Failure
+
+
+Outcome = Made | Failed
+
+
+_obstacles: dict[int, tuple[weakref.ref[Any], str | None]] = {}
+"""What was tried, by id: the objects need not be hashable."""
+
+
+def dump_setup(setup: WorkerSetup) -> bytes:
+    """Return a setup as bytes."""
+    return _dump(setup) if setup.runs_user_code else pickle.dumps(setup, protocol=5)
+
+
+def load_setup(content: bytes | bytearray) -> WorkerSetup | Failure:
+    """Return the setup, or why it cannot be loaded in this process."""
+    try:
+        if b"torchvision" in content:
+            from shardio.train.models import import_library
+
+            import_library("torchvision")  # It may need the same help to be imported as in the training process.
+        setup: WorkerSetup = pickle.loads(content)
+        return setup
+    except Exception as error:  # People's modules may raise anything.
+        add_note(error, "while loading the dataset's transform in a worker process")
+        return describe_failure(error)
+
+
+def why_not_sendable(value: Any, what: str) -> str | None:
+    """Return why people's own code cannot be sent to worker processes; None if it can. Each object is tried once.
+
+    Args:
+        value: A decoder with that code in it, or a callable of theirs.
+        what: What to call it in the answer.
+    """
+    known = _obstacles.get(id(value))
+    if known is None or known[0]() is not value:
+        reason = None
+        try:
+            _dump(value)
+        except Exception as error:  # People's classes may raise anything.
+            let_through(error)
+            reason = f"the {what} cannot be pickled ({describe_error(error)})"
+        try:
+            known = weakref.ref(value, partial(_forget, id(value))), reason
+        except TypeError:  # A few kinds of objects, such as methods of C code, cannot be remembered.
+            return reason
+        _obstacles[id(value)] = known
+    return known[1]
+
+
+def _forget(key: int, _: object) -> None:
+    _obstacles.pop(key, None)
+
+
+def _dump(value: object) -> bytes:
+    import cloudpickle  # It takes 30 ms.
+
+    content: bytes = cloudpickle.dumps(value, protocol=5)
     return content

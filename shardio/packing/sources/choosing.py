@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardio.errors import PackError
-from shardio.packing.sources import hugging_face, litdata_chunks, lmdb_entries, mds, path_tables, tars
+from shardio.packing.sources import hugging_face, litdata, lmdb, mds, path_tables, tars
 from shardio.packing.sources.directory import find_main_file, scan_directory
 from shardio.packing.sources.files import SHOWN
 from shardio.packing.sources.layouts import quote
@@ -36,11 +36,9 @@ _ADAPTERS: Mapping[SourceKind, _Adapter] = {
         "Parquet files with contents", hugging_face.find_parquet, hugging_face.scan_parquet, has_splits=True
     ),
     "mds": _Adapter("MDS shards", mds.find_mds, mds.scan_mds),
-    "litdata": _Adapter("LitData chunks", litdata_chunks.find_litdata, litdata_chunks.scan_litdata),
+    "litdata": _Adapter("LitData chunks", litdata.find_litdata, litdata.scan_litdata),
     "tars": _Adapter("tars", tars.find_tars, tars.scan_tars, has_columns=False, has_splits=True),
-    "lmdb": _Adapter(
-        "an LMDB environment", lmdb_entries.find_lmdb, lmdb_entries.scan_lmdb, has_columns=False, has_fields=True
-    ),
+    "lmdb": _Adapter("an LMDB environment", lmdb.find_lmdb, lmdb.scan_lmdb, has_columns=False, has_fields=True),
 }
 """To pack another tool's datasets, write a module with these two functions, and add a line here."""
 

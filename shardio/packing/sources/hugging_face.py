@@ -13,13 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import PackError
-from shardio.packing.sources.columns import Columns, choose_columns, name_field
 from shardio.packing.sources.files import SourceFile, stat_file
-from shardio.packing.sources.json_fields import dump_json
-from shardio.packing.sources.records import RecordScan
+from shardio.packing.sources.labels import SplitColumn, holds_contents, select_files, split_of
+from shardio.packing.sources.records import Columns, RecordScan, choose_columns, dump_json, name_field
 from shardio.packing.sources.source import Evidence, SourceOptions
-from shardio.packing.sources.splits import SplitColumn, select_files, split_of
-from shardio.packing.sources.table_rows import holds_contents
 from shardio.shards import find_gaps
 from shardio.storage import parse_location
 

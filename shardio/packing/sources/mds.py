@@ -14,26 +14,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import PackError
-from shardio.interruptions import describe_error, let_through
 from shardio.libraries import import_torchvision
-from shardio.packing.sources.columns import Columns, choose_columns, name_field
-from shardio.packing.sources.file_series import (
+from shardio.packing.sources.files import SourceFile, TemporaryFolder, find_folder, stat_file, unpack
+from shardio.packing.sources.records import (
     INDEX,
+    Columns,
     FileSeries,
     IndexKind,
+    RecordScan,
     check_size,
+    choose_columns,
+    dump_json,
+    encode_array,
+    encode_pixels,
     find_index,
     has_size,
     invalid_index_is_an_error,
+    name_field,
     read_index,
     resolve_file,
+    split_contents,
 )
-from shardio.packing.sources.files import SourceFile, stat_file
-from shardio.packing.sources.json_fields import dump_json
-from shardio.packing.sources.records import RecordScan
 from shardio.packing.sources.source import Evidence, SourceOptions
-from shardio.packing.sources.stored_images import encode_array, encode_pixels, split_contents
-from shardio.packing.sources.temporary import TemporaryFolder, find_folder, unpack
+from shardio.process import describe_error, let_through
 from shardio.storage import StoredFile, parse_location
 
 _KIND = IndexKind(entries="shards", key="column_encodings", pattern="*.mds*")

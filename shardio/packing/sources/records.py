@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import json
+import math
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import accumulate
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,15 +18,15 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardio.errors import PackError
-from shardio.images import find_field
+from shardio.images import find_field, find_format
 from shardio.packing.names import check_field
-from shardio.packing.sources.files import FileProblem, SourceFile, check_unchanged, find_change
-from shardio.packing.sources.keys import Described, make_keys
-from shardio.packing.sources.label_files import find_labels, number_labels, read_label
-from shardio.packing.sources.selection import divide
-from shardio.packing.sources.source import SourceOptions, SourceScan, SourceTable
+from shardio.packing.sources.files import FileProblem, SourceFile, check_unchanged, find_change, stat_file
+from shardio.packing.sources.labels import Described, find_labels, make_keys, number_labels, read_label
+from shardio.packing.sources.source import Evidence, SourceOptions, SourceScan, SourceTable, divide
 from shardio.sample import Sample
 from shardio.shards import BLOCK, LABEL_FIELD
+from shardio.storage import parse_location
+from shardio.values import parse_json
 
 IMAGE = ""
 """The name of a record's field that holds an image. The field gets the name of the image's format."""
@@ -276,3 +282,297 @@ class _Opened:
 
 
 _opened = _Opened()
+
+
+def dump_json(values: Mapping[str, Any]) -> bytes:
+    """Return values as JSON in UTF-8. Dates become ISO 8601 text, arrays become lists, and NaN becomes null.
+
+    Raises:
+        ValueError: If a value has no JSON form.
+    """
+    return json.dumps(_plain("", values), ensure_ascii=False, allow_nan=False).encode()
+
+
+def _plain(name: str, value: Any) -> Any:
+    match value:
+        case float():
+            return None if math.isnan(value) else value
+        case None | bool() | int() | str():
+            return value
+        case Mapping():
+            return {str(key): _plain(f"{name}.{key}" if name else str(key), each) for key, each in value.items()}
+        case list() | tuple():
+            return [_plain(name, each) for each in value]
+        case np.ndarray() | np.generic():
+            return _plain(name, value.tolist())
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    raise ValueError(f"{name!r} has a value of type {type(value).__name__}, which has no JSON form")
+
+
+_PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
+"""The modes that Pillow stores in a PNG without loss. It stores most others in a TIFF."""
+
+
+def encode_pixels(image: Any) -> bytes:
+    """Return an image of Pillow as a PNG, or as a TIFF if a PNG cannot hold its mode. Both are lossless.
+
+    Raises:
+        OSError: If neither format can hold its mode.
+    """
+    file = io.BytesIO()
+    image.save(file, "PNG" if image.mode in _PNG_MODES else "TIFF")
+    return file.getvalue()
+
+
+def encode_array(array: Any) -> bytes:
+    """Return an array as a ``.npy`` file.
+
+    Raises:
+        ValueError: If it holds Python objects.
+    """
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
+
+
+def split_contents(value: bytes) -> list[bytes]:
+    """Return the contents in a value that MosaicML Streaming and LitData write for a list of images.
+
+    The value has the number of contents and the size of each one, as uint32, and then the contents.
+
+    Raises:
+        ValueError: If the sizes do not match.
+    """
+    if len(value) < 4:
+        raise ValueError(f"a list of images has only {len(value)} bytes")
+    (num_contents,) = np.frombuffer(value, "<u4", 1).tolist()
+    start = 4 + 4 * num_contents
+    if len(value) < start:
+        raise ValueError(f"a list of {num_contents} images has only {len(value)} bytes")
+    ends = start + np.cumsum(np.frombuffer(value, "<u4", num_contents, 4), dtype=np.int64)
+    if len(value) != (int(ends[-1]) if num_contents else start):
+        raise ValueError(f"a list of images has {len(value)} bytes, which is not the sum of their sizes")
+    return [value[begin:end] for begin, end in zip([start, *ends[:-1].tolist()], ends.tolist(), strict=False)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """What the columns of a table become.
+
+    Attributes:
+        contents: The columns whose values are contents of files.
+        image: The one whose field has the name of its format alone, such as ``jpg``. The fields of the others have
+            names such as ``depth.png``.
+        label: The column with labels.
+        key: The column with keys.
+        others: The columns that become the ``json`` field.
+    """
+
+    contents: tuple[str, ...] = ()
+    image: str | None = None
+    label: str | None = None
+    key: str | None = None
+    others: tuple[str, ...] = ()
+
+
+def choose_columns(
+    path: Path, names: Sequence[str], *, contents: Sequence[str], labels: Sequence[str], options: SourceOptions
+) -> Columns:
+    """Return what each column becomes.
+
+    Args:
+        path: The table, for messages.
+        names: The names of all columns.
+        contents: Those whose values are contents of files.
+        labels: Those that are labels by their type.
+        options: The columns that the caller has chosen. Without a choice, the images are in the only column of contents
+            or in ``image``, the labels in the only column of labels or in ``label``, and samples are numbered.
+
+    Raises:
+        PackError: If there is no such column, or the choice is not clear.
+    """
+    for option in ("image_column", "label_column", "key_column"):
+        name = getattr(options, option)
+        if name is not None and name not in names:
+            raise PackError(
+                f"{path} has no column {name!r}, which --{option.replace('_', '-')} ({option}) names: it has "
+                f"{', '.join(names)}"
+            )
+    image = options.image_column or _choose(path, contents, "image", "image_column", "images")
+    label = options.label_column
+    if label is None and options.labels is None:
+        by_name = [name for name in ("label",) if name in names and name not in contents]
+        label = _choose(path, labels or by_name, "label", "label_column", "labels")
+    key = options.key_column
+    lower = [name.lower() for name in names]
+    if len({*lower}) != len(lower):
+        twice = sorted(name for name in names if lower.count(name.lower()) > 1)
+        raise PackError(
+            f"columns of {path} differ only in case ({', '.join(twice)}), but fields are lower case: rename one"
+        )
+    if image is not None and image not in contents:
+        raise PackError(f"the column {image!r} of {path} does not hold bytes: choose one of {', '.join(contents)}")
+    others = tuple(name for name in names if name not in contents and name not in (label, key))
+    return Columns(contents=tuple(contents), image=image, label=label, key=key, others=others)
+
+
+def name_field(columns: Columns, name: str, content: bytes, suffix: str) -> str:
+    """Return the name of the field for a content; ``IMAGE`` if it is the sample's image.
+
+    Args:
+        columns: The columns of the table.
+        name: The content's column. It may be followed by a dot and the number of the content.
+        content: The content.
+        suffix: The suffix of its file, "" if that is unknown.
+    """
+    if name == columns.image:
+        return IMAGE if find_format(content) is not None or not suffix else suffix
+    if not suffix:
+        suffix = "bin" if content and find_format(content) is None else find_field(content)
+    return f"{name.lower()}.{suffix}"
+
+
+def _choose(path: Path, candidates: Sequence[str], usual: str, option: str, what: str) -> str | None:
+    if usual in candidates:
+        return usual
+    if len(candidates) > 1:
+        raise PackError(
+            f"several columns of {path} may hold the {what} ({', '.join(candidates)}): choose one by "
+            f"--{option.replace('_', '-')} ({option})"
+        )
+    return candidates[0] if candidates else None
+
+
+INDEX = "index.json"
+
+_SPLITS = ("train", "val", "valid", "validation", "test")
+
+
+@dataclass(frozen=True, slots=True)
+class FileSeries:
+    """The files of a dataset in order.
+
+    Attributes:
+        names: The name of each file below the dataset.
+        ends: For each file, the number of samples up to its end.
+    """
+
+    names: tuple[str, ...]
+    ends: tuple[int, ...]
+
+    @classmethod
+    def of(cls, names: Sequence[str], nums_samples: Sequence[int]) -> FileSeries:
+        return cls(tuple(names), tuple(accumulate(nums_samples)))
+
+    def find(self, row: int) -> tuple[int, int]:
+        """Return which file has a sample, and the sample's number in that file."""
+        number = bisect_right(self.ends, row)
+        return number, row - (self.ends[number - 1] if number else 0)
+
+    def describe(self, row: int) -> str:
+        """Return what a sample is called in messages."""
+        number, sample = self.find(row)
+        return f"sample {sample} of {self.names[number]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexKind:
+    """How the ``index.json`` of a tool is recognised.
+
+    Attributes:
+        entries: The name of the list of files in the JSON object.
+        key: A key of each object in that list.
+        pattern: The files beside an ``index.json`` that is damaged.
+    """
+
+    entries: str
+    key: str
+    pattern: str
+
+
+def find_index(src: Path, kind: IndexKind) -> Evidence | None:
+    """Find the ``index.json`` of a tool in a directory, or in one of its splits."""
+    found = (src / split for split in (".", *_SPLITS) if _matches(src / split, kind))
+    return next((Evidence(folder / INDEX) for folder in found), None)
+
+
+def read_index(src: Path, kind: IndexKind) -> Mapping[str, Any]:
+    """Return the content of a directory's ``index.json``.
+
+    Raises:
+        PackError: If the directory consists of splits, or the file cannot be read.
+    """
+    if not (src / INDEX).is_file():
+        splits = _find_splits(src, kind)
+        raise PackError(
+            f"{src} holds the splits {', '.join(splits)}: pack each one, such as {src / splits[0] if splits else src}"
+        )
+    try:
+        found = parse_json(parse_location(src / INDEX).read_whole())
+    except (OSError, ValueError) as error:
+        raise PackError(f"{src / INDEX} cannot be read: {error}. Download or create it again") from error
+    return found if isinstance(found, dict) else {}
+
+
+@contextmanager
+def invalid_index_is_an_error(src: Path) -> Iterator[None]:
+    """Raise PackError if the block finds that a value of ``index.json`` is missing or has another type."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError) as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise PackError(f"{src / INDEX} is invalid: {what}. Download or create it again") from error
+
+
+def resolve_file(src: Path, name: object) -> Path:
+    """Return the path of a file that ``index.json`` names.
+
+    Raises:
+        PackError: If the name leads out of the directory.
+    """
+    if not isinstance(name, str) or not name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        raise PackError(f"{src / INDEX} names the file {name!r}, which is not below {src}: create {INDEX} again")
+    return src / name
+
+
+def has_size(path: Path, num_bytes: int) -> bool:
+    """Return whether a file exists and has at least a certain size."""
+    return path.is_file() and stat_file(str(path)).size >= num_bytes
+
+
+def check_size(src: Path, path: Path, num_bytes: int, *, at_least: bool = False) -> None:
+    """Check that a file has the size that ``index.json`` gives.
+
+    Args:
+        src: The dataset.
+        path: The file.
+        num_bytes: Its size in bytes.
+        at_least: Whether it may be larger.
+
+    Raises:
+        PackError: If it has another size, or does not exist.
+    """
+    try:
+        size = stat_file(str(path)).size
+    except OSError as error:
+        raise PackError(f"{path}, which {src / INDEX} names, cannot be read: {error.strerror or error}") from error
+    if size < num_bytes or (size > num_bytes and not at_least):
+        raise PackError(
+            f"{path} has {size} bytes, but {num_bytes} according to {src / INDEX}: download or create it again"
+        )
+
+
+def _find_splits(src: Path, kind: IndexKind) -> list[str]:
+    return [split for split in _SPLITS if _matches(src / split, kind)]
+
+
+def _matches(folder: Path, kind: IndexKind) -> bool:
+    if not (folder / INDEX).is_file():
+        return False
+    try:
+        found = parse_json(parse_location(folder / INDEX).read_whole())
+    except (OSError, ValueError):
+        return next(folder.glob(kind.pattern), None) is not None
+    entries = found.get(kind.entries) if isinstance(found, dict) else None
+    return isinstance(entries, list) and all(isinstance(entry, dict) and kind.key in entry for entry in entries)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from shardio.images import CONVERTIBLE, IMAGE_FIELDS, IMAGE_FORMATS
 from shardio.packing.sources.files import FileProblem
-from shardio.packing.sources.label_files import LabelFile
+from shardio.packing.sources.labels import ALL_SPLITS, LabelFile
 from shardio.packing.sources.layouts import Layout, OnIncomplete
-from shardio.packing.sources.splits import ALL_SPLITS
 from shardio.sample import Sample
 from shardio.storage import make_path
 
@@ -189,3 +189,59 @@ class SourceScan:
     classes: tuple[str, ...]
     ignored: Sequence[Path] = ()
     suffixed: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Rows of a table: see :class:`~shardio.packing.sources.source.SourceTable`.
+
+    Attributes:
+        table: The table.
+        rows: int64 [n], the rows in ascending order.
+        keys: Their keys.
+        tar_sizes: int64 [n], their sizes in a tar in bytes.
+    """
+
+    table: SourceTable
+    rows: NDArray[np.int64]
+    keys: Sequence[str]
+    tar_sizes: NDArray[np.int64]
+
+    @property
+    def root(self) -> str:
+        return self.table.root
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self.tar_sizes.sum())
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def sizes_in_tar(self) -> NDArray[np.int64]:
+        return self.tar_sizes
+
+    def digest(self) -> bytes:
+        return xxhash.xxh3_128(self.table.digest() + self.rows.tobytes()).digest()
+
+    def take(self, rows: NDArray[np.int64]) -> Sequence[SourceSample]:
+        return self.table.take(self.rows[rows])
+
+    def find_changes(self) -> Iterator[FileProblem]:
+        return self.table.find_changes()
+
+
+def divide(table: SourceTable, numbers: NDArray[np.int64], num_parts: int) -> list[Selection]:
+    """Return the rows of each part of a table.
+
+    Args:
+        table: The table.
+        numbers: int64 [n], the number of the part of each row.
+        num_parts: The number of parts.
+    """
+    sizes, selections = table.sizes_in_tar(), list[Selection]()
+    for number in range(num_parts):
+        rows = np.flatnonzero(numbers == number)
+        keys = [table.keys[row] for row in rows.tolist()]
+        selections.append(Selection(table=table, rows=rows, keys=keys, tar_sizes=sizes[rows]))
+    return selections

@@ -1,36 +1,35 @@
-"""Tars of WebDataset and packed datasets as a source, to check, tile, re-encode or label what they hold."""
+"""Tars of WebDataset and packed datasets as a source, to check, tile, re-encode, label or join what they hold."""
 
 from __future__ import annotations
 
 import os
 import re
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
+from types import TracebackType
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from shardio.classes import number_classes
 from shardio.errors import FormatError, PackError, SampleError
-from shardio.packing.copying import CopySource
-from shardio.packing.names import check_key
-from shardio.packing.sources.file_table import header_sizes
-from shardio.packing.sources.files import SourceFile, check_unchanged, stat_file
-from shardio.packing.sources.label_files import find_labels
+from shardio.packing.names import check_key, find_duplicate
+from shardio.packing.sources.files import SourceFile, check_unchanged, header_sizes, stat_file
+from shardio.packing.sources.labels import find_labels, select_files
 from shardio.packing.sources.records import RecordTable
 from shardio.packing.sources.source import Evidence, SourceOptions, SourceScan
-from shardio.packing.sources.splits import select_files
-from shardio.packing.uniting import refuse_duplicates
+from shardio.sample import Sample, number_classes
 from shardio.shards import (
     BLOCK,
     LABEL_FIELD,
     MANIFEST_NAME,
     Manifest,
+    PartCache,
+    Shard,
     ShardEntry,
     ShardTable,
     is_compressed,
@@ -38,6 +37,173 @@ from shardio.shards import (
     read_columns,
 )
 from shardio.storage import parse_location, read_as_utf8
+
+Settings = dict[str, str | int | None]
+"""The settings in a manifest."""
+
+_KEPT_SETTINGS = ("jpeg", "max_side", "quality")
+"""Settings that describe the images, and stay true when samples are moved to other shards."""
+
+
+def unite_classes(tables: Sequence[ShardTable]) -> tuple[str, ...]:
+    """Return the class names of several datasets, by label: the longest list. The others are its prefixes.
+
+    Raises:
+        PackError: If equal labels have different names, or only some datasets have names for their labels.
+    """
+    longest = max(tables, key=lambda table: len(table.manifest.classes))
+    names = longest.manifest.classes
+    for table in tables:
+        others = table.manifest.classes
+        for label, (name, other) in enumerate(zip(names, others, strict=False)):
+            if name != other:
+                raise PackError(
+                    f"label {label} is {name!r} in {describe(longest)} and {other!r} in {describe(table)}: pack the "
+                    "second one again with the class names of the first (--classes)"
+                )
+        if names and not others and LABEL_FIELD in table.manifest.fields:
+            raise PackError(
+                f"{describe(table)} has labels without class names, and {describe(longest)} has {len(names)} class "
+                "names, so it is unknown whether the labels mean the same: write the former again with class names "
+                "(shardio pack --classes, or ShardWriter(classes=…))"
+            )
+    return names
+
+
+def unite_fields(manifests: Sequence[Manifest]) -> tuple[str, ...]:
+    """Return the names of all fields, sorted."""
+    return tuple(sorted({field for manifest in manifests for field in manifest.fields}))
+
+
+def unite_settings(manifests: Sequence[Manifest]) -> Settings:
+    """Return the settings that describe the images of several datasets: those that are equal in all of them."""
+    first = manifests[0].pack
+    settings: Settings = {
+        name: first[name]
+        for name in _KEPT_SETTINGS
+        if name in first and all(name in each.pack and each.pack[name] == first[name] for each in manifests)
+    }
+    return settings | count_tiled(manifests)
+
+
+def count_tiled(manifests: Sequence[Manifest]) -> Settings:
+    """Return the number of tiled samples of several datasets as a setting; nothing if it is unknown."""
+    counts = [manifest.pack.get("num_tiled") for manifest in manifests]
+    known = [count for count in counts if isinstance(count, int)]
+    return {"num_tiled": sum(known)} if len(known) == len(counts) else {}
+
+
+def refuse_duplicates(tables: Sequence[ShardTable]) -> None:
+    """Raise PackError if two samples of some datasets have the same key."""
+    if found := find_duplicate(tables):
+        key, first, second = found
+        prefix = "" if first == second else ", or put the tar's name before each key: shardio pack --prefix-keys"
+        raise PackError(
+            f"two samples have the key {key!r}: one in {first}, one in {second}. Keys must differ, because readers "
+            f"take adjacent members with one key for one sample: rename or remove one of them{prefix}"
+        )
+
+
+def describe(table: ShardTable) -> str:
+    """Return a dataset's name for messages."""
+    return str(table.tars[0].folder) if len(table.tars) > 1 else str(table.tars[0])
+
+
+MAX_OPEN = 256
+"""The maximum number of open shards."""
+
+MAX_SAMPLES = 256
+"""The maximum number of samples that are read together."""
+
+MAX_BYTES = 32 * 2**20
+"""The maximum number of bytes that are read together, unless one sample has more."""
+
+
+class CopySource:
+    """The samples of one or more datasets, numbered through. A context manager closes their shards.
+
+    Args:
+        tables: The datasets.
+    """
+
+    def __init__(self, tables: Sequence[ShardTable]) -> None:
+        self._files = [pair for table in tables for pair in zip(table.tars, table.indexes, strict=True)]
+        self._stops = np.cumsum([entry.num_samples for table in tables for entry in table.manifest.shards])
+        self._parts = PartCache()
+        self._open = OrderedDict[int, Shard]()
+
+    def __len__(self) -> int:
+        return int(self._stops[-1])
+
+    def read(self, order: NDArray[np.int64] | None = None) -> Iterator[Sample]:
+        """Yield samples with all their fields, sorted by name. Memory is bounded.
+
+        Args:
+            order: int64 [n], the samples' numbers; by default, all in their order.
+
+        Raises:
+            SampleError: If a sample is damaged or cannot be read.
+            StaleIndexError: If a tar has changed since it was indexed.
+        """
+        num_samples = len(self) if order is None else len(order)
+        for first in range(0, num_samples, MAX_SAMPLES):
+            stop = min(first + MAX_SAMPLES, num_samples)
+            numbers = np.arange(first, stop) if order is None else order[first:stop]
+            shards = np.searchsorted(self._stops, numbers, side="right")
+            sizes = self._measure(shards, numbers)
+            start = 0
+            while start < len(numbers):
+                within = np.cumsum(sizes[start:]) <= MAX_BYTES
+                stop = start + max(1, int(np.count_nonzero(within)))
+                yield from self._read_together(shards[start:stop], numbers[start:stop])
+                start = stop
+
+    def _measure(self, shards: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of bytes of the contents of some samples, int64 [n]."""
+        sizes = np.zeros(len(numbers), np.int64)
+        for shard_id in np.unique(shards).tolist():
+            rows = shards == shard_id
+            index = self._shard(shard_id).index
+            starts, stops, _ = index.locate(self._within(shard_id, numbers[rows]), index.header.fields)
+            sizes[rows] = (stops - starts).sum(axis=1)
+        return sizes
+
+    def _read_together(self, shards: NDArray[np.int64], numbers: NDArray[np.int64]) -> list[Sample]:
+        found = dict[int, Sample]()
+        for shard_id in np.unique(shards).tolist():
+            shard, rows = self._shard(shard_id), np.flatnonzero(shards == shard_id)
+            samples = self._within(shard_id, numbers[rows])
+            fields, keys = shard.index.header.fields, shard.index.keys(samples)
+            columns = shard.read_many(samples, fields, np.ones(len(samples), np.bool_))
+            for i, row in enumerate(rows.tolist()):
+                contents = {field: column[i] for field, column in zip(fields, columns, strict=True)}
+                there = {field: content for field, content in contents.items() if content is not None}
+                found[row] = Sample(key=keys[i], fields=there, origin=str(shard.tar.location))
+        return [found[row] for row in range(len(numbers))]
+
+    def _within(self, shard_id: int, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the indices of samples in their shard."""
+        first = int(self._stops[shard_id - 1]) if shard_id else 0
+        return numbers - first
+
+    def _shard(self, shard_id: int) -> Shard:
+        if shard_id not in self._open:
+            while len(self._open) >= MAX_OPEN:
+                self._open.popitem(last=False)[1].close()
+            self._open[shard_id] = Shard(*self._files[shard_id], self._parts)
+        self._open.move_to_end(shard_id)
+        return self._open[shard_id]
+
+    def __enter__(self) -> CopySource:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for shard in self._open.values():
+            shard.close()
+        self._open.clear()
+
 
 _TAR = re.compile(r".+\.(tar(\.\w+)?|tgz)", re.IGNORECASE)
 """The names of tars, also of compressed ones, which are refused with what to do."""

@@ -17,21 +17,21 @@ from weakref import WeakKeyDictionary
 import xxhash
 
 from shardio.errors import StoreError
-from shardio.locks import WorkLock
-from shardio.storage.cache.budget import COPY_SUFFIX, Budget
-from shardio.storage.cache.bundles import make_tail, size_in_bundle
-from shardio.storage.cache.cached_copy import BLOCK, CachedCopy
-from shardio.storage.cache.settings import (
+from shardio.files import WorkLock
+from shardio.storage.cache.copies import BLOCK, CachedCopy, make_tail, size_in_bundle
+from shardio.storage.options import (
+    COPY_SUFFIX,
+    Budget,
     CacheSettings,
+    RemoteOptions,
     choose_size,
     find_cache_folder,
     find_file_mode,
     make_cache_folder,
 )
-from shardio.storage.remote.attempts import Attempts, NoRangesError
+from shardio.storage.remote.backends import Attempts, NoRangesError
 from shardio.storage.remote.messages import BundledFile, Fill, FillFiles, OpenCached, Request, Stat
 from shardio.storage.remote.operations import UNVERSIONED, copy_range, copy_whole, read_version, stat
-from shardio.storage.remote.options import RemoteOptions
 from shardio.storage.store import FileStat, ReplacedError
 
 PIECE = 8 * 2**20

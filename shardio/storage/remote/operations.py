@@ -2,26 +2,85 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardio.storage.remote.attempts import Attempts
-from shardio.storage.remote.backends import TIMEOUTS_PER_REQUEST
-from shardio.storage.remote.etags import is_md5_of
+from shardio.storage.remote.backends import TIMEOUTS_PER_REQUEST, Attempts
 from shardio.storage.remote.failures import FailedRequestError, Kind, RequestFailure, is_refused_head
-from shardio.storage.remote.messages import Create, ListFolder, ReadRanges, Remove, Request, Stat, Walk, Write
-from shardio.storage.remote.uploads import compare_upload
-from shardio.storage.remote.urls import identify
+from shardio.storage.remote.messages import Create, ListFolder, ReadRanges, Remove, Request, Stat, Walk, Write, identify
 from shardio.storage.store import FileStat, ReplacedError
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult, ObjectMeta
     from obstore.store import ObjectStore as Backend
+
+
+_MD5 = re.compile(r'"?(?P<digest>[0-9a-f]{32})(?P<parts>-\d+)?"?')
+
+
+def is_md5_of(e_tag: str | None, parts: Iterable[bytes | memoryview]) -> bool:
+    """Return whether an ETag is the MD5 of a content or, after a multipart upload, the MD5 of its parts' MD5s.
+
+    Args:
+        e_tag: The ETag.
+        parts: The content, in the parts that were uploaded.
+    """
+    tag = _MD5.fullmatch(e_tag or "")
+    if tag is None:
+        return False
+    digests = [hashlib.md5(part, usedforsecurity=False) for part in parts]
+    if tag["parts"]:
+        return (
+            tag["digest"] == hashlib.md5(b"".join(each.digest() for each in digests), usedforsecurity=False).hexdigest()
+        )
+    return [tag["digest"]] == [each.hexdigest() for each in digests]
+
+
+def compare_upload(backend: Backend, key: str, path: Path, e_tag: str | None, part_size: int | None) -> str | None:
+    """Return what is wrong with an uploaded object, or None if it has the file's content.
+
+    If its ETag is the MD5 of the content, as in S3 without encryption by KMS, nothing is read back. For a multipart
+    upload, that is the MD5 of its parts' MD5s.
+
+    Args:
+        backend: The store.
+        key: The object's key.
+        path: The local file.
+        e_tag: The ETag that the store returned for the upload.
+        part_size: The size of its parts in bytes; None if it was uploaded at once.
+    """
+    import obstore
+
+    found = obstore.head(backend, key)
+    expected = path.stat().st_size
+    if found["size"] != expected:
+        return f"the uploaded object has {found['size']} bytes, expected {expected}"
+    if e_tag is not None and found["e_tag"] not in (None, e_tag):
+        return None  # Another process has replaced it since.
+    with path.open("rb") as file:
+        # An empty file has one part.
+        parts = [b""] if not expected else iter(lambda: file.read(part_size or -1), b"")
+        if is_md5_of(found["e_tag"], parts):
+            return None
+    return None if _equals(backend, key, path) else "the uploaded object's content differs from the file's"
+
+
+def _equals(backend: Backend, key: str, path: Path) -> bool:
+    import obstore
+
+    with path.open("rb") as file:
+        for piece in obstore.get(backend, key).stream():
+            if file.read(len(piece)) != bytes(piece):
+                return False
+        return not file.read(1)
+
 
 PROGRESS = 2**18
 """Bytes that arrive together. A broken transfer is resumed from the last of them."""

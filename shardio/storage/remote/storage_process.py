@@ -26,9 +26,10 @@ import obstore.exceptions
 import obstore.store  # noqa: F401  # Now, because threads that import it at the same time would see a part of it.
 
 from shardio.storage.cache.filling import Filler
+from shardio.storage.options import RemoteOptions
 from shardio.storage.remote import operations
-from shardio.storage.remote.attempts import Attempts
-from shardio.storage.remote.connection import StorageConnection, greet, read_process_id
+from shardio.storage.remote.backends import Attempts
+from shardio.storage.remote.client import StorageConnection, greet, read_process_id
 from shardio.storage.remote.messages import (
     Arrived,
     Create,
@@ -47,9 +48,8 @@ from shardio.storage.remote.messages import (
     Stat,
     Walk,
     Write,
+    check_key,
 )
-from shardio.storage.remote.options import RemoteOptions
-from shardio.storage.remote.urls import check_key
 
 MAX_THREADS = 64
 """How many ranges are read at a time at most, from all stores together."""

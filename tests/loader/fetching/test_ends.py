@@ -22,9 +22,9 @@ import torch.utils.data
 from torch._C import _error_if_any_worker_fails, _remove_worker_pids, _set_worker_pids
 
 from shardio import DataLoader, WorkerError
-from shardio.loader.fetching.deaths import describe_death
-from shardio.loader.processes.deaths import describe_exit
-from shardio.loader.slots import budget
+from shardio.loader import buffers
+from shardio.loader.fetching.worker_processes import describe_death
+from shardio.loader.processes.fork_server import describe_exit
 from tests.files import count_open_files
 
 NUM_LOADERS = 1000
@@ -166,12 +166,12 @@ class Endless(torch.utils.data.IterableDataset[Any]):
 
 
 def test_slots_are_fewer_if_memory_is_short_and_an_error_if_two_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "find_available_bytes", lambda: 12 * 4 * 800_000)  # A half is for two workers' slots.
+    monkeypatch.setattr(buffers, "find_available_bytes", lambda: 12 * 4 * 800_000)  # A half is for two workers' slots.
     batches = iter(DataLoader(Endless(), 4, num_workers=2, prefetch_factor=10))
     for _ in range(30):
         next(batches)
     assert len(find_mappings()) <= 8
-    monkeypatch.setattr(budget, "find_available_bytes", lambda: 4_000_000)
+    monkeypatch.setattr(buffers, "find_available_bytes", lambda: 4_000_000)
     batches = iter(DataLoader(Endless(), 4, num_workers=2))
     with pytest.raises(MemoryError, match=r"two batches of 3 MB do not fit into the 4 MB .* use a smaller batch_size"):
         next(batches)

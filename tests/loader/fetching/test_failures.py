@@ -19,8 +19,8 @@ import torch.utils.data
 from torch.utils.data import IterableDataset
 
 from shardio import DataLoader, StateError, WorkerError
-from shardio.loader.fetching import worker_processes, worker_threads
-from shardio.loader.slots import budget
+from shardio.loader import buffers
+from shardio.loader.fetching import worker_processes, workers
 from tests.processes import run_python
 
 JOIN_S = 60.0
@@ -136,7 +136,7 @@ def test_ctrl_c_while_a_batch_is_collated_does_not_lose_it(dataset: Any) -> None
 
 def test_no_batch_is_lost_in_any_order_if_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then fewer batches than workers may be fetched at a time."""
-    monkeypatch.setattr(budget, "find_available_bytes", lambda: 150_000)
+    monkeypatch.setattr(buffers, "find_available_bytes", lambda: 150_000)
     large = [np.full(2000, number) for number in range(40)]
     with pytest.warns(RuntimeWarning, match="memory is short: only 1 of 2 workers can fetch at a time"):
         received = list(DataLoader(large, 4, num_workers=2, in_order=False))
@@ -199,7 +199,7 @@ def test_the_error_of_an_initialisation_is_that_of_the_first_batch(method: str) 
 
 def test_threads_are_awaited_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing waits for as long as one of them may take, not for the sum."""
-    monkeypatch.setattr(worker_threads, "JOIN_S", 0.2)
+    monkeypatch.setattr(workers, "JOIN_S", 0.2)
     all_fetch, may_end = threading.Barrier(5), threading.Event()
 
     def block() -> None:

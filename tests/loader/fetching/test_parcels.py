@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from shardio.loader.slots.memory import MIN_BYTES
-from shardio.loader.slots.parcels import Arena, pack, unpack
-from shardio.loader.slots.structures import Memory
+from shardio.loader.memory import MIN_BYTES
+from shardio.loader.pickles import Arena, Memory, pack, unpack
 from tests.loader.fetching.programs import VALUES, describe
 
 _DTYPES = [torch.uint8, torch.bool, torch.int64, torch.float16, torch.bfloat16, torch.float64, torch.complex64]

@@ -17,8 +17,8 @@ import torch
 import torch.utils.data
 
 from shardio import DataLoader, ImageFolder, SharedList
-from shardio.loader.fetching.job import FetchJob
-from shardio.loader.fetching.shared_job import SharedJob
+from shardio.loader.fetching.fetchers import FetchJob
+from shardio.loader.fetching.worker_process import SharedJob
 from tests.loader.fetching.programs import as_list
 from tests.processes import forkserver_context
 

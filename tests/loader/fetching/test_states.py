@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,

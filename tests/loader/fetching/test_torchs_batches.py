@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch.utils.data
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from shardio import DataLoader
 from tests.loader.fetching.programs import Program, describe, programs, run, seed_all

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from shardio import PackError
-from shardio.packing import PackProgress, PackSettings, pack_source
+from shardio.packing import PackSettings, pack_source
+from shardio.progress import PackProgress
 
 
 def assert_change_is_refused(source: Path, out: Path, change: Callable[[Path], object], message: str) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 import shardio
 from shardio import PackError
-from shardio.packing import PackProgress, PackSettings, pack_source
+from shardio.packing import PackSettings, pack_source
+from shardio.progress import PackProgress
 from tests.files import read_files
 from tests.sources import encode
 from tests.tars import by_key

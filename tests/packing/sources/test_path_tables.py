@@ -14,7 +14,8 @@ import pytest
 
 import shardio
 from shardio import PackError
-from shardio.packing import PackProgress, PackSettings, RunOptions, pack_source
+from shardio.packing import PackSettings, RunOptions, pack_source
+from shardio.progress import PackProgress
 from tests.files import read_files
 from tests.packing.test_label_files import write_csv, write_json_lines
 from tests.sources import encode

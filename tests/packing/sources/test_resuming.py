@@ -12,7 +12,8 @@ import pytest
 
 import shardio
 from shardio.libraries import import_torchvision
-from shardio.packing import PackProgress, PackSettings, RunOptions, pack_source
+from shardio.packing import PackSettings, RunOptions, pack_source
+from shardio.progress import PackProgress
 from tests.files import read_files
 from tests.sources import write_images
 

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 import shardio
 from shardio import PackError
 from shardio.cli.main import app
-from shardio.packing import PackProgress, PackSettings, pack_source, reshard
+from shardio.packing import PackSettings, pack_source, reshard
+from shardio.progress import PackProgress
 from tests.files import read_files
 from tests.sources import encode, write_images
 from tests.tars import by_key, write_tar

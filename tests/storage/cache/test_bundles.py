@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from shardio.storage import parse_location
-from shardio.storage.cache.bundles import HASH_BYTES, MEAN_BYTES, cut_bundles, hash_content, make_tail, size_in_bundle
-from shardio.storage.cache.cached_copy import BLOCK
+from shardio.storage.cache.copies import (
+    BLOCK,
+    HASH_BYTES,
+    MEAN_BYTES,
+    cut_bundles,
+    hash_content,
+    make_tail,
+    size_in_bundle,
+)
 from shardio.storage.listing import Listing, make_listing
 
 FOLDER = parse_location("s3://bucket/images")

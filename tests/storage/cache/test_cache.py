@@ -22,7 +22,7 @@ from shardio.errors import SampleError
 from shardio.sample import Sample
 from shardio.shards import MANIFEST_NAME, Manifest, write_manifest, write_shard
 from shardio.storage import Location, RemoteAccess, make_access, parse_location
-from shardio.storage.cache.budget import COPY_SUFFIX
+from shardio.storage.options import COPY_SUFFIX
 from shardio.storage.remote.client import client
 from tests.faults.proxy import FaultProxy, Script
 from tests.servers.fixtures import seaweedfs_server

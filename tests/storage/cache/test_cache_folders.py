@@ -40,10 +40,10 @@ except OSError as error:
 @pytest.mark.parametrize("num_free", [0, 4096, 8192, 16384, 57344])
 def test_a_full_disk_is_named_whatever_is_written(tmp_path: Path, num_free: int) -> None:
     script = 'mount -t tmpfs -o size=1m,mode=700 none "$0" && "$@"'
-    mount = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, tmp_path]
+    mount = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, str(tmp_path)]
     if subprocess.run([*mount, "true"], check=False, capture_output=True).returncode:
         pytest.skip("this system does not let users mount file systems")
-    fill = [*mount, sys.executable, "-c", FILL_AND_READ, tmp_path, str(num_free)]
+    fill = [*mount, sys.executable, "-c", FILL_AND_READ, str(tmp_path), str(num_free)]
     found = subprocess.check_output(fill, text=True)
     remedy = "Free some space, set cache_size, or set cache to a folder on another disk"
     assert found == f"[Errno 28] No space left on device: cannot write to the cache {tmp_path}. {remedy}\n"

@@ -7,10 +7,9 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from shardio.storage.cache.cached_copy import BLOCK, CachedCopy
+from shardio.storage.cache.copies import BLOCK, CachedCopy
 
 SIZE = 20 * BLOCK + 77
 CONTENT = np.random.default_rng(0).bytes(SIZE)

@@ -18,9 +18,9 @@ from shardio import DataLoader, ShardDataset, ShardWriter
 from shardio.sample import Sample
 from shardio.shards import MANIFEST_NAME, Manifest, write_manifest, write_shard
 from shardio.storage import Location, make_access, parse_location
-from shardio.storage.cache.budget import COPY_SUFFIX
-from shardio.storage.cache.cached_copy import BLOCK
+from shardio.storage.cache.copies import BLOCK
 from shardio.storage.cache.filling import name_copy
+from shardio.storage.options import COPY_SUFFIX
 from tests.servers.fixtures import WebServer, nginx_server
 from tests.storage.cache.test_cache import cached, put
 

@@ -18,12 +18,12 @@ import pytest
 import typer
 
 from shardio import ImageFolder, ShardDataset
-from shardio.cli.storage_options import read_remote_arguments
+from shardio.cli.options import read_remote_arguments
 from shardio.errors import StoreError
 from shardio.storage import Location, RemoteAccess, make_access, parse_location
-from shardio.storage.cache.budget import COPY_SUFFIX
-from shardio.storage.cache.cached_copy import BLOCK, CachedCopy
+from shardio.storage.cache.copies import BLOCK, CachedCopy
 from shardio.storage.cache.filling import name_copy
+from shardio.storage.options import COPY_SUFFIX
 from tests.storage.cache.test_cache import put
 from tests.test_trust import OTHER_USER, as_root, mode_of, umask
 
@@ -167,7 +167,7 @@ def test_commands_share_a_cache_only_if_they_are_told_to(tmp_path: Path) -> None
 
 CHANGE_AS_ANOTHER_USER = textwrap.dedent("""
     import os, sys
-    from shardio.storage.cache.cached_copy import CachedCopy
+    from shardio.storage.cache.copies import CachedCopy
     os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))
     copy = CachedCopy(path=sys.argv[2], size=int(sys.argv[3]), is_shared=True)
     (found,) = copy.read([0], [copy.size])

@@ -17,9 +17,9 @@ from huggingface_hub import HfFileSystem, get_hf_file_metadata, hf_hub_url
 
 from shardio.errors import LocationError, StoreError
 from shardio.storage import Location, RemoteAccess, ReplacedError, parse_location
+from shardio.storage.options import RemoteOptions, make_options
 from shardio.storage.remote.client import client
-from shardio.storage.remote.hub_repository import HubRepository
-from shardio.storage.remote.options import RemoteOptions, make_options
+from shardio.storage.remote.hub import HubRepository
 from tests.faults.proxy import FaultProxy, Script
 from tests.servers.fake_hub import FakeHub
 from tests.servers.fake_hub_program import READER, STRANGER

@@ -20,10 +20,10 @@ import pytest
 from torch.utils.data import DataLoader, Dataset
 
 from shardio.storage import Location, make_access, parse_location
-from shardio.storage.remote.attempts import MAX_START_DELAY_S, bound_start_delay
+from shardio.storage.options import RemoteOptions
+from shardio.storage.remote.backends import MAX_START_DELAY_S, bound_start_delay
 from shardio.storage.remote.client import Client, client
 from shardio.storage.remote.messages import Create, ReadWhole, Stat
-from shardio.storage.remote.options import RemoteOptions
 from shardio.storage.remote.storage_process import MAX_STORES
 from tests.servers.fixtures import seaweedfs_server
 from tests.servers.server import Server
@@ -244,9 +244,9 @@ def test_only_the_first_request_to_a_store_waits(world_size: int, num_waits: int
     program = textwrap.dedent(f"""
         import socket, time
         from pathlib import Path
-        from shardio.storage.remote.attempts import bound_start_delay
+        from shardio.storage.remote.backends import bound_start_delay
         from shardio.storage.remote.messages import Stat
-        from shardio.storage.remote.options import RemoteOptions
+        from shardio.storage.options import RemoteOptions
         from shardio.storage.remote.storage_process import StorageProcess
         waits = []
         time.sleep = waits.append

@@ -14,13 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from shardio.storage import Location, parse_location
-from shardio.storage import listing as listing_module
-from shardio.storage.cache import budget
+from shardio.storage import Location, listing as listing_module, options, parse_location
 from shardio.storage.listing import list_files, open_listing
-from shardio.storage.remote import connection as connection_module
-from shardio.storage.remote.client import client
-from shardio.storage.remote.connection import read_process_id
+from shardio.storage.remote import client as connection_module
+from shardio.storage.remote.client import client, read_process_id
 from tests.faults.proxy import FaultProxy, Script
 from tests.servers.fixtures import seaweedfs_server
 from tests.servers.server import Server
@@ -114,11 +111,11 @@ def test_a_long_answer_is_awaited(
 def test_a_lock_of_a_suspended_process_does_not_stop_making_room(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(budget, "PATIENCE_S", 0.2)
-    old = tmp_path / f"old{budget.COPY_SUFFIX}"
+    monkeypatch.setattr(options, "PATIENCE_S", 0.2)
+    old = tmp_path / f"old{options.COPY_SUFFIX}"
     old.write_bytes(bytes(1_000_000))
-    with suspended_holder(tmp_path / budget.LOCK_NAME):
-        within(lambda: budget.Budget(tmp_path, 500_000).reserve(100_000, ""))
+    with suspended_holder(tmp_path / options.LOCK_NAME):
+        within(lambda: options.Budget(tmp_path, 500_000).reserve(100_000, ""))
     assert not old.exists()
 
 

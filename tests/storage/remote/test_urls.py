@@ -8,7 +8,7 @@ import pytest
 
 from shardio.errors import LocationError
 from shardio.storage import make_access, parse_location
-from shardio.storage.remote.urls import split_url
+from shardio.storage.remote.messages import split_url
 
 
 @pytest.mark.parametrize(

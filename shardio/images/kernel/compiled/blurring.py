@@ -1,7 +1,7 @@
 """Gaussian blur: each pixel becomes a weighted mean of its neighbours, down first and then across, with 32-bit floats.
 
 The sum is added up from the middle outwards, so a computation with the same steps gives the same pixels: see
-:mod:`shardio.images.blurring`. torchvision adds up in another order, so its pixels may differ by 1.
+:mod:`shardio.images.editing_by_pillow`. torchvision adds up in another order, so its pixels may differ by 1.
 """
 
 from __future__ import annotations

@@ -1,0 +1,356 @@
+"""Unreadable samples: the user's policy, the quarantine file and the replacements."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.errors import SampleError, Stage, as_sample_error, is_marked, mark_sample, move_mark
+from shardio.order import Words, derive_rng_key, make_rng_key, random_words
+from shardio.process import let_through
+from shardio.shared import SharedCount
+from shardio.world import find_worker
+
+
+def check_quarantine(quarantine: str | os.PathLike[str]) -> Path:
+    """Check that a quarantine file can be written, and return its absolute path.
+
+    The file is created with the first bad sample, not here.
+
+    Raises:
+        TypeError: If the argument is not a path.
+        ValueError: If the file cannot be written.
+    """
+    try:
+        path = Path(quarantine).absolute()
+    except TypeError:
+        raise TypeError(f"quarantine must be a file path, got {quarantine!r}") from None
+    if path.is_dir():
+        why = "it is a directory"
+    elif not path.parent.is_dir():
+        why = f"the directory {path.parent} does not exist"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        why = "permission denied"
+    else:
+        return path
+    raise ValueError(
+        f"quarantine={str(quarantine)!r} cannot be written: {why}. Replaced and skipped samples are logged "
+        "there: choose a writable file in an existing directory"
+    )
+
+
+def append_entry(path: Path, entry: dict[str, Any]) -> None:
+    """Append an entry to the quarantine file.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    line = json.dumps(entry, ensure_ascii=False).encode(errors="surrogateescape") + b"\n"
+    try:
+        # A single short write in append mode, so that lines of several processes do not mix.
+        with path.open("ab", buffering=0) as file:
+            if file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        let_through(error)
+        what = f"sample {entry['key'] or entry['sample']} cannot be read, and the quarantine file cannot be written"
+        raise OSError(error.errno, f"{what}: {error.strerror or error}", str(path)) from error
+
+
+OnError = Literal["raise", "replace", "skip"]
+
+MAX_REPLACEMENTS = 10
+"""How many replacements are tried for one sample. If all of them are unreadable, the storage is probably at fault."""
+
+MAX_NAMED = 8
+"""How many samples an error about a whole batch names."""
+
+Describe = Callable[[int], tuple[str, str]]
+"""A function from a sample's index to its key and location."""
+
+
+class BadSamples:
+    """A policy for unreadable samples.
+
+    Args:
+        on_error: ``replace`` uses another sample instead. ``skip`` leaves the sample out, so its batch is smaller.
+        quarantine: The file that logs replaced and skipped samples.
+        num_samples: The number of samples in the dataset.
+        stages: What may fail: other errors are raised.
+
+    Attributes:
+        on_error: As above.
+    """
+
+    def __init__(
+        self, on_error: Literal["replace", "skip"], quarantine: Path, num_samples: int, stages: Collection[Stage]
+    ) -> None:
+        self.on_error = on_error
+        self._stages = frozenset(stages)
+        self._quarantine = quarantine
+        self._num_samples = num_samples
+        self._count = SharedCount(0)
+
+    def find(self, error: BaseException) -> SampleError | None:
+        """Return the error as that of a sample to replace or leave out; None if the error must be raised."""
+        return as_sample_error(error, self._stages)
+
+    def decide(
+        self,
+        error: SampleError,
+        index: int,
+        replacement_rng_key: np.uint64,
+        num_tries: int,
+        *,
+        epoch: int | None,
+        describe: Describe | None,
+    ) -> int | None:
+        """Return the index of the sample to read instead, or None to leave the sample out.
+
+        Args:
+            error: The error of the unreadable sample.
+            index: The index of the unreadable sample.
+            replacement_rng_key: Draws the replacement. Like the rng key of the transforms, it belongs to the row.
+            num_tries: The number of replacements already tried for this row.
+            epoch: The epoch, if known.
+            describe: Returns a sample's key and location; None if the dataset cannot.
+
+        Raises:
+            SampleError: If too many replacements were tried, or there is no other sample.
+            OSError: If the quarantine file cannot be written.
+        """
+        if self.on_error == "replace" and self._num_samples == 1:
+            raise error
+        if num_tries == MAX_REPLACEMENTS:
+            raise SampleError(
+                f"{error} (all {num_tries} attempts to replace the sample failed: check the files and the storage)",
+            ) from error
+        entry = {"key": error.key, "where": error.where, "error": str(error), "sample": index, "epoch": epoch}
+        if self.on_error == "skip":
+            append_entry(self._quarantine, {**entry, "action": "skipped"})
+            return None
+        replacement = self._draw(index, replacement_rng_key, num_tries)
+        key = None if describe is None else describe(replacement)[0]
+        replaced = {"action": "replaced", "replacement": replacement, "replacement_key": key}
+        append_entry(self._quarantine, {**entry, **replaced})
+        return replacement
+
+    def begin_count(self, num_workers: int, *, are_new: bool) -> None:
+        """Reset the count before an epoch of workers that are new or still running."""
+        if are_new:
+            self._count = SharedCount(num_workers)
+        else:
+            self._count.clear()
+
+    def count_one(self) -> None:
+        """Count one replaced or skipped sample in this worker."""
+        self._count.add_one(find_worker().worker_id)
+
+    def warn_of_counted(self, epoch: int | None) -> None:
+        """Warn like :meth:`warn`, with the count of the workers."""
+        self.warn(self._count.total, epoch)
+
+    def warn(self, num_bad: int, epoch: int | None) -> None:
+        """Warn of an epoch's bad samples, if there are any. Call this at the end of the epoch."""
+        if num_bad:
+            done = "replaced" if self.on_error == "replace" else "skipped"
+            when = "" if epoch is None else f" in epoch {epoch}"
+            said = f"unreadable samples {done}{when}: {num_bad}. {self._quarantine} lists them with their errors"
+            warnings.warn(said, RuntimeWarning, stacklevel=3)
+
+    def _draw(self, index: int, replacement_rng_key: np.uint64, num_tries: int) -> int:
+        """Return the index of another sample."""
+        stream = derive_rng_key(np.array([replacement_rng_key], np.uint64), make_rng_key(0, "replace"))
+        word = random_words(stream, np.array([num_tries], dtype=np.uint64))
+        other = int(word[0] % np.uint64(self._num_samples))
+        return (other + 1) % self._num_samples if other == index else other
+
+
+def all_skipped(keys: Sequence[str]) -> SampleError:
+    """Return the error for a batch whose samples were all skipped, from their keys."""
+    named = ", ".join(keys[:MAX_NAMED]) + (f" and {len(keys) - MAX_NAMED} more" if len(keys) > MAX_NAMED else "")
+    return SampleError(
+        f"all samples of a batch were skipped ({named}), so the batch is empty: repair or remove these samples, or use "
+        "on_error='replace'"
+    )
+
+
+Read = Callable[[NDArray[np.int64], Words], Sequence[Any]]
+"""A function that reads n samples, given their indices and rng keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A placeholder for a sample that was left out."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A placeholder for a sample that cannot be made, so that the others are still delivered."""
+
+    error: Exception
+
+
+def read_around(
+    bad_samples: BadSamples | None,
+    read: Read,
+    indices: NDArray[np.int64],
+    rng_keys: Words,
+    replacement_rng_keys: Words,
+    *,
+    epoch: int | None,
+    describe: Describe | None,
+    keeps_broken: bool = False,
+) -> list[Any]:
+    """Read samples; replace or leave out unreadable ones.
+
+    Args:
+        bad_samples: The policy for unreadable samples; None raises their errors.
+        read: Reads n samples, given their indices and rng keys.
+        indices: int64 [n].
+        rng_keys: uint64 [n].
+        replacement_rng_keys: uint64 [n], the rng keys that draw replacements.
+        epoch: The epoch, if known.
+        describe: Returns a sample's key and location; None if the dataset cannot.
+        keeps_broken: Whether to return errors as Broken in their samples' rows instead of raising them.
+
+    Returns:
+        n samples, with Skipped in the rows of samples that were left out.
+
+    Raises:
+        Exception: If a sample cannot be read, and neither the policy nor ``keeps_broken`` covers it.
+    """
+    if bad_samples is not None:
+        read = _convert_errors(read, bad_samples)
+    if keeps_broken:
+        read = _isolate_errors(read)
+    rows, indices, num_tries = np.arange(len(indices)), indices.copy(), Counter[int]()
+    samples: list[Any] = [None] * len(indices)
+    while True:
+        try:
+            values = read(indices[rows], rng_keys[rows]) if len(rows) else []
+            break
+        except SampleError as error:
+            row = int(rows[error.row])
+            index, tries = int(indices[row]), num_tries[row]
+            try:
+                if bad_samples is None or bad_samples.find(error) is None:
+                    raise
+                other = bad_samples.decide(
+                    error, index, replacement_rng_keys[row], tries, epoch=epoch, describe=describe
+                )
+            except SampleError as final:
+                if not keeps_broken:
+                    raise
+                samples[row] = Broken(final)
+                rows = np.delete(rows, error.row)
+                continue
+            bad_samples.count_one()
+            num_tries[row] += 1
+            if other is None:
+                samples[row] = Skipped(error.key or str(index))
+                rows = np.delete(rows, error.row)
+            else:
+                indices[row] = other
+    for row, value in zip(rows.tolist(), values, strict=True):
+        samples[row] = value
+    return samples
+
+
+def read_samples(dataset: Any, indices: NDArray[np.int64]) -> list[Any]:
+    """Return samples of any map-style dataset.
+
+    Args:
+        dataset: The dataset.
+        indices: int64 [n].
+
+    Raises:
+        Exception: The dataset's error, which says or is marked with the sample at fault.
+    """
+    read_several = getattr(dataset, "__getitems__", None)
+    if callable(read_several):
+        try:
+            return list(read_several(indices.tolist()))
+        except Exception as error:
+            let_through(error)
+            # It does not say which of these samples failed: read them one by one to find it.
+    samples = list[Any]()
+    for row, index in enumerate(indices.tolist()):
+        try:
+            samples.append(read_several([index])[0] if callable(read_several) else dataset[index])
+        except SampleError as error:  # noqa: PERF203  # Each sample may fail.
+            raise error.at_row(row) from error
+        except Exception as error:
+            let_through(error)
+            if is_marked(error):
+                move_mark(error, row)
+            else:
+                mark_sample(error, "read", row, str(index), type(dataset).__name__, "while getting sample")
+            raise
+    return samples
+
+
+def keep_samples(samples: Sequence[Any]) -> list[Any]:
+    """Return the samples that were not left out.
+
+    Raises:
+        Exception: That of the first broken sample.
+        SampleError: If all samples were left out.
+    """
+    for sample in samples:
+        if isinstance(sample, Broken):
+            raise sample.error
+    kept = [sample for sample in samples if not isinstance(sample, Skipped)]
+    if not kept:
+        raise all_skipped([sample.key for sample in samples])
+    return kept
+
+
+def _convert_errors(read: Read, bad_samples: BadSamples) -> Read:
+    """Return a function that reads the same, but raises SampleError for errors of the user's code that are covered."""
+
+    def read_converted(indices: NDArray[np.int64], rng_keys: Words) -> Sequence[Any]:
+        try:
+            return read(indices, rng_keys)
+        except SampleError:
+            raise
+        except Exception as error:
+            if (found := bad_samples.find(error)) is None:
+                raise
+            raise found from error
+
+    return read_converted
+
+
+def _isolate_errors(read: Read) -> Read:
+    """Return a function that reads the same, but returns Broken for a sample whose error does not name it."""
+
+    def read_isolated(indices: NDArray[np.int64], rng_keys: Words) -> list[Any]:
+        try:
+            return list(read(indices, rng_keys))
+        except SampleError:
+            raise
+        except Exception as error:
+            let_through(error)
+            if len(indices) == 1:
+                return [Broken(error)]
+        middle = len(indices) // 2
+        first = read_isolated(indices[:middle], rng_keys[:middle])
+        try:
+            return [*first, *read_isolated(indices[middle:], rng_keys[middle:])]
+        except SampleError as error:
+            raise error.at_row(middle + error.row) from error
+
+    return read_isolated

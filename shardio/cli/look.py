@@ -1,0 +1,540 @@
+"""``shardio ls``, ``cat``, ``extract``, ``info`` and ``order``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from shardio.cli.options import StorageOptionTexts, read_access, read_options
+from shardio.cli.terminal import (
+    check_png_path,
+    count,
+    echo,
+    format_counts,
+    printable,
+    require_matplotlib,
+    value_errors_as_usage_errors,
+)
+from shardio.errors import ShardioError
+from shardio.values import format_bytes
+
+if TYPE_CHECKING:
+    from shardio.reading.keyed import KeyedShards
+    from shardio.shards import CompressedShard, IndexColumns, ShardTable
+    from shardio.storage import Location, RemoteAccess, StorageOptions
+
+
+@contextmanager
+def open_samples(source: Path, storage_options: StorageOptions) -> Iterator[KeyedShards | CompressedShard]:
+    """Open a dataset, or a compressed tar that has an index, to read samples by key."""
+    from shardio.reading.keyed import open as open_keyed
+    from shardio.shards import CompressedShard, is_compressed
+    from shardio.storage import make_direct_access, parse_location
+
+    location = parse_location(source, make_direct_access(storage_options))
+    if is_compressed(location) and location.exists():
+        with CompressedShard(location) as shard:
+            yield shard
+    else:
+        with open_keyed(source, storage_options=storage_options) as samples:
+            yield samples
+
+
+def read_indexes(source: Path, access: RemoteAccess) -> Iterator[tuple[Location, IndexColumns]]:
+    """Yield the tar and the index of each shard of a dataset, or those of a compressed tar that has an index."""
+    from shardio.shards import CompressedShard, is_compressed, open_table, read_columns
+    from shardio.storage import parse_location
+
+    location = parse_location(source, access)
+    if is_compressed(location) and location.exists():
+        with CompressedShard(location) as shard:
+            yield location, shard.columns
+    else:
+        table = open_table(source, access)
+        for tar, index in zip(table.tars, table.indexes, strict=True):
+            yield tar, read_columns(index)
+
+
+def read_sample(samples: KeyedShards | CompressedShard, key: str) -> dict[str, Any]:
+    """Return the fields of a sample by name. If no sample has the key, exit with code 1."""
+    try:
+        found = samples.read(key)
+    except KeyError as error:
+        echo(f"error: {error.args[0]}: shardio ls lists the keys", err=True)
+        raise typer.Exit(1) from error
+    return {field: content for field, content in found.items() if field != "__key__"}
+
+
+def ls(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SOURCE", help="A packed directory, a manifest, a tar, a directory of tars, or an indexed .tar.gz."
+        ),
+    ],
+    fields: Annotated[bool, typer.Option("--fields", help="Also print each field and its size in bytes.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line: key, shard, and the fields' bytes.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="Print only the first N samples.")] = None,
+    storage_option: StorageOptionTexts = None,
+) -> None:
+    """List the keys of a dataset's samples, in the order of the shards. Only the indexes are read.
+
+    Example: shardio ls out --fields --limit 10
+    """
+    num_left = -1 if limit is None else limit
+    for tar, columns in read_indexes(source, read_access(storage_option)):
+        for sample in range(len(columns.keys)):
+            if num_left == 0:
+                return
+            num_left -= 1
+            key = columns.keys.text(sample)
+            if as_json:
+                contents = {
+                    field: {"offset": offset, "size": size} for field, offset, size in _fields_of(columns, sample)
+                }
+                echo(json.dumps({"key": key, "shard": tar.name, "fields": contents}))
+            elif fields:
+                parts = [f"{field} {size}" for field, _, size in _fields_of(columns, sample)]
+                echo("\t".join([printable(key), *map(printable, parts)]))
+            else:
+                echo(printable(key))
+
+
+def _fields_of(columns: IndexColumns, sample: int) -> Iterator[tuple[str, int, int]]:
+    """Yield the name, the offset and the size of each field that a sample has."""
+    offsets, sizes = columns.starts[:, sample].tolist(), columns.sizes[:, sample].tolist()
+    for field, offset, size in zip(columns.header.fields, offsets, sizes, strict=True):
+        if offset >= 0:
+            yield field, offset, size
+
+
+def cat(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SOURCE", help="A packed directory, a manifest, a tar, a directory of tars, or an indexed .tar.gz."
+        ),
+    ],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key of a sample, as shardio ls prints it.")],
+    field: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="The field to write. May be omitted if there is only one.")
+    ] = None,
+    storage_option: StorageOptionTexts = None,
+) -> None:
+    """Write the bytes of one field of a sample to standard output.
+
+    Example: shardio cat out cats/0001 --field jpg > 0001.jpg
+    """
+    with open_samples(source, read_options(storage_option)) as samples:
+        fields = read_sample(samples, key)
+    if field is None and len(fields) == 1:
+        (field,) = fields
+    if field not in fields:
+        what = "has several fields" if field is None else f"has no field {field!r}"
+        echo(f"error: sample {key} {what}: choose one with --field: {', '.join(fields) or '(none)'}", err=True)
+        raise typer.Exit(1)
+    typer.echo(fields[field], nl=False)
+
+
+_DRIVE = re.compile(r"[A-Za-z]:")
+
+
+def extract(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SOURCE", help="A packed directory, a manifest, a tar, a directory of tars, or an indexed .tar.gz."
+        ),
+    ],
+    keys: Annotated[list[str], typer.Argument(metavar="KEY", help="The keys of samples, as shardio ls prints them.")],
+    into: Annotated[Path, typer.Argument(metavar="DIR", help="The directory to write to. It is created.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
+    storage_option: StorageOptionTexts = None,
+) -> None:
+    """Write the fields of samples to files named KEY.FIELD below a directory.
+
+    Keys that lead outside the directory or through a symbolic link are refused before any file is written.
+
+    Example: shardio extract out cats/0001 cats/0002 some-cats
+    """
+    from shardio.shards import CompressedShard
+    from shardio.storage import parse_location
+
+    keys = list(dict.fromkeys(keys))
+    for key in keys:
+        _check_key(key)
+    into, options = into.absolute(), read_options(storage_option)
+    num_files = num_bytes = 0
+    with open_samples(source, options) as samples:
+        if isinstance(samples, CompressedShard):
+            keys = samples.sort(keys)
+        paths = dict[Path, str]()
+        for key in keys:  # Twice, so that a later problem leaves no files. Samples are not kept: they may be large.
+            for field in read_sample(samples, key):
+                path = _find_path(into, key, field, overwrite=overwrite)
+                if (other := paths.setdefault(path, key)) != key:
+                    _refuse(f"the samples {other} and {key} would be written to the same file, {path}")
+        for path, key in paths.items():
+            if (parent := next((each for each in path.parents if each in paths), None)) is not None:
+                _refuse(f"{parent} would be the file of sample {paths[parent]!r} and a directory for sample {key!r}")
+        for key in keys:
+            for field, content in read_sample(samples, key).items():
+                with parse_location(_find_path(into, key, field, overwrite=overwrite)).write_whole() as file:
+                    file.write(content)
+                num_files += 1
+                num_bytes += len(content)
+    echo(f"wrote {count(num_files, 'file')}, {format_bytes(num_bytes)}, to {into}")
+
+
+def _check_key(key: str) -> None:
+    """Refuse a key that is not a relative path to a place below a directory."""
+    if key.startswith(("/", "\\")):
+        _refuse(f"the key {key!r} is an absolute path")
+    if _DRIVE.match(key):
+        _refuse(f"the key {key!r} starts with a drive")
+    if ".." in re.split(r"[/\\]", key):
+        _refuse(f"the key {key!r} contains '..', which leads outside the directory")
+
+
+def _find_path(into: Path, key: str, field: str, *, overwrite: bool) -> Path:
+    """Return the path of a field's file; refuse it if it is outside the directory, or must not be written."""
+    path = into / f"{key}.{field}"
+    if "\0" in str(path) or "\\" in field:
+        _refuse(f"the name of field {field!r} of sample {key!r} cannot be a file's")
+    for at in (*(into / step for step in path.relative_to(into).parents[-2::-1]), path):
+        if at.is_symlink():
+            _refuse(f"{at} is a symbolic link, through which sample {key!r} would be written elsewhere")
+        if at != path and at.exists() and not at.is_dir():
+            _refuse(f"{at} is a file, but sample {key!r} needs a directory there")
+    if path.is_dir():
+        _refuse(f"{path} is a directory")
+    if path.exists() and not overwrite:
+        _refuse(f"{path} exists: pass --overwrite to replace it")
+    return path
+
+
+def _refuse(why: str) -> NoReturn:
+    echo(f"error: {why}: nothing was written", err=True)
+    raise typer.Exit(1)
+
+
+MAX_SAMPLES = 1000
+"""The maximum number of samples to examine. In a larger dataset, they are evenly spaced."""
+
+SAMPLES_PER_READ = 16
+"""The number of samples to read into memory at a time."""
+
+UNREADABLE, NO_KERNEL = "unreadable", "no kernel"
+
+
+def _decoder_texts() -> dict[str, str]:
+    """Return the text to print after each decoder's number of images, by the name of the decoder."""
+    from shardio.images import DECODER_DESCRIPTIONS
+
+    texts: dict[str, str] = {name: f"by {DECODER_DESCRIPTIONS[name]}" for name in ("kernel", "libjpeg", "pillow")}
+    texts["kernel"] += " (by libjpeg-turbo if a crop has more than a million pixels, or without a crop)"
+    return {**texts, UNREADABLE: "unreadable"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderForecast:
+    """The decoders that a dataset's images need, as far as their files determine them.
+
+    Attributes:
+        num_samples: The number of samples that were examined.
+        is_partial: Whether the dataset has more samples.
+        no_kernel: Why there is no kernel on this machine; None if there is one.
+        clipped: The number of images whose gray values are clipped when they become RGB, by their type.
+        reasons: For each decoder, the number of its images by the reason why the kernel does not decode them.
+    """
+
+    num_samples: int
+    is_partial: bool
+    no_kernel: str | None
+    clipped: Counter[str] = dataclasses.field(default_factory=Counter)
+    reasons: dict[str, Counter[str]] = dataclasses.field(
+        default_factory=lambda: {name: Counter() for name in _decoder_texts()}
+    )
+
+    def dump(self) -> dict[str, Any]:
+        """Return the forecast as values for JSON."""
+        num_images_by_decoder = {name: reasons.total() for name, reasons in self.reasons.items()}
+        reasons = {
+            name: dict(reasons.most_common())
+            for name, reasons in self.reasons.items()
+            if name not in ("kernel", UNREADABLE)
+        }
+        return {
+            "samples": self.num_samples,
+            **num_images_by_decoder,
+            "reasons": reasons,
+            "clipped": dict(self.clipped),
+            "no_kernel": self.no_kernel,
+        }
+
+    def describe(self) -> str:
+        """Return the forecast as text."""
+        parts, texts = [], _decoder_texts()
+        for decoder_name, reasons in self.reasons.items():
+            known = Counter({reason: num_images for reason, num_images in reasons.items() if reason})
+            if reasons:
+                details = f" ({format_counts(known)})" if known else ""
+                parts.append(f"{reasons.total()} {texts[decoder_name]}{details}")
+        if self.no_kernel is not None and self.reasons["libjpeg"][NO_KERNEL]:
+            parts.append(f"no kernel because {self.no_kernel}")
+        examined = f"of {count(self.num_samples, 'evenly spaced sample')}, " if self.is_partial else ""
+        return examined + ("; ".join(parts) or "no images")
+
+    def describe_clipped(self) -> str:
+        """Return how many images are clipped, and what to do, as text."""
+        from shardio.images import CLIPPED_ADVICE
+
+        examined = f"of {count(self.num_samples, 'evenly spaced sample')}, " if self.is_partial else ""
+        images = count(self.clipped.total(), "gray image stores", "gray images store")
+        return f"{examined}{images} other numbers than uint8 ({format_counts(self.clipped)}): {CLIPPED_ADVICE}"
+
+
+def forecast_decoders(table: ShardTable) -> DecoderForecast:
+    """Forecast the decoders from the headers of a dataset's images, or of evenly spaced ones if there are many.
+
+    Raises:
+        ShardioError: If a sample cannot be read.
+        OSError: If a file is missing or unreadable.
+    """
+    from shardio.images import IMAGE_FIELDS, check_kernel, find_clipped_type, why_no_kernel
+    from shardio.reading import SampleReader
+
+    total = table.manifest.num_samples
+    num_samples = min(total, MAX_SAMPLES)
+    indices = np.arange(num_samples) * total // num_samples
+    check_kernel()
+    forecast = DecoderForecast(num_samples=num_samples, is_partial=num_samples < total, no_kernel=why_no_kernel())
+    fields = [name for name in IMAGE_FIELDS if name in table.manifest.fields]
+    reader = SampleReader(table)
+    try:
+        for start in range(0, num_samples if fields else 0, SAMPLES_PER_READ):
+            stored = reader.read(indices[start : start + SAMPLES_PER_READ], fields)
+            for row in zip(*stored.columns.values(), strict=True):
+                images = [content for content in row if content is not None]
+                if images:
+                    content = next(filter(None, images), b"")
+                    decoder_name, reason = _find_decoder(content, has_kernel=forecast.no_kernel is None)
+                    if clipped_type := find_clipped_type(content):
+                        forecast.clipped[clipped_type] += 1
+                    forecast.reasons[decoder_name][reason] += 1
+    finally:
+        reader.close()
+    return forecast
+
+
+def _find_decoder(content: bytes, *, has_kernel: bool) -> tuple[str, str]:
+    """Return the name of an image's decoder, and why the decoder is not the kernel."""
+    from shardio.images import find_format, open_image, why_not_by_kernel
+
+    name = find_format(content)
+    if name == "TIFF":  # Opening a TIFF decodes it.
+        return "pillow", name
+    try:
+        decoder_name = open_image(content).decoder_name
+    except ValueError:
+        return UNREADABLE, ""
+    if name is not None and name != "JPEG":
+        return "pillow", name
+    reason = why_not_by_kernel(content) or (None if has_kernel else NO_KERNEL)
+    return ("kernel", "") if reason is None else (decoder_name, reason)
+
+
+SHOWN = 8
+"""The maximum number of class names to print."""
+
+
+def info(
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="A packed directory, a manifest, a tar, or a directory of tars.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    storage_option: StorageOptionTexts = None,
+) -> None:
+    """Show what a dataset contains, how it was packed, and which decoders its images need on this machine.
+
+    The decoders are estimated from the headers of up to 1,000 evenly spaced images.
+    libjpeg-turbo decodes every JPEG crop of more than a million pixels, and whole untiled JPEGs that are not resized.
+    A loader's stats() counts the images that each decoder actually decoded.
+
+    Example: shardio info packed/train
+    """
+    from shardio.shards import open_table
+
+    table = open_table(source, read_access(storage_option))
+    manifest, forecast = table.manifest, _try_forecast(table)
+    sizes = manifest.shard_sizes
+    tiled = manifest.pack.get("num_tiled")
+    if as_json:
+        values = {
+            "samples": manifest.num_samples,
+            "shards": len(manifest.shards),
+            "classes": list(manifest.classes),
+            "fields": list(manifest.fields),
+            "bytes": manifest.num_bytes,
+            "samples_per_shard": {"min": int(sizes.min()), "mean": float(sizes.mean()), "max": int(sizes.max())},
+            "digest": manifest.digest,
+            "tiled": tiled,
+            "decoded": forecast.dump() if isinstance(forecast, DecoderForecast) else None,
+            "format": manifest.format,
+            "pack": manifest.pack,
+        }
+        echo(json.dumps(values, indent=1))
+        return
+    mean_size = manifest.num_bytes / manifest.num_samples
+    names = ", ".join(manifest.classes[:SHOWN]) + (", …" if len(manifest.classes) > SHOWN else "")
+    packed = ", ".join(
+        f"{name} {value}" for name, value in manifest.pack.items() if value is not None and name != "num_tiled"
+    )
+    rows = {
+        "samples": f"{manifest.num_samples}",
+        "shards": f"{len(manifest.shards)}, {_format_range(int(sizes.min()), int(sizes.max()))} each",
+        "size": f"{format_bytes(manifest.num_bytes)}, {format_bytes(mean_size)} per sample",
+        "fields": ", ".join(manifest.fields),
+        "classes": f"{len(manifest.classes)}{': ' if names else ''}{names}",
+        "tiled": "unknown" if tiled is None else f"{tiled} of {manifest.num_samples} samples",
+        "decoders": forecast.describe() if isinstance(forecast, DecoderForecast) else f"unknown: {forecast}",
+        **(
+            {"clipped": forecast.describe_clipped()}
+            if isinstance(forecast, DecoderForecast) and forecast.clipped
+            else {}
+        ),
+        "packed": packed or "unknown: there is no manifest",
+        "digest": manifest.digest,
+    }
+    for name, value in rows.items():
+        echo(f"{name:<8} {printable(value)}")
+
+
+def _format_range(smallest: int, largest: int) -> str:
+    """Return a range of sample counts as text, such as ``5 samples`` or ``1 to 5 samples``."""
+    return f"{'' if smallest == largest else f'{smallest} to '}{count(largest, 'sample')}"
+
+
+def _try_forecast(table: ShardTable) -> DecoderForecast | Exception:
+    """Return a forecast, or the error if the shards cannot be read. All other rows need only the manifest."""
+    try:
+        return forecast_decoders(table)
+    except (ShardioError, OSError) as error:
+        return error
+
+
+MAX_POINTS = 100_000
+"""The maximum number of samples to plot. For a larger dataset, a random subset is plotted."""
+
+
+def order(
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="A packed directory, a manifest, a tar, or a directory of tars.")
+    ],
+    epoch: Annotated[int, typer.Option(min=0, help="The epoch to examine.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the order.")] = 0,
+    lanes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of lanes: equal parts of the shuffled shards, from which consecutive samples come in turn; "
+            "leave unset to let shardio choose.",
+        ),
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of samples of a lane to shuffle together; leave unset to let shardio choose."),
+    ] = None,
+    world_size: Annotated[int, typer.Option(min=1, help="Number of ranks.")] = 1,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples per batch on each rank.")] = 256,
+    plot: Annotated[
+        Path | None, typer.Option(callback=check_png_path, metavar="FILE.png", help="Plot the epoch to this file.")
+    ] = None,
+    storage_option: StorageOptionTexts = None,
+) -> None:
+    """Measure how well an epoch is shuffled and how much data a rank reads; pass --plot to plot the order.
+
+    Example: shardio order packed/train --world-size 8 --plot order.png
+    """
+    from shardio.order import IDEAL_DISTANCE, EpochOrder, choose_settings, measure_quality
+    from shardio.shards import open_table
+
+    if plot is not None:
+        require_matplotlib()
+    manifest = open_table(source, read_access(storage_option)).manifest
+    sizes = manifest.shard_sizes
+    num_bytes = np.array([shard.num_bytes for shard in manifest.shards], dtype=np.int64)
+    with value_errors_as_usage_errors():
+        settings = choose_settings(sizes, shuffle=True, seed=seed, lanes=lanes, window=window)
+    samples = EpochOrder(sizes, settings, epoch).samples_at(np.arange(manifest.num_samples))
+    # Rank r reads the positions p with p mod W == r, as Split does in a shuffled order.
+    ranks = [samples[rank::world_size] for rank in range(world_size)]
+    quality = measure_quality(ranks, sizes, num_bytes, world_size * batch_size)
+    same, ideal_same = quality.same_shard, quality.ideal_same_shard
+    rows = {
+        "epoch": f"{epoch}, seed {seed}: {count(len(samples), 'sample')} in {count(len(sizes), 'shard')}",
+        "lanes": str(settings.lanes),
+        "window": count(settings.window, "sample"),
+        "read by": f"{count(world_size, 'rank')}, batches of {batch_size}",
+        "moved by": f"{quality.displacement:.3f} of the epoch on average (ideal {IDEAL_DISTANCE:.3f})",
+        "neighbours": f"in a shard are {quality.separation:.3f} of the epoch apart (ideal {IDEAL_DISTANCE:.3f})",
+        "same shard": f"probability {same:.3g} for two samples of a global batch (ideal {ideal_same:.3g})",
+        "shards open": f"{quality.mean_open:.1f} per rank on average, {quality.max_open} at most",
+        "bytes read": f"{quality.read_factor:.2f} times a rank's share if it fetches whole shards",
+    }
+    for name, value in rows.items():
+        echo(f"{name:<11} {value}")
+    if plot is not None:
+        title = f"epoch {rows['epoch']}, {count(settings.lanes, 'lane')}, windows of {rows['window']}"
+        _plot_epoch(plot, samples, sizes, settings.lanes, title)
+
+
+def _plot_epoch(path: Path, samples: NDArray[np.int64], sizes: NDArray[np.int64], lanes: int, title: str) -> None:
+    """Plot the shard, and the index in the shard, against the position; the colour shows the lane."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from shardio.order import shards_of
+
+    positions = np.arange(len(samples))
+    if len(positions) > MAX_POINTS:
+        # Random, because a fixed step would show only some of the lanes.
+        positions = np.sort(np.random.default_rng(0).choice(len(samples), MAX_POINTS, replace=False))
+    shards = shards_of(samples[positions], sizes)
+    indices = samples[positions] - (np.cumsum(sizes) - sizes)[shards]
+    size = min(6.0, max(0.3, 6e4 / len(positions)))  # points²
+
+    figure = Figure(figsize=(12, 8), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, values, label in zip(
+        figure.subplots(2, 1, sharex=True), (shards, indices), ("shard", "index in the shard"), strict=True
+    ):
+        # The margins of the colour scale give a single lane a bright colour, too.
+        axes.scatter(
+            positions,
+            values,
+            s=size,
+            c=positions % lanes,
+            cmap="turbo",
+            vmin=-1,
+            vmax=lanes,
+            linewidths=0,
+        )
+        axes.set_ylabel(label)
+        axes.margins(x=0.01)
+    axes.set_xlabel("position in the epoch (colour: lane)")
+    figure.suptitle(title)
+    figure.savefig(path, format="png")

@@ -1,0 +1,436 @@
+"""Map-style datasets: ImageFolder and ShardMapDataset."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from shardio.datasets.samples import MapEpoch, Transformed, check_indices, decode_samples, follow_classes
+from shardio.decoding import Decode, FieldDecoder, Fields, Missing
+from shardio.errors import SampleError, move_mark
+from shardio.images import DEFAULT_MAX_PIXELS, IMAGE_FIELDS, Orientation, describe_other_images
+from shardio.libraries import own_tensors
+from shardio.order import Words, check_epoch
+from shardio.reading import (
+    FileReader,
+    LabelledFile,
+    Reader,
+    RemoteFiles,
+    RemoteSamples,
+    SampleReader,
+    Verify,
+    find_remote_shards,
+)
+from shardio.sample import Classes, check_classes, number_classes
+from shardio.shards import DatasetSource, is_split, open_table
+from shardio.shared import SharedList
+from shardio.storage import Location, StorageOptions, make_access, parse_location, read_as_utf8
+from shardio.values import check_integer
+
+if TYPE_CHECKING:
+    from shardio.storage.cache.cached import CachedFiles
+    from shardio.storage.listing import Listing
+
+
+class MapDataset(Transformed, Dataset[Any]):
+    """The base class of shardio's map-style datasets.
+
+    Attributes:
+        decoder: Decodes the stored fields.
+        reader: Reads samples, given the result of :meth:`locate`.
+        map_epoch: The seed and epoch, if the user set them.
+    """
+
+    def __init__(self, decoder: FieldDecoder, reader: Reader) -> None:
+        super().__init__(decoder)
+        self.reader = reader
+        self.map_epoch = MapEpoch()
+
+    def set_epoch(self, epoch: int, seed: int | None = None) -> None:
+        """Make random transforms a function of (seed, epoch, sample) from now on.
+
+        An EpochSampler in shardio.DataLoader does not need this call.
+
+        Args:
+            epoch: The epoch's number.
+            seed: The seed of the transforms; by default, the previous one, which is initially 0.
+
+        Raises:
+            TypeError: If an argument is not an integer.
+            ValueError: If one is negative, the epoch is not below 2**62, or the seed is not below 2**63.
+        """
+        if seed is None:
+            seed, _ = self.map_epoch.known or (0, 0)
+        self.map_epoch.set(check_epoch(epoch), check_integer("seed", seed, at_least=0, below=2**63))
+
+    def locate(self, indices: NDArray[np.int64]) -> Any:
+        """Return what the reader needs to find samples: their indices, unless a subclass overrides this."""
+        return indices
+
+    def describe(self, index: int) -> tuple[str, str]:
+        """Return a sample's key and location, for messages."""
+        return self.reader.describe(self.locate(np.array([index]))[0], self.decoder.stored_fields)
+
+    def __len__(self) -> int:
+        raise NotImplementedError  # Abstract: each kind of dataset counts its own samples.
+
+    def __getitem__(self, index: int) -> Any:
+        """Return one sample; a negative index counts from the end.
+
+        Raises:
+            TypeError: If ``index`` is not an integer.
+            IndexError: If it is out of range.
+            SampleError: If the sample cannot be read or decoded.
+        """
+        if self._owner("__getitem__") is MapDataset:
+            return self.__getitems__([index])[0]
+        return self._get([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return a batch of samples. torch's DataLoader calls this method.
+
+        If a subclass overrides only ``__getitem__``, the samples come from that method.
+
+        Raises:
+            TypeError: If an index is not an integer.
+            IndexError: If an index is out of range.
+            SampleError: If a sample cannot be read or decoded.
+        """
+        single = self._owner("__getitem__")
+        # A class that overrides both methods handles single samples in its own __getitems__.
+        if single is MapDataset or single is self._owner("__getitems__"):
+            return self._get(indices)
+        return [self._get_single(row, index) for row, index in enumerate(indices)]
+
+    def _owner(self, method: str) -> type:
+        """Return the class that defines a method for this dataset."""
+        return next(kind for kind in type(self).__mro__ if method in vars(kind))
+
+    def _get_single(self, row: int, index: int) -> Any:
+        try:
+            return self[index]
+        except SampleError as error:
+            raise error.at_row(row) from error
+
+    def _get(self, indices: Sequence[int]) -> list[Any]:
+        checked = check_indices(indices, len(self))
+        return self.read(checked, self.map_epoch.rng_keys(checked))
+
+    def read(self, indices: NDArray[np.int64], rng_keys: Words) -> list[Any]:
+        """Return the samples at the indices, int64 [n], with the rng keys of their transforms, uint64 [n].
+
+        Raises:
+            SampleError: If a sample cannot be read or decoded.
+        """
+        self.check_transform()
+        values = list[Any]()
+        for start in range(0, len(indices), self.decoder.chunk_size):
+            chunk = slice(start, start + self.decoder.chunk_size)
+            try:
+                with own_tensors():
+                    stored = self.reader.read(self.locate(indices[chunk]), self.decoder.stored_fields)
+                    values += decode_samples(self.decoder, stored, rng_keys[chunk])
+            except SampleError as error:
+                raise error.at_row(start + error.row) from error
+            except Exception as error:  # Re-raised: one of the user's own code.
+                move_mark(error, start)
+                raise
+        return values
+
+
+class ImageFolder(MapDataset):
+    """A map-style dataset of the images in ``root/class/…``, labelled by class folder.
+
+    Args:
+        root: The directory, or the URL of a folder in an object store.
+        transform: A callable applied to each image.
+        decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, but Pillow images to pipelines of
+            torchvision's and timm's that convert these; ``pil`` always passes Pillow images.
+        orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.
+        max_pixels: The maximum number of pixels in an image; a larger image is an error, because a small file can
+            hold a huge image.
+        classes: Class names in the order of their labels, or another dataset that has them; by default, the sorted
+            names of the class folders. Classes without a folder are allowed.
+        seed_transforms: Whether a sample's rng key seeds the global generators of torch, numpy and Python, and those of
+            Albumentations, before your own transforms get its image. They then draw the same random numbers for it on
+            any number of workers, and after a resumption.
+        transform_sample: A callable applied to each whole sample, ``{"image": array, "label": label}``; see
+            :class:`shardio.ShardDataset`.
+        storage_options: Settings of the store of a remote folder, such as ``endpoint``, ``region``, ``profile``,
+            ``retries`` or ``timeout_s``. By default, they come from the environment, as for the store's own tools.
+        cache: For a remote folder, a local folder in which processes and jobs of this machine keep what they have read;
+            by default, a temporary one, which is removed at the end.
+        cache_size: The size of the cache, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB
+            if ``cache`` is not given.
+        cache_shared: Whether other users share the folder ``cache``, so that copies that they wrote are believed.
+            Otherwise, only this user and root may be able to write to it.
+        listing: For a remote folder, a local file that keeps its listing. If the file exists, the folder is not listed
+            again: delete the file after adding or removing images. By default, each process lists the folder.
+
+    Attributes:
+        root: The directory as a Path, or the URL.
+        classes: The class names, by label.
+        class_to_idx: The label of each class name.
+        samples: (absolute path or URL, label) of each image, in torchvision's order, as a SharedList. You can change it
+            or set another list; a label that is not an integer raises TypeError when it is read.
+
+    Raises:
+        FileNotFoundError: If the directory does not exist or has no class folders, or if a class folder has no
+            images.
+        ValueError: If a class folder is not in ``classes``.
+        FormatError: If ``listing`` is damaged, or the listing of another folder.
+        StoreError: If a remote store keeps failing.
+        TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        transform: Callable[[Any], Any] | None = None,
+        *,
+        decode: Decode = "array",
+        orientation: Orientation = "ignore",
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+        classes: Classes | None = None,
+        seed_transforms: bool = True,
+        transform_sample: Callable[[dict[str, Any]], Any] | None = None,
+        storage_options: StorageOptions | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_size: str | int | None = None,
+        cache_shared: bool = False,
+        listing: str | os.PathLike[str] | None = None,
+    ) -> None:
+        decoder = FieldDecoder(
+            fields=("image", "label"),
+            transform=transform,
+            decode=decode,
+            orientation=orientation,
+            max_pixels=max_pixels,
+            seed_transforms=seed_transforms,
+            transform_sample=transform_sample,
+        )
+        location = parse_location(root, make_access(storage_options, cache, cache_size, cache_shared))
+        files = None if location.store.is_local else _list_files(location, listing)
+        self.root: Path | str = Path(location.key) if files is None else str(location)
+        super().__init__(decoder, FileReader(location, IMAGE_FIELDS[0], files))
+        paths = _find_local(location) if files is None else _find_listed(files.listing)
+        self.classes = list(paths if classes is None else check_classes(classes))
+        labels = number_classes(list(paths), self.classes, str(root))
+        self.samples, others = _label_images(paths, labels, location, None if files is None else files.listing.path)
+        if len(paths) > 1 and all(map(is_split, paths)):
+            warnings.warn(
+                f"{root}: the classes {', '.join(paths)} look like the splits of a dataset, not classes: pass one of "
+                f"their folders, such as {root}/{next(iter(paths))}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        if left_out := describe_other_images(others):
+            warnings.warn(f"{root}: {left_out}", RuntimeWarning, stacklevel=2)
+
+    @property
+    def samples(self) -> SharedList[tuple[str, int]] | list[tuple[str, int]]:
+        return self._samples
+
+    @samples.setter
+    def samples(self, samples: SharedList[tuple[str, int]] | list[tuple[str, int]]) -> None:
+        try:
+            self._samples: SharedList[tuple[str, int]] | list[tuple[str, int]] = SharedList(samples)
+        except (TypeError, OverflowError):  # It can be read all the same, or its error says why not.
+            self._samples = samples
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        return {name: label for label, name in enumerate(self.classes)}
+
+    @property
+    def targets(self) -> list[int]:
+        """The label of each image."""
+        return [label for _, label in self.samples]
+
+    @cached_property
+    def digest(self) -> str:
+        """The dataset's identity: xxh3-128 over the images' paths below the root, in order."""
+        root = str(self.root).rstrip("/") + "/"
+        paths = "\n".join(path.removeprefix(root) for path, _ in self.samples)
+        return xxhash.xxh3_128_hexdigest(paths.encode(errors="surrogateescape"))
+
+    def locate(self, indices: NDArray[np.int64]) -> list[LabelledFile]:
+        return [self.samples[index] for index in indices.tolist()]
+
+    def remote_samples(self) -> RemoteSamples | None:
+        files = self.reader.files if isinstance(self.reader, FileReader) else None
+        return None if files is None else RemoteFiles(files, self._list_keys)
+
+    def _list_keys(self, indices: NDArray[np.int64]) -> list[str]:
+        assert isinstance(self.reader, FileReader), "it reads files"
+        return [self.reader.find_key(path) for path, _ in self.locate(indices)]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+def _list_files(root: Location, kept: str | os.PathLike[str] | None) -> CachedFiles:
+    from shardio.storage.cache.cached import open_files  # Local folders need none of it.
+
+    return open_files(root, kept)
+
+
+def _find_local(root: Location) -> dict[str, list[str]]:
+    """Return the paths of the files in each class folder, sorted by class."""
+    if not root.is_folder():
+        raise FileNotFoundError(f"the directory {root} does not exist")
+    entries = [name for name in root.list() if not name.startswith(".")]
+    for name in entries:
+        if not name.endswith("/") and "." not in name and not (path := Path((root / name).key)).exists():
+            raise FileNotFoundError(
+                f"{path} is a symbolic link that leads nowhere. If it is a class folder, its images would be left out: "
+                "correct or remove the link"
+            )
+    names = sorted(name[:-1] for name in entries if name.endswith("/"))
+    if not names:
+        raise _no_class_folders(root)
+    return {read_as_utf8(name): list((root / name).walk()) for name in names}
+
+
+def _find_listed(listing: Listing) -> dict[str, list[str]]:
+    """Return the URLs of the files in each class folder, sorted by class."""
+    folder, found = listing.folder, {name: list[str]() for name in listing.folders}
+    start, prefix = len(f"{folder.key}/" if folder.key else ""), folder.store.prefix
+    for key in listing.keys:
+        found[key[start : key.index("/", start)]].append(prefix + key)
+    if not found:
+        raise _no_class_folders(folder)
+    return dict(sorted(found.items()))
+
+
+def _no_class_folders(root: Location) -> FileNotFoundError:
+    return FileNotFoundError(f"{root} has no class folders: images are expected in {root}/<class>/")
+
+
+def _label_images(
+    paths: Mapping[str, list[str]], labels: Mapping[str, int], root: Location, listing: Path | None
+) -> tuple[list[tuple[str, int]], list[Path]]:
+    """Return the (path, label) of each image, and all other files."""
+    samples = []
+    others = list[Path]()
+    for name, files in paths.items():
+        images, num_before = list[str](), len(others)
+        for path in files:
+            if path.rpartition(".")[2].lower() in IMAGE_FIELDS:
+                images.append(path)
+            else:
+                others.append(Path(path))
+        if not images:
+            left_out = describe_other_images(others[num_before:])
+            what = left_out or f"add images ({', '.join(IMAGE_FIELDS)}) or remove it"
+            kept = "" if listing is None else f". Then delete the listing {listing}"
+            raise FileNotFoundError(f"the class folder {root / name} holds no images: {what}{kept}")
+        images.sort(key=lambda path: path.rpartition("/")[::2])  # torchvision's order: by directory, then by name.
+        samples += [(path, labels[name]) for path in images]
+    return samples, others
+
+
+class ShardMapDataset(MapDataset):
+    """A map-style dataset over the samples of packed shards, in manifest order.
+
+    As with any map-style dataset, the sampler decides which samples a rank gets, and in which order:
+    :class:`shardio.EpochSampler` provides shardio's order. The arguments mean the same as in
+    :class:`shardio.ShardDataset`.
+
+    Args:
+        source: A packed directory, its manifest, a directory of tars, a tar, a brace pattern, or a list of tars and
+            patterns.
+        fields: The fields of a sample: a tuple of names, or one name for bare values.
+        transform: A callable applied to each image, or a ``Compose`` with ``fields``, applied to several fields alike.
+        decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, but Pillow images to pipelines of
+            torchvision's and timm's that convert these; ``pil`` always passes Pillow images.
+        orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.
+        max_pixels: The maximum number of pixels in an image.
+        trusted: Whether pickled fields may be unpickled, which can run arbitrary code.
+        classes: Class names, or another dataset that has them: labels follow this list instead of the dataset's own.
+        verify: When to compare samples with the index: ``first`` or ``off``.
+        seed_transforms: Whether a sample's rng key seeds the global generators of torch, numpy and Python, and those of
+            Albumentations, before your own transforms get its image. They then draw the same random numbers for it on
+            any number of workers, and after a resumption.
+        transform_sample: A callable applied to each whole sample: it gets a dict of the values by field, images as
+            arrays (or Pillow images, with ``decode="pil"`` and no ``transform``), and returns the sample. uint8 arrays
+            [height, width, 3] in what it returns, also in dicts, lists and tuples, become tensors [3, height, width].
+            Albumentations' transforms get the values as keyword arguments.
+        decoders: Your own decoders: a function from bytes to the value, for each field that shardio shall not decode.
+        missing: What happens if a sample lacks a field other than the image: ``error``, or None as its value.
+        storage_options: Settings of the store of a remote source, such as ``endpoint``, ``region``, ``profile``,
+            ``retries`` or ``timeout_s``. By default, they come from the environment, as for the store's own tools.
+        cache: For a remote source, a local folder in which processes and jobs of this machine keep what they have read;
+            by default, a temporary one, which is removed at the end.
+        cache_size: The size of the cache, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB
+            if ``cache`` is not given.
+        cache_shared: Whether other users share the folder ``cache``, so that copies that they wrote are believed.
+            Otherwise, only this user and root may be able to write to it.
+
+    Raises:
+        FileNotFoundError: If ``source`` does not exist.
+        FormatError: If ``source`` is not a dataset.
+        ValueError: If no sample has a requested field, or if ``classes`` is given and the dataset has no classes or has
+            a class that is not in ``classes``.
+        TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
+    """
+
+    def __init__(
+        self,
+        source: DatasetSource,
+        *,
+        fields: Fields = ("image", "label"),
+        transform: Callable[[Any], Any] | None = None,
+        decode: Decode = "array",
+        orientation: Orientation = "ignore",
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+        trusted: bool = False,
+        classes: Classes | None = None,
+        verify: Verify = "first",
+        seed_transforms: bool = True,
+        transform_sample: Callable[[dict[str, Any]], Any] | None = None,
+        decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
+        missing: Missing = "error",
+        storage_options: StorageOptions | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_size: str | int | None = None,
+        cache_shared: bool = False,
+    ) -> None:
+        decoder = FieldDecoder(
+            fields=fields,
+            transform=transform,
+            decode=decode,
+            orientation=orientation,
+            max_pixels=max_pixels,
+            trusted=trusted,
+            seed_transforms=seed_transforms,
+            transform_sample=transform_sample,
+            decoders=dict(decoders or {}),
+            missing=missing,
+        )
+        self.table = open_table(source, make_access(storage_options, cache, cache_size, cache_shared))
+        decoder.check_fields(self.table.manifest.fields, str(source))
+        self._classes, decoder = follow_classes(self.table.manifest.classes, classes, decoder, str(source))
+        self.shard_sizes = self.table.manifest.shard_sizes
+        self.digest = self.table.manifest.digest
+        super().__init__(decoder, SampleReader(self.table, verify))
+
+    @property
+    def classes(self) -> list[str]:
+        """The class names, by label."""
+        return list(self._classes)
+
+    def remote_samples(self) -> RemoteSamples | None:
+        return find_remote_shards(self.table, self.decoder.stored_fields)
+
+    def __len__(self) -> int:
+        return int(self.shard_sizes.sum())

@@ -1,0 +1,319 @@
+"""Write files atomically, lock them, and tell which ones other users may have written.
+
+Compiled code runs in the process, so its author acts as this user; cached copies are what this user trains on. A file
+is trusted if it and its folder belong to
+this user or root, and neither their group nor others may write to them. Python demands less for its own ``.pyc`` files.
+OpenSSH demands the same for ``authorized_keys`` (StrictModes). Even the user's private group must not have write
+access, because whether a group has other members may depend on a remote directory. Folders further up are not checked.
+A user with write access to those can replace files, but only with files that this user or root owns. A POSIX ACL that
+grants write access to others shows in the group's bits.
+
+The checks use open descriptors, and the content is read from the same descriptors, so nothing can be replaced between
+check and use. Symbolic links are followed, and their targets are checked.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import re
+import socket
+import stat
+import time
+from collections.abc import Container, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+PARTIAL_SUFFIX = ".partial"
+"""The suffix of the hidden files that hold unfinished content."""
+
+_UNFINISHED = re.compile(rf"\.(?P<target>.+)\.[0-9a-f]{{8}}{re.escape(PARTIAL_SUFFIX)}", re.DOTALL)
+
+
+@contextmanager
+def write_whole(path: Path, *, mode: int | None = None) -> Iterator[BinaryIO]:
+    """Open a file for writing so that it appears whole or not at all.
+
+    The content goes to a hidden file in the same directory, which is synced to disk and renamed at the end. If the
+    block raises, the hidden file is removed and ``path`` stays as it was.
+
+    Args:
+        path: The file to write.
+        mode: Its permissions, regardless of the umask; by default, those of any new file.
+
+    Raises:
+        OSError: If the file cannot be written, for example because the disk is full. The error names ``path``.
+    """
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}{PARTIAL_SUFFIX}")
+    try:
+        with naming(path):
+            with os.fdopen(_create(temporary, mode), "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            sync_directory(path.parent)
+    except BaseException:  # Ctrl-C must not leave a partial file either.
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def create_whole(path: Path, content: bytes) -> bool:
+    """Write a file if none exists; it appears whole. Return whether it was written.
+
+    Raises:
+        OSError: If the file cannot be written, or the file system has no hard links.
+    """
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}{PARTIAL_SUFFIX}")
+    try:
+        with write_whole(temporary) as file:
+            file.write(content)
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+    return True
+
+
+def find_target(name: str) -> str | None:
+    """Return the name that an unfinished file gets when it is whole; None if ``name`` is not that of such a file."""
+    found = _UNFINISHED.fullmatch(name)
+    return None if found is None else found["target"]
+
+
+def remove_unfinished(directory: Path, targets: Container[str] | None = None) -> None:
+    """Remove what a killed process left in a directory that no other process writes to.
+
+    Args:
+        directory: The directory.
+        targets: The names of the files whose unfinished versions are removed; None for any.
+    """
+    for path in directory.iterdir():
+        target = find_target(path.name)
+        if target is not None and (targets is None or target in targets):
+            path.unlink()
+
+
+@contextmanager
+def naming(path: object) -> Iterator[None]:
+    """Add the name of a file or an object to an OSError that does not name it, such as one from a write."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None and str(path) not in str(error):
+            error.filename = str(path)
+        raise
+
+
+def _create(path: Path, mode: int | None) -> int:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if mode is None else mode)
+    if mode is not None:
+        os.fchmod(descriptor, mode)
+    return descriptor
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # Some file systems cannot sync directories.
+            raise
+    finally:
+        os.close(descriptor)
+
+
+POLL_S = 0.05
+"""How often to try to take a lock, in seconds."""
+
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # A FIFO must not block.
+
+_log = logging.getLogger("shardio")
+
+
+class WorkLock:
+    """A lock in a file, between processes that would otherwise do the same work at the same time.
+
+    No result may depend on it, because it does not hold in two cases: the file system has no locks, or the process that
+    holds it is suspended. After waiting for ``patience_s``, this process logs a warning that names the holder, and goes
+    on without the lock. From then on, it waits no more until it could take the lock again. Threads can share it.
+
+    Args:
+        path: The file. It is created, and stays.
+        patience_s: How long to wait for another process, in seconds: longer than the work usually takes.
+        mode: The file's permissions if this user creates it.
+    """
+
+    def __init__(self, path: Path, patience_s: float, mode: int = 0o600) -> None:
+        self._path, self._patience_s, self._mode = path, patience_s, mode
+        self._is_stuck = False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock while the block runs, unless another process holds it for too long."""
+        descriptor = self._open()
+        try:
+            is_ours = descriptor is not None and self._take(descriptor)
+            try:
+                yield
+            finally:
+                if descriptor is not None and is_ours:  # Explicitly, because a forked child may have it, too.
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _open(self) -> int | None:
+        """Return the file's descriptor; None if it cannot be created: what fails then is to write the result."""
+        try:
+            descriptor = os.open(self._path, _FLAGS, self._mode)
+        except OSError:
+            return None
+        status = os.fstat(descriptor)
+        if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != self._mode:  # Whatever the umask is.
+            os.fchmod(descriptor, self._mode)
+        return descriptor
+
+    def _take(self, descriptor: int) -> bool:
+        """Take the lock. Return whether this process holds it."""
+        num_tries = 1 if self._is_stuck else 1 + int(self._patience_s / POLL_S)
+        for tried in range(num_tries):  # Counted, so that the time while this process is suspended is not.
+            if tried:
+                time.sleep(POLL_S)  # A lock cannot be awaited for a limited time.
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
+                    raise
+                return False
+            self._is_stuck = False
+            with suppress(OSError):  # On a full disk, the lock holds although its holder is not named.
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+            return True
+        if not self._is_stuck:
+            self._is_stuck = True
+            holder = os.pread(descriptor, 256, 0).decode(errors="replace")
+            _log.warning(
+                "%s has been locked for more than %g s by another process (%s), which is slow or suspended: this "
+                "process (%d) goes on without the lock",
+                self._path,
+                self._patience_s,
+                holder if holder.isprintable() and holder else "unknown",
+                os.getpid(),
+            )
+        return False
+
+
+FOLDER_MODE, FILE_MODE = 0o755, 0o644
+"""The modes of published folders and files, whatever the umask: all users may load them, only the owner may write."""
+
+_WRITABLE = stat.S_IWGRP | stat.S_IWOTH
+_FOLDER = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECTORY", 0)
+_NEW_FOLDER = _FOLDER | getattr(os, "O_NOFOLLOW", 0)
+_FILE = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)  # A FIFO must not block.
+
+
+class UntrustedError(Exception):
+    """A file is not loaded, because users other than this one and root may have written it."""
+
+
+def read_trusted(path: Path) -> bytes:
+    """Return the content of a trusted file.
+
+    Raises:
+        UntrustedError: If the file or its folder belongs to another user, or other users may write to it.
+        OSError: If it cannot be read.
+    """
+    folder = os.open(path.parent, _FOLDER)
+    try:
+        _check(os.fstat(folder), path.parent)
+        descriptor = os.open(path.name, _FILE, dir_fd=folder)
+    finally:
+        os.close(folder)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        _check(status, path)
+        if not stat.S_ISREG(status.st_mode):
+            raise UntrustedError(f"{path} is not loaded, because it is not a regular file: remove it")
+        return file.read()
+
+
+def why_untrusted(path: Path) -> str | None:
+    """Return why an existing file is not trusted, or None if it is trusted or cannot be read."""
+    try:
+        read_trusted(path)
+    except UntrustedError as error:
+        return str(error)
+    except OSError:
+        pass
+    return None
+
+
+def check_folder(folder: Path) -> None:
+    """Raise an UntrustedError if a folder belongs to another user, or other users may write to it."""
+    _check(folder.stat(), folder)
+
+
+def is_trusted(status: os.stat_result) -> bool:
+    """Return whether a file or a folder belongs to this user or root, and no other user may write to it."""
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & _WRITABLE
+
+
+def describe_owner(status: os.stat_result) -> str:
+    """Return the owner and the mode of a file or a folder as text, to follow its name."""
+    return f"belongs to {_name_user(status.st_uid)} and has mode {stat.S_IMODE(status.st_mode):04o}"
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and its parent, which other users may read but not write to.
+
+    If the folder exists and belongs to this user, other users lose write access to it. Folders further up follow the
+    umask.
+
+    Raises:
+        UntrustedError: If the folder belongs to another user, or other users may write to it.
+        OSError: If the folder cannot be created.
+    """
+    folder.parent.parent.mkdir(parents=True, exist_ok=True)
+    for part in (folder.parent, folder):
+        try:
+            part.mkdir()
+        except FileExistsError:
+            continue
+        descriptor = os.open(part, _NEW_FOLDER)  # By now, the name may be a symbolic link.
+        try:
+            os.fchmod(descriptor, FOLDER_MODE)
+        finally:
+            os.close(descriptor)
+    status = folder.stat()
+    if status.st_uid == os.geteuid() and status.st_mode & _WRITABLE:
+        folder.chmod(stat.S_IMODE(status.st_mode) & ~_WRITABLE)
+    check_folder(folder)
+
+
+def _check(status: os.stat_result, path: Path) -> None:
+    if is_trusted(status):
+        return
+    what = "folder" if stat.S_ISDIR(status.st_mode) else "file"
+    raise UntrustedError(
+        f"the {what} {path} {describe_owner(status)}: compiled code is loaded only if its file and folder belong to "
+        f"this user ({_name_user(os.geteuid())}) or root, and no other user can write to them"
+    )
+
+
+def _name_user(user_id: int) -> str:
+    try:
+        import pwd
+
+        return f"{pwd.getpwuid(user_id).pw_name} (uid {user_id})"
+    except (ImportError, KeyError):
+        return f"uid {user_id}"

@@ -1,0 +1,2 @@
+from .data_loader import DataLoader as DataLoader
+from .stats import LoaderStats as LoaderStats

@@ -1,1 +1,0 @@
-"""Slots: reused batch buffers in anonymous shared memory."""

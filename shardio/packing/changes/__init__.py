@@ -1,1 +1,0 @@
-"""New datasets from packed ones: append, merge, split, reshard."""

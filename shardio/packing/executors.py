@@ -1,0 +1,361 @@
+"""Pack the shards of a plan here, in worker processes, or on a Ray cluster."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from multiprocessing.connection import Connection, wait
+from typing import Any, Literal, Protocol
+
+from shardio.errors import PackError
+from shardio.images import ignore_pillows_warnings
+from shardio.packing.plan import PackSettings
+from shardio.packing.preparing import PackedShard
+from shardio.packing.shard_job import ShardJob, pack_shard
+from shardio.packing.sources.records import close_records
+from shardio.process import count_processors, start_process
+from shardio.progress import PackProgress
+
+Engine = Literal["processes", "ray"]
+"""Where shards are packed: in processes of this machine, or on a Ray cluster."""
+
+MAX_WORKERS = 16
+"""The maximum number of worker processes, unless the caller chooses a number."""
+
+BYTES_PER_WORKER = {"copied": 128 * 2**20, "decoded": 16 * 2**20}
+"""How many bytes make another worker process worth its start, mostly the import of packages."""
+
+
+class PackExecutor(Protocol):
+    """Packs shards."""
+
+    def __call__(self, jobs: Iterator[ShardJob], progress: PackProgress) -> Generator[tuple[int, PackedShard]]:
+        """Pack shards and yield each one with its number when it is finished, in any order.
+
+        Jobs are made when they are needed. When the iterator is closed or raises, no process packs any more.
+
+        Raises:
+            PackError, FileChangedError, OSError: The first error of a job.
+        """
+
+
+def pack_here(jobs: Iterator[ShardJob], progress: PackProgress) -> Generator[tuple[int, PackedShard]]:
+    """Pack one shard after the other in this process. See :class:`PackExecutor`."""
+    try:
+        for job in jobs:
+            yield job.number, pack_shard(job, progress.packed)
+    finally:
+        close_records()
+
+
+def choose_executor(
+    engine: Engine,
+    num_workers: int | None,
+    num_shards: int,
+    num_bytes: int,
+    settings: PackSettings,
+    ray_address: str | None = None,
+) -> PackExecutor:
+    """Return the executor for a pack.
+
+    Args:
+        engine: Where to pack.
+        num_workers: The number of worker processes that the caller chose; None to choose one.
+        num_shards: The number of shards.
+        num_bytes: The size of all files in bytes.
+        settings: The settings of the pack.
+        ray_address: The address of the Ray cluster; None to start Ray on this machine.
+    """
+    if engine == "ray":
+        import_ray()
+        return OnRay(address=ray_address, num_workers=num_workers)
+    if num_workers is None:
+        does_decode = settings.check or settings.jpeg != "copy" or settings.convert_to is not None
+        worth = num_bytes // BYTES_PER_WORKER["decoded" if does_decode else "copied"]
+        num_workers = min(MAX_WORKERS, count_processors(), worth)
+    num_workers = min(num_workers, num_shards)
+    if num_workers <= 1:
+        return pack_here
+
+    return InProcesses(num_workers=num_workers)
+
+
+END_WITHIN_S = 10.0
+"""Seconds in which a worker process ends after it was told to. It only has to remove one unfinished file."""
+
+SILENT_S, LAST_CHANCE_S = 60.0, 20.0
+"""A worker process counts as suspended if it does not report for these two times together, in seconds. The second one
+starts again if this process itself was suspended. A worker process that works reports every few seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Worker:
+    """A worker process and the connection to it, over which jobs go and reports and shards come."""
+
+    process: subprocess.Popen[bytes]
+    connection: Connection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InProcesses:
+    """The executor that packs in worker processes: see :class:`~shardio.packing.executors.PackExecutor`."""
+
+    num_workers: int
+
+    def __call__(self, jobs: Iterator[ShardJob], progress: PackProgress) -> Generator[tuple[int, PackedShard]]:
+        workers = list[_Worker]()
+        try:
+            for job in jobs:
+                if len(workers) == self.num_workers:
+                    break
+                workers.append(_start_worker())
+                workers[-1].connection.send(job)
+            else:
+                job = None
+            yield from _run_in_processes(workers, job, jobs, progress)
+        finally:
+            _end(workers)
+
+
+def _run_in_processes(
+    workers: list[_Worker], next_job: ShardJob | None, jobs: Iterator[ShardJob], progress: PackProgress
+) -> Generator[tuple[int, PackedShard]]:
+    """Give each worker its next job when it has finished one, until all jobs are done."""
+    busy: dict[Any, _Worker] = {worker.connection: worker for worker in workers}
+    heard_at = dict.fromkeys(busy, time.monotonic())
+    while busy:
+        for connection in wait(list(busy), SILENT_S):
+            worker, heard_at[connection] = busy[connection], time.monotonic()
+            kind, *values = _receive(worker)
+            if kind == "report":
+                progress.packed(*values)
+                continue
+            if kind == "error":
+                raise values[0]
+            if next_job is not None:
+                worker.connection.send(next_job)
+                next_job = next(jobs, None)
+            else:
+                del busy[connection]
+            yield values[0], values[1]
+        for connection, worker in busy.items():
+            if time.monotonic() - heard_at[connection] > SILENT_S and not connection.poll(LAST_CHANCE_S):
+                worker.process.kill()
+                raise PackError(
+                    f"the worker process {worker.process.pid} has not reported for more than {SILENT_S:g} s, so it was "
+                    "ended: it was suspended, or it waited for a disk. Rerun the same command to resume: finished "
+                    "shards are kept"
+                )
+
+
+def _start_worker() -> _Worker:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = start_process("shardio.packing.executors:main", [theirs.fileno()], descriptors=[theirs.fileno()])
+    return _Worker(process=process, connection=Connection(ours.detach()))
+
+
+def _receive(worker: _Worker) -> Any:
+    try:
+        return worker.connection.recv()
+    except (EOFError, ConnectionError) as error:
+        code = worker.process.wait()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        raise PackError(
+            f"a worker process {how}. If the system ran out of memory, use fewer workers (--num-workers, num_workers). "
+            "Rerun the same command to resume: finished shards are kept"
+        ) from error
+
+
+def _end(workers: list[_Worker]) -> None:
+    """End the worker processes. One that is packing removes its unfinished file first."""
+    for worker in workers:
+        worker.connection.close()
+    deadline = time.monotonic() + END_WITHIN_S
+    for worker in workers:
+        with suppress(subprocess.TimeoutExpired):
+            worker.process.wait(max(0.0, deadline - time.monotonic()))
+        if worker.process.returncode is None:
+            worker.process.kill()
+            worker.process.wait()
+
+
+REPORT_EVERY_S = 0.1
+"""Seconds between reports. A report also shows that the parent process still exists."""
+
+ALIVE_EVERY_S = 2.0
+"""Seconds between empty reports, which show that this process is not suspended."""
+
+
+class _Sender:
+    """Sends messages. Threads share it.
+
+    Args:
+        connection: The connection to the parent process.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, message: tuple[object, ...]) -> None:
+        """Send a message."""
+        with self._lock:
+            self._connection.send(message)
+
+    def show_life(self) -> None:
+        """Send empty reports until the connection ends."""
+        with suppress(OSError):
+            while True:
+                self.send(("report", 0, 0))
+                time.sleep(ALIVE_EVERY_S)  # Only time passes between two signs of life.
+
+
+class _Reporter:
+    """Adds up reports, and sends the sum now and then."""
+
+    def __init__(self, sender: _Sender) -> None:
+        self._sender = sender
+        self._num_samples = self._num_bytes = 0
+        self._last = time.monotonic()
+
+    def add(self, num_samples: int, num_bytes: int) -> None:
+        self._num_samples += num_samples
+        self._num_bytes += num_bytes
+        if time.monotonic() - self._last >= REPORT_EVERY_S:
+            self.send()
+
+    def send(self) -> None:
+        """Send the sum; end this process if the parent process has ended or has closed the connection."""
+        try:
+            self._sender.send(("report", self._num_samples, self._num_bytes))
+        except OSError:
+            sys.exit()
+        self._num_samples = self._num_bytes = 0
+        self._last = time.monotonic()
+
+
+def main() -> None:
+    """Pack shards until the connection ends."""
+    ignore_pillows_warnings()
+    with Connection(int(sys.argv[1])) as connection, suppress(EOFError, ConnectionError):
+        sender = _Sender(connection)
+        threading.Thread(target=sender.show_life, daemon=True).start()
+        while True:
+            sender.send(_pack_in_process(connection.recv(), sender))
+
+
+def _pack_in_process(job: ShardJob, sender: _Sender) -> tuple[object, ...]:
+    """Pack a shard; return the answer to send."""
+    reporter = _Reporter(sender)
+    try:
+        shard = pack_shard(job, reporter.add)
+    except Exception as error:  # The parent process raises it.
+        return "error", _picklable(error)
+    reporter.send()
+    return "packed", job.number, shard
+
+
+def _picklable(error: Exception) -> Exception:
+    try:
+        pickle.loads(pickle.dumps(error))  # our own bytes
+    except Exception:  # Whatever prevents it, the text can be sent.
+        return PackError(f"{type(error).__name__}: {error}")
+    return error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnRay:
+    """The executor that packs on a Ray cluster: see :class:`~shardio.packing.executors.PackExecutor`.
+
+    All machines of the cluster must see the source and the destination under the same paths, and have the same version
+    of shardio. If this process is already connected to a cluster, that one is used.
+
+    Attributes:
+        address: The address of the cluster; None to start Ray on this machine.
+        num_workers: How many shards are packed at a time; None for one for each processor of the cluster.
+    """
+
+    address: str | None
+    num_workers: int | None
+
+    def __call__(self, jobs: Iterator[ShardJob], progress: PackProgress) -> Generator[tuple[int, PackedShard]]:
+        ray = import_ray()
+        is_ours = not ray.is_initialized()
+        if is_ours:
+            _connect(ray, self.address)
+        try:
+            num_at_once = self.num_workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+            yield from _run_on_ray(ray, num_at_once, jobs, progress)
+        finally:
+            if is_ours:
+                ray.shutdown()
+
+
+def import_ray() -> Any:
+    """Return the ray module.
+
+    Raises:
+        PackError: If Ray is not installed.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise PackError(
+            f"--engine ray (engine='ray') needs Ray ({error}): pip install 'shardio-loader[ray]'"
+        ) from error
+    return ray
+
+
+def _connect(ray: Any, address: str | None) -> None:
+    options = {"address": address} if address else {"include_dashboard": False}
+    try:
+        ray.init(**options, log_to_driver=False, configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise PackError(f"cannot connect to the Ray cluster {address or 'on this machine'}: {error}") from error
+
+
+def _run_on_ray(
+    ray: Any, num_at_once: int, jobs: Iterator[ShardJob], progress: PackProgress
+) -> Generator[tuple[int, PackedShard]]:
+    """Keep ``num_at_once`` tasks in flight until all jobs are done."""
+    task = ray.remote(num_cpus=1)(_pack_on_ray)
+    in_flight = {task.remote(job): job for job in islice(jobs, num_at_once)}
+    try:
+        while in_flight:
+            (done,), _ = ray.wait(list(in_flight), num_returns=1)
+            job = in_flight.pop(done)
+            shard = _get(ray, done)
+            if (following := next(jobs, None)) is not None:
+                in_flight[task.remote(following)] = following
+            progress.packed(len(job.samples), shard.entry.num_bytes)
+            yield job.number, shard
+    finally:
+        for each in in_flight:
+            ray.cancel(each, force=True)
+
+
+def _pack_on_ray(job: ShardJob) -> PackedShard:
+    return pack_shard(job, lambda num_samples, num_bytes: None)
+
+
+def _get(ray: Any, done: Any) -> PackedShard:
+    """Return the result of a task; raise the error that ended it."""
+    try:
+        shard: PackedShard = ray.get(done)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    except ray.exceptions.RayError as error:
+        raise PackError(
+            f"a Ray task failed: {error}. Rerun the same command to resume: finished shards are kept"
+        ) from error
+    return shard

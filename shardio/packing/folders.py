@@ -1,0 +1,353 @@
+"""Folders that datasets are written to, in a local directory or an object store.
+
+Object stores have no locks, renames or appends. The mark of an unfinished dataset is created only if there is none, so
+of two writers that begin at the same time, one is refused. Each shard of a pack is recorded in an object of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Container, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import xxhash
+from filelock import FileLock, Timeout
+
+from shardio.errors import FormatError, PackError
+from shardio.files import naming, remove_unfinished
+from shardio.packing.preparing import PackedShard
+from shardio.shards import UNFINISHED_NAME, Shard, index_location
+from shardio.storage import Location, find_path, parse_location, read_pieces
+from shardio.values import parse_json
+
+LOCK_NAME = ".shardio-pack.lock"
+"""The name of the lock of a local folder."""
+
+
+class Journal(Protocol):
+    """Records the finished shards of an unfinished pack, each durably before the next."""
+
+    @property
+    def finished(self) -> dict[str, PackedShard]:
+        """The shards that earlier runs finished, by name."""
+
+    def add(self, shard: PackedShard) -> None:
+        """Record a shard."""
+
+
+class DatasetFolder(Protocol):
+    """The folder of a dataset that is being written. It can be compared, hashed and pickled.
+
+    Its files are read and written through its location. These methods do what depends on the kind of store.
+    """
+
+    @property
+    def location(self) -> Location:
+        """The folder's location."""
+
+    def refuse_source(self, src: Path) -> None:
+        """Raise PackError if this cannot be a folder, or if it overlaps a source."""
+
+    def locked(self, lock_name: str = LOCK_NAME) -> AbstractContextManager[None]:
+        """Create the folder, and exclude other writers during a block, as far as the store can.
+
+        Raises:
+            PackError: If the folder cannot be written, or another process is writing to it.
+        """
+
+    def mark(self, content: bytes, *, replace: bool = False) -> None:
+        """Mark the dataset as unfinished.
+
+        Args:
+            content: The content of the mark, which tells writers apart.
+            replace: Whether to replace the mark of another writer.
+
+        Raises:
+            PackError: If another writer has just marked it, and ``replace`` is off.
+        """
+
+    def list_names(self) -> list[str]:
+        """Return the names of what the folder holds, sorted, without locks. Files may be partial."""
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove files, in any order."""
+
+    def remove_partial(self, targets: Container[str] | None = None) -> None:
+        """Remove what killed processes left of files that they had not finished.
+
+        Args:
+            targets: The names of these files; None for any.
+        """
+
+    def open_journal(self) -> AbstractContextManager[Journal]:
+        """Open the journal of a pack. Create it if there is none."""
+
+    def remove_journal(self) -> None:
+        """Remove the journal if there is one."""
+
+    def identify(self, tar: Location) -> str:
+        """Return what identifies the present content of a shard and its index, for :meth:`find_damage`."""
+
+    def find_damage(self, tar: Location, shard: PackedShard) -> str | None:
+        """Return what happened to a shard that an earlier run finished; None if it is as that run left it."""
+
+
+JOURNAL_NAME = ".shardio-pack.journal"
+
+
+class LocalJournal:
+    """Records finished shards, each durably before the next.
+
+    A run that is killed may leave a torn last line. It counts as missing, as do other damaged lines: their shards are
+    packed again.
+
+    Attributes:
+        finished: The shards that earlier runs finished, by name.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path, self._descriptor = path, descriptor
+        self.finished = dict[str, PackedShard]()
+        content = parse_location(path).read_whole()
+        for line in content.splitlines():
+            try:
+                shard = PackedShard.load(parse_json(line))
+            except (ValueError, TypeError, KeyError):
+                continue
+            self.finished[shard.entry.name] = shard
+        if content and not content.endswith(b"\n"):
+            self._append(b"\n")
+
+    def add(self, shard: PackedShard) -> None:
+        """Record a shard."""
+        self._append(json.dumps(shard.dump()).encode() + b"\n")
+
+    def _append(self, content: bytes) -> None:
+        with naming(self._path):
+            while content:
+                content = content[os.write(self._descriptor, content) :]
+            os.fsync(self._descriptor)
+
+
+@contextmanager
+def open_journal(folder: Path) -> Iterator[LocalJournal]:
+    """Open the journal of a pack; create it if there is none."""
+    path = folder / JOURNAL_NAME
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        yield LocalJournal(path, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFolder:
+    """A local directory: see :class:`~shardio.packing.folders.DatasetFolder`.
+
+    A lock excludes other writers. Finished shards are compared with their digests.
+    """
+
+    location: Location
+
+    @property
+    def _path(self) -> Path:
+        return Path(self.location.key)
+
+    def refuse_source(self, src: Path) -> None:
+        path = self._path
+        if path.exists() and not path.is_dir():
+            raise PackError(f"the destination {path} is not a directory: choose another path")
+        here, there = src.resolve(), path.resolve()
+        if here == there or here in there.parents or there in here.parents:
+            raise PackError(f"the destination {path} and the source {src} overlap: choose a separate directory")
+
+    @contextmanager
+    def locked(self, lock_name: str = LOCK_NAME) -> Iterator[None]:
+        """Lock the directory for this process. If it is new and stays empty, remove it afterwards."""
+        path = self._path
+        existed = path.exists()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(path / lock_name, timeout=0)
+            lock.acquire()
+        except Timeout as error:
+            raise PackError(
+                f"another process is writing to {path}: wait until it has finished, or choose another directory"
+            ) from error
+        except OSError as error:
+            raise PackError(
+                f"cannot write to the directory {path}: {error.strerror or error}. Choose another directory"
+            ) from error
+        try:
+            yield
+        finally:
+            (path / lock_name).unlink(missing_ok=True)
+            lock.release()
+            if not existed:
+                with suppress(OSError):  # It is not empty.
+                    path.rmdir()
+
+    def mark(self, content: bytes, *, replace: bool = False) -> None:
+        with (self.location / UNFINISHED_NAME).write_whole() as file:  # The lock has excluded other writers.
+            file.write(content)
+
+    def list_names(self) -> list[str]:
+        path = self._path
+        names = [each.name for each in path.iterdir()] if path.exists() else []
+        return sorted(name for name in names if not (name.startswith(".shardio-") and name.endswith(".lock")))
+
+    def remove(self, names: Sequence[str]) -> None:
+        for name in names:
+            (self._path / name).unlink(missing_ok=True)
+
+    def remove_partial(self, targets: Container[str] | None = None) -> None:
+        if self._path.exists():
+            remove_unfinished(self._path, targets)
+
+    def open_journal(self) -> AbstractContextManager[LocalJournal]:
+        return open_journal(self._path)
+
+    def remove_journal(self) -> None:
+        (self._path / JOURNAL_NAME).unlink(missing_ok=True)
+
+    def identify(self, tar: Location) -> str:
+        """Return the xxh3-128 of the index in hexadecimal. The index has that of the tar."""
+        return _digest_file(index_location(tar))
+
+    def find_damage(self, tar: Location, shard: PackedShard) -> str | None:
+        index = index_location(tar)
+        try:
+            if _digest_file(index) != shard.identity:
+                raise FormatError(f"the content of {index.name} has changed")
+            with Shard(tar, index) as opened:
+                if _digest_file(tar) != opened.entry.digest:
+                    raise FormatError("its content does not match its index")
+        except FileNotFoundError as error:
+            return f"was damaged after it was written: {error.filename} is missing"
+        except FormatError as error:
+            return f"was damaged after it was written: {error}"
+        return None
+
+
+def _digest_file(location: Location) -> str:
+    digest = xxhash.xxh3_128()
+    with closing(location.open()) as file:
+        for piece in read_pieces(file):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+RECORD_PREFIX = ".shardio-packed-"
+"""The start of the names of the objects that record finished shards."""
+
+MAX_REQUESTS = 16
+"""How many small objects are read or removed at a time."""
+
+
+class RemoteJournal:
+    """Records finished shards, each in an object: see :class:`~shardio.packing.folders.Journal`.
+
+    Damaged records count as missing: their shards are packed again.
+
+    Args:
+        folder: The folder of the dataset.
+        names: The names of the records that are there.
+    """
+
+    def __init__(self, folder: Location, names: Sequence[str]) -> None:
+        self._folder = folder
+        with ThreadPoolExecutor(MAX_REQUESTS) as pool:
+            found = pool.map(_read_record, [folder / name for name in names])
+            self.finished = {shard.entry.name: shard for shard in found if shard is not None}
+
+    def add(self, shard: PackedShard) -> None:
+        with (self._folder / f"{RECORD_PREFIX}{shard.entry.name}.json").write_whole() as file:
+            file.write(json.dumps(shard.dump()).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFolder:
+    """A folder in an object store: see :class:`~shardio.packing.folders.DatasetFolder`.
+
+    Finished shards are recognised by the versions that the store gave to them and to their indexes, because an object's
+    content was compared when it was uploaded.
+    """
+
+    location: Location
+
+    def refuse_source(self, src: Path) -> None:
+        """Refuse a server that is read-only. The source is local, so it does not overlap."""
+        self._refuse_read_only()
+
+    @contextmanager
+    def locked(self, lock_name: str = LOCK_NAME) -> Iterator[None]:
+        """Refuse a server that is read-only. Other writers are excluded by the mark alone."""
+        self._refuse_read_only()
+        yield
+
+    def mark(self, content: bytes, *, replace: bool = False) -> None:
+        mark = self.location / UNFINISHED_NAME
+        if replace:
+            with mark.write_whole() as file:
+                file.write(content)
+        elif not mark.create(content):
+            raise PackError(
+                f"another program has just begun to write to {self.location}: wait until it has finished, or choose "
+                "another destination"
+            )
+
+    def list_names(self) -> list[str]:
+        return self.location.list()
+
+    def remove(self, names: Sequence[str]) -> None:
+        with ThreadPoolExecutor(MAX_REQUESTS) as pool:
+            for _ in pool.map(Location.remove, [self.location / name for name in names]):
+                pass
+
+    def remove_partial(self, targets: Container[str] | None = None) -> None:
+        """Do nothing: objects appear whole."""
+
+    @contextmanager
+    def open_journal(self) -> Iterator[RemoteJournal]:
+        yield RemoteJournal(self.location, self._list_records())
+
+    def remove_journal(self) -> None:
+        self.remove(self._list_records())
+
+    def identify(self, tar: Location) -> str:
+        """Return the versions of both objects."""
+        return f"{tar.stat().version} {index_location(tar).stat().version}"
+
+    def find_damage(self, tar: Location, shard: PackedShard) -> str | None:
+        try:
+            is_same = self.identify(tar) == shard.identity
+        except FileNotFoundError as error:
+            return f"was damaged after it was written: {error.strerror or error}"
+        return None if is_same else "or its index was replaced after it was written"
+
+    def _refuse_read_only(self) -> None:
+        if not self.location.can_write():
+            raise PackError(
+                f"cannot write to {self.location}: HTTP servers and the Hugging Face Hub are read-only for shardio. "
+                "Choose a directory or an object store (s3://, gs://, az://)"
+            )
+
+    def _list_records(self) -> list[str]:
+        return [name for name in self.list_names() if name.startswith(RECORD_PREFIX)]
+
+
+def _read_record(location: Location) -> PackedShard | None:
+    try:
+        return PackedShard.load(parse_json(location.read_whole()))
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def choose_folder(location: Location) -> DatasetFolder:
+    """Return the folder at a location."""
+    return RemoteFolder(location) if find_path(location) is None else LocalFolder(location)

@@ -1,1 +1,0 @@
-"""Folders that datasets are written to, in the local file system and in object stores."""

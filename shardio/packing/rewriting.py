@@ -1,0 +1,517 @@
+"""Make datasets from packed ones: merge, split, reshard and append."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from shardio.errors import FormatError, PackError
+from shardio.files import remove_unfinished, sync_directory
+from shardio.order import make_rng_key, permute
+from shardio.packing.folders import choose_folder
+from shardio.packing.output_folder import new_dataset
+from shardio.packing.pack_call import DEFAULT_SHARD_SIZE
+from shardio.packing.packer import RunOptions, finish, pack_source
+from shardio.packing.plan import PackSettings, make_parts
+from shardio.packing.shard_writer import ShardLimits, ShardSequence, name_shard
+from shardio.packing.sources.layouts import Layout
+from shardio.packing.sources.source import SourceKind, SourceOptions
+from shardio.packing.sources.tars import (
+    CopySource,
+    Settings,
+    count_tiled,
+    describe,
+    refuse_duplicates,
+    unite_classes,
+    unite_fields,
+    unite_settings,
+)
+from shardio.progress import PackProgress
+from shardio.sample import Sample
+from shardio.shards import (
+    MANIFEST_NAME,
+    UNFINISHED_NAME,
+    DatasetSource,
+    Manifest,
+    Shard,
+    ShardEntry,
+    ShardTable,
+    hash_key,
+    index_location,
+    open_table,
+    read_keys,
+    write_manifest,
+)
+from shardio.storage import (
+    Location,
+    RemoteAccess,
+    StorageOptions,
+    find_path,
+    find_url,
+    link_or_copy,
+    make_direct_access,
+    make_path,
+    parse_location,
+)
+from shardio.values import check_choice, check_flag, check_optional_integer, parse_json, parse_size
+
+DEFAULT_SIZE = "256MiB"
+
+
+def merge(
+    out: str | os.PathLike[str],
+    sources: Sequence[DatasetSource],
+    *,
+    max_shard_size: str | int = DEFAULT_SIZE,
+    max_shard_samples: int | None = None,
+    overwrite: bool = False,
+    progress: PackProgress | None = None,
+    storage_options: StorageOptions | None = None,
+) -> Manifest:
+    """Write the samples of several datasets, one after another, to a new dataset.
+
+    Samples are copied byte for byte, and compared with their indexes. Equal arguments give equal bytes.
+
+    Args:
+        out: A new or empty directory, or a URL such as ``s3://bucket/train``.
+        sources: Packed directories, or tars of any tool, each as for :class:`shardio.ShardDataset`.
+        max_shard_size: The maximum size of a shard, in bytes or as text such as ``"256MiB"``.
+        max_shard_samples: The maximum number of samples in a shard.
+        overwrite: Whether to replace a dataset in ``out``.
+        progress: Receives progress reports.
+        storage_options: Settings of the stores of all URLs, as for :class:`shardio.ShardDataset`.
+
+    Returns:
+        The manifest of the new dataset.
+
+    Raises:
+        FileNotFoundError: If a source does not exist or holds no tars.
+        FormatError: If a source is damaged.
+        PackError: If two samples have the same key, labels have different names, or ``out`` cannot be used.
+        SampleError: If a sample is damaged.
+    """
+    if isinstance(sources, str | os.PathLike) or not sources:
+        raise ValueError("sources must be a list of at least one dataset")
+    access = make_direct_access(storage_options)
+    tables = [open_table(source, access) for source in sources]
+    limits = _check_limits(max_shard_size, max_shard_samples)
+    return _rewrite(tables, parse_location(out, access), limits, None, overwrite, progress)
+
+
+def reshard(
+    src: DatasetSource,
+    out: str | os.PathLike[str],
+    *,
+    max_shard_size: str | int = DEFAULT_SIZE,
+    max_shard_samples: int | None = None,
+    shuffle_seed: int | None = None,
+    overwrite: bool = False,
+    progress: PackProgress | None = None,
+    storage_options: StorageOptions | None = None,
+) -> Manifest:
+    """Write the samples of a dataset to a new dataset with shards of another size, or in another order.
+
+    Samples are copied byte for byte, and compared with their indexes. Equal arguments give equal bytes.
+
+    Args:
+        src: A packed directory, or tars of any tool.
+        out: A new or empty directory, or a URL such as ``s3://bucket/train``.
+        max_shard_size: The maximum size of a shard, in bytes or as text such as ``"256MiB"``.
+        max_shard_samples: The maximum number of samples in a shard.
+        shuffle_seed: The seed of a new order of all samples; None keeps the order.
+        overwrite: Whether to replace a dataset in ``out``.
+        progress: Receives progress reports.
+        storage_options: Settings of the stores of all URLs, as for :class:`shardio.ShardDataset`.
+
+    Returns:
+        The manifest of the new dataset.
+
+    Raises:
+        The same errors as :func:`merge`.
+    """
+    limits = _check_limits(max_shard_size, max_shard_samples)
+    shuffle_seed = check_optional_integer("shuffle_seed", shuffle_seed, at_least=0, below=2**63)
+    access = make_direct_access(storage_options)
+    return _rewrite([open_table(src, access)], parse_location(out, access), limits, shuffle_seed, overwrite, progress)
+
+
+def split(
+    src: DatasetSource,
+    out: str | os.PathLike[str],
+    *,
+    by: Sequence[float | str],
+    names: Sequence[str],
+    max_shard_size: str | int = DEFAULT_SIZE,
+    max_shard_samples: int | None = None,
+    overwrite: bool = False,
+    progress: PackProgress | None = None,
+    storage_options: StorageOptions | None = None,
+) -> dict[str, Manifest]:
+    """Split a dataset into new datasets, by a hash of each sample's key.
+
+    A sample's part depends only on its key and on ``by``: see :class:`~shardio.packing.plan.Parts`. Samples are copied
+    byte for byte, in their order, and compared with their indexes.
+
+    Args:
+        src: A packed directory, or tars of any tool.
+        out: The directory of the new datasets, or a URL.
+        by: The fraction of each part. They sum to 1.
+        names: The name of each part: its directory in ``out``.
+        max_shard_size: The maximum size of a shard, in bytes or as text such as ``"256MiB"``.
+        max_shard_samples: The maximum number of samples in a shard.
+        overwrite: Whether to replace datasets in the parts' directories.
+        progress: Receives progress reports.
+        storage_options: Settings of the stores of all URLs, as for :class:`shardio.ShardDataset`.
+
+    Returns:
+        The manifest of each part, by name.
+
+    Raises:
+        ValueError: If the fractions or the names are invalid.
+        The same errors as :func:`merge`.
+    """
+    parts = make_parts(by, names)
+    limits, overwrite = _check_limits(max_shard_size, max_shard_samples), check_flag("overwrite", overwrite)
+    access = make_direct_access(storage_options)
+    table = open_table(src, access)
+    num_samples = np.zeros(len(names), np.int64)
+    for index in table.indexes:
+        num_samples += np.bincount(parts.assign(read_keys(index).hash_all()), minlength=len(names))
+    parts.refuse_empty(num_samples.tolist(), describe(table))
+    refuse_duplicates([table])
+    folders = [parse_location(out, access) / name for name in names]
+    _refuse_sources([table], folders)
+    with ExitStack() as stack, CopySource([table]) as source:
+        unfinished = [
+            stack.enter_context(new_dataset(choose_folder(folder), overwrite=overwrite)) for folder in folders
+        ]
+        sequences = [ShardSequence(folder, limits) for folder in folders]
+        copied = _report(source.read(), [table], progress)
+        _write(((bisect_right(parts.thresholds, hash_key(sample.key)), sample) for sample in copied), sequences)
+        settings = {name: value for name, value in unite_settings([table.manifest]).items() if name != "num_tiled"}
+        manifests = [_make_manifest(each, table.manifest.classes, settings | _describe(limits)) for each in sequences]
+        finish(dict(zip(unfinished, manifests, strict=True)))
+    return dict(zip(names, manifests, strict=True))
+
+
+def _rewrite(
+    tables: Sequence[ShardTable],
+    out: Location,
+    limits: ShardLimits,
+    shuffle_seed: int | None,
+    overwrite: bool,
+    progress: PackProgress | None,
+) -> Manifest:
+    overwrite = check_flag("overwrite", overwrite)
+    classes = unite_classes(tables)
+    refuse_duplicates(tables)
+    _refuse_sources(tables, [out])
+    with new_dataset(choose_folder(out), overwrite=overwrite) as unfinished, CopySource(tables) as source:
+        order: NDArray[np.int64] | None = None
+        if shuffle_seed is not None:
+            order = permute(np.arange(len(source)), np.array([len(source)]), make_rng_key(shuffle_seed, "pack"))
+        sequence = ShardSequence(out, limits)
+        _write(((0, sample) for sample in _report(source.read(order), tables, progress)), [sequence])
+        settings = unite_settings([table.manifest for table in tables])
+        settings |= {**_describe(limits), "shuffle_seed": shuffle_seed}
+        manifest = _make_manifest(sequence, classes, settings)
+        finish({unfinished: manifest})
+    return manifest
+
+
+def _write(samples: Iterable[tuple[int, Sample]], parts: Sequence[ShardSequence]) -> None:
+    """Write each sample to one of several sequences of shards, and end their last shards."""
+    try:
+        for part, sample in samples:
+            parts[part].add(sample)
+        for sequence in parts:
+            sequence.end_shard()
+    except BaseException as error:
+        for sequence in parts:
+            sequence.discard(error)
+        raise
+
+
+def _report(samples: Iterable[Sample], tables: Sequence[ShardTable], progress: PackProgress | None) -> Iterable[Sample]:
+    """Yield samples, and report each one."""
+    progress = progress or PackProgress()
+    manifests = [table.manifest for table in tables]
+    progress.planned(sum(each.num_samples for each in manifests), sum(each.num_bytes for each in manifests))
+    for sample in samples:
+        yield sample
+        progress.packed(1, sum(map(len, sample.fields.values())))
+
+
+def _make_manifest(sequence: ShardSequence, classes: tuple[str, ...], settings: Settings) -> Manifest:
+    return Manifest(
+        shards=tuple(sequence.entries), fields=tuple(sorted(sequence.fields)), classes=classes, pack=settings
+    )
+
+
+def _check_limits(max_shard_size: str | int, max_shard_samples: int | None) -> ShardLimits:
+    return ShardLimits(max_size=parse_size("max_shard_size", max_shard_size), max_samples=max_shard_samples)
+
+
+def _describe(limits: ShardLimits) -> Settings:
+    return {"max_shard_size": limits.max_size, "max_shard_samples": limits.max_samples}
+
+
+def _refuse_sources(tables: Sequence[ShardTable], folders: Sequence[Location]) -> None:
+    """Raise PackError if a new dataset would be written where the tars of a source are."""
+    homes = {tar.folder.resolve() for table in tables for tar in table.tars}
+    for folder in folders:
+        if folder.resolve() in homes:
+            raise PackError(f"{folder} holds tars that would be read: choose another directory for the new dataset")
+
+
+RECORD_NAME = ".shardio-append.json"
+"""The file that lists the shards of an append that has not ended."""
+
+_PACKED_PREFIX = ".shardio-append-"
+"""The start of the names of directories that hold packed images until they are appended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
+    """An append that has not ended: its sources, the names of its shards, and the digest of the new manifest."""
+
+    sources: list[str]
+    names: list[str]
+    digest: str
+
+
+def append(
+    out: str | os.PathLike[str],
+    more: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    copy: bool = False,
+    source_kind: SourceKind = "auto",
+    layout: Layout = "auto",
+    num_workers: int | None = None,
+    progress: PackProgress | None = None,
+    storage_options: StorageOptions | None = None,
+) -> Manifest:
+    """Add the samples of other packed datasets, or of directories of images, to a packed dataset.
+
+    Shards are hard-linked, or copied if that is impossible, under names that continue the numbering. Images are packed
+    first, with the settings and the class names of ``out``. At the end, one rename replaces the manifest. Until then,
+    ``out`` is unchanged, and programs that have opened it before keep reading the samples it had. If the call is
+    interrupted, repeat it.
+
+    Args:
+        out: A packed directory.
+        more: Packed directories or directories of images: one, or a list.
+        copy: Whether to copy shards even if they can be linked.
+        source_kind: What each of ``more`` is, unless it is a packed directory, as for :func:`shardio.pack`.
+        layout: The layout of directories of images, as for :func:`shardio.pack`.
+        num_workers: The number of worker processes that pack images.
+        progress: Receives the progress of packing images.
+        storage_options: Settings of the stores of URLs in ``more``, as for :class:`shardio.ShardDataset`.
+
+    Returns:
+        The new manifest.
+
+    Raises:
+        FileNotFoundError: If a directory does not exist.
+        FormatError: If a manifest or an index is damaged.
+        PackError: If two samples have the same key, labels have different names, or a directory cannot be used.
+    """
+    options = SourceOptions(
+        source_kind=check_choice("source_kind", source_kind, SourceKind), layout=check_choice("layout", layout, Layout)
+    )
+    copy, access = check_flag("copy", copy), make_direct_access(storage_options)
+    if (url := find_url(out)) is not None and not make_path(out).exists():
+        raise PackError(
+            f"cannot append to {url}: append to a local copy and upload it, or write a new dataset with shardio merge"
+        )
+    folder = make_path(out)
+    sources = [make_path(source) for source in ([more] if isinstance(more, str | os.PathLike) else more)]
+    if not sources:
+        raise ValueError("more is empty: pass at least one packed directory or directory of images")
+    if not (folder / MANIFEST_NAME).exists() or (folder / UNFINISHED_NAME).exists():
+        raise PackError(
+            f"{folder} is not a packed directory with {MANIFEST_NAME}: pack the first images with shardio pack"
+        )
+    requested = [str(parse_location(source)) for source in sources]
+    with choose_folder(parse_location(folder)).locked():
+        table = open_table(folder)
+        if _end_earlier(folder, table.manifest, requested):
+            return table.manifest
+        try:
+            tables = [
+                _open_source(source, folder, table.manifest, options, num_workers, progress, access)
+                for source in sources
+            ]
+            manifest = _plan(table, tables)
+            shards = [pair for each in tables for pair in zip(each.tars, each.indexes, strict=True)]
+            new = manifest.shards[len(table.manifest.shards) :]
+            _link_all(folder, shards, new, manifest, requested, copy=copy)
+        except Exception:  # Re-raised: images that were packed for this call are of no more use.
+            _remove_packed(folder)
+            raise
+    return manifest
+
+
+def _plan(table: ShardTable, tables: Sequence[ShardTable]) -> Manifest:
+    """Return the new manifest, after checking that the datasets can be one."""
+    for each in tables:
+        _check_shards(each)
+    classes = unite_classes([table, *tables])
+    refuse_duplicates([table, *tables])
+    manifests = [table.manifest, *(each.manifest for each in tables)]
+    numbers = [
+        int(found[1]) for entry in table.manifest.shards if (found := re.fullmatch(r"shard-([0-9]+)\.tar", entry.name))
+    ]
+    first = max(numbers, default=-1) + 1
+    added = [entry for each in tables for entry in each.manifest.shards]
+    renamed = [replace(entry, name=name_shard(first + number)) for number, entry in enumerate(added)]
+    settings = {name: value for name, value in table.manifest.pack.items() if name != "num_tiled"}
+    return Manifest(
+        shards=(*table.manifest.shards, *renamed),
+        fields=unite_fields(manifests),
+        classes=classes,
+        pack=settings | count_tiled(manifests),
+    )
+
+
+def _check_shards(table: ShardTable) -> None:
+    """Raise PackError if a shard is not the one that its manifest lists."""
+    for tar, index, entry in zip(table.tars, table.indexes, table.manifest.shards, strict=True):
+        with Shard(tar, index) as shard:
+            if shard.entry != entry:
+                raise PackError(f"{tar} is not the shard that its manifest lists: run shardio verify {tar.folder}")
+
+
+def _link_all(
+    folder: Path,
+    shards: Sequence[tuple[Location, Location]],
+    entries: Sequence[ShardEntry],
+    manifest: Manifest,
+    requested: list[str],
+    *,
+    copy: bool,
+) -> None:
+    """Link or copy shards into a packed directory, and write the new manifest.
+
+    Args:
+        folder: The directory.
+        shards: The tars and the indexes to add.
+        entries: Their new entries in the manifest.
+        manifest: The new manifest.
+        requested: The sources, for the record.
+        copy: Whether to copy.
+    """
+    targets = [parse_location(folder / entry.name) for entry in entries]
+    for target in targets:
+        for each in target, index_location(target):
+            if os.path.lexists(each.key):
+                raise PackError(f"{each} exists but is not in the manifest: move it away or delete it")
+    record = _Record(sources=requested, names=[entry.name for entry in entries], digest=manifest.digest)
+    with parse_location(folder / RECORD_NAME).write_whole() as file:
+        file.write(json.dumps({name: getattr(record, name) for name in record.__slots__}).encode())
+    try:
+        for (tar, index), target in zip(shards, targets, strict=True):
+            link_or_copy(tar, target, copy=copy)
+            link_or_copy(index, index_location(target), copy=copy)
+            with Shard(target, index_location(target)):
+                pass  # A copy that is incomplete or of other files is refused here.
+        sync_directory(folder)
+        write_manifest(parse_location(folder / MANIFEST_NAME), manifest)
+    except BaseException:  # Re-raised: Ctrl-C must not leave shards that no manifest lists either.
+        if open_table(folder).manifest.digest != manifest.digest:
+            _roll_back(folder, record.names)
+        raise
+    _remove_record(folder)
+
+
+def _end_earlier(folder: Path, manifest: Manifest, requested: list[str]) -> bool:
+    """Clean up after an append that was interrupted. Return whether it was the requested one, and has been done."""
+    location = parse_location(folder / RECORD_NAME)
+    remove_unfinished(folder)
+    if not location.exists():
+        return False
+    try:
+        record = _Record(**parse_json(location.read_whole()))
+    except (ValueError, TypeError) as error:
+        raise PackError(
+            f"{location} is damaged ({error!r}): delete it, and the tars that the manifest lacks"
+        ) from error
+    if record.digest != manifest.digest:
+        listed = {entry.name for entry in manifest.shards}
+        _roll_back(folder, [name for name in record.names if name not in listed])
+        return False
+    _remove_record(folder)
+    return record.sources == requested
+
+
+def _roll_back(folder: Path, names: Sequence[str]) -> None:
+    """Remove the shards of an append that has not ended, and its record last. Images that have been packed stay."""
+    for name in names:
+        tar = parse_location(folder / name)
+        index_location(tar).remove()
+        tar.remove()
+    (folder / RECORD_NAME).unlink(missing_ok=True)
+
+
+def _remove_record(folder: Path) -> None:
+    """Remove what an append that is done needed: the packed images first, the record last."""
+    _remove_packed(folder)
+    (folder / RECORD_NAME).unlink(missing_ok=True)
+
+
+def _remove_packed(folder: Path) -> None:
+    """Remove images that were packed completely to be appended."""
+    for manifest in folder.glob(f"{_PACKED_PREFIX}*/{MANIFEST_NAME}"):
+        shutil.rmtree(manifest.parent)
+
+
+def _open_source(
+    source: Path,
+    folder: Path,
+    manifest: Manifest,
+    options: SourceOptions,
+    num_workers: int | None,
+    progress: PackProgress | None,
+    access: RemoteAccess,
+) -> ShardTable:
+    """Open a packed dataset, or pack a directory of images into a hidden directory of the destination."""
+    if find_path(parse_location(source)) is None:
+        return open_table(source, access)
+    if not source.exists():
+        raise FileNotFoundError(f"{source} does not exist: pass a packed directory or a directory of images")
+    if source.suffix == ".json" or (source / MANIFEST_NAME).exists():
+        return open_table(source)
+    if not source.is_dir() or (options.source_kind != "files" and any(source.glob("*.tar"))):
+        raise PackError(
+            f"{source} has no {MANIFEST_NAME}: convert tars of other tools first (shardio reshard {source} NEW), and "
+            "append NEW. To append images beside tars, pass --source-kind files (source_kind='files')"
+        )
+    name = f"{_PACKED_PREFIX}{xxhash.xxh3_64_hexdigest(os.fsencode(source.resolve()))}"
+    packed = folder / name
+    if (packed / MANIFEST_NAME).exists():
+        shutil.rmtree(packed)  # An earlier call has packed them, but they may have changed since.
+    settings = _read_settings(manifest)
+    options = replace(options, classes=manifest.classes or None, converts=settings.convert_to is not None)
+    pack_source(source, packed, settings, options, RunOptions(num_workers=num_workers), progress)
+    return open_table(packed)
+
+
+def _read_settings(manifest: Manifest) -> PackSettings:
+    names = ("max_shard_samples", "shuffle_seed", "jpeg", "convert_to", "max_side", "quality", "to_srgb")
+    known = {name: manifest.pack[name] for name in names if name in manifest.pack}
+    max_shard_size = manifest.pack.get("max_shard_size") or DEFAULT_SHARD_SIZE
+    try:
+        return PackSettings(**{"max_shard_size": max_shard_size, **known})  # type: ignore[arg-type]  # It checks them.
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"the settings in the manifest cannot be used to pack more images: {error}") from error

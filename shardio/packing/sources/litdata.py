@@ -1,0 +1,391 @@
+"""Chunks of Lightning's LitData (the package ``litdata``), which reads them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardio.errors import PackError
+from shardio.packing.sources.files import SourceFile, TemporaryFolder, find_folder, stat_file, unpack
+from shardio.packing.sources.records import (
+    INDEX,
+    Columns,
+    FileSeries,
+    IndexKind,
+    RecordScan,
+    check_size,
+    choose_columns,
+    dump_json,
+    encode_array,
+    encode_pixels,
+    find_index,
+    has_size,
+    invalid_index_is_an_error,
+    name_field,
+    read_index,
+    resolve_file,
+    split_contents,
+)
+from shardio.packing.sources.source import Evidence, SourceOptions
+from shardio.process import describe_error, let_through
+from shardio.values import parse_json
+
+CONTENTS = dict.fromkeys(("bytes", "file", "image", "mesh", "pil"), "") | {
+    "audio": "wav",
+    "jpeg": "jpg",
+    "nifti": "nii",
+    "pdf": "pdf",
+    "tiff": "tif",
+    "tifffile": "tif",
+    "video": "mp4",
+}
+"""The formats of contents, and the suffix of each if the format does not name one, as in ``image:png``."""
+
+LISTS = ("jpeg_array",)
+"""The formats of several images."""
+
+ARRAYS = ("no_header_numpy", "no_header_tensor", "numpy", "tensor")
+"""The formats of arrays."""
+
+PLAIN = ("bool", "float", "int", "json", "str", "text")
+"""The formats of values for the ``json`` field."""
+
+_RUNNING_CODE = ("graph", "pickle")
+"""The formats that LitData reads by unpickling them."""
+
+_LABELS = ("label", "class", "y", "target")
+_NODES = ("builtins.dict", "builtins.list", "builtins.tuple")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """A value that each sample has.
+
+    Attributes:
+        keys: The keys and numbers that lead to it from the sample; none if it is the whole sample.
+        format: Its format in ``index.json``.
+    """
+
+    keys: tuple[Hashable, ...]
+    format: str
+
+    @property
+    def name(self) -> str:
+        return ".".join(map(str, self.keys)) or "0"
+
+    @property
+    def kind(self) -> str:
+        return self.format.partition(":")[0]
+
+    @property
+    def suffix(self) -> str:
+        """The suffix of a content, "" if it is unknown."""
+        return self.format.partition(":")[2].lower() or CONTENTS[self.kind]
+
+    def get(self, sample: Any) -> Any:
+        for key in self.keys:
+            sample = sample[key]
+        return sample
+
+
+def find_leaves(src: Path, config: Mapping[str, Any]) -> tuple[Leaf, ...]:
+    """Return the values of a sample."""
+    if config.get("encryption"):
+        raise PackError(f"{src} is encrypted: decrypt the samples with LitData, and pack an iterable of them")
+    if config.get("item_loader") not in (None, "PyTreeLoader") or not config["data_spec"]:
+        raise PackError(
+            f"{src} was written for LitData's {config.get('item_loader')}: only samples of the default PyTreeLoader "
+            "can be packed. Read the others with LitData, and pack an iterable of them"
+        )
+    keys = list(_find_keys(src, parse_json(config["data_spec"])[1], ()))
+    leaves = tuple(Leaf(keys=each, format=name) for each, name in zip(keys, config["data_format"], strict=False))
+    if not len(keys) == len(config["data_format"]) == len({leaf.name for leaf in leaves}):
+        raise PackError(f"{src / INDEX} is invalid: data_format does not match data_spec. Create it again")
+    for leaf in leaves:
+        if leaf.kind in _RUNNING_CODE:
+            raise PackError(
+                f"the value {leaf.name!r} of each sample of {src} has the format {leaf.format!r}: it is a pickle, "
+                "which can run any code when it is read. If you trust it, read the samples with LitData, and pack an "
+                "iterable of them"
+            )
+        if leaf.kind not in (*CONTENTS, *LISTS, *ARRAYS, *PLAIN):
+            raise PackError(
+                f"the value {leaf.name!r} of each sample of {src} has the format {leaf.format!r}, which is unknown "
+                "here: read the samples with LitData, and pack an iterable of them"
+            )
+    return leaves
+
+
+def _find_keys(src: Path, spec: Mapping[str, Any], keys: tuple[Hashable, ...]) -> Iterator[tuple[Hashable, ...]]:
+    """Yield the keys of each value in a specification of LitData (``TreeSpec``)."""
+    if spec["type"] is None:
+        yield keys
+        return
+    if spec["type"] not in _NODES:  # LitData imports a module that the specification of some types names.
+        raise PackError(
+            f"samples of {src} contain a {spec['type']}: only dictionaries, lists and tuples can be packed. Read the "
+            "samples with LitData, and pack an iterable of them"
+        )
+    children = spec["children_spec"]
+    names = parse_json(spec["context"]) if spec["type"] == "builtins.dict" else range(len(children))
+    for name, child in zip(names, children, strict=True):
+        yield from _find_keys(src, child, (*keys, name))
+
+
+def find_labels(leaves: Sequence[Leaf]) -> list[str]:
+    """Return the names of labels: an integer or text with a usual name, or the second value in (image, label)."""
+    found = [leaf.name for leaf in leaves if leaf.name in _LABELS and leaf.kind in PLAIN]
+    if [leaf.keys for leaf in leaves] == [(0,), (1,)] and leaves[0].kind in CONTENTS and leaves[1].kind == "int":
+        found = [leaves[1].name]
+    return sorted(found, key=_LABELS.index)[:1] if len(found) > 1 else found
+
+
+def find_paths(leaves: Iterable[Leaf]) -> set[tuple[Hashable, ...]]:
+    """Return the keys of values, and those of the dictionaries and lists that hold them."""
+    return {leaf.keys[:length] for leaf in leaves for length in range(1, len(leaf.keys) + 1)}
+
+
+def leave_out(value: Any, keys: tuple[Hashable, ...], left_out: Collection[tuple[Hashable, ...]]) -> Any:
+    """Return a value without those at some keys."""
+    if isinstance(value, dict):
+        return {
+            key: leave_out(each, (*keys, key), left_out) for key, each in value.items() if (*keys, key) not in left_out
+        }
+    if isinstance(value, list | tuple):
+        return [leave_out(each, (*keys, i), left_out) for i, each in enumerate(value) if (*keys, i) not in left_out]
+    return value
+
+
+_KIND = IndexKind(entries="chunks", key="chunk_bytes", pattern="chunk-*.bin")
+
+
+_NUM_MAPPED = 64
+"""The number of chunks that a process maps at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chunks:
+    """The samples of a dataset: see :class:`~shardio.packing.sources.records.Records`."""
+
+    path: Path
+    files: tuple[SourceFile, ...]
+    series: FileSeries
+    columns: Columns
+    leaves: tuple[Leaf, ...]
+    unpacked: TemporaryFolder | None = field(default=None, repr=False, compare=False)
+
+    def open(self) -> _Reader:
+        raw = {*CONTENTS, *LISTS} - {"pil"}
+        return _Reader(_Items(self.path, self.series, self.leaves, self.unpacked, raw), self.columns, self.leaves)
+
+    def describe(self, row: int) -> str:
+        return self.series.describe(row)
+
+
+class _Reader:
+    """Reads samples: see :class:`~shardio.packing.sources.records.RecordReader`."""
+
+    def __init__(self, items: _Items, columns: Columns, leaves: Sequence[Leaf]) -> None:
+        self._items, self._columns, self._leaves = items, columns, leaves
+        self._plain = [leaf for leaf in leaves if leaf.kind in PLAIN and leaf.name in columns.others]
+        self._left_out = find_paths(leaves) - find_paths(self._plain)
+
+    def read(self, row: int) -> Mapping[str, bytes]:
+        try:
+            sample = self._items.load(row)
+            found = dict[str, bytes]()
+            for leaf in self._leaves:
+                value = leaf.get(sample)
+                if leaf.kind in CONTENTS:
+                    content = encode_pixels(value) if leaf.kind == "pil" else bytes(value)
+                    found[name_field(self._columns, leaf.name, content, leaf.suffix)] = content
+                elif leaf.kind in LISTS:
+                    for number, content in enumerate(split_contents(bytes(value))):
+                        found[name_field(Columns(), f"{leaf.name}.{number}", content, "jpg")] = content
+                elif leaf.kind in ARRAYS and leaf.name in self._columns.others:
+                    found[f"{leaf.name.lower()}.npy"] = encode_array(np.asarray(value))
+            if self._plain:
+                plain = leave_out(sample, (), self._left_out)
+                found["json"] = dump_json(plain if isinstance(plain, dict) else {"0": plain})
+        except Exception as error:  # Of LitData, for which damaged samples have no error of their own.
+            let_through(error)
+            raise ValueError(describe_error(error)) from error
+        return found
+
+
+class _Items:
+    """The items of LitData's own reader.
+
+    It is not ``StreamingDataset``, which replaces compressed chunks by decompressed ones in their folder.
+
+    Args:
+        path: The dataset.
+        series: Its chunks, with the names that they have when they are decompressed.
+        leaves: The values of a sample.
+        unpacked: The folder with decompressed chunks.
+        raw: The kinds of values that remain bytes.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        series: FileSeries,
+        leaves: Sequence[Leaf],
+        unpacked: TemporaryFolder | None,
+        raw: Collection[str],
+    ) -> None:
+        litdata = _import_litdata(path)
+        num_leaves = len(leaves)
+
+        class PyTreeLoader(litdata.PyTreeLoader):  # type: ignore[misc, name-defined]  # LitData checks the name.
+            def _data_format_to_key(self, data_format: str) -> str:
+                kind = data_format.partition(":")[0]  # LitData prefers the rest, such as "json" in "file:json".
+                return "bytes" if kind in raw else kind
+
+            def deserialize(self, content: bytes | memoryview) -> Any:
+                sizes = np.frombuffer(content, "<u4", num_leaves)
+                if 4 * num_leaves + int(sizes.sum(dtype=np.int64)) != len(content):
+                    raise ValueError(f"its values do not have {len(content)} bytes: create the chunk again")
+                return super().deserialize(content)
+
+        self._series, self._loader = series, PyTreeLoader(batch_decode=0)
+        self._is_one_value = not leaves[0].keys
+        self._paths = [find_folder(path, unpacked, name) / name for name in series.names]
+        try:
+            litdata.ChunksConfig(str(path), litdata.get_serializers(None), None, self._loader)
+        except Exception as error:  # LitData checks little.
+            let_through(error)
+            raise PackError(f"{path / INDEX} is invalid: {describe_error(error)}. Create it again") from error
+        # Otherwise it reads whole chunks: LitData expects an order in which their samples are neighbours.
+        self._loader.set_mmap_allowed_chunks(set(range(len(series.names))))
+        self._loader.set_posix_fast(True, keep=_NUM_MAPPED, willneed=False)
+
+    def load(self, row: int) -> Any:
+        """Return a sample as the program made it that wrote it, except for raw values."""
+        number, item = self._series.find(row)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Of torch: the memory of a tensor is read-only.
+            found = self._loader.load_item_from_chunk(row, number, str(self._paths[number]), row - item, 0)
+        return found if self._is_one_value or isinstance(found, dict) else dict(enumerate(found))
+
+
+def find_litdata(src: Path) -> Evidence | None:
+    """Find the index of a directory that ``litdata.optimize`` wrote, or of a split in it."""
+    return find_index(src, _KIND)
+
+
+def scan_litdata(src: Path, options: SourceOptions) -> RecordScan:
+    """Scan a directory that ``litdata.optimize`` wrote. Compressed chunks are decompressed into a temporary folder.
+
+    Raises:
+        PackError: If it holds several splits, a chunk is missing or damaged, or its values cannot be packed.
+    """
+    litdata, index = _import_litdata(src), read_index(src, _KIND)
+    with invalid_index_is_an_error(src):
+        chunks, leaves = index["chunks"], find_leaves(src, index["config"])
+        columns = choose_columns(
+            src,
+            [leaf.name for leaf in leaves],
+            contents=[leaf.name for leaf in leaves if leaf.kind in CONTENTS],
+            labels=find_labels(leaves),
+            options=options,
+        )
+        names, files, unpacked = _find_files(litdata, src, index)
+        series = FileSeries.of(names, [chunk["chunk_size"] for chunk in chunks])
+        sizes = [np.full(chunk["chunk_size"], chunk["chunk_bytes"] // max(chunk["chunk_size"], 1)) for chunk in chunks]
+    records = _Chunks(path=src, files=files, series=series, columns=columns, leaves=leaves, unpacked=unpacked)
+    values = _read_values(records)
+    return RecordScan(
+        records=records,
+        sizes=np.concatenate(sizes, dtype=np.int64) if sizes else np.zeros(0, np.int64),
+        num_fields=sum(leaf.kind not in PLAIN for leaf in leaves) + 1,
+        keys=None if columns.key is None else values[columns.key],
+        labels=None if columns.label is None else values[columns.label],
+    )
+
+
+def _find_files(
+    litdata: _LitData, src: Path, index: Mapping[str, Any]
+) -> tuple[list[str], tuple[SourceFile, ...], TemporaryFolder | None]:
+    """Return the names of the decompressed chunks, the files of the dataset, and the folder with decompressed ones."""
+    config = index["config"]
+    compression: str = config["compression"] or ""
+    if litdata.is_in_file_compression(config.get("compression_level")):
+        compression = ""
+    names, paths, compressed = list[str](), [src / INDEX], list[tuple[Path, str, int]]()
+    for chunk in index["chunks"]:
+        path = resolve_file(src, chunk["filename"])
+        names.append(chunk["filename"].replace(f".{compression}", "") if compression else chunk["filename"])
+        if compression and not has_size(src / names[-1], chunk["chunk_bytes"]):  # LitData leaves them there.
+            compressed.append((path, names[-1], chunk["chunk_bytes"]))
+            check_size(src, path, 1, at_least=True)
+        else:
+            path = src / names[-1]
+            check_size(src, path, chunk["chunk_bytes"], at_least=True)
+        paths.append(path)
+    files = tuple(stat_file(str(path)) for path in paths)
+    if not compressed:
+        return names, files, None
+    if compression not in litdata.compressors:
+        raise PackError(f"{src} is compressed by {compression!r}, which LitData cannot read here: pip install zstd")
+    folder = TemporaryFolder(sum(num_bytes for *_, num_bytes in compressed), src)
+    for path, name, num_bytes in compressed:
+        unpack(path, folder.path / name, num_bytes, litdata.compressors[compression].decompress)
+    return names, files, folder
+
+
+def _read_values(records: _Chunks) -> dict[str, list[Any]]:
+    """Return the values of the columns with keys and labels."""
+    wanted = [leaf for leaf in records.leaves if leaf.name in (records.columns.key, records.columns.label)]
+    found: dict[str, list[Any]] = {leaf.name: [] for leaf in wanted}
+    if not wanted or not records.series.ends:
+        return found
+    raw = {leaf.kind for leaf in records.leaves} - {leaf.kind for leaf in wanted}
+    items = _Items(records.path, records.series, records.leaves, records.unpacked, raw)
+    row = 0
+    try:
+        for row in range(records.series.ends[-1]):
+            sample = items.load(row)
+            for leaf in wanted:
+                found[leaf.name].append(_as_plain(leaf.get(sample)))
+    except Exception as error:  # Of LitData.
+        let_through(error)
+        raise PackError(
+            f"{records.describe(row)} of {records.path} cannot be read: {describe_error(error)}. Download or create "
+            "the chunk again"
+        ) from error
+    return found
+
+
+def _as_plain(value: Any) -> Any:
+    """Return the number in an array or tensor without dimensions; anything else as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
+
+
+class _LitData(NamedTuple):
+    """What this module uses of LitData."""
+
+    PyTreeLoader: Any
+    ChunksConfig: Any
+    get_serializers: Callable[[None], Mapping[str, Any]]
+    is_in_file_compression: Callable[[Any], bool]
+    compressors: Mapping[str, Any]
+
+
+def _import_litdata(src: Path) -> _LitData:
+    try:
+        from litdata.streaming.compression import _COMPRESSORS
+        from litdata.streaming.config import ChunksConfig
+        from litdata.streaming.framed_zstd import is_in_file_compression
+        from litdata.streaming.item_loader import PyTreeLoader
+        from litdata.streaming.serializers import _get_serializers
+    except ImportError as error:
+        raise PackError(
+            f"{src} is read by the package litdata ({error}): install it with --no-deps, as docs/packing.md describes"
+        ) from error
+    return _LitData(PyTreeLoader, ChunksConfig, _get_serializers, is_in_file_compression, _COMPRESSORS)

@@ -1,1 +1,0 @@
-"""Shards from programs that make samples."""

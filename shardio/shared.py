@@ -1,0 +1,406 @@
+"""Lists and integers in memory that worker processes share.
+
+Python counts the references to each object in the object itself. So worker processes that only read a list of millions
+of objects write to all of its memory, and each of them gets a copy of it (pytorch/pytorch#13246). Arrays have one
+count each. shardio.DataLoader also shares their memory with workers that are not forked.
+
+Small arrays share an arena, so a process holds only two file descriptors per arena: one to pass to spawned worker
+processes, and one inside Python's ``mmap``. Forked worker processes inherit the mapping.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import mmap
+import os
+import weakref
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import total_ordering
+from itertools import accumulate, chain, pairwise
+from multiprocessing import reduction
+from multiprocessing.context import get_spawning_popen
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+
+T = TypeVar("T")
+
+_BLOCK = 4096
+"""How many values an iteration unpacks at a time."""
+
+
+@total_ordering
+class SharedList(MutableSequence[T], Generic[T]):
+    """A list whose values are strings, bytes, integers, floats, booleans or tuples of these.
+
+    All values have the same types. They are equal to those of a plain list, and so is the list itself. An integer needs
+    8 bytes, and a string its UTF-8 encoding and 8 bytes. A list that is changed is a plain one until it is pickled.
+
+    >>> samples = SharedList([("a.jpg", 0), ("b.jpg", 1)])
+    >>> samples[1], len(samples)
+    (('b.jpg', 1), 2)
+    >>> samples == [("a.jpg", 0), ("b.jpg", 1)]
+    True
+
+    Args:
+        values: The values.
+
+    Raises:
+        TypeError: If a value is of another type, or not of the type of the first one. The message names it.
+        OverflowError: If an integer does not fit in 64 bits (signed).
+    """
+
+    __hash__ = None  # type: ignore[assignment]  # like a list
+
+    def __init__(self, values: Iterable[T] = ()) -> None:
+        self._packed: _Column | None = _pack(values if isinstance(values, list | tuple) else list(values))
+        self._values: list[T] = []  # Instead, once it was changed.
+
+    def __len__(self) -> int:
+        return len(self._values if self._packed is None else self._packed)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        packed = self._packed
+        if packed is None:
+            return self._values[index]
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step == 1:
+                return packed.take(start, max(start, stop))
+            return [self[each] for each in range(start, stop, step)]
+        number = range(len(self))[index]  # It raises IndexError, and counts negative ones from the end.
+        value: T = packed.take(number, number + 1)[0]
+        return value
+
+    def __iter__(self) -> Iterator[T]:
+        starts = range(0, len(self), _BLOCK)
+        return chain.from_iterable(self[start : start + _BLOCK] for start in starts)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._unpack()[index] = value
+
+    def __delitem__(self, index: int | slice) -> None:
+        del self._unpack()[index]
+
+    def insert(self, index: int, value: T) -> None:
+        """Insert a value before an index."""
+        self._unpack().insert(index, value)
+
+    def sort(self, *, key: Any = None, reverse: bool = False) -> None:
+        """Sort the values in place, as ``list.sort`` does."""
+        self._unpack().sort(key=key, reverse=reverse)
+
+    def copy(self) -> SharedList[T]:
+        """Return a copy, as ``list.copy`` does."""
+        other: SharedList[T] = SharedList()
+        other._packed, other._values = self._packed, self._values.copy()
+        return other
+
+    __copy__ = copy
+
+    def __lt__(self, other: object) -> bool:
+        return list(self) < list(other) if isinstance(other, list | SharedList) else NotImplemented
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, list | SharedList):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == its for mine, its in zip(self, other, strict=True))
+
+    def __add__(self, other: Iterable[T]) -> list[T]:
+        return [*self, *other]
+
+    def __radd__(self, other: Iterable[T]) -> list[T]:
+        return [*other, *self]
+
+    def __mul__(self, number: int) -> list[T]:
+        return list(self) * number
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        first = ", ".join(map(repr, self[:3]))
+        return f"SharedList([{first}{', …' if len(self) > 3 else ''}], {len(self)} values)"
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._packed is None:
+            with suppress(TypeError, OverflowError):  # It was changed to a list that has to stay one.
+                return {"_packed": _pack(self._values), "_values": []}
+        return self.__dict__
+
+    def _unpack(self) -> list[T]:
+        if self._packed is not None:
+            self._values, self._packed = self._packed.take(0, len(self._packed)), None
+        return self._values
+
+
+class _Column(Protocol):
+    """Values of one type."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, start: int, stop: int) -> list[Any]:
+        """Return some values that follow each other."""
+
+
+class _Numbers:
+    """Numbers of one type. ``tolist`` returns Python's own."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self._array = array
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def take(self, start: int, stop: int) -> list[Any]:
+        values: list[Any] = self._array[start:stop].tolist()
+        return values
+
+
+class _Texts:
+    """Strings or bytes, end to end."""
+
+    def __init__(self, values: Sequence[Any], *, is_text: bool) -> None:
+        self._is_text = is_text
+        joined = _encode("".join(values)) if is_text else b"".join(values)
+        lengths: Iterable[int] = map(len, values)
+        if is_text and len(joined) != sum(map(len, values)):  # Not only ASCII characters.
+            lengths = (len(_encode(value)) for value in values)
+        self._content = np.frombuffer(joined, np.uint8)
+        self._stops = np.fromiter(accumulate(lengths, initial=0), np.int64, len(values) + 1)
+
+    def __len__(self) -> int:
+        return len(self._stops) - 1
+
+    def take(self, start: int, stop: int) -> list[Any]:
+        stops = self._stops[start : stop + 1].tolist()
+        first = stops[0]
+        content = self._content[first : stops[-1]].tobytes()
+        pieces = [content[one - first : other - first] for one, other in pairwise(stops)]
+        return [piece.decode("utf-8", "surrogatepass") for piece in pieces] if self._is_text else pieces
+
+
+class _Tuples:
+    """Tuples of one length, by element."""
+
+    def __init__(self, columns: list[_Column], num_values: int) -> None:
+        self._columns, self._num_values = columns, num_values
+
+    def __len__(self) -> int:
+        return self._num_values
+
+    def take(self, start: int, stop: int) -> list[Any]:
+        if not self._columns:
+            return [()] * (stop - start)
+        return list(zip(*(column.take(start, stop) for column in self._columns), strict=True))
+
+
+def _pack(values: Sequence[Any], where: str = "") -> _Column:
+    kind = type(values[0]) if values else int
+    if len(set(map(type, values))) > 1:
+        index, other = next((index, value) for index, value in enumerate(values) if type(value) is not kind)
+        raise TypeError(
+            f"a SharedList holds values of one type, but{where} value 0 is of type {kind.__name__} and value {index} "
+            f"of type {type(other).__name__}: convert them, or use a list"
+        )
+    if kind is tuple:
+        return _pack_tuples(values, where)
+    if kind in (str, bytes):
+        return _Texts(values, is_text=kind is str)
+    if kind in (int, float, bool):
+        return _Numbers(np.array(values, {int: np.int64, float: np.float64, bool: np.bool_}[kind]))
+    raise TypeError(
+        f"a SharedList holds str, bytes, int, float, bool and tuples of these, but{where} value 0 is of type "
+        f"{kind.__name__}: convert the values, or use a list"
+    )
+
+
+def _pack_tuples(values: Sequence[tuple[Any, ...]], where: str) -> _Column:
+    length = len(values[0])
+    if len(set(map(len, values))) > 1:
+        index = next(index for index, value in enumerate(values) if len(value) != length)
+        raise TypeError(
+            f"a SharedList holds tuples of one length, but{where} value 0 has {length} elements and value {index} has "
+            f"{len(values[index])}: convert them, or use a list"
+        )
+    # One column at a time: zip(*values) would pass millions of arguments.
+    columns = [_pack(list(map(itemgetter(index), values)), f"{where} in element {index},") for index in range(length)]
+    return _Tuples(columns, len(values))
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")  # Paths may hold bytes that are not UTF-8.
+
+
+LINE = 64
+"""The size of a processor's cache line in bytes. Each array starts on its own line, which is never reused."""
+
+ARENA_LINES = 1024
+"""The number of cache lines in an arena."""
+
+
+class SharedNumbers:
+    """An array that is shared with worker processes, whether forked or spawned. Any other copy has its own memory.
+
+    Args:
+        values: The initial integers.
+
+    Attributes:
+        array: int64 [n], the integers. Changes are visible to all processes that share the array.
+    """
+
+    def __init__(self, values: Sequence[int]) -> None:
+        if hasattr(os, "memfd_create"):
+            span = _allocate(len(values))
+            self._memory: _Span | torch.Tensor = span
+            self.array = span.view()
+        else:
+            import torch
+
+            tensor = torch.zeros(len(values), dtype=torch.int64, device="cpu").share_memory_()
+            self._memory = tensor
+            self.array = tensor.numpy()
+        self.array[:] = values
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out of their own ``locked`` blocks. Without anonymous memory, this does nothing."""
+        if isinstance(self._memory, _Span):
+            with self._memory.locked():
+                yield
+        else:
+            yield
+
+    def __reduce__(self) -> Any:
+        if get_spawning_popen() is None:
+            return SharedNumbers, (self.array.tolist(),)
+        return _attach, (self._memory,)
+
+
+class SharedCell:
+    """A few integers in shared memory. Workers that hold a copy of the cell also see later changes."""
+
+    def __init__(self, *values: int) -> None:
+        self._numbers = SharedNumbers(values)
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """The integers as last set by any process."""
+        return tuple(self._numbers.array.tolist())
+
+    def set(self, *values: int) -> None:
+        """Set the integers for all processes that share the cell."""
+        self._numbers.array[:] = values
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SharedCell:
+        return SharedCell(*self.values)
+
+
+class SharedCount:
+    """A count that several workers increment. Increments are not atomic, so each worker has its own element.
+
+    Args:
+        num_workers: The number of workers; a training process without workers counts as one.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._numbers = SharedNumbers([0] * max(num_workers, 1))
+
+    @property
+    def total(self) -> int:
+        """The sum over all workers."""
+        return int(self._numbers.array.sum())
+
+    def add_one(self, worker_id: int) -> None:
+        """Add one to a worker's count."""
+        self._numbers.array[worker_id % len(self._numbers.array)] += 1
+
+    def clear(self) -> None:
+        """Reset the count to 0."""
+        self._numbers.array[:] = 0
+
+
+class _Arena:
+    """Anonymous memory for arrays, and the number of its lines that are in use."""
+
+    def __init__(self, descriptor: int, num_bytes: int) -> None:
+        self.num_lines = num_bytes // LINE
+        self.lines = itertools.count()  # Taking the next one is atomic.
+        self.process_id = os.getpid()
+        self.memory = mmap.mmap(descriptor, num_bytes)
+        self._descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+
+    @contextmanager
+    def locked(self, line: int) -> Iterator[None]:
+        """Lock one line. The lock belongs to this process alone: a forked child does not inherit it."""
+        fcntl.lockf(self._descriptor, fcntl.LOCK_EX, LINE, line * LINE)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN, LINE, line * LINE)
+
+    def __reduce__(self) -> Any:
+        return _open_arena, (reduction.DupFd(self._descriptor), self.num_lines * LINE)
+
+
+class _Span:
+    """The part of an arena that holds an array of ``size`` integers."""
+
+    def __init__(self, arena: _Arena, line: int, size: int) -> None:
+        self._arena, self._line, self._size = arena, line, size
+
+    def view(self) -> NDArray[np.int64]:
+        return np.frombuffer(self._arena.memory, np.int64, self._size, self._line * LINE)
+
+    def locked(self) -> AbstractContextManager[None]:
+        return self._arena.locked(self._line)
+
+
+_arena: _Arena | None = None
+"""The arena for this process's next arrays, created with the first one. Forked children do not allocate from it."""
+
+
+def _allocate(size: int) -> _Span:
+    global _arena
+    if 8 * size > LINE:
+        return _Span(_make_arena(-(-8 * size // LINE)), 0, size)
+    while True:
+        arena = _arena
+        if arena is not None and arena.process_id == os.getpid() and (line := next(arena.lines)) < arena.num_lines:
+            return _Span(arena, line, size)
+        _arena = _make_arena(ARENA_LINES)
+
+
+def _make_arena(num_lines: int) -> _Arena:
+    descriptor = os.memfd_create("shared-numbers", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, num_lines * LINE)
+        return _Arena(descriptor, num_lines * LINE)
+    except BaseException:  # Ctrl-C must not leave the descriptor open either.
+        os.close(descriptor)
+        raise
+
+
+def _open_arena(descriptor: Any, num_bytes: int) -> _Arena:
+    return _Arena(descriptor.detach(), num_bytes)
+
+
+def _attach(memory: _Span | torch.Tensor) -> SharedNumbers:
+    numbers = SharedNumbers.__new__(SharedNumbers)
+    numbers._memory = memory
+    numbers.array = memory.view() if isinstance(memory, _Span) else memory.numpy()
+    return numbers

@@ -1,0 +1,480 @@
+"""Dataset repositories of the Hugging Face Hub, with the methods of obstore's stores that read.
+
+Its HfApi.list_repo_tree is not used, because it has no time-out, and repeats requests by itself.
+https://huggingface.co/docs/hub/api
+
+The Hub lists the files, with digests of their contents. obstore requests the contents. Large files come from another
+server: the Hub redirects each request to a URL that is signed for some minutes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qsl, quote, urlsplit
+
+from shardio.errors import LocationError
+from shardio.storage.options import RemoteOptions
+from shardio.storage.remote.failures import FailedRequestError, RequestFailure, redact
+from shardio.storage.remote.messages import split_repository
+
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
+    from obstore import Attributes, BytesStream, GetOptions, GetResult, ListResult, ObjectMeta
+    from obstore.store import HTTPStore
+
+
+Result = TypeVar("Result")
+
+OPTIONS = {"endpoint", "token"}
+"""The options of a repository."""
+
+_TOKEN = re.compile(r"Bearer [!-~]+")
+
+FLAGS = {"true": None, "false": False}
+"""What the token can be instead of a text, as for huggingface_hub: the user's own, or none."""
+
+
+class HubAnswer:
+    """The Hub's answer to a request.
+
+    Args:
+        response: As the HTTP library that huggingface_hub uses returns it: requests, httpx or httpx2, which agree here.
+    """
+
+    def __init__(self, response: Any) -> None:
+        self._response = response
+
+    def read(self, read: Callable[[Any], Result]) -> Result:
+        """Return what a function finds in the JSON of the answer.
+
+        Raises:
+            FailedRequestError: If it does not find what it expects.
+        """
+        try:
+            return read(self._response.json())
+        except (ValueError, KeyError, TypeError) as error:  # It was damaged on the way, or comes from another server.
+            cause = f"the Hub's answer has an unexpected form ({type(error).__name__}). Check the endpoint"
+            raise FailedRequestError(RequestFailure(kind="transient", cause=cause)) from None
+
+    @property
+    def next_page(self) -> Mapping[str, str] | None:
+        """The parameters of the request for the next page; None after the last one."""
+        # Only the parameters are used, because the token must not be sent to another server.
+        following = self._response.links.get("next", {}).get("url")
+        return dict(parse_qsl(urlsplit(following).query)) if following else None
+
+
+class HubRequests:
+    """Requests about one dataset repository. Threads share it.
+
+    Args:
+        root: The root of the store, for messages.
+        repository: The repository: ``user/repository``.
+        options: The settings.
+
+    Raises:
+        LocationError: If huggingface_hub is not installed, or an option is invalid.
+    """
+
+    def __init__(self, root: str, repository: str, options: RemoteOptions) -> None:
+        try:
+            from huggingface_hub import constants
+        except ImportError as error:
+            raise LocationError(
+                f"{root} is read by the package huggingface_hub ({error}): pip install 'shardio-loader[hf]'"
+            ) from error
+        config = dict(options.config)
+        self.root = root
+        self.endpoint = _check_endpoint(config.get("endpoint") or constants.ENDPOINT)
+        self._repository = repository
+        token = config.get("token", "true")
+        self._token = token.lower() if token.lower() in FLAGS else token
+        self._timeout_s = options.timeout_s
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of requests, with the token, which is read again each time because it may be renewed.
+
+        Raises:
+            LocationError: If the token is invalid.
+        """
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # It is public.
+
+        headers = build_hf_headers(token=FLAGS.get(self._token, self._token), library_name="shardio")
+        if not _TOKEN.fullmatch(headers.get("authorization", "Bearer none")):
+            # Libraries would show it in their errors.
+            raise LocationError(
+                "the token of the Hugging Face Hub (HF_TOKEN, the file of `hf auth login` or storage_options['token']) "
+                "is invalid: it is empty, or has spaces, line ends or other characters than those of ASCII"
+            )
+        return headers
+
+    def get(self, path: str, parameters: Mapping[str, str]) -> HubAnswer:
+        """Request something about the repository.
+
+        Raises:
+            EntryNotFoundError: If the commit has no such folder.
+            LocationError: If the repository or the revision does not exist.
+            FailedRequestError: If the request fails otherwise.
+        """
+        from huggingface_hub import errors
+        from huggingface_hub.utils import (  # type: ignore[attr-defined]  # They are public.
+            get_session,
+            hf_raise_for_status,
+        )
+
+        url = f"{self.endpoint}/api/datasets/{self._repository}/{path}"
+        try:
+            response = get_session().get(url, params=dict(parameters), headers=self.headers, timeout=self._timeout_s)
+            hf_raise_for_status(response)
+        except errors.EntryNotFoundError:
+            raise
+        except errors.OfflineModeIsEnabled:
+            cause = "huggingface_hub is in offline mode (HF_HUB_OFFLINE)"
+            raise FailedRequestError(RequestFailure(kind="permanent", cause=cause)) from None
+        except errors.HfHubHTTPError as error:
+            raise FailedRequestError(self._explain(error)) from None
+        # The errors of the HTTP library, which depends on huggingface_hub's version.
+        except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]  # It is imported there.
+            cause = redact(str(error).partition("\n")[0]) or type(error).__name__
+            is_reached = "Connect" not in type(error).__name__
+            raise FailedRequestError(RequestFailure(kind="transient", cause=cause, reached=is_reached)) from None
+        return HubAnswer(response)
+
+    def explain_refusal(self, answer: str) -> str:
+        """Return why the Hub may have given an answer such as 401, 403 or 404."""
+        return (
+            f"{answer}. The repository {self._repository} does not exist, or it is private or gated and "
+            f"the token, if there is one, gives no access. See {self.endpoint}/datasets/{self._repository}, and run "
+            "`hf auth login` or set HF_TOKEN"
+        )
+
+    def _explain(self, error: HfHubHTTPError) -> RequestFailure:
+        """Return what an answer means that is an error.
+
+        Raises:
+            LocationError: If the repository or the revision does not exist.
+        """
+        from huggingface_hub.errors import RevisionNotFoundError
+
+        status = int(error.response.status_code)
+        answer = f"the Hub answered {status}" + (f" ({error.server_message})" if error.server_message else "")
+        if isinstance(error, RevisionNotFoundError):
+            raise LocationError(
+                f"{self.root}: the repository has no such revision. Name a branch, a tag or a commit"
+            ) from None
+        if status == 404:
+            # Not as a missing file, which may be optional.
+            raise LocationError(f"cannot read {self.root}: {self.explain_refusal(answer)}") from None
+        if status in (401, 403):
+            return RequestFailure(kind="denied", cause=self.explain_refusal(answer))
+        is_transient = status >= 500 or status in (408, 425, 429)
+        return RequestFailure(kind="transient" if is_transient else "permanent", cause=answer)
+
+
+def _check_endpoint(endpoint: str) -> str:
+    if not endpoint.startswith(("https://", "http://")) or set("?#@") & set(endpoint):
+        raise LocationError(
+            "the endpoint of the Hugging Face Hub (HF_ENDPOINT or storage_options['endpoint']) must be a URL such as "
+            "https://huggingface.co, without a query, a user name or a password"
+        )
+    return endpoint.rstrip("/")
+
+
+MAX_BESIDE = 16
+"""How many folders of one folder are listed. Then this folder is listed with all that is in it: class folders may be
+thousands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubFile:
+    """What the Hub knows about a file.
+
+    Attributes:
+        size: Its size in bytes.
+        digest: The SHA-256 of its content in hexadecimal digits or, for a small file that git stores, the id of its
+            blob, a SHA-1.
+    """
+
+    size: int
+    digest: str
+
+
+class HubListing:
+    """What is known of a folder's content. It is read page by page.
+
+    Attributes:
+        files: The files, by their keys.
+        folders: The keys of folders.
+        next_page: The parameters of the request for the next page; None if all pages were read.
+    """
+
+    def __init__(self, *, recursive: bool) -> None:
+        self.files: dict[str, HubFile] = {}
+        self.folders = set[str]()
+        self.next_page: Mapping[str, str] | None = {"recursive": str(recursive).lower(), "expand": "false"}
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The keys of all files, sorted. All pages must have been read."""
+        return sorted(self.files)
+
+    def add(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        """Add the entries of a page."""
+        for entry in entries:
+            if entry["type"] == "directory":
+                self.folders.add(entry["path"])
+            else:
+                # "lfs" stands for all large files, however the Hub stores them.
+                digest = (entry.get("lfs") or entry)["oid"]
+                self.files[entry["path"]] = HubFile(size=int(entry["size"]), digest=str(digest))
+
+
+class HubRepository:
+    """A repository at the commit to which its revision led when it was first used. Threads share it.
+
+    All requests name this commit. So a listing never changes, and is requested once.
+
+    Args:
+        root: The root of the store, ``hf://datasets/user/repository@revision``.
+        options: The settings.
+
+    Raises:
+        LocationError: If huggingface_hub is not installed, or an option is invalid.
+    """
+
+    def __init__(self, root: str, options: RemoteOptions) -> None:
+        self.name, _ = split_repository(root)
+        self.requests = HubRequests(root, self.name.id, options)
+        self._commit: str | None = None
+        self._listings: dict[tuple[str, bool], HubListing] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def content_url(self) -> str:
+        """The URL below which the files of the commit are."""
+        return f"{self.requests.endpoint}/datasets/{self.name.id}/resolve/{self.find_commit()}"
+
+    def find_commit(self) -> str:
+        """Return the commit. It is requested once.
+
+        Raises:
+            FailedRequestError: If the request fails.
+        """
+        with self._lock:
+            if self._commit is None:
+                path = f"revision/{quote(self.name.revision, safe='')}"
+                answer = self.requests.get(path, {"expand": "sha"})
+                self._commit = answer.read(lambda found: str(found["sha"]))
+            return self._commit
+
+    def list_folder(self, folder: str) -> HubListing:
+        """Return what is directly in a folder. It is empty if there is no such folder.
+
+        Raises:
+            FailedRequestError: If a request fails. The next call continues with its page.
+        """
+        return self._read_listing(folder, recursive=False)
+
+    def walk(self, folder: str) -> list[tuple[str, HubFile]]:
+        """Return the files below a folder, sorted by key.
+
+        Raises:
+            FailedRequestError: If a request fails. The next call continues with its page.
+        """
+        listing = self._read_listing(*self._cover(folder, recursive=True))
+        # A zero follows a slash in Unicode.
+        start, stop = (bisect_left(listing.keys, f"{folder}{end}") for end in "/0") if folder else (0, None)
+        return [(key, listing.files[key]) for key in listing.keys[start:stop]]
+
+    def find(self, key: str) -> HubFile:
+        """Return what the Hub knows about a file.
+
+        All files of its folder are listed, because the Hub limits such requests to a few per second.
+
+        Raises:
+            FileNotFoundError: If the commit has no such file.
+            FailedRequestError: If a request fails. The next call continues with its page.
+        """
+        folder = key.rpartition("/")[0]
+        found = self._read_listing(*self._cover(folder, recursive=False)).files.get(key)
+        if found is None:
+            raise FileNotFoundError(key)
+        return found
+
+    def _cover(self, folder: str, *, recursive: bool) -> tuple[str, bool]:
+        """Return the folder to list for the files of a folder, and whether to do so recursively."""
+        above = _folders_above(folder)
+        with self._lock:
+            for each in (folder, *above):
+                if (each, True) in self._listings:
+                    return each, True
+            if (folder, recursive) not in self._listings and above:
+                beside = {other for other, _ in self._listings if _folders_above(other)[:1] == above[:1]}
+                if len(beside) >= MAX_BESIDE:
+                    return above[0], True
+        return folder, recursive
+
+    def _read_listing(self, folder: str, recursive: bool) -> HubListing:
+        """Return a listing. If its last reader failed, it is continued."""
+        path = f"tree/{self.find_commit()}" + (f"/{quote(folder, safe='')}" if folder else "")
+        with self._lock:
+            listing = self._listings.setdefault((folder, recursive), HubListing(recursive=recursive))
+        while True:
+            with self._lock:
+                if listing.next_page is None:
+                    return listing
+                self._read_page(path, listing, listing.next_page)
+
+    def _read_page(self, path: str, listing: HubListing, parameters: Mapping[str, str]) -> None:
+        """Add a page to a listing."""
+        from huggingface_hub.errors import EntryNotFoundError
+
+        try:
+            answer = self.requests.get(path, parameters)
+        except EntryNotFoundError:
+            listing.next_page = None
+            return
+        answer.read(listing.add)
+        listing.next_page = answer.next_page
+
+
+def _folders_above(folder: str) -> list[str]:
+    """Return the folders that contain a folder, the innermost one first."""
+    parts = folder.split("/") if folder else []
+    return ["/".join(parts[:stop]) for stop in reversed(range(len(parts)))]
+
+
+NO_TIME = datetime.fromtimestamp(0, tz=timezone.utc)
+"""The Hub's listings have no times unless they are short. Nothing depends on them."""
+
+UNREDIRECTED = set("[]^|")
+"""obstore does not escape these characters in URLs, and follows no redirects from URLs that contain them."""
+
+
+class HubStore:
+    """A repository with the credentials that were valid when it was first used. Threads share it.
+
+    Args:
+        repository: The repository.
+        settings: The settings of obstore's client.
+    """
+
+    def __init__(self, repository: HubRepository, settings: Mapping[str, Any]) -> None:
+        self._repository, self._settings = repository, settings
+        self._authorization: str | None = None
+        self._contents: HTTPStore | None = None
+
+    def head(self, path: str) -> ObjectMeta:
+        return _describe(path, self._repository.find(path))
+
+    def get(self, path: str, *, options: GetOptions | None = None) -> HubResult:
+        """Request a file or a range of it.
+
+        The condition ``if_match`` is not passed on, because it would compare the ETag of another server. The result has
+        the Hub's ETag.
+        """
+        from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+        file = self._repository.find(path)
+        if UNREDIRECTED & set(path):
+            raise LocationError(
+                f"cannot read {self._repository.requests.root}/{path}: a file of the Hugging Face Hub cannot be "
+                f"requested if its name has one of {' '.join(sorted(UNREDIRECTED))}. Rename it"
+            )
+        contents = self._contents = self._contents or self._make_contents()
+        wanted: Any = {name: value for name, value in (options or {}).items() if name != "if_match"}
+        try:
+            return HubResult(path, file, contents.get(path, options=wanted))
+        except PermissionDeniedError:
+            cause = self._repository.requests.explain_refusal("the Hub answered 403")
+            raise FailedRequestError(RequestFailure(kind="denied", cause=cause)) from None
+        except UnauthenticatedError:
+            is_renewed = self._repository.requests.headers.get("authorization") != self._authorization
+            cause = self._repository.requests.explain_refusal("the Hub answered 401")
+            raise FailedRequestError(RequestFailure(kind="expired" if is_renewed else "denied", cause=cause)) from None
+
+    def list_with_delimiter(self, prefix: str | None = None) -> ListResult[list[ObjectMeta]]:
+        listing = self._repository.list_folder(prefix or "")
+        # The Hub lists a file as if it were a folder that contains itself.
+        files = [_describe(path, file) for path, file in listing.files.items() if path != prefix]
+        return {"common_prefixes": sorted(listing.folders), "objects": files}
+
+    def list(self, prefix: str | None = None, *, offset: str | None, chunk_size: int) -> Iterator[list[ObjectMeta]]:
+        """Yield the files below a folder in the order of their keys, page by page, that come after an offset."""
+        found = [(path, file) for path, file in self._repository.walk(prefix or "") if path > (offset or "")]
+        for start in range(0, len(found), chunk_size):
+            yield [_describe(path, file) for path, file in found[start : start + chunk_size]]
+
+    def _make_contents(self) -> HTTPStore:
+        from obstore.store import HTTPStore
+
+        url, headers = self._repository.content_url, self._repository.requests.headers
+        self._authorization = headers.get("authorization")
+        client_options = {
+            "allow_http": url.startswith("http://"),
+            "user_agent": headers["user-agent"],
+            **self._settings["client_options"],
+        }
+        if self._authorization is not None:
+            # It is not sent to other servers, to which the Hub redirects.
+            client_options["default_headers"] = {"authorization": self._authorization}
+        return HTTPStore.from_url(url, **{**self._settings, "client_options": client_options})
+
+
+class HubResult:
+    """The answer to a request for a file.
+
+    Args:
+        path: The file's key.
+        file: What the Hub knows about it.
+        result: The answer.
+    """
+
+    def __init__(self, path: str, file: HubFile, result: GetResult) -> None:
+        self._file, self._result = file, result
+        self.meta: ObjectMeta = {**_describe(path, file), "size": result.meta["size"]}
+
+    @property
+    def attributes(self) -> Attributes:
+        return self._result.attributes
+
+    @property
+    def range(self) -> tuple[int, int]:
+        return self._result.range
+
+    def bytes(self) -> bytes:
+        """Return the content of the file. It is compared with its digest."""
+        content = bytes(self._result.bytes())
+        if digest_like(self._file.digest, content) != self._file.digest:
+            cause = f"the content of {len(content)} bytes does not have the digest {self._file.digest}"
+            raise FailedRequestError(RequestFailure(kind="transient", cause=cause))
+        return content
+
+    def stream(self, min_chunk_size: int) -> BytesStream:
+        return self._result.stream(min_chunk_size=min_chunk_size)
+
+
+def digest_like(digest: str, content: bytes) -> str:
+    """Return the SHA-256 of a content, or the id of its blob in git if the digest is as long as a SHA-1."""
+    if len(digest) == 64:
+        return hashlib.sha256(content).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def _describe(path: str, file: HubFile) -> ObjectMeta:
+    return {
+        "path": path,
+        "last_modified": NO_TIME,
+        "size": file.size,
+        "e_tag": f'"{file.digest}"',
+        "version": None,
+    }

@@ -1,0 +1,515 @@
+"""Shards that can only be read forwards, such as the output of commands.
+
+WebDataset's own reader looks at the exit status only when a command has ended by the time of a read, ignores some
+statuses, and waits for up to two hours for a command that does not end. So this module uses its way of starting
+commands, and reads their output and their exit status itself.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import itertools
+import os
+import re
+import select
+import shlex
+import signal
+import subprocess
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import dropwhile
+from types import TracebackType
+from typing import IO, Any, Protocol
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from tenacity import Retrying, retry_if_exception, stop_after_attempt
+from tenacity.wait import wait_random_exponential
+
+from shardio.errors import FormatError, StateError, StoreError
+from shardio.process import describe_error, let_through
+from shardio.shards.tar_scan import IncompleteTarError, StreamedSample, StreamedTar
+from shardio.storage import Location, ReplacedError, StoredFile, find_url, make_path, parse_location, read_pieces
+
+COMMAND = "pipe:"
+"""What the name of a stream begins with if the rest is a command, whose output is the stream."""
+
+KNOWN_SCHEMES = frozenset({"pipe", "http", "https", "gs", "htgs", "hf", "ais", "sftp", "ftps", "scp"})
+"""The schemes that WebDataset opens. Users may register more."""
+
+PIPE_BYTES = 2**20
+"""The size to which a pipe is enlarged, so that a command goes on while samples are decoded."""
+
+MAX_POLL_MS = 2**31 - 1
+"""The longest time that the system can wait for bytes, in milliseconds."""
+
+TERMINATION_S = 5.0
+"""How long to wait, in seconds, for a command to end before it is killed."""
+
+MAX_SAID = 400
+"""How many characters of a command's error output a message contains."""
+
+
+class StreamFailureError(Exception):
+    """A stream failed. Opening it again may help.
+
+    Args:
+        cause: Why.
+        is_permanent: Whether it would fail again.
+    """
+
+    def __init__(self, cause: str, *, is_permanent: bool = False) -> None:
+        super().__init__(cause)
+        self.is_permanent = is_permanent
+
+
+class ByteStream(Protocol):
+    """An open stream."""
+
+    def read(self) -> bytes:
+        """Return the next bytes, or none at the end.
+
+        Raises:
+            StreamFailureError: If the stream failed.
+            OSError: If a stored object cannot be read.
+        """
+
+    def close(self) -> None:
+        """Release everything that the stream uses, wherever it is."""
+
+
+def is_opened_by_webdataset(name: str) -> bool:
+    """Return whether WebDataset opens a stream, which is then no location of shardio's.
+
+    Raises:
+        ImportError: If WebDataset is not installed but needed.
+    """
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", name)
+    if scheme is None or scheme[1] == "file" or name.startswith("hf://datasets/"):
+        return False  # WebDataset would pass the Hub's token to curl as an argument, which other users see.
+    try:
+        return scheme[1] in import_gopen().gopen_schemes
+    except ImportError:
+        if scheme[1] in KNOWN_SCHEMES:
+            raise
+        return False
+
+
+def import_gopen() -> Any:
+    """Return WebDataset's module ``gopen``.
+
+    Raises:
+        ImportError: If WebDataset is not installed.
+    """
+    try:
+        return importlib.import_module("webdataset.gopen")  # The attribute of this name is a function.
+    except ImportError as error:
+        raise ImportError(
+            f"streams of commands and of web servers are opened by the package webdataset ({error}): "
+            "pip install 'shardio-loader[webdataset]'"
+        ) from error
+
+
+def open_stream(name: str, location: Location | None, timeout_s: float) -> ByteStream:
+    """Open a stream.
+
+    Args:
+        name: What WebDataset opens.
+        location: A stored tar to read instead; None if there is none.
+        timeout_s: How long to wait for bytes of a command, in seconds.
+
+    Raises:
+        StreamFailureError: If it cannot be opened.
+        OSError: If a stored object cannot be opened.
+    """
+    if location is not None:
+        return ObjectStream(location.open())
+    gopen = import_gopen()
+    rewritten = gopen.rewrite_url(name)
+    if rewritten.startswith(COMMAND) and not _refuses_commands(gopen):
+        errors = tempfile.TemporaryFile()  # noqa: SIM115  # The stream closes it.
+        try:
+            # gopen() passes no settings on to the process. A session of its own makes all processes of the command
+            # one group, which can be ended together.
+            files: Any = {"stdin": subprocess.DEVNULL, "stderr": errors, "bufsize": 0}
+            pipe = gopen.Pipe(rewritten[len(COMMAND) :], mode="rb", shell=True, start_new_session=True, **files)
+            return CommandStream(pipe, timeout_s, errors)
+        except BaseException:  # Ctrl-C must not leave the file open either.
+            errors.close()
+            raise
+    try:
+        file = gopen.gopen(name, "rb")
+    except Exception as error:
+        let_through(error)
+        is_permanent = isinstance(error, FileNotFoundError | PermissionError | ImportError | ValueError)
+        cause = describe_error(error)
+        for secret in {name, rewritten}:  # Openers name what they cannot open.
+            cause = cause.replace(secret, "the stream")
+        # Without the error as its cause, whose text may contain a password or a token.
+        raise StreamFailureError(cause, is_permanent=is_permanent) from None
+    return CommandStream(file, timeout_s) if isinstance(file, gopen.Pipe) else FileStream(file)
+
+
+def _refuses_commands(gopen: Any) -> bool:
+    """Return whether WebDataset's security setting is on. Its opener then raises an error."""
+    return bool(getattr(getattr(gopen, "utils", None), "enforce_security", False))
+
+
+class CommandStream:
+    """The output of a command.
+
+    Args:
+        pipe: WebDataset's Pipe.
+        timeout_s: How long to wait for bytes, and for the command's end after the last one, in seconds.
+        errors: The file that its error output goes to, if the command has a session of its own.
+    """
+
+    def __init__(self, pipe: Any, timeout_s: float, errors: IO[bytes] | None = None) -> None:
+        self._pipe, self._timeout_s, self._errors = pipe, timeout_s, errors
+        self._process: subprocess.Popen[bytes] = pipe.proc
+        self._owner = os.getpid()
+        self._descriptor: int = pipe.stream.fileno()
+        self._poll = select.poll()
+        self._poll.register(self._descriptor, select.POLLIN)
+        with suppress(OSError, AttributeError):  # Not more than the system allows, and only Linux can.
+            fcntl.fcntl(self._descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+    def read(self) -> bytes:
+        """Return the next bytes, or none after the command has ended with exit status 0."""
+        if not self._poll.poll(min(self._timeout_s * 1000, MAX_POLL_MS)):
+            raise StreamFailureError(f"no bytes arrived for {self._timeout_s:g} s{self._describe_output()}")
+        content = os.read(self._descriptor, PIPE_BYTES)
+        if not content:
+            self._check_status()
+        return content
+
+    def _check_status(self) -> None:
+        try:
+            status = self._process.wait(self._timeout_s)
+        except subprocess.TimeoutExpired:
+            raise StreamFailureError(
+                f"the command closed its output, but has not ended for {self._timeout_s:g} s{self._describe_output()}"
+            ) from None
+        if status:
+            how = f"was ended by signal {-status}" if status < 0 else f"ended with exit status {status}"
+            is_permanent = status in (126, 127)  # The shell found no such program.
+            raise StreamFailureError(f"the command {how}{self._describe_output()}", is_permanent=is_permanent)
+
+    def _describe_output(self) -> str:
+        """Return the end of the command's error output, for messages."""
+        if self._errors is None:
+            return ""
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4 * MAX_SAID))
+        said = " ".join(self._errors.read().decode(errors="replace").split())[-MAX_SAID:]
+        return f" and said: {said}" if said else " and said nothing"
+
+    def close(self) -> None:
+        """Close the pipe, and end the command if it is still running. In a fork, only close the pipe."""
+        self._pipe.stream.close()
+        if self._process.returncode is None and self._owner == os.getpid():
+            self._signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(TERMINATION_S)
+            self._signal(signal.SIGKILL)  # The shell may have ended before the processes that it started.
+            self._process.wait()
+        if self._errors is not None:
+            self._errors.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Send a signal to the command, and to the processes that it has started if they are a group of their own."""
+        if self._errors is None:
+            self._process.send_signal(number)
+        else:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+
+class FileStream:
+    """A file object, such as an opener returns that a user has registered with WebDataset."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def read(self) -> bytes:
+        """Return the next bytes, or none at the end."""
+        try:
+            return bytes(self._file.read(PIPE_BYTES))
+        except Exception as error:
+            let_through(error)
+            raise StreamFailureError(describe_error(error)) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class ObjectStream:
+    """A stored object, read from its beginning to its end."""
+
+    def __init__(self, file: StoredFile) -> None:
+        self._file = file
+        self._pieces = read_pieces(file)
+
+    def read(self) -> bytes:
+        """Return the next bytes, or none at the end."""
+        return bytes(next(self._pieces, b""))
+
+    def close(self) -> None:
+        """Close the object."""
+        self._file.close()
+
+
+StreamNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A command, URL or path of a tar, a brace pattern of these, or a list of them."""
+
+_TAR = re.compile(r"[^\s/\\'\"=?&:;|<>()]+\.(?:tar\.[a-z0-9]+|tar|tgz)\b", re.IGNORECASE)
+"""The name of a tar in a command."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSource:
+    """Where a stream comes from.
+
+    Attributes:
+        name: What WebDataset opens. It may contain passwords or tokens, so it is not shown.
+        shown: The name in messages and states: of a command, only the program and the tar; of a URL, no query.
+        location: The location of a stored tar, which needs no WebDataset; None for other streams.
+    """
+
+    name: str = field(repr=False)
+    shown: str
+    location: Location | None = None
+
+    def __str__(self) -> str:
+        return self.shown
+
+
+def find_streams(source: StreamNames) -> tuple[StreamSource, ...]:
+    """Return the streams that ``source`` names.
+
+    Raises:
+        FileNotFoundError: If a local tar does not exist.
+        FormatError: If a stream is named twice.
+        ImportError: If WebDataset is needed to open a stream, and is not installed.
+        LocationError: If a URL is not supported.
+        ValueError: If nothing is named, or the braces of a pattern do not match.
+    """
+    patterns = [source] if isinstance(source, str | os.PathLike) else list(source)
+    names = [name for pattern in patterns for name in _expand(os.fspath(pattern))]
+    if not names:
+        raise ValueError("the list of streams is empty: name at least one")
+    if len(set(names)) < len(names):
+        index = next(index for index, name in enumerate(names) if name in names[:index])
+        raise FormatError(
+            f"{_describe(names[index], index)} is named twice, so each of its samples would be delivered twice: name "
+            "it once"
+        )
+    streams = tuple(_make_source(name, index) for index, name in enumerate(names))
+    local = [each.location for each in streams if each.location is not None and each.location.store.is_local]
+    if folders := [str(location) for location in local if location.is_folder()]:
+        raise FileNotFoundError(f"{folders[0]} is a directory: name its tars, such as {folders[0]}/{{000..099}}.tar")
+    if missing := [str(location) for location in local if not location.exists()]:
+        raise FileNotFoundError(f"no such tar: {', '.join(missing[:5])}")
+    return streams
+
+
+def _expand(pattern: str) -> list[str]:
+    from braceexpand import braceexpand
+
+    if "{" not in pattern or (not pattern.startswith(COMMAND) and make_path(pattern).exists()):
+        return [pattern]
+    # braceexpand removes backslashes, and expands what the shell expands itself.
+    escaped = re.sub(r"\\(?![{},])", r"\\\\", pattern)
+    escaped = re.sub(r"\$\{([^{}]*)\}", r"$\\{\1\\}", escaped)
+    try:
+        return list(braceexpand(escaped))
+    except ValueError:
+        raise ValueError(
+            f"the braces in the name of a stream, {_describe(pattern, 0)}, do not match: write \\{{ and \\}} for those "
+            "that are not a pattern"
+        ) from None
+
+
+def _make_source(name: str, index: int) -> StreamSource:
+    shown = _describe(name, index)
+    if is_opened_by_webdataset(name):
+        return StreamSource(name=name, shown=shown)
+    if name.startswith("file:"):
+        name = url2pathname(urlsplit(name).path)
+    location = parse_location(name)
+    return StreamSource(name=name, shown=str(location), location=location)
+
+
+def _describe(name: str, index: int) -> str:
+    """Return a name without what may be secret."""
+    if not name.startswith(COMMAND):
+        return re.sub(r"//.*@", "//", re.split(r"[?#]", name)[0]) if find_url(name) else name
+    try:
+        words = shlex.split(name[len(COMMAND) :])
+    except ValueError:  # Quotes that do not match: the shell will refuse it.
+        words = []
+    words = list(dropwhile(lambda word: "=" in word, words))  # Variables of the environment.
+    tars = _TAR.findall(name)
+    return " ".join([f"stream {index} ({COMMAND}{words[0] if words else ''}", "…", *tars[-1:]]) + ")"
+
+
+FIRST_WAIT_S = 0.1
+"""The upper bound of the first wait before a stream is opened again. It doubles each time."""
+
+MAX_WAIT_S = 20.0
+"""The longest wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPlace:
+    """A place in a stream: that after a number of samples.
+
+    Attributes:
+        num_samples: The number of samples.
+        digest: The digest of the last one: see :class:`StreamedSample`.
+    """
+
+    num_samples: int = 0
+    digest: int = 0
+
+
+_BEGINNING = StreamPlace()
+
+
+class ShardStream:
+    """Reads the samples of a stream. A context manager closes it.
+
+    If the stream fails, it is opened again, and the samples that were already returned are skipped. Each sample is thus
+    returned exactly once. Streams of stored tars are not opened again, because stores repeat their requests themselves.
+
+    Args:
+        source: Where the stream comes from.
+        fields: The fields whose contents are needed.
+        start: Where to begin.
+        retries: How often in a row the stream is opened again without yielding a further sample.
+        timeout_s: How long to wait for bytes of a command, in seconds.
+
+    Attributes:
+        place: The place after the last sample that was returned.
+    """
+
+    def __init__(
+        self,
+        source: StreamSource,
+        fields: Collection[str],
+        start: StreamPlace = _BEGINNING,
+        *,
+        retries: int,
+        timeout_s: float,
+    ) -> None:
+        self.place = start
+        self._source, self._fields, self._start = source, fields, start
+        self._retries, self._timeout_s = retries, timeout_s
+        self._last_key: str | None = None
+        self._stream: ByteStream | None = None
+        self._tar: StreamedTar | None = None
+        self._samples: Iterator[StreamedSample] = iter(())
+
+    def next(self) -> StreamedSample | None:
+        """Return the next sample, or None after the last one.
+
+        Raises:
+            StoreError: If the stream keeps failing.
+            FormatError: If it is not a tar of samples, or keeps ending too early.
+            ReplacedError: If it has other samples when it is opened again.
+            StateError: If it has other samples than before the start.
+            OSError: If a stored tar cannot be read.
+        """
+        try:
+            return self._next()
+        except (StreamFailureError, IncompleteTarError) as error:
+            if not self._retries or not self._may_end(error):
+                raise self._give_up(error, 1) from error
+        retrying = Retrying(
+            stop=stop_after_attempt(self._retries),
+            wait=wait_random_exponential(multiplier=FIRST_WAIT_S, max=MAX_WAIT_S),
+            retry=retry_if_exception(self._may_end),
+            reraise=True,
+        )
+        try:
+            sample: StreamedSample | None = retrying(self._next)
+        except (StreamFailureError, IncompleteTarError) as error:
+            raise self._give_up(error, 1 + int(retrying.statistics["attempt_number"])) from error
+        return sample
+
+    def _may_end(self, error: BaseException) -> bool:
+        """Return whether opening the stream again may help."""
+        if self._source.location is not None:
+            return False
+        return isinstance(error, IncompleteTarError) or (
+            isinstance(error, StreamFailureError) and not error.is_permanent
+        )
+
+    def _next(self) -> StreamedSample | None:
+        """Return the next sample. After an error, the next call opens the stream again."""
+        try:
+            if self._stream is None:
+                self._open()
+            sample = next(self._samples, None)
+        except BaseException:  # Ctrl-C must not leave a command running either.
+            self.close()
+            raise
+        if sample is None:
+            self.close()
+        else:
+            self.place = StreamPlace(num_samples=self.place.num_samples + 1, digest=sample.digest)
+            self._last_key = sample.key
+        return sample
+
+    def _open(self) -> None:
+        """Open the stream at the place that was reached."""
+        stream = self._stream = open_stream(self._source.name, self._source.location, self._timeout_s)
+        self._tar = StreamedTar(self._source.shown, stream.read, self._fields)
+        self._samples = self._tar.samples()
+        num_samples, last = self.place.num_samples, None
+        for last in itertools.islice(self._samples, num_samples):  # noqa: B007  # the last one
+            num_samples -= 1
+        if num_samples or (last is not None and last.digest != self.place.digest):
+            raise self._other_samples()
+
+    def _other_samples(self) -> FormatError | StateError:
+        num_samples = self.place.num_samples
+        if self.place == self._start:
+            return StateError(
+                f"{self._source} does not begin with the same {num_samples} samples as when the state was saved: "
+                "restore the tar, or start a new run"
+            )
+        return ReplacedError(
+            f"{self._source} failed and was opened again, but does not begin with the same {num_samples} samples as "
+            "before: the tar was replaced, or the command's output varies. Make sure that it does not change during a "
+            "run, and start the epoch again"
+        )
+
+    def _give_up(self, error: Exception, num_attempts: int) -> StoreError | FormatError:
+        num_samples, num_bytes = self.place.num_samples, 0 if self._tar is None else self._tar.num_bytes
+        after = f"after its first {num_samples} samples" if num_samples else "from its beginning"
+        if self._last_key is not None:
+            after += f", the last of them {self._last_key}"
+        attempts = "" if self._source.location is not None else f", at attempt {num_attempts}"
+        where = f"cannot read {self._source} {after} (near byte {num_bytes}{attempts}): {error}"
+        if isinstance(error, IncompleteTarError):
+            return FormatError(f"{where}. Download or create it again")
+        return StoreError(f"{where}. Check the command, the network and the server, then resume from the last state")
+
+    def close(self) -> None:
+        """Close the stream, and end its command."""
+        stream, self._stream = self._stream, None
+        self._samples = iter(())
+        if stream is not None:
+            stream.close()
+
+    def __enter__(self) -> ShardStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,489 @@
+"""Automatic augmentation with torchvision's names, magnitudes and distributions, and the pixels of Pillow.
+
+AutoAugment: arxiv.org/abs/1805.09501. RandAugment: arxiv.org/abs/1909.13719. TrivialAugment: arxiv.org/abs/2103.10158.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.images import Operations, Sizes, make_operations
+from shardio.images.kernel.compiled import operation_records as codes
+from shardio.order import Words, derive_rng_key
+from shardio.transforms.colours import mask_of
+from shardio.transforms.transform import (
+    Colour,
+    Fill,
+    PixelTransform,
+    check_fill,
+    check_interpolation,
+    draw_gammas,
+    draw_units,
+    to_integers,
+)
+from shardio.transforms.warps import Matrix, make_affine_matrix, make_rotation_matrix, make_warps
+from shardio.values import check_integer
+
+
+class Strength(NamedTuple):
+    """The magnitudes of an operation: numbers at equal distances.
+
+    Attributes:
+        last: The last number.
+        first: The first number.
+        side: What the numbers are relative to: nothing, or the image's height (0) or width (1).
+        is_signed: Whether half of the magnitudes are negated.
+    """
+
+    last: float
+    first: float = 0.0
+    side: int | None = None
+    is_signed: bool = True
+
+
+Space = Mapping[str, Strength | None]
+"""The operations to choose from, by torchvision's names; None for those without a magnitude."""
+
+_WHOLE: Space = {"Posterize": Strength(4, 8, is_signed=False), "Solarize": Strength(0.0, 1.0, is_signed=False)}
+
+RAND_AUGMENT: Space = {
+    "Identity": None,
+    "ShearX": Strength(0.3),
+    "ShearY": Strength(0.3),
+    "TranslateX": Strength(150.0 / 331.0, side=1),
+    "TranslateY": Strength(150.0 / 331.0, side=0),
+    "Rotate": Strength(30.0),
+    "Brightness": Strength(0.9),
+    "Color": Strength(0.9),
+    "Contrast": Strength(0.9),
+    "Sharpness": Strength(0.9),
+    **_WHOLE,
+    "AutoContrast": None,
+    "Equalize": None,
+}
+
+AUTO_AUGMENT: Space = {**{name: RAND_AUGMENT[name] for name in RAND_AUGMENT if name != "Identity"}, "Invert": None}
+
+TRIVIAL_AUGMENT: Space = {
+    "Identity": None,
+    "ShearX": Strength(0.99),
+    "ShearY": Strength(0.99),
+    "TranslateX": Strength(32.0),
+    "TranslateY": Strength(32.0),
+    "Rotate": Strength(135.0),
+    "Brightness": Strength(0.99),
+    "Color": Strength(0.99),
+    "Contrast": Strength(0.99),
+    "Sharpness": Strength(0.99),
+    **_WHOLE,
+    "Posterize": Strength(2, 8, is_signed=False),
+    "AutoContrast": None,
+    "Equalize": None,
+}
+
+PARTIAL_AUG_MIX: Space = {
+    "ShearX": Strength(0.3),
+    "ShearY": Strength(0.3),
+    "TranslateX": Strength(1.0 / 3.0, side=1),
+    "TranslateY": Strength(1.0 / 3.0, side=0),
+    "Rotate": Strength(30.0),
+    "Posterize": Strength(0, 4, is_signed=False),
+    "Solarize": Strength(0.0, 1.0, is_signed=False),
+    "AutoContrast": None,
+    "Equalize": None,
+}
+
+AUG_MIX: Space = {
+    **PARTIAL_AUG_MIX,
+    "Brightness": Strength(0.9),
+    "Color": Strength(0.9),
+    "Contrast": Strength(0.9),
+    "Sharpness": Strength(0.9),
+}
+
+_FACTORS = {
+    "Brightness": codes.BRIGHTNESS,
+    "Color": codes.SATURATION,
+    "Contrast": codes.CONTRAST,
+    "Sharpness": codes.SHARPNESS,
+}
+_PLAIN = {
+    "Identity": codes.NONE,
+    "AutoContrast": codes.AUTOCONTRAST,
+    "Equalize": codes.EQUALIZE,
+    "Invert": codes.INVERT,
+}
+
+
+def make_named_operations(
+    name: str, magnitudes: NDArray[np.float64], sizes: Sizes, interpolation: str, fill: Colour
+) -> Operations:
+    """Return an operation of torchvision's automatic augmentation for each of n images, OPERATION [n, 1].
+
+    Args:
+        name: Its name there.
+        magnitudes: float64 [n], its strength for each image.
+        sizes: int64 [n, 2].
+        interpolation: The name of the interpolation.
+        fill: The colour of pixels outside the image.
+    """
+    if name in _PLAIN:
+        return make_operations(len(sizes), _PLAIN[name])
+    if name in _FACTORS:
+        return make_operations(len(sizes), _FACTORS[name], 1.0 + magnitudes)
+    if name == "Posterize":
+        return make_operations(len(sizes), codes.POSTERIZE, [mask_of(int(bits)) for bits in np.rint(magnitudes)])
+    if name == "Solarize":
+        return make_operations(len(sizes), codes.SOLARIZE, np.ceil(255.0 * magnitudes))
+    drawn = zip(magnitudes.tolist(), sizes.tolist(), strict=True)
+    matrices = [_make_matrix(name, magnitude, height, width) for magnitude, (height, width) in drawn]
+    return make_warps(matrices, interpolation, fill)
+
+
+def space_evenly(
+    first: float, lasts: NDArray[np.float64], num_numbers: int, chosen: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return numbers of torch.linspace(first, last, num_numbers), which computes with 32 bits, for several ``lasts``.
+
+    It counts from the nearer end, and rounds once. A threshold such as 255 × 0.8 depends on that.
+
+    Args:
+        first: The first number of all.
+        lasts: float64 [n], the last number of each.
+        num_numbers: How many numbers each has.
+        chosen: int64 [n], which number of each to return.
+    """
+    start, end = np.float64(np.float32(first)), lasts.astype(np.float32)
+    step = ((end - np.float32(first)) / np.float32(num_numbers - 1)).astype(np.float64)
+    from_start, from_end = start + step * chosen, end.astype(np.float64) - step * (num_numbers - 1 - chosen)
+    return np.where(chosen < num_numbers // 2, from_start, from_end).astype(np.float32).astype(np.float64)
+
+
+def _make_matrix(name: str, magnitude: float, height: int, width: int) -> Matrix | None:
+    middle = (width * 0.5, height * 0.5)
+    angle = math.degrees(math.atan(magnitude))
+    match name:
+        case "ShearX":
+            return make_affine_matrix((0.0, 0.0), 0.0, (0, 0), 1.0, (angle, 0.0))
+        case "ShearY":
+            return make_affine_matrix((0.0, 0.0), 0.0, (0, 0), 1.0, (0.0, angle))
+        case "TranslateX":
+            return make_affine_matrix(middle, 0.0, (int(magnitude), 0), 1.0, (0.0, 0.0))
+        case "TranslateY":
+            return make_affine_matrix(middle, 0.0, (0, int(magnitude)), 1.0, (0.0, 0.0))
+    assert name == "Rotate", f"there is no operation {name}"
+    return make_rotation_matrix(height, width, magnitude)
+
+
+PolicyStep = tuple[str, float, int | None]
+"""An operation, its probability, and the number of its strength; None if it has no strengths."""
+
+NUM_STRENGTHS = 10
+
+POLICIES: Mapping[str, Sequence[tuple[PolicyStep, PolicyStep]]] = {
+    "imagenet": (
+        (("Posterize", 0.4, 8), ("Rotate", 0.6, 9)),
+        (("Solarize", 0.6, 5), ("AutoContrast", 0.6, None)),
+        (("Equalize", 0.8, None), ("Equalize", 0.6, None)),
+        (("Posterize", 0.6, 7), ("Posterize", 0.6, 6)),
+        (("Equalize", 0.4, None), ("Solarize", 0.2, 4)),
+        (("Equalize", 0.4, None), ("Rotate", 0.8, 8)),
+        (("Solarize", 0.6, 3), ("Equalize", 0.6, None)),
+        (("Posterize", 0.8, 5), ("Equalize", 1.0, None)),
+        (("Rotate", 0.2, 3), ("Solarize", 0.6, 8)),
+        (("Equalize", 0.6, None), ("Posterize", 0.4, 6)),
+        (("Rotate", 0.8, 8), ("Color", 0.4, 0)),
+        (("Rotate", 0.4, 9), ("Equalize", 0.6, None)),
+        (("Equalize", 0.0, None), ("Equalize", 0.8, None)),
+        (("Invert", 0.6, None), ("Equalize", 1.0, None)),
+        (("Color", 0.6, 4), ("Contrast", 1.0, 8)),
+        (("Rotate", 0.8, 8), ("Color", 1.0, 2)),
+        (("Color", 0.8, 8), ("Solarize", 0.8, 7)),
+        (("Sharpness", 0.4, 7), ("Invert", 0.6, None)),
+        (("ShearX", 0.6, 5), ("Equalize", 1.0, None)),
+        (("Color", 0.4, 0), ("Equalize", 0.6, None)),
+        (("Equalize", 0.4, None), ("Solarize", 0.2, 4)),
+        (("Solarize", 0.6, 5), ("AutoContrast", 0.6, None)),
+        (("Invert", 0.6, None), ("Equalize", 1.0, None)),
+        (("Color", 0.6, 4), ("Contrast", 1.0, 8)),
+        (("Equalize", 0.8, None), ("Equalize", 0.6, None)),
+    ),
+    "cifar10": (
+        (("Invert", 0.1, None), ("Contrast", 0.2, 6)),
+        (("Rotate", 0.7, 2), ("TranslateX", 0.3, 9)),
+        (("Sharpness", 0.8, 1), ("Sharpness", 0.9, 3)),
+        (("ShearY", 0.5, 8), ("TranslateY", 0.7, 9)),
+        (("AutoContrast", 0.5, None), ("Equalize", 0.9, None)),
+        (("ShearY", 0.2, 7), ("Posterize", 0.3, 7)),
+        (("Color", 0.4, 3), ("Brightness", 0.6, 7)),
+        (("Sharpness", 0.3, 9), ("Brightness", 0.7, 9)),
+        (("Equalize", 0.6, None), ("Equalize", 0.5, None)),
+        (("Contrast", 0.6, 7), ("Sharpness", 0.6, 5)),
+        (("Color", 0.7, 7), ("TranslateX", 0.5, 8)),
+        (("Equalize", 0.3, None), ("AutoContrast", 0.4, None)),
+        (("TranslateY", 0.4, 3), ("Sharpness", 0.2, 6)),
+        (("Brightness", 0.9, 6), ("Color", 0.2, 8)),
+        (("Solarize", 0.5, 2), ("Invert", 0.0, None)),
+        (("Equalize", 0.2, None), ("AutoContrast", 0.6, None)),
+        (("Equalize", 0.2, None), ("Equalize", 0.6, None)),
+        (("Color", 0.9, 9), ("Equalize", 0.6, None)),
+        (("AutoContrast", 0.8, None), ("Solarize", 0.2, 8)),
+        (("Brightness", 0.1, 3), ("Color", 0.7, 0)),
+        (("Solarize", 0.4, 5), ("AutoContrast", 0.9, None)),
+        (("TranslateY", 0.9, 9), ("TranslateY", 0.7, 9)),
+        (("AutoContrast", 0.9, None), ("Solarize", 0.8, 3)),
+        (("Equalize", 0.8, None), ("Invert", 0.1, None)),
+        (("TranslateY", 0.7, 9), ("AutoContrast", 0.9, None)),
+    ),
+    "svhn": (
+        (("ShearX", 0.9, 4), ("Invert", 0.2, None)),
+        (("ShearY", 0.9, 8), ("Invert", 0.7, None)),
+        (("Equalize", 0.6, None), ("Solarize", 0.6, 6)),
+        (("Invert", 0.9, None), ("Equalize", 0.6, None)),
+        (("Equalize", 0.6, None), ("Rotate", 0.9, 3)),
+        (("ShearX", 0.9, 4), ("AutoContrast", 0.8, None)),
+        (("ShearY", 0.9, 8), ("Invert", 0.4, None)),
+        (("ShearY", 0.9, 5), ("Solarize", 0.2, 6)),
+        (("Invert", 0.9, None), ("AutoContrast", 0.8, None)),
+        (("Equalize", 0.6, None), ("Rotate", 0.9, 3)),
+        (("ShearX", 0.9, 4), ("Solarize", 0.3, 3)),
+        (("ShearY", 0.8, 8), ("Invert", 0.7, None)),
+        (("Equalize", 0.9, None), ("TranslateY", 0.6, 6)),
+        (("Invert", 0.9, None), ("Equalize", 0.6, None)),
+        (("Contrast", 0.3, 3), ("Rotate", 0.8, 4)),
+        (("Invert", 0.8, None), ("TranslateY", 0.0, 2)),
+        (("ShearY", 0.7, 6), ("Solarize", 0.4, 8)),
+        (("Invert", 0.6, None), ("Rotate", 0.8, 4)),
+        (("ShearY", 0.3, 7), ("TranslateX", 0.9, 3)),
+        (("ShearX", 0.1, 6), ("Invert", 0.6, None)),
+        (("Solarize", 0.7, 2), ("TranslateY", 0.6, 7)),
+        (("ShearY", 0.8, 4), ("Invert", 0.8, None)),
+        (("ShearX", 0.7, 9), ("TranslateY", 0.8, 3)),
+        (("ShearY", 0.8, 5), ("AutoContrast", 0.7, None)),
+        (("ShearX", 0.7, 2), ("Invert", 0.1, None)),
+    ),
+}
+"""The pairs of operations to choose from."""
+
+
+class Augmentation(PixelTransform):
+    """The base class of automatic augmentations, which draw operations from a space."""
+
+    def __init__(self, space: Space, num_magnitude_bins: int, interpolation: object, fill: Fill) -> None:
+        self.num_magnitude_bins = check_integer("num_magnitude_bins", num_magnitude_bins, at_least=2)
+        self.interpolation = check_interpolation(interpolation)
+        self.fill = fill
+        self._space, self._fill = space, check_fill("fill", fill)
+
+    def _make(
+        self, chosen: NDArray[np.int64], bins: NDArray[np.int64], signs: NDArray[np.float64], sizes: Sizes
+    ) -> Operations:
+        """Return k operations for each of n images, OPERATION [n, k].
+
+        Args:
+            chosen: int64 [n, k], the number of each operation in the space.
+            bins: int64 [n, k], the number of each magnitude.
+            signs: float64 [n, k], 1 or -1, for magnitudes that have a sign.
+            sizes: int64 [n, 2].
+        """
+        operations = np.zeros(chosen.shape, codes.OPERATION)
+        for number, (name, strength) in enumerate(self._space.items()):
+            places = rows, _ = np.nonzero(chosen == number)
+            if not rows.size:
+                continue
+            magnitudes = np.zeros(len(rows))
+            if strength is not None:
+                lasts = np.full(len(rows), strength.last)
+                if strength.side is not None:
+                    lasts *= sizes[rows, strength.side]
+                magnitudes = space_evenly(strength.first, lasts, self.num_magnitude_bins, bins[places])
+                magnitudes *= signs[places] if strength.is_signed else 1
+            made = make_named_operations(name, magnitudes, sizes[rows], self.interpolation, self._fill)
+            operations[places] = made[:, 0]
+        return operations
+
+    def _show_pixels(self) -> str:
+        return f"interpolation={self.interpolation!r}, fill={self.fill}"
+
+
+class TrivialAugmentWide(Augmentation):
+    """Apply one random operation of random strength to each image.
+
+    Args:
+        num_magnitude_bins: The number of different strengths.
+        interpolation: "nearest", "bilinear" or "bicubic", or the constant of torchvision's or Pillow's.
+        fill: The colour of pixels outside the image: one number or three; black by default.
+    """
+
+    def __init__(self, num_magnitude_bins: int = 31, interpolation: object = "nearest", fill: Fill = None) -> None:
+        super().__init__(TRIVIAL_AUGMENT, num_magnitude_bins, interpolation, fill)
+
+    def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
+        """Return the operations on n images, OPERATION [n, 1]."""
+        unit = draw_units(rng_keys, 3)
+        chosen, bins = to_integers(unit[:, :1], len(self._space)), to_integers(unit[:, 1:2], self.num_magnitude_bins)
+        return self._make(chosen, bins, _choose_signs(unit[:, 2:]), sizes)
+
+    def __repr__(self) -> str:
+        return f"TrivialAugmentWide(num_magnitude_bins={self.num_magnitude_bins}, {self._show_pixels()})"
+
+
+class RandAugment(Augmentation):
+    """Apply some random operations of one strength to each image.
+
+    Args:
+        num_ops: The number of operations.
+        magnitude: The number of the strength, from 0.
+        num_magnitude_bins: The number of different strengths.
+        interpolation: "nearest", "bilinear" or "bicubic", or the constant of torchvision's or Pillow's.
+        fill: The colour of pixels outside the image: one number or three; black by default.
+    """
+
+    def __init__(
+        self,
+        num_ops: int = 2,
+        magnitude: int = 9,
+        num_magnitude_bins: int = 31,
+        interpolation: object = "nearest",
+        fill: Fill = None,
+    ) -> None:
+        super().__init__(RAND_AUGMENT, num_magnitude_bins, interpolation, fill)
+        self.num_ops = check_integer("num_ops", num_ops, at_least=0)
+        self.magnitude = check_integer("magnitude", magnitude, at_least=0)
+        if self.magnitude >= self.num_magnitude_bins:
+            raise ValueError(f"magnitude must be below num_magnitude_bins={num_magnitude_bins}, got {magnitude}")
+
+    def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
+        """Return the operations on n images, OPERATION [n, num_ops]."""
+        unit = draw_units(rng_keys, 2 * self.num_ops)
+        chosen = to_integers(unit[:, ::2], len(self._space))
+        return self._make(chosen, np.full_like(chosen, self.magnitude), _choose_signs(unit[:, 1::2]), sizes)
+
+    def __repr__(self) -> str:
+        return (
+            f"RandAugment(num_ops={self.num_ops}, magnitude={self.magnitude}, "
+            f"num_magnitude_bins={self.num_magnitude_bins}, {self._show_pixels()})"
+        )
+
+
+class AutoAugment(Augmentation):
+    """Apply a random pair of operations of a policy that was found by a search, each of the two with its probability.
+
+    Args:
+        policy: "imagenet", "cifar10" or "svhn", or torchvision's AutoAugmentPolicy.
+        interpolation: "nearest", "bilinear" or "bicubic", or the constant of torchvision's or Pillow's.
+        fill: The colour of pixels outside the image: one number or three; black by default.
+    """
+
+    def __init__(self, policy: object = "imagenet", interpolation: object = "nearest", fill: Fill = None) -> None:
+        super().__init__(AUTO_AUGMENT, NUM_STRENGTHS, interpolation, fill)
+        name = getattr(policy, "value", policy)
+        if not isinstance(name, str) or name not in POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(map(repr, POLICIES))}, got {policy!r}")
+        self.policy = name
+        pairs, numbers = POLICIES[self.policy], {name: number for number, name in enumerate(self._space)}
+        self._chosen = np.array([[numbers[name] for name, _, _ in pair] for pair in pairs])  # [pair, 2]
+        self._chances = np.array([[chance for _, chance, _ in pair] for pair in pairs])
+        self._bins = np.array([[strength or 0 for _, _, strength in pair] for pair in pairs])
+
+    def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
+        """Return the operations on n images, OPERATION [n, 2]."""
+        unit = draw_units(rng_keys, 5)
+        pairs = to_integers(unit[:, 0], len(self._chosen))
+        operations = self._make(self._chosen[pairs], self._bins[pairs], _choose_signs(unit[:, 3:]), sizes)
+        operations["code"][unit[:, 1:3] >= self._chances[pairs]] = codes.NONE
+        return operations
+
+    def __repr__(self) -> str:
+        return f"AutoAugment(policy={self.policy!r}, {self._show_pixels()})"
+
+
+AUGMENTATIONS: frozenset[type] = frozenset({AutoAugment, RandAugment, TrivialAugmentWide})
+"""The transforms of this module."""
+
+
+def _choose_signs(unit: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return -1 or 1 for numbers from 0 to below 1."""
+    return np.where(unit < 0.5, -1.0, 1.0)
+
+
+NUM_STRENGTHS = 10
+MAX_DEPTH = 3
+"""The largest depth of a chain whose depth is random."""
+
+
+class AugMix(Augmentation):
+    """Mix an image with what several random chains of operations make of it.
+
+    The operations have the pixels of Pillow. torchvision converts Pillow images to tensors first, whose operations
+    round differently. The mixture itself is computed as there. In a Compose with fields, it moves only images.
+
+    Args:
+        severity: The largest strength of an operation, from 1 to 10.
+        mixture_width: The number of chains.
+        chain_depth: The number of operations in a chain; 1 to 3 at random if it is not positive.
+        alpha: The weights of the chains are drawn from Dirichlet(alpha, …), that of the image from Beta(alpha, alpha).
+        all_ops: Whether to also change brightness, colour, contrast and sharpness.
+        interpolation: "nearest", "bilinear" or "bicubic", or the constant of torchvision's or Pillow's.
+        fill: The colour of pixels outside the image: one number or three; black by default.
+    """
+
+    def __init__(
+        self,
+        severity: int = 3,
+        mixture_width: int = 3,
+        chain_depth: int = -1,
+        alpha: float = 1.0,
+        all_ops: bool = True,
+        interpolation: object = "bilinear",
+        fill: Fill = None,
+    ) -> None:
+        super().__init__(AUG_MIX if all_ops else PARTIAL_AUG_MIX, NUM_STRENGTHS, interpolation, fill)
+        self.severity = check_integer("severity", severity, at_least=1, below=NUM_STRENGTHS + 1)
+        self.mixture_width = check_integer("mixture_width", mixture_width, at_least=1)
+        self.chain_depth = check_integer("chain_depth", chain_depth)
+        if not 0 < alpha < math.inf:
+            raise ValueError(f"alpha must be positive and finite, got {alpha}")
+        self.alpha, self.all_ops = float(alpha), all_ops
+
+    def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
+        """Return the operations on n images, OPERATION [n, k]."""
+        num_chains, depth = self.mixture_width, self.chain_depth if self.chain_depth > 0 else MAX_DEPTH
+        unit = draw_units(rng_keys, num_chains * (1 + 3 * depth)).reshape(len(sizes), num_chains, -1)
+        depths = to_integers(unit[..., :1], MAX_DEPTH) + 1 if self.chain_depth <= 0 else depth
+        chosen, strengths, signs = np.split(unit[..., 1:], 3, axis=2)  # [n, chain, place] each
+        operations = self._make(
+            to_integers(chosen, len(self._space)).reshape(len(sizes), -1),
+            to_integers(strengths, self.severity).reshape(len(sizes), -1),
+            np.where(signs < 0.5, -1.0, 1.0).reshape(len(sizes), -1),
+            sizes,
+        ).reshape(chosen.shape)
+        operations["code"][np.arange(depth) >= np.broadcast_to(depths, chosen.shape)] = codes.NONE
+        weights = self._draw_weights(rng_keys)
+        chains = [
+            np.concatenate([operations[:, i], make_operations(len(sizes), codes.ADD_TO_MIXTURE, weights[:, 1 + i])], 1)
+            for i in range(num_chains)
+        ]
+        begin = make_operations(len(sizes), codes.BEGIN_MIXTURE, weights[:, 0])
+        return np.concatenate([begin, *chains, make_operations(len(sizes), codes.END_MIXTURE)], axis=1)
+
+    def _draw_weights(self, rng_keys: Words) -> NDArray[np.float64]:
+        """Return the weights of n images and of their chains, float64 [n, 1 + mixture_width]."""
+        # Normalised gamma variates have a Dirichlet distribution.
+        gammas = draw_gammas(derive_rng_key(rng_keys, np.array([0], np.uint64)), self.alpha, 2 + self.mixture_width)
+        own, chains = gammas[:, :2], gammas[:, 2:]
+        own, chains = (each / each.sum(axis=1, keepdims=True) for each in (own, chains))
+        # torchvision computes with 32 bits.
+        scaled = chains.astype(np.float32) * own[:, 1:].astype(np.float32)
+        return np.concatenate([own[:, :1].astype(np.float32), scaled], axis=1).astype(np.float64)
+
+    def __repr__(self) -> str:
+        return (
+            f"AugMix(severity={self.severity}, mixture_width={self.mixture_width}, chain_depth={self.chain_depth}, "
+            f"alpha={self.alpha}, all_ops={self.all_ops}, {self._show_pixels()})"
+        )

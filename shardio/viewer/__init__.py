@@ -1,0 +1,5 @@
+"""Show what a dataset contains: counts, histograms, thumbnails and duplicates."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
