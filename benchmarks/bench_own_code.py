@@ -32,7 +32,7 @@ from torch.utils.data import BatchSampler, RandomSampler, default_collate
 
 import shardio
 from benchmarks.loaders.job import Repeated
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
 NUM_WORKERS = 2

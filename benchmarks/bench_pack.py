@@ -23,8 +23,8 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.timing import ratios, summarise
+from shardio.libraries import import_library
 from shardio.storage import walk_files
-from shardio.train.models import import_library
 
 SHARD_SIZE = 96 * 2**20
 """The size of a shard in bytes, such that several workers have shards to write."""

@@ -18,7 +18,7 @@ import typer
 from PIL import Image
 
 from shardio.images import edit_images
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 from shardio.transforms import (
     AugMix,
     AutoAugment,

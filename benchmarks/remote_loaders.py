@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 import shardio
+from shardio.libraries import import_library
 from shardio.storage import walk_files
-from shardio.train.models import import_library
 
 BATCH_SIZE = 64
 NUM_WORKERS = 2

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import shardio
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 from shardio.transforms import BoundingBoxes, ColorJitter, Compose, Mask, RandomHorizontalFlip, RandomResizedCrop
 
 SIDE = 96

@@ -26,7 +26,7 @@ from PIL import Image
 from torch.utils.data import default_collate
 
 import shardio
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 from shardio.transforms import Compose, RandomResizedCrop
 
 NUM_SAMPLES = 60

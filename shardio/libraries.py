@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 
 def import_torchvision() -> None:
@@ -64,3 +65,24 @@ def _outside_of_inference_mode() -> Iterator[None]:
 
     with torch.inference_mode(mode=False), torch.no_grad():  # Gradients stay disabled, as in inference mode.
         yield
+
+
+def import_library(name: str) -> Any:
+    """Import ``torchvision`` or ``timm``.
+
+    Raises:
+        ValueError: If it is not installed, or was built for another torch.
+    """
+    import torch
+
+    try:
+        import_torchvision()  # timm imports it as well.
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = (error.name or name).partition(".")[0]  # What can be installed, not its submodule.
+        raise ValueError(f"{name}:… needs {missing}, which is not installed: pip install {missing}") from error
+    except (ImportError, RuntimeError) as error:
+        raise ValueError(
+            f"{name}:… needs {name}, which cannot be imported with torch {torch.__version__} ({error}): "
+            "install builds of torch and torchvision that match"
+        ) from error

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 from shardio.transforms.recipes import IMAGENET_MEAN
 
 Make = Callable[[Any], Any]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Any
 
 import torch
 from torch import nn
 
-from shardio.libraries import import_torchvision
+from shardio.libraries import import_library
 from shardio.values import load_function
 
 KINDS = "small, torchvision:NAME, timm:NAME, package.module:function or path/to/file.py:function"
@@ -206,22 +204,3 @@ def _errors_name_the_model(name: str, image_size: int, pretrained: bool) -> Iter
         ) from error
     except (ValueError, RuntimeError, AssertionError) as error:
         raise ValueError(f"{name} cannot be made with {image_size=} and {pretrained=}: {error}") from error
-
-
-def import_library(name: str) -> Any:
-    """Import ``torchvision`` or ``timm``.
-
-    Raises:
-        ValueError: If it is not installed, or was built for another torch.
-    """
-    try:
-        import_torchvision()  # timm imports it as well.
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        missing = (error.name or name).partition(".")[0]  # What can be installed, not its submodule.
-        raise ValueError(f"{name}:… needs {missing}, which is not installed: pip install {missing}") from error
-    except (ImportError, RuntimeError) as error:
-        raise ValueError(
-            f"{name}:… needs {name}, which cannot be imported with torch {torch.__version__} ({error}): "
-            "install builds of torch and torchvision that match"
-        ) from error

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
 from shardio.cli.contact_sheet import CAPTION_HEIGHT, CELL, GAP, GROUP_GAP, MARGIN, ROW_GAP, TITLE_HEIGHT
 from shardio.cli.main import app, main
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 from shardio.transforms import recipes
 from tests.sources import encode
 

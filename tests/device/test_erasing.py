@@ -13,7 +13,7 @@ import torch
 
 from shardio.device import BatchRandomErasing
 from shardio.device.mixing import PixelBox
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 from tests.device.test_mixing import NUM_DRAWS, THRESHOLD, ks_distance, seeded
 
 import_library("torchvision")

@@ -16,7 +16,7 @@ import torch
 from shardio import DataLoader, DevicePrefetcher, ShardDataset
 from shardio.device import BatchRandomErasing, CutMix, MixUp, OneOf
 from shardio.device.mixing import BatchTransform, PixelBox, find_partners
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 from shardio.transforms import CenterCrop
 
 import_library("torchvision")

@@ -15,7 +15,7 @@ import torch.utils.data
 from shardio import DataLoader
 from shardio.device import DevicePrefetcher
 from shardio.device.prefetcher import normalise_in_one_kernel, normalise_in_steps
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 from tests.device.late_stream import prefetch_late
 from tests.device.loaders import CountingLoader
 

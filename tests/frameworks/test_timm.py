@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shardio import DataLoader, ImageFolder
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 from shardio.transforms import CenterCrop, Compose, Resize
 
 import_library("torchvision")

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 from shardio.world import find_world
 from tests.frameworks.launch import record_epochs
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader as TorchLoader
 
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 from shardio.world import find_world
 from tests.frameworks.collation import collate
 from tests.frameworks.launch import record_epochs

@@ -18,7 +18,7 @@ from shardio.images.editing_by_pillow import edit_by_pillow
 from shardio.images.kernel import compiled_functions
 from shardio.images.kernel.compiled import operation_records as codes
 from shardio.images.kernel.compiled.operation_records import OPERATION
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 
 functional: Any = None
 if find_spec("torchvision") is not None:

@@ -20,11 +20,11 @@ from torch.utils.data import default_collate
 
 from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset
 from shardio.errors import Stage
+from shardio.libraries import import_library
 from shardio.loader.collate import collate_channels_last
 from shardio.sample import Sample
 from shardio.shards import write_shard
 from shardio.storage import parse_location
-from shardio.train.models import import_library
 from shardio.transforms import RandomResizedCrop
 from tests.loader.peoples_code import (
     collate_mixed,

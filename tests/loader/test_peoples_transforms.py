@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch.utils.data import Subset
 
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
+from shardio.libraries import import_library
 from shardio.loader.collate import collate_channels_last
-from shardio.train.models import import_library
 from shardio.transforms import Compose, MultiCrop, RandomHorizontalFlip, RandomResizedCrop
 from tests.processes import run_python
 from tests.slots import assert_same, pack_pictures, slot_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 
 
 def load(name: str) -> Any:

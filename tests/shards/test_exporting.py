@@ -206,7 +206,7 @@ def test_the_sizes_of_webdatasets_count_the_samples(out: Path) -> None:
 # A process of its own, because timm leaves the tars open.
 TIMM = """
 import sys
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 
 import_library("timm")
 from timm.data.readers.reader_wds import ReaderWds

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from shardio.images import CropPlan, DecodedPicture, Picture, PlanRow, make_operations, render_chunk
 from shardio.images.kernel.compiled import operation_records as codes
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 from shardio.transforms import (
     AnnotationError,
     BoundingBoxes,

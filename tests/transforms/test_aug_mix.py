@@ -11,7 +11,7 @@ from PIL import Image
 
 from shardio.images.editing_by_pillow import edit_by_pillow
 from shardio.images.kernel.compiled import operation_records as codes
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 from shardio.transforms import AugMix
 from shardio.transforms.transform import draw_gammas
 from tests.transforms.inputs import make_noise, make_rng_keys, repeat_size

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from shardio.images import edit_images
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 from shardio.transforms import AutoAugment, RandAugment, TrivialAugmentWide
 from shardio.transforms.automatic import POLICIES, space_evenly
 from shardio.transforms.transform import PixelTransform

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shardio.images.kernel.compiled import operation_records as codes
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 from shardio.transforms import GaussianBlur, RandomErasing
 from tests.transforms.inputs import make_noise, make_rng_keys, repeat_size
 from tests.transforms.test_distribution import THRESHOLD, ks_distance

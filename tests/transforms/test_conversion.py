@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shardio import DataLoader, ShardDataset
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 from shardio.transforms import CenterCrop, ColorJitter, Compose, Normalize, ToDtype
 from tests.transforms.inputs import make_noise
 

@@ -13,7 +13,7 @@ from PIL import Image
 from shardio import DataLoader, ShardDataset
 from shardio.errors import SampleError
 from shardio.images import DecodeError
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 from shardio.transforms import (
     CornerCrop,
     FiveCrop,

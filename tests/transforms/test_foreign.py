@@ -16,7 +16,7 @@ from PIL import Image
 
 import shardio
 from shardio import DataLoader, ImageFolder, ShardDataset, ShardMapDataset
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 from shardio.transforms import CenterCrop, Compose, RandomResizedCrop
 
 import_library("torchvision")

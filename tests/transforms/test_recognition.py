@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shardio import DataLoader, ShardMapDataset
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 from shardio.transforms import (
     AutoAugment,
     CenterCrop,

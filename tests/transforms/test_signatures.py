@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import shardio.transforms
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 from shardio.transforms import Resize
 from shardio.transforms.planning import recognise
 from tests.transforms.inputs import make_rng_keys, repeat_size

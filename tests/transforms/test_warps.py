@@ -15,7 +15,7 @@ from PIL import Image
 from shardio import DataLoader, ShardDataset
 from shardio.images import edit_images
 from shardio.images.kernel.compiled import operation_records as codes
-from shardio.train.models import import_library
+from shardio.libraries import import_library
 from shardio.transforms import (
     CenterCrop,
     ColorJitter,

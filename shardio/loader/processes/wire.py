@@ -352,7 +352,7 @@ def load_setup(content: bytes | bytearray) -> WorkerSetup | Failure:
     """Return the setup, or why it cannot be loaded in this process."""
     try:
         if b"torchvision" in content:
-            from shardio.train.models import import_library
+            from shardio.libraries import import_library
 
             import_library("torchvision")  # It may need the same help to be imported as in the training process.
         setup: WorkerSetup = pickle.loads(content)
