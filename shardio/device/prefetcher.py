@@ -91,7 +91,7 @@ def normalise_in_one_kernel(
     """Return images * scale + shift, computed in float32, in the given dtype and memory format.
 
     On a GPU, one kernel reads uint8 and writes the result. On a CPU, torch makes copies, which take longer than
-    :func:`normalise_in_steps` for large batches (benchmarks/README.md).
+    :func:`normalise_in_steps` for large batches (benchmarks/results/device.md).
 
     Args:
         images: uint8 [N, C, H, W].
