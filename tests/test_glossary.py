@@ -96,5 +96,5 @@ def test_the_glossary_of_the_readme_names_each_word_once() -> None:
     section = (PACKAGE / "README.md").read_text().partition("## Words")[2].partition("\n## ")[0]
     cells = re.findall(r"^\| ([^|]+) \|", section, re.MULTILINE)
     words = [word.strip(" `") for cell in cells for word in cell.split(",")][1:]
-    assert {"row", "rng key", "executor", "worker process", "slot pool"} <= set(words)
+    assert {"row", "rng key", "executor", "worker process", "buffer pool"} <= set(words)
     assert len(words) == len(set(words))

@@ -113,7 +113,7 @@ def _count_resources() -> dict[str, int]:
         "processes": len(multiprocessing.active_children()),
         "threads": threading.active_count(),
         "descriptors": count_open_files(),
-        "slots": len(find_mappings()),
+        "buffers": len(find_mappings()),
     }
 
 

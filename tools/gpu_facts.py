@@ -33,7 +33,7 @@ Facts = dict[str, Any]
 BATCH = (256, 3, 224, 224)
 """The shape of a batch of images."""
 
-SLOT_BYTES = int(np.prod(BATCH))
+BUFFER_BYTES = int(np.prod(BATCH))
 """The size of its memory in bytes, as uint8."""
 
 NORMALIZE = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -53,22 +53,22 @@ def describe_machine(device: torch.device) -> Facts:
 
 
 def measure_registration(device: torch.device) -> Facts:
-    """Compare registering a slot in place with torch's pinned memory: time, return code and bandwidth."""
+    """Compare registering a buffer in place with torch's pinned memory: time, return code and bandwidth."""
     from shardio.loader.buffers import map_in_torch
     from shardio.loader.memory import make_memory
 
-    descriptor = make_memory(SLOT_BYTES)
-    memory = map_in_torch(descriptor, SLOT_BYTES)
+    descriptor = make_memory(BUFFER_BYTES)
+    memory = map_in_torch(descriptor, BUFFER_BYTES)
     os.close(descriptor)
     memory[:] = 1  # So that its pages exist.
     cudart, address = torch.cuda.cudart(), memory.ctypes.data
     codes, took_ms = [], []
     for _ in range(5):
         began = time.perf_counter()
-        codes.append(int(cudart.cudaHostRegister(address, SLOT_BYTES, 0)))
+        codes.append(int(cudart.cudaHostRegister(address, BUFFER_BYTES, 0)))
         took_ms.append(1000 * (time.perf_counter() - began))
         codes.append(int(cudart.cudaHostUnregister(address)))
-    pinned = torch.empty(SLOT_BYTES, dtype=torch.uint8, pin_memory=True)
+    pinned = torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=True)
     facts: Facts = {"codes": codes, "register_ms": statistics.median(took_ms)}
     facts["pageable_gb_per_s"] = _measure_bandwidth(torch.from_numpy(memory), device)
     Registration(device)(memory)
@@ -99,7 +99,7 @@ def check_refused_registration(device: torch.device) -> Facts:
 
 
 def check_plain_iteration(device: torch.device) -> Facts:
-    """Iterate over a loader plainly after a prefetcher has used it: none of its slots may be pinned."""
+    """Iterate over a loader plainly after a prefetcher has used it: none of its buffers may be pinned."""
     with tempfile.TemporaryDirectory() as folder:
         loader = _make_loader(Path(folder), persistent_workers=True)
         for _ in DevicePrefetcher(loader, device):

@@ -33,6 +33,8 @@ from torch.utils.data import default_collate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
 
+from tests.buffers import find_fork_servers
+
 import shardio
 from shardio.libraries import import_library
 from shardio.loader.processes import fork_server, pool as pool_module
@@ -45,14 +47,13 @@ from tests.faults.worker_processes import (
     Data,
     Kind,
     batches_of,
-    count_mapped_slots,
+    count_mapped_buffers,
     count_threads,
     find_worker_processes,
     make_loader,
     send_signal,
 )
 from tests.files import count_open_files
-from tests.slots import find_fork_servers
 from tests.sources import write_images
 
 PATIENCE_S = 0.3
@@ -234,7 +235,7 @@ def leaks(loaders: Annotated[int, typer.Option(min=1, help="Number of loaders.")
             kept = list(islice(iterator := iter(loader), len(loader) // 2))
             peak |= Counter(_count_resources())
             del loader, iterator, kept
-            if (left := _count_resources())["processes"] or left["slots"]:
+            if (left := _count_resources())["processes"] or left["buffers"]:
                 typer.echo(f"after loader {i + 1}: {_describe(left)}, expected {_describe(before)}")
                 raise typer.Exit(1)
         gc.collect()
@@ -253,7 +254,7 @@ def _count_resources() -> dict[str, int]:
         "processes": len(find_fork_servers()) + len(find_worker_processes()),
         "threads": count_threads(),
         "descriptors": count_open_files(),
-        "slots": count_mapped_slots(),
+        "buffers": count_mapped_buffers(),
     }
 
 

@@ -42,31 +42,31 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 """Images and labels."""
 
 
-class SlotLikeLoader:
-    """Yields batches from memory like shardio's slots: a few blocks in rotation, without decoding. It never ends.
+class BufferLikeLoader:
+    """Yields batches from memory like shardio's buffers: a few blocks in rotation, without decoding. It never ends.
 
     Args:
-        num_slots: The number of blocks.
+        num_buffers: The number of blocks.
         batch_size: The number of images in each: random uint8 [n, 3, 224, 224], channels_last.
     """
 
-    def __init__(self, num_slots: int, batch_size: int) -> None:
+    def __init__(self, num_buffers: int, batch_size: int) -> None:
         random, shape = np.random.default_rng(0), (batch_size, TARGET, TARGET, 3)
         self._num_bytes, self._shape = int(np.prod(shape)), shape
-        self._slots: list[NDArray[np.uint8]] = []
+        self._buffers: list[NDArray[np.uint8]] = []
         self._is_watched = False
-        for _ in range(num_slots):
-            slot = np.frombuffer(mmap.mmap(-1, self._num_bytes + 8 * batch_size), np.uint8)
-            slot[: self._num_bytes] = random.integers(0, 256, self._num_bytes, dtype=np.uint8)
-            slot[self._num_bytes :].view(np.int64)[:] = random.integers(0, NUM_CLASSES, batch_size)
-            self._slots.append(slot)
+        for _ in range(num_buffers):
+            buffer = np.frombuffer(mmap.mmap(-1, self._num_bytes + 8 * batch_size), np.uint8)
+            buffer[: self._num_bytes] = random.integers(0, 256, self._num_bytes, dtype=np.uint8)
+            buffer[self._num_bytes :].view(np.int64)[:] = random.integers(0, NUM_CLASSES, batch_size)
+            self._buffers.append(buffer)
 
     @contextmanager
     def watch_memory(self, callback: Callable[[NDArray[np.uint8]], None], *, num_held: int) -> Iterator[None]:
         """Pass the memory to a callback, as shardio's loader does. Nothing ever overwrites it."""
         if not self._is_watched:
-            for slot in self._slots:
-                callback(slot)
+            for buffer in self._buffers:
+                callback(buffer)
         self._is_watched = True
         yield
 
@@ -74,10 +74,10 @@ class SlotLikeLoader:
         """Return one batch per block, as views of the memory."""
         return [
             (
-                torch.from_numpy(slot[: self._num_bytes].reshape(self._shape)).permute(0, 3, 1, 2),
-                torch.from_numpy(slot[self._num_bytes :].view(np.int64)),
+                torch.from_numpy(buffer[: self._num_bytes].reshape(self._shape)).permute(0, 3, 1, 2),
+                torch.from_numpy(buffer[self._num_bytes :].view(np.int64)),
             )
-            for slot in self._slots
+            for buffer in self._buffers
         ]
 
     def __iter__(self) -> Iterator[Batch]:
@@ -136,9 +136,9 @@ class Source:
     decodes: bool
 
 
-def open_memory(num_slots: int, batch_size: int, device: torch.device) -> Source:
+def open_memory(num_buffers: int, batch_size: int, device: torch.device) -> Source:
     """Return batches in memory. Those of (c) and (d) are pinned in advance, which is their best case."""
-    loader = SlotLikeLoader(num_slots, batch_size)
+    loader = BufferLikeLoader(num_buffers, batch_size)
     others = loader.batches()
     if device.type == "cuda":
         others = [(images.pin_memory(), labels.pin_memory()) for images, labels in others]

@@ -181,7 +181,7 @@ def bench(
     Example: shardio bench packed/train --num-workers 8 --epochs 2
     """
     from shardio.loader.data_loader import NO_STATS
-    from shardio.loader.executors.choice import why_not_ours
+    from shardio.loader.executors.choice import fallback_reason
 
     remote = read_remote_arguments(storage_option, cache, cache_size, cache_shared)
     with value_errors_as_usage_errors():
@@ -192,7 +192,7 @@ def bench(
     report_rank()
 
     def report(epoch: int, meter: ThroughputMeter) -> None:
-        why = why_not_ours(loader)
+        why = fallback_reason(loader)
         stats = loader.stats() if why is None else None
         if as_json:
             echo(_as_json(epoch, meter, stats))

@@ -24,7 +24,7 @@ from shardio.datasets.samples import Transformed
 from shardio.errors import StateError
 from shardio.order import Cursor, EpochOrder, OrderSettings, Remainder, Split, dump_state, iterate_steps, read_state
 from shardio.process import cut_short, describe_error
-from shardio.reading import read_nothing_ahead, read_stretches_ahead
+from shardio.reading import read_nothing_ahead, read_windows_ahead
 from shardio.values import check_choice, check_optional_integer
 from shardio.world import CarriedWorld, World, choose_world, find_data_world, find_worker
 
@@ -408,7 +408,7 @@ def read_ahead(
     if (samples := dataset.remote_samples()) is None:
         return read_nothing_ahead()
     upcoming = (indices for _, indices in order.steps(cursor, split))
-    return read_stretches_ahead(
+    return read_windows_ahead(
         samples, upcoming if inner_indices is None else map(inner_indices, upcoming), *_windows(order, split)
     )
 

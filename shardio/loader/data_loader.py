@@ -21,7 +21,7 @@ from shardio.loader.buffers import MemoryCallback
 from shardio.loader.collate import collate_channels_last, yields_images
 from shardio.loader.epoch_iterator import is_preparing
 from shardio.loader.executors.assembly import DefaultPrefetch
-from shardio.loader.executors.choice import is_torchs, why_not_ours
+from shardio.loader.executors.choice import fallback_reason, is_torchs
 from shardio.loader.extension import DeliveredBatches, Extension, Shown, extend, find_extension
 from shardio.loader.fetching.fetchers import WorkerMethod, takes_arguments
 from shardio.loader.stats import LoaderStats
@@ -65,7 +65,7 @@ def _has_state(loader: Any) -> bool:
 
 def _calls_dataset(loader: Any) -> bool:
     """Whether the dataset's own methods make the samples, instead of shardio's own code, which is faster."""
-    return _why_not_ours(loader) is not None
+    return _fallback_reason(loader) is not None
 
 
 class DataLoader(torch.utils.data.DataLoader[_Batch]):
@@ -310,7 +310,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
                 datapipes and, outside of Linux, all batches of workers.
         """
         if (stats := _find_own(self).find_executor(self).stats()) is None:
-            raise TypeError(NO_STATS.format(reason=why_not_ours(self)))
+            raise TypeError(NO_STATS.format(reason=fallback_reason(self)))
         return stats
 
     @property
@@ -356,5 +356,5 @@ def _find_stateful(loader: Any) -> Extension | None:
     return extension
 
 
-def _why_not_ours(loader: Any) -> str | None:
-    return _UNKNOWN.format(kind=type(loader).__name__) if find_extension(loader) is None else why_not_ours(loader)
+def _fallback_reason(loader: Any) -> str | None:
+    return _UNKNOWN.format(kind=type(loader).__name__) if find_extension(loader) is None else fallback_reason(loader)

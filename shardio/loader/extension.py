@@ -24,7 +24,7 @@ from shardio.loader.arguments import (
     warn_of_no_batches,
     warn_of_whole_epochs,
 )
-from shardio.loader.buffers import MemoryCallback, SlotWatch
+from shardio.loader.buffers import BufferWatch, MemoryCallback
 from shardio.loader.collate import yields_images
 from shardio.loader.epoch_iterator import (
     BegunEpoch,
@@ -34,7 +34,7 @@ from shardio.loader.epoch_iterator import (
     check_parallelism,
     make_epoch_iterator,
 )
-from shardio.loader.executors.choice import find_settings, is_torchs, make_executor, why_not_ours
+from shardio.loader.executors.choice import fallback_reason, find_settings, is_torchs, make_executor
 from shardio.loader.executors.executor import (
     Executor,
     ExecutorSettings,
@@ -222,7 +222,7 @@ class Extension:
         self._persistent: Callable[[], EpochIterator | None] = _none  # The iterator whose workers persist.
         self._warned_of = set[Split]()  # Epochs without batches.
         self._made: tuple[ExecutorSettings, Executor] | None = None  # The latest executor, and what it was made from.
-        self._watches: list[SlotWatch] = []  # Those of the epoch that begins.
+        self._watches: list[BufferWatch] = []  # Those of the epoch that begins.
         check_samplers_dataset(loader.dataset, _find_drawing_sampler(loader), compares_digests=True)
         check_policy(
             arguments.on_error,
@@ -230,7 +230,7 @@ class Extension:
             has_order=self.order is not None,
             has_batches=loader.batch_sampler is not None,
             is_fetched=not is_torchs(loader, arguments.worker_method),
-            obstacle=why_not_ours(loader),
+            obstacle=fallback_reason(loader),
         )
         self._bad_samples: BadSamples | None = make_bad_samples(
             arguments.on_error, arguments.on_error_in, arguments.quarantine, loader.dataset
@@ -338,7 +338,7 @@ class Extension:
     @contextmanager
     def watch_memory(self, callback: MemoryCallback, *, num_held: int = 0) -> Iterator[None]:
         """Call a function for the memory of the epochs that begin in the block; see DataLoader.watch_memory."""
-        watch = SlotWatch(callback=callback, num_held=num_held)
+        watch = BufferWatch(callback=callback, num_held=num_held)
         self._watches.append(watch)
         try:
             yield

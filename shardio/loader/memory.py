@@ -20,13 +20,13 @@ from shardio.images import holds_images
 from shardio.transforms import Ragged
 
 MIN_BYTES = 4096
-"""Smaller pieces of memory, except images, are not stored in slots, so that keeping them does not keep a slot."""
+"""Smaller pieces of memory, except images, are not stored in buffers, so that keeping them does not keep a buffer."""
 
 ALIGNMENT = 4096
 """Each array begins on its own page."""
 
 Column = list[Any] | NDArray[np.generic] | None
-"""The values of one field; None if they are in a slot."""
+"""The values of one field; None if they are in a buffer."""
 
 
 def make_memory(num_bytes: int) -> int:
@@ -76,12 +76,12 @@ def _libc() -> ctypes.CDLL:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The layout of a batch's fixed-size columns in a slot.
+    """The layout of a batch's fixed-size columns in a buffer.
 
     Attributes:
         num_rows: The number of samples in a full batch.
         columns: The dtype and shape of an item of each such column, by field index. If there are no such columns,
-            batches have no slot.
+            batches have no buffer.
     """
 
     num_rows: int
@@ -98,11 +98,11 @@ class Layout:
 
     @property
     def num_bytes(self) -> int:
-        """The size of a slot."""
+        """The size of a buffer."""
         return self.offsets[-1]
 
     def view(self, memory: NDArray[np.uint8], column_index: int) -> NDArray[np.generic]:
-        """Return a column, [num_rows, *shape], of a slot's memory, uint8 [num_bytes]."""
+        """Return a column, [num_rows, *shape], of a buffer's memory, uint8 [num_bytes]."""
         dtype, shape = self.columns[column_index]
         start = self.offsets[column_index]
         num_bytes = self.num_rows * np.dtype(dtype).itemsize * prod(shape)
@@ -114,7 +114,7 @@ class Layout:
 
 
 def as_stored(name: str, value: Any) -> NDArray[Any] | None:
-    """Return a value as the array that a slot can store, without a copy; None if it can store none.
+    """Return a value as the array that a buffer can store, without a copy; None if it can store none.
 
     Args:
         name: The name of the value's field. Images are uint8 arrays [height, width, 3], tensors uint8 [3, height,

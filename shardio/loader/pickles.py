@@ -3,7 +3,7 @@
 Tensors keep their strides, and tensors that share memory still share it. Values other than dense CPU tensors and arrays
 are pickled, with the memory of the storages in them taken out, too.
 
-The memory is in a slot, in memory made for this value alone or, if it is small, beside the structure.
+The memory is in a buffer, in memory made for this value alone or, if it is small, beside the structure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.storage import TypedStorage
 from shardio.loader.memory import MIN_BYTES
 
 ALIGNMENT = 64
-"""Where pieces begin in a slot, in bytes: a multiple of the size of a cache line, and of every dtype."""
+"""Where pieces begin in a buffer, in bytes: a multiple of the size of a cache line, and of every dtype."""
 
 Memory = NDArray[np.uint8]
 
@@ -191,7 +191,7 @@ def _fill_from(starts: Sequence[int], pieces: Sequence[torch.Tensor], *values: A
     gap = _Gap(*values)
     piece = pieces[gap.piece_index]
     if gap.is_array:
-        # A copy, because slices of an array hold a slot's memory, but not the array that the pool watches.
+        # A copy, because slices of an array hold a buffer's memory, but not the array that the pool watches.
         ordered = piece.numpy().view(gap.dtype)
         return np.lib.stride_tricks.as_strided(ordered, gap.shape, gap.strides).copy(order="K")
     if not gap.dtype:
@@ -221,7 +221,7 @@ class Piece:
 
     Attributes:
         content: The bytes, if they travel in the parcel.
-        span: Otherwise, where they are in the slot: the first byte, and the one after the last.
+        span: Otherwise, where they are in the buffer: the first byte, and the one after the last.
     """
 
     content: bytes | None = None
@@ -235,18 +235,18 @@ class Parcel:
     Attributes:
         structure: The value without any.
         pieces: Its memory.
-        num_bytes: How many bytes of a slot the pieces need.
-        is_in_slot: Whether they are in the slot that was given; otherwise they are in memory of their own.
+        num_bytes: How many bytes of a buffer the pieces need.
+        is_in_buffer: Whether they are in the buffer that was given; otherwise they are in memory of their own.
     """
 
     structure: Structure
     pieces: list[Piece]
     num_bytes: int
-    is_in_slot: bool
+    is_in_buffer: bool
 
 
 class Arena:
-    """The memory of a slot, which is given out piece by piece.
+    """The memory of a buffer, which is given out piece by piece.
 
     Args:
         memory: uint8 [n].
@@ -275,17 +275,17 @@ def pack(value: Any, arena: Arena | None, make_memory: Callable[[int], Memory]) 
 
     Args:
         value: Any value that can be pickled.
-        arena: A slot for its memory; what is there already is not copied. None if there is no slot.
+        arena: A buffer for its memory; what is there already is not copied. None if there is no buffer.
         make_memory: Returns memory of n bytes, for what does not fit into the arena.
     """
     structure, memories = take_memory_out(value)
     pieces = [Piece(content=memory.tobytes() if len(memory) < MIN_BYTES else None) for memory in memories]
     large = [(piece, memory) for piece, memory in zip(pieces, memories, strict=True) if piece.content is None]
     num_bytes = sum(_align(len(memory)) for _, memory in large)
-    is_in_slot = arena is not None and _place(large, arena)
-    if large and not is_in_slot:
+    is_in_buffer = arena is not None and _place(large, arena)
+    if large and not is_in_buffer:
         _place(large, Arena(make_memory(num_bytes)))
-    return Parcel(structure=structure, pieces=pieces, num_bytes=num_bytes, is_in_slot=is_in_slot)
+    return Parcel(structure=structure, pieces=pieces, num_bytes=num_bytes, is_in_buffer=is_in_buffer)
 
 
 def unpack(parcel: Parcel, memories: Sequence[Memory | None]) -> Any:

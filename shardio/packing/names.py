@@ -89,7 +89,7 @@ class KeyHashes:
     """A set of 64-bit hashes. It takes 16 to 32 bytes for each (Python's own set: about 70)."""
 
     def __init__(self) -> None:
-        self._slots = array("Q", bytes(8 * _START))  # An open-addressed table. 0 means empty.
+        self._buffers = array("Q", bytes(8 * _START))  # An open-addressed table. 0 means empty.
         self._num = 0
 
     def __len__(self) -> int:
@@ -97,30 +97,30 @@ class KeyHashes:
 
     def add(self, key_hash: int) -> bool:
         """Add a hash. Return whether it is new."""
-        if 2 * self._num >= len(self._slots):
+        if 2 * self._num >= len(self._buffers):
             self._grow()
-        if not _place(self._slots, key_hash or 1):
+        if not _place(self._buffers, key_hash or 1):
             return False
         self._num += 1
         return True
 
     def _grow(self) -> None:
-        slots = array("Q", bytes(16 * len(self._slots)))
-        for value in self._slots:
+        buffers = array("Q", bytes(16 * len(self._buffers)))
+        for value in self._buffers:
             if value:
-                _place(slots, value)
-        self._slots = slots
+                _place(buffers, value)
+        self._buffers = buffers
 
 
-def _place(slots: array[int], value: int) -> bool:
-    """Put a value into its slot; return False if it is there already."""
-    mask = len(slots) - 1
+def _place(buffers: array[int], value: int) -> bool:
+    """Put a value into its buffer; return False if it is there already."""
+    mask = len(buffers) - 1
     place = value & mask
-    while found := slots[place]:
+    while found := buffers[place]:
         if found == value:
             return False
         place = (place + 1) & mask
-    slots[place] = value
+    buffers[place] = value
     return True
 
 

@@ -5,7 +5,7 @@ from .read_ahead import (
     find_remote_shards as find_remote_shards,
     read_batches_ahead as read_batches_ahead,
     read_nothing_ahead as read_nothing_ahead,
-    read_stretches_ahead as read_stretches_ahead,
+    read_windows_ahead as read_windows_ahead,
 )
 from .reader import (
     FileReader as FileReader,

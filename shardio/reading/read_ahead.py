@@ -98,7 +98,7 @@ class ReadAhead:
             fetch()
 
 
-def read_stretches_ahead(
+def read_windows_ahead(
     samples: RemoteSamples, upcoming: Iterator[NDArray[np.int64]], first: int | None = None, size: int | None = None
 ) -> AbstractContextManager[Callable[[int], object]]:
     """Return a context in which samples are read ahead in a known order.

@@ -8,8 +8,8 @@ an image that the crop needs is decoded.
 - torchvision's, on Pillow images: crops, resizes, flips, rotations, colours and automatic augmentations (see
   :mod:`shardio.transforms.planning`). It resizes by Pillow, whose pixels shardio gives with ``antialias=True``.
   (Pillow 13 resizes some crops down first and then across. shardio always resizes as earlier versions do, so these
-  crops may differ by 1: see docs/decisions/pixels.md.) Not on tensors, where torchvision's own resize differs from Pillow's by 1
-  in 4 % of the values.
+  crops may differ by 1: see docs/decisions/pixels.md.) Not on tensors, where torchvision's own resize differs from
+  Pillow's by 1 in 4 % of the values.
 - Albumentations', on arrays: it resizes by OpenCV's INTER_LINEAR, which never averages.
 """
 

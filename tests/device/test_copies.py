@@ -237,8 +237,8 @@ def test_setting_the_epoch_during_an_epoch_does_not_change_it(packed: Path) -> N
 
 
 @pytest.mark.parametrize("laziness", [0.3, 1])
-def test_slots_are_not_reused_before_they_are_copied(packed: Path, laziness: float) -> None:
-    """Real worker processes fill a slot as soon as it is free."""
+def test_buffers_are_not_reused_before_they_are_copied(packed: Path, laziness: float) -> None:
+    """Real worker processes fill a buffer as soon as it is free."""
     dataset = ShardDataset(packed, fields=("image", "key"), transform=CenterCrop(48), shuffle=True)
     loader = DataLoader(dataset, batch_size=2, num_workers=2, persistent_workers=True)
     plain = DataLoader(

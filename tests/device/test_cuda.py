@@ -154,7 +154,7 @@ def _loader(packed: Path, **options: Any) -> DataLoader:
     return DataLoader(dataset, batch_size=2, **options)
 
 
-def test_each_slot_is_pinned_once_and_copied_from_directly(packed: Path) -> None:
+def test_each_buffer_is_pinned_once_and_copied_from_directly(packed: Path) -> None:
     loader = _loader(packed, num_workers=2, persistent_workers=True)
     prefetcher, made = DevicePrefetcher(loader, "cuda"), list[NDArray[np.uint8]]()
     register = prefetcher._register
@@ -227,7 +227,7 @@ def test_the_stall_is_measured_on_the_device() -> None:
     assert busy_s < 0.5
 
 
-def test_batches_arrive_whole_while_worker_processes_reuse_their_slots(packed: Path) -> None:
+def test_batches_arrive_whole_while_worker_processes_reuse_their_buffers(packed: Path) -> None:
     loader, plain = _loader(packed, num_workers=2, persistent_workers=True), _loader(packed)
     prefetcher = DevicePrefetcher(loader, "cuda", depth=3)
     for epoch in range(40):
@@ -243,7 +243,7 @@ def test_batches_arrive_whole_while_worker_processes_reuse_their_slots(packed: P
 
 
 def test_pin_memory_without_the_prefetcher_is_never_torn(packed: Path) -> None:
-    """The slot of a dropped batch must not be reused while a copy of it waits in a stream."""
+    """The buffer of a dropped batch must not be reused while a copy of it waits in a stream."""
     loader, plain = _loader(packed, num_workers=2, pin_memory=True, persistent_workers=True), _loader(packed)
     stream = torch.cuda.Stream()
     for epoch in range(20):

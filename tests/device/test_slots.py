@@ -1,4 +1,4 @@
-"""Slots are pinned while the prefetcher uses them, once each, and no copy outlives what it reads."""
+"""Buffers are pinned while the prefetcher uses them, once each, and no copy outlives what it reads."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_all_memory_of_watched_epochs_is_passed_on(packed: Path) -> None:
 
 @pytest.mark.parametrize("persistent_workers", [False, True])
 def test_other_epochs_have_other_memory(packed: Path, persistent_workers: bool) -> None:
-    """A plain ``x.cuda(non_blocking=True)`` may be under way when a slot is filled again, so it must not be pinned."""
+    """A plain ``x.cuda(non_blocking=True)`` may be under way when a buffer is refilled, so it must not be pinned."""
     loader, registered = make_loader(packed, persistent_workers=persistent_workers), Registered()
     for _ in range(2):
         with loader.watch_memory(registered):
@@ -68,7 +68,7 @@ def test_a_loader_that_was_wrapped_once_is_iterated_plainly(packed: Path) -> Non
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
-def test_slots_are_pinned_once_and_kept_for_all_epochs(packed: Path, depth: int) -> None:
+def test_buffers_are_pinned_once_and_kept_for_all_epochs(packed: Path, depth: int) -> None:
     loader, registered = make_loader(packed, batch_size=1), Registered()
     prefetcher = prefetch_on(LateStream(0, laziness=0.9), loader, registered, depth=depth)
     numbers = list[int]()

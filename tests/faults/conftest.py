@@ -11,8 +11,8 @@ import pytest
 
 import shardio
 from shardio.loader.processes.fork_server import end_kept
+from tests.buffers import find_fork_servers
 from tests.faults.worker_processes import KINDS, Data, Expected, batches_of, find_worker_processes, make_loader
-from tests.slots import find_fork_servers
 from tests.sources import write_images
 
 

@@ -28,7 +28,7 @@ import shardio
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardWriter, StreamDataset, WorkerError
 from shardio.loader.fetching import worker_processes
 from shardio.loader.fetching.worker_processes import is_stopped
-from shardio.loader.processes.wire import ForgetSlots
+from shardio.loader.processes.wire import ForgetBuffers
 from shardio.storage.remote.client import client
 from tests.faults.worker_processes import is_alive, wait_until
 from tests.processes import forkserver_context
@@ -268,7 +268,7 @@ def test_a_stopped_worker_process_whose_socket_is_full_is_an_error(monkeypatch: 
     stop(process.pid)
     (worker,) = batches._batches._batches.workers._workers
     with pytest.raises(WorkerError, match="stopped by a signal"):
-        list(map(worker.send, itertools.repeat(ForgetSlots(slot_ids=()))))
+        list(map(worker.send, itertools.repeat(ForgetBuffers(buffer_ids=()))))
 
 
 def test_no_worker_waits_for_ever_for_a_stopped_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from shardio import WorkerError
 from shardio.loader.processes import fork_server, pool as pool_module
+from tests.buffers import PROGRAM, find_fork_servers
 from tests.faults.worker_processes import (
     KINDS,
     Batches,
@@ -33,7 +34,6 @@ from tests.faults.worker_processes import (
     wait_until,
     warns_of_deaths,
 )
-from tests.slots import PROGRAM, find_fork_servers
 
 pytestmark = pytest.mark.usefixtures("no_worker_process_is_left")
 

@@ -19,11 +19,12 @@ from shardio import DataLoader
 from shardio.loader.processes import fork_server
 from shardio.loader.processes.wire import make_pair
 from shardio.reading import SampleReader
+from tests.buffers import find_fork_servers
 from tests.faults.worker_processes import (
     DEADLINE_S,
     Data,
     batches_of,
-    count_mapped_slots,
+    count_mapped_buffers,
     count_threads,
     find_worker_processes,
     make_loader,
@@ -31,14 +32,13 @@ from tests.faults.worker_processes import (
 )
 from tests.files import count_open_files
 from tests.processes import forkserver_context
-from tests.slots import find_fork_servers
 
 
 def list_resources() -> dict[str, Any]:
     """Return the resources of this process that a loader could leave."""
     gc.collect()
     processes = {*find_fork_servers(), *find_worker_processes()}
-    return {"processes": processes, "files": count_open_files(), "slots": count_mapped_slots()}
+    return {"processes": processes, "files": count_open_files(), "buffers": count_mapped_buffers()}
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +67,9 @@ def test_break(data: Data, persistent: bool) -> None:
     batch = next(iter(loader))
     del loader
     assert find_worker_processes() == []
-    assert count_mapped_slots() == 1
+    assert count_mapped_buffers() == 1
     del batch
-    assert count_mapped_slots() == 0
+    assert count_mapped_buffers() == 0
 
 
 def test_worker_processes_end_even_if_another_process_holds_their_sockets(
@@ -132,7 +132,7 @@ def test_a_loader_in_a_reference_cycle(data: Data) -> None:
         gc.enable()
     gc.collect()
     assert find_worker_processes() == []
-    assert count_mapped_slots() == 0
+    assert count_mapped_buffers() == 0
 
 
 def test_several_loaders_leave_no_resources(data: Data) -> None:
@@ -144,7 +144,7 @@ def test_several_loaders_leave_no_resources(data: Data) -> None:
         kept = list(islice(iterator, number % 3))
     del loader, iterator
     assert find_worker_processes() == []
-    assert count_mapped_slots() == len(kept) == 1
+    assert count_mapped_buffers() == len(kept) == 1
 
 
 def send_back(loader: DataLoader, end: Any) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardio.loader.processes import pool as pool_module
+from tests.buffers import buffer_of, buffers_of, find_buffers
 from tests.faults.worker_processes import (
     Data,
     batches_of,
@@ -24,7 +25,6 @@ from tests.faults.worker_processes import (
     wait_until,
     warns_of_deaths,
 )
-from tests.slots import find_slots, slot_of, slots_of
 
 MADE_BEFORE = 1
 """Chunks before the first batch: one sample, to find the layout."""
@@ -67,13 +67,13 @@ def test_pending_chunks_of_an_abandoned_epoch_are_not_made(data: Data, modules: 
     wait_until(lambda: gate.num_begun == held + 1, "the worker process is at work on the second batch")
     (process_id,) = find_worker_processes()
     del iterator
-    wait_until(lambda: len(find_slots(process_id)) <= 2, "the worker process has dropped the slots of the others")
+    wait_until(lambda: len(find_buffers(process_id)) <= 2, "the worker process has dropped the buffers of the others")
     gate.open()
     assert len(batches_of(loader)) == 6
     assert gate.num_begun == held + 1 + 6
 
 
-def test_a_slot_that_is_still_being_filled_is_not_reused(data: Data, modules: Path) -> None:
+def test_a_buffer_that_is_still_being_filled_is_not_reused(data: Data, modules: Path) -> None:
     """One thread makes a chunk of an abandoned epoch, while the other one makes all of the next epoch."""
     held = MADE_BEFORE + 2
     gate = install_gate(modules, held=range(held, held + 1))
@@ -96,12 +96,12 @@ def test_a_thread_that_dies_ends_its_worker_process(data: Data, modules: Path) -
     assert (modules / "failed").exists()
 
 
-def test_after_a_death_only_slots_that_the_new_worker_process_knows_are_used(data: Data, modules: Path) -> None:
-    """What it cannot put into a slot would be sent without one: right, but slow."""
+def test_after_a_death_only_buffers_that_the_new_worker_process_knows_are_used(data: Data, modules: Path) -> None:
+    """What it cannot put into a buffer would be sent without one: right, but slow."""
     held = MADE_BEFORE + 12 + 1
     gate = install_gate(modules, held=range(held, held + 1))
     loader = make_loader(data, "shards", 2, batch_size=8, prefetch_factor=3, persistent_workers=True)
-    slots_of(loader)  # From here on there are slots that are free.
+    buffers_of(loader)  # From here on there are buffers that are free.
 
     def kill_worker_process() -> None:
         wait_until(lambda: gate.num_made >= held + 2, "there are batches after the pending one")
@@ -114,10 +114,10 @@ def test_after_a_death_only_slots_that_the_new_worker_process_knows_are_used(dat
         kept = list(islice(iterator, 4))
     kept.clear()
     for batches in (iterator, loader, loader):
-        assert None not in slots_of(batches)
+        assert None not in buffers_of(batches)
 
 
-def test_images_are_in_slots(data: Data) -> None:
+def test_images_are_in_buffers(data: Data) -> None:
     """Otherwise the tests above would show nothing."""
     images, *_ = next(iter(make_loader(data, "shards", 1)))
-    assert slot_of(images) is not None
+    assert buffer_of(images) is not None

@@ -18,11 +18,11 @@ import torch
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
 from shardio.loader import LoaderStats
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
-from tests import slots
-from tests.slots import list_processes
+from tests import buffers
+from tests.buffers import list_processes
 
 CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])
-"""Makes images that are large enough for slots."""
+"""Makes images that are large enough for buffers."""
 
 BATCH_SIZE = 16
 """Of six batches an epoch, each of which two or more workers make together."""
@@ -92,7 +92,7 @@ def count_images(stats: LoaderStats) -> int:
 
 def find_worker_processes() -> list[int]:
     """Return the ids of this process's worker processes, the oldest first."""
-    return sorted(slots.find_worker_processes())
+    return sorted(buffers.find_worker_processes())
 
 
 def find_marked(mark: str) -> list[int]:
@@ -113,8 +113,8 @@ def is_alive(process_id: int) -> bool:
     return process_id in [found for found, _, _ in list_processes()]
 
 
-def count_mapped_slots() -> int:
-    """Return how many slots this process has mapped."""
+def count_mapped_buffers() -> int:
+    """Return how many buffers this process has mapped."""
     return Path("/proc/self/maps").read_text().count("memfd:shardio")
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from shardio.loader.processes.fork_server import end_kept
-from tests.slots import find_fork_servers, pack_pictures
+from tests.buffers import find_fork_servers, pack_pictures
 
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards of images whose crops are large enough for slots."""
+    """Shards of images whose crops are large enough for buffers."""
     return pack_pictures(tmp_path_factory.mktemp("pictures"))
 
 

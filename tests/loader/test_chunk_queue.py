@@ -35,18 +35,18 @@ class ScriptedWorkers:
         return self.answers.pop(0)
 
 
-class CountingSlots:
-    """A slot pool without memory. It records which calls it gets, and with which slots."""
+class CountingBuffers:
+    """A buffer pool without memory. It records which calls it gets, and with which buffers."""
 
     def __init__(self) -> None:
-        self._slot_ids = count()
+        self._buffer_ids = count()
         self.calls: list[tuple[str, list[int]]] = []
 
     def take(self) -> Any:
-        return SimpleNamespace(slot_id=next(self._slot_ids))
+        return SimpleNamespace(buffer_id=next(self._buffer_ids))
 
-    def drop(self, slots: list[Any]) -> None:
-        self.calls.append(("drop", [slot.slot_id for slot in slots]))
+    def drop(self, buffers: list[Any]) -> None:
+        self.calls.append(("drop", [buffer.buffer_id for buffer in buffers]))
 
     def retire(self) -> None:
         self.calls.append(("retire", []))
@@ -68,25 +68,25 @@ def apply_all(queue: ChunkQueue, handler: OutcomeHandler) -> None:
 
 
 def test_a_part_that_arrives_with_a_death_is_redone_with_its_batch() -> None:
-    """The batch gets another slot: the content of the old one does not count, and no batch gets that one again."""
-    workers, slots, tally = ScriptedWorkers(), CountingSlots(), Tally(num_workers=2)
+    """The batch gets another buffer: the content of the old one does not count, and no batch gets that one again."""
+    workers, buffers, tally = ScriptedWorkers(), CountingBuffers(), Tally(num_workers=2)
     source: Any = SimpleNamespace(dataset=SimpleNamespace(locate=lambda indices: indices), epoch=0)
-    queue = ChunkQueue(workers, slots, source, tally)  # type: ignore[arg-type]  # only what it calls
+    queue = ChunkQueue(workers, buffers, source, tally)  # type: ignore[arg-type]  # only what it calls
     handler = OutcomeHandler(source=source, bad_samples=None, tally=tally)
-    batch = Batch(slot=slots.take(), parts=[make_part(0), make_part(2)])
+    batch = Batch(buffer=buffers.take(), parts=[make_part(0), make_part(2)])
     queue.add(batch, batch.parts)
     first, second = workers.chunks
 
     workers.answers = [[made(first), Death(cause="killed", in_flight=(second.chunk_id,), was_ready=True)]]
     with pytest.warns(RuntimeWarning, match="killed; it was restarted"):
         apply_all(queue, handler)
-    assert slots.calls == [("retire", []), ("drop", [first.slot_id])], "the restarted process does not know the slots"
-    assert batch.slot is not None
-    assert batch.slot.slot_id != first.slot_id
+    assert buffers.calls == [("retire", []), ("drop", [first.buffer_id])], "the restarted process knows no buffers"
+    assert batch.buffer is not None
+    assert batch.buffer.buffer_id != first.buffer_id
     assert [part.columns for part in batch.parts] == [None, None]
 
     while not batch.is_made:
         workers.answers = [[made(chunk) for chunk in workers.chunks[2:]]]
         apply_all(queue, handler)
     assert {chunk.row for chunk in workers.chunks[2:]} == {0, 2}
-    assert {chunk.slot_id for chunk in workers.chunks[2:]} == {batch.slot.slot_id}
+    assert {chunk.buffer_id for chunk in workers.chunks[2:]} == {batch.buffer.buffer_id}

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader as TorchLoader, Subset, TensorDataset, WeightedRandomSampler
 
 from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardMapDataset
-from shardio.loader.executors.choice import why_not_ours
+from shardio.loader.executors.choice import fallback_reason
 from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop
 from tests.faults.damage import Subject, warns_of_bad_samples
 from tests.faults.worker_processes import batches_of
@@ -96,9 +96,9 @@ def test_the_reason_says_why_parts_are_not_read_as_one(packed: Path) -> None:
         "its datasets 0 and 1 differ in their epoch (see set_epoch),": later,
     }
     for why, other in others.items():
-        reason = why_not_ours(DataLoader(ConcatDataset([make(), other])))
+        reason = fallback_reason(DataLoader(ConcatDataset([make(), other])))
         assert f"the dataset is a ConcatDataset: {why} but shardio's own code reads only" in str(reason)
-    reason = why_not_ours(DataLoader(Subset(ConcatDataset([make(), make(transform=CenterCrop(9))]), [1])))
+    reason = fallback_reason(DataLoader(Subset(ConcatDataset([make(), make(transform=CenterCrop(9))]), [1])))
     assert "the dataset is a Subset of a ConcatDataset: its datasets 0 and 1 differ in" in str(reason)
 
 

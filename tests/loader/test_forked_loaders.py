@@ -18,8 +18,7 @@ import torch.utils.data
 
 from shardio import DataLoader, ShardMapDataset
 from shardio.transforms import RandomResizedCrop
-from tests.processes import assert_passes_in_fresh_process
-from tests.slots import (
+from tests.buffers import (
     assert_same,
     digest,
     find_worker_processes,
@@ -28,6 +27,7 @@ from tests.slots import (
     make_oracle,
     wait_until,
 )
+from tests.processes import assert_passes_in_fresh_process
 
 
 def iterate_in_child(packed: str) -> None:

@@ -12,38 +12,38 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tests.processes import assert_passes_in_fresh_process, forkserver_context
-from tests.slots import (
-    NUM_SLOTS,
+from tests.buffers import (
+    NUM_BUFFERS,
     assert_same,
+    buffer_of,
+    buffers_of,
     digest,
-    find_slots,
+    find_buffers,
     find_worker_processes,
     fork,
     make_loader,
     make_oracle,
-    slot_of,
-    slots_of,
 )
+from tests.processes import assert_passes_in_fresh_process, forkserver_context
 
 
 def hold_in_child_and_parent(packed: str) -> None:
     loader, oracle = make_loader(Path(packed), persistent_workers=True), make_oracle(Path(packed))
-    slots_of(loader)
+    buffers_of(loader)
     expected = list(islice(oracle, 3)) and list(islice(oracle, 3))
     iterator = iter(loader)
     held = list(islice(iterator, 3))
     ask_one = fork(lambda: digest(held))
     for _ in range(2):
-        slots_of(loader)
+        buffers_of(loader)
     assert_same(held, expected)
     ask_other = fork(lambda: digest(held))
-    slots = {slot_of(images) for images, *_ in held}
+    buffers = {buffer_of(images) for images, *_ in held}
     iterator = iter(loader)
-    slots_of(islice(iterator, 3))
-    held.clear()  # The children alone hold them from now on. Free slots are scarce in the middle of an epoch.
-    used = set.union(*(slots_of(batches) for batches in (iterator, loader, loader)))
-    assert not slots & used, "the children share their pages"
+    buffers_of(islice(iterator, 3))
+    held.clear()  # The children alone hold them from now on. Free buffers are scarce in the middle of an epoch.
+    used = set.union(*(buffers_of(batches) for batches in (iterator, loader, loader)))
+    assert not buffers & used, "the children share their pages"
     assert ask_one() == ask_other() == digest(expected)
 
 
@@ -53,7 +53,7 @@ def test_batches_in_child_and_parent_do_not_change_while_the_parent_continues(pi
 
 def fork_with_a_batch_in_each_epoch(packed: str) -> None:
     loader = make_loader(Path(packed), persistent_workers=True)
-    before = find_slots()
+    before = find_buffers()
     for epoch in range(4):
         loader.set_epoch(epoch)
         iterator = iter(loader)
@@ -61,11 +61,11 @@ def fork_with_a_batch_in_each_epoch(packed: str) -> None:
         want = digest(held)
         assert fork(lambda held=held: digest(held))() == want  # type: ignore[misc]  # mypy sees a lambda of an argument
         del held
-        slots_of(iterator)
-        assert len(find_slots() - before) <= NUM_SLOTS + 2
+        buffers_of(iterator)
+        assert len(find_buffers() - before) <= NUM_BUFFERS + 2
 
 
-def test_slots_that_a_child_held_are_released(pictures: Path) -> None:
+def test_buffers_that_a_child_held_are_released(pictures: Path) -> None:
     assert_passes_in_fresh_process(fork_with_a_batch_in_each_epoch, pictures)
 
 
@@ -115,10 +115,10 @@ def fork_while_a_batch_is_handed_out(packed: str) -> None:
     iterator = iter(loader)
     next(iterator)
     ask = fork(lambda: digest(taken))
-    want, slot = digest(taken), slot_of(taken[0][0])
+    want, buffer = digest(taken), buffer_of(taken[0][0])
     taken.clear()
-    used = set.union(*(slots_of(batches) for batches in (iterator, loader, loader)))
-    assert slot not in used, "the child has its pages"
+    used = set.union(*(buffers_of(batches) for batches in (iterator, loader, loader)))
+    assert buffer not in used, "the child has its pages"
     assert ask() == want
 
 
@@ -181,7 +181,7 @@ def answer(batches: Any, may_look: Any, digests: Any) -> None:
 def assert_received_batches_stay(packed: str, method: str) -> None:
     context: Any = multiprocessing.get_context("fork") if method == "fork" else forkserver_context()
     loader, oracle = make_loader(Path(packed), persistent_workers=True), make_oracle(Path(packed))
-    slots_of(loader)
+    buffers_of(loader)
     expected = list(oracle) and list(oracle)
     batches, may_look, digests = context.Queue(), context.Event(), context.Queue()
     child = context.Process(target=answer, args=(batches, may_look, digests), daemon=True)
@@ -193,12 +193,12 @@ def assert_received_batches_stay(packed: str, method: str) -> None:
         batches.put(next(iterator))
     rest = list(iterator)
     for _ in range(2):
-        slots_of(loader)
+        buffers_of(loader)
     assert digests.get() == "held"
     assert_same([first, *rest], [expected[0], *expected[3:]])
     del first
     for _ in range(2):
-        slots_of(loader)
+        buffers_of(loader)
     may_look.set()
     assert digests.get() == digest(expected[:3])
     child.join()

@@ -16,7 +16,7 @@ from shardio.loader.processes.fork_server import Death, ForkServer
 from shardio.loader.processes.pool import WorkerPool
 from shardio.loader.processes.wire import WorkerSetup
 from shardio.transforms import RandomResizedCrop
-from tests.slots import assert_same, find_worker_processes
+from tests.buffers import assert_same, find_worker_processes
 
 pytestmark = pytest.mark.usefixtures("no_process_of_other_tests")
 
@@ -47,9 +47,9 @@ def test_worker_processes_survive_when_many_batches_are_freed_at_once(
 ) -> None:
     forget, forgotten = WorkerPool.forget, list[int]()
 
-    def count(self: WorkerPool, slot_ids: tuple[int, ...]) -> None:
-        forgotten.append(len(slot_ids))
-        forget(self, slot_ids)
+    def count(self: WorkerPool, buffer_ids: tuple[int, ...]) -> None:
+        forgotten.append(len(buffer_ids))
+        forget(self, buffer_ids)
 
     monkeypatch.setattr(WorkerPool, "forget", count)
     loader = make_long_loader(pictures, num_workers=1, persistent_workers=True)
@@ -60,7 +60,7 @@ def test_worker_processes_survive_when_many_batches_are_freed_at_once(
         kept = list(loader)
         assert find_worker_processes() == before
     assert len(kept) == NUM_BATCHES
-    assert max(forgotten) > NUM_BATCHES / 2, "one message is enough for many slots"
+    assert max(forgotten) > NUM_BATCHES / 2, "one message is enough for many buffers"
 
 
 def test_a_worker_process_that_reads_nothing_is_killed(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,8 +71,8 @@ def test_a_worker_process_that_reads_nothing_is_killed(pictures: Path, monkeypat
         monkeypatch.setattr(pool_module, "PATIENCE_S", 0.1)
         (process_id,) = find_worker_processes()
         os.kill(process_id, signal.SIGSTOP)
-        for slot_id in range(NUM_BATCHES):
-            pool.forget((slot_id,))
+        for buffer_id in range(NUM_BATCHES):
+            pool.forget((buffer_id,))
         (death,) = pool.receive(None)
         assert isinstance(death, Death)
         assert death.cause.startswith("no message was read for ")

@@ -17,8 +17,8 @@ import pytest
 from shardio import DataLoader, ImageFolder, ShardMapDataset
 from shardio.loader.processes.fork_server import end_kept
 from shardio.transforms import Compose, RandomResizedCrop
+from tests.buffers import assert_same, find_fork_servers, has_ended, wait_until
 from tests.processes import run_python
-from tests.slots import assert_same, find_fork_servers, has_ended, wait_until
 
 pytestmark = pytest.mark.usefixtures("no_process_of_other_tests")
 
@@ -150,7 +150,7 @@ def test_a_forked_child_does_not_keep_it_alive(pictures: Path) -> None:
 SCRIPT = """
 import sys
 import shardio
-from tests.slots import find_fork_servers
+from tests.buffers import find_fork_servers
 
 dataset = shardio.ShardMapDataset(sys.argv[1], fields="image", transform=lambda image: image[:9, :9])
 list(shardio.DataLoader(dataset, 8, num_workers=1))

@@ -26,6 +26,7 @@ from shardio.sample import Sample
 from shardio.shards import write_shard
 from shardio.storage import parse_location
 from shardio.transforms import RandomResizedCrop
+from tests.buffers import assert_same, buffer_of
 from tests.loader.peoples_code import (
     collate_mixed,
     collate_pair,
@@ -36,7 +37,6 @@ from tests.loader.peoples_code import (
     tokenize,
     transform_some,
 )
-from tests.slots import assert_same, slot_of
 
 import_library("torchvision")
 v2 = pytest.importorskip("torchvision.transforms.v2")
@@ -106,7 +106,7 @@ def test_a_tokenising_transform_sample(captioned: Path) -> None:
     assert batch["image"].shape == (8, 3, 40, 48)
     assert batch["image"].is_contiguous(memory_format=torch.channels_last)
     assert batch["tokens"].shape == (8, 2000)
-    assert slot_of(batch["image"]) == slot_of(batch["tokens"]) is not None
+    assert buffer_of(batch["image"]) == buffer_of(batch["tokens"]) is not None
     assert len(set(batch["noise"].tolist())) == 8
 
 
@@ -178,7 +178,7 @@ def test_a_collate_fn_of_ones_own(pictures: Path, collate_fn: Any) -> None:
 
     batch = assert_batches_are_the_oracles(make, collate_fn)
     if collate_fn is collate_pair:
-        assert slot_of(batch.images) is not None
+        assert buffer_of(batch.images) is not None
 
 
 def test_strides_are_kept(pictures: Path) -> None:

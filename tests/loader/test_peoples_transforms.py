@@ -21,8 +21,8 @@ from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMa
 from shardio.libraries import import_library
 from shardio.loader.collate import collate_channels_last
 from shardio.transforms import Compose, MultiCrop, RandomHorizontalFlip, RandomResizedCrop
+from tests.buffers import assert_same, buffer_of, pack_pictures
 from tests.processes import run_python
-from tests.slots import assert_same, pack_pictures, slot_of
 
 import_library("torchvision")
 v2 = pytest.importorskip("torchvision.transforms.v2")
@@ -85,7 +85,7 @@ CASES: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     "Albumentations in a function": lambda: (hidden_albumentations(), {}),
     "several crops": lambda: (MultiCrop([RandomResizedCrop(32), Compose([RandomResizedCrop(48), as_floats()])]), {}),
 }
-IN_SLOTS = {
+IN_BUFFERS = {
     *("a lambda after a crop", "a function before a flip", "tensors of images", "tensors of halves"),
     *("torchvision on tensors", "torchvision on Pillow images", "Albumentations", "Albumentations in a function"),
 }
@@ -119,8 +119,8 @@ def test_batches_are_those_of_the_dataset_itself(few_pictures: Path, name: str) 
         for expected in epochs:
             got = list(loader)
             assert_same(got, expected)
-            if num_workers and name in IN_SLOTS:
-                assert slot_of(got[-1][0]) is not None
+            if num_workers and name in IN_BUFFERS:
+                assert buffer_of(got[-1][0]) is not None
 
 
 def test_settings_that_change_between_epochs_apply(pictures: Path) -> None:

@@ -13,7 +13,7 @@ from torch.utils.data import DistributedSampler, RandomSampler, Sampler, Weighte
 
 from shardio import DataLoader, DevicePrefetcher, ImageFolder, ShardMapDataset, StateError
 from shardio.transforms import RandomResizedCrop
-from tests.slots import assert_same
+from tests.buffers import assert_same
 
 NUM_BATCHES = 6
 

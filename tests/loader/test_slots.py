@@ -1,4 +1,4 @@
-"""Slots: what the user keeps of a batch never changes, and slots are reused afterwards."""
+"""Buffers: what the user keeps of a batch never changes, and buffers are reused afterwards."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from torch.utils.data import BatchSampler
 import shardio
 from shardio import DataLoader, ShardDataset, ShardMapDataset
 from shardio.transforms import RandomResizedCrop
-from tests.slots import NUM_SLOTS, assert_same, find_slots, make_loader, make_oracle, slot_of, slots_of
+from tests.buffers import NUM_BUFFERS, assert_same, buffer_of, buffers_of, find_buffers, make_loader, make_oracle
 from tests.sources import write_images
 
 
-def test_a_few_slots_are_reused(pictures: Path) -> None:
-    before = find_slots()
+def test_a_few_buffers_are_reused(pictures: Path) -> None:
+    before = find_buffers()
     loader = make_loader(pictures, num_workers=3, prefetch_factor=6, persistent_workers=True)
-    slots = set.union(*(slots_of(loader) for _ in range(3)))
-    assert None not in slots, "images are in slots"
-    assert slots <= find_slots() - before
-    assert len(slots) <= 8, "6 are made ahead, one is next, one is being released"
+    buffers = set.union(*(buffers_of(loader) for _ in range(3)))
+    assert None not in buffers, "images are in buffers"
+    assert buffers <= find_buffers() - before
+    assert len(buffers) <= 8, "6 are made ahead, one is next, one is being released"
 
 
 @pytest.mark.parametrize(("persistent", "num_workers", "batch_size"), [(False, 1, 8), (True, 3, 33)])
@@ -37,7 +37,7 @@ def test_kept_batches_do_not_change(pictures: Path, persistent: bool, num_worker
     loader = make_loader(pictures, num_workers=num_workers, persistent_workers=persistent, batch_size=batch_size)
     oracle = make_oracle(pictures, batch_size=batch_size)
     kept = [list(loader) for _ in range(2)]
-    assert len({slot_of(images) for epoch in kept for images, *_ in epoch}) == 2 * len(loader)
+    assert len({buffer_of(images) for epoch in kept for images, *_ in epoch}) == 2 * len(loader)
     assert_same(kept, [list(oracle) for _ in range(2)])
 
 
@@ -66,7 +66,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
 def test_a_view_keeps_its_memory(pictures: Path) -> None:
     loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
     kept = {name: [view(images) for images, *_ in loader] for name, view in VIEWS.items()}
-    slots_of(loader)
+    buffers_of(loader)
     for name, view in VIEWS.items():
         shown = [(view(images), images) for images, *_ in oracle]
         for got, (expected, images) in zip(kept[name], shown, strict=True):
@@ -79,32 +79,32 @@ def _show(kept: Any, num_bytes: int) -> Any:
     return np.asarray(kept)
 
 
-def test_keeping_labels_and_keys_keeps_no_slot(pictures: Path) -> None:
+def test_keeping_labels_and_keys_keeps_no_buffer(pictures: Path) -> None:
     loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
-    slots, kept = set(), []
+    buffers, kept = set(), []
     for _ in range(3):
         for images, labels, keys in loader:
-            slots.add(slot_of(images))
+            buffers.add(buffer_of(images))
             kept.append([labels, keys])
             del images
-    assert len(slots) <= NUM_SLOTS
+    assert len(buffers) <= NUM_BUFFERS
     assert_same(kept, [[labels, keys] for _ in range(3) for _, labels, keys in oracle])
 
 
-def test_each_kept_batch_takes_one_more_slot(pictures: Path) -> None:
+def test_each_kept_batch_takes_one_more_buffer(pictures: Path) -> None:
     loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
-    before, slots = find_slots(), set()
+    before, buffers = find_buffers(), set()
     window: deque[Any] = deque()
     expected: deque[Any] = deque()
     for _ in range(4):
         for batch, same in zip(loader, oracle, strict=True):
-            slots.add(slot_of(batch[0]))
+            buffers.add(buffer_of(batch[0]))
             window.append(batch)
             expected.append(same)
             if len(window) > 5:
                 assert_same(window.popleft(), expected.popleft())
-            assert len(find_slots() - before) <= NUM_SLOTS + 6
-    assert len(slots) <= NUM_SLOTS + 6, "they are reused"
+            assert len(find_buffers() - before) <= NUM_BUFFERS + 6
+    assert len(buffers) <= NUM_BUFFERS + 6, "they are reused"
 
 
 def test_batches_may_be_freed_by_other_threads_while_the_loader_is_iterated(pictures: Path) -> None:
@@ -122,12 +122,12 @@ def test_batches_may_be_freed_by_other_threads_while_the_loader_is_iterated(pict
     threads = [threading.Thread(target=consume) for _ in range(4)]
     for thread in threads:
         thread.start()
-    slots = set()
+    buffers = set()
     number = 0
     try:
         for _ in range(5):
             for batch, same in zip(loader, oracle, strict=True):
-                slots.add(slot_of(batch[0]))
+                buffers.add(buffer_of(batch[0]))
                 passed.put((number, batch, same[0]))
                 number += 1
     finally:
@@ -138,12 +138,12 @@ def test_batches_may_be_freed_by_other_threads_while_the_loader_is_iterated(pict
     assert number == 65
     assert wrong == []
     # In the queue, in each thread, and in the thread that fills the queue.
-    assert len(slots) <= NUM_SLOTS + 2 + 4 + 1
+    assert len(buffers) <= NUM_BUFFERS + 2 + 4 + 1
 
 
 def test_batches_may_be_freed_by_many_threads_at_once(pictures: Path) -> None:
     loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
-    before = find_slots()
+    before = find_buffers()
     batches = [batch for _ in range(3) for batch in loader]
     assert_same(batches, [batch for _ in range(3) for batch in oracle])
     barrier = threading.Barrier(9)
@@ -161,8 +161,8 @@ def test_batches_may_be_freed_by_many_threads_at_once(pictures: Path) -> None:
     for thread in threads:
         thread.join()
     del threads
-    slots_of(loader)
-    assert len(find_slots() - before) <= NUM_SLOTS + 1
+    buffers_of(loader)
+    assert len(find_buffers() - before) <= NUM_BUFFERS + 1
 
 
 def test_images_cannot_grow_in_place(pictures: Path) -> None:
@@ -175,24 +175,24 @@ def test_images_cannot_grow_in_place(pictures: Path) -> None:
     with pytest.raises(RuntimeError, match="not resizable"):
         torch.cat([expected, expected], out=images)
     images, *_ = next(iter(loader))  # A new one, because torch has already changed the shape of one that cannot grow.
-    slot = slot_of(images)
-    assert slot is not None
-    assert slot_of(images.resize_(2, 3, 48, 48)) == slot
+    buffer = buffer_of(images)
+    assert buffer is not None
+    assert buffer_of(images.resize_(2, 3, 48, 48)) == buffer
 
 
 def test_what_a_user_writes_into_a_batch_does_not_reappear(pictures: Path) -> None:
     loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
-    slots = set()
+    buffers = set()
     for _ in range(3):
         for batch, expected in zip(loader, oracle, strict=True):
             assert_same(batch, expected)
             images, labels, _ = batch
-            slots.add(slot_of(images))
+            buffers.add(buffer_of(images))
             images.zero_()
             labels.fill_(-1)
             assert not images.any()
             del batch, images
-    assert len(slots) <= NUM_SLOTS, "they were reused"
+    assert len(buffers) <= NUM_BUFFERS, "they were reused"
 
 
 def test_interleaved_and_nested_loaders_do_not_mix(pictures: Path) -> None:

@@ -1,4 +1,4 @@
-"""Fields of all kinds, in slots or not: the batches are those of torch's own loader."""
+"""Fields of all kinds, in buffers or not: the batches are those of torch's own loader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader as TorchLoader
 
 from shardio import DataLoader, ShardDataset, ShardMapDataset
 from shardio.transforms import RandomResizedCrop
-from tests.slots import assert_same, slot_of
+from tests.buffers import assert_same, buffer_of
 from tests.sources import encode
 from tests.tars import write_tar
 
@@ -52,7 +52,7 @@ OTHER: dict[str, Make] = {
     "scalar": _reals((), "float64"),
     "empty": _reals((0, 5), "float32"),
 }
-"""Arrays that are sent without a slot."""
+"""Arrays that are sent without a buffer."""
 
 REFUSED: dict[str, Make] = {
     "another shape": lambda random: np.zeros((40, 40 + random.integers(0, 2))),
@@ -91,24 +91,24 @@ def make_loaders(tar: Path, fields: Any) -> tuple[DataLoader, TorchLoader[Any]]:
 
 
 @pytest.mark.parametrize("name", ["complex64", "uint8", "uint16", "bool", "fortran"])  # The others are tested below.
-def test_large_arrays_are_in_slots_and_right(tmp_path: Path, name: str) -> None:
+def test_large_arrays_are_in_buffers_and_right(tmp_path: Path, name: str) -> None:
     loader, torchs = make_loaders(write_arrays(tmp_path, LARGE[name]), ("npy", "key"))
     kept = list(loader)
     assert_same(kept, list(torchs))
-    slots = {slot_of(arrays) for arrays, _ in kept}
-    assert len(slots) == len(kept)
-    assert None not in slots
+    buffers = {buffer_of(arrays) for arrays, _ in kept}
+    assert len(buffers) == len(kept)
+    assert None not in buffers
     list(loader)
     assert_same(kept, list(torchs))
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_other_arrays_are_not_in_slots_and_right(tmp_path: Path, name: str) -> None:
+def test_other_arrays_are_not_in_buffers_and_right(tmp_path: Path, name: str) -> None:
     loader, torchs = make_loaders(write_arrays(tmp_path, OTHER[name]), ("npy", "image"))
     kept = list(loader)
     assert_same([arrays for arrays, _ in kept], [arrays for arrays, _ in torchs])
-    assert {slot_of(arrays) for arrays, _ in kept} == {None}
-    assert None not in {slot_of(images) for _, images in kept}
+    assert {buffer_of(arrays) for arrays, _ in kept} == {None}
+    assert None not in {buffer_of(images) for _, images in kept}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -129,7 +129,7 @@ def test_all_fields_of_a_batch_are_those_of_torchs_loader(tmp_path: Path) -> Non
     assert_same(kept, list(torchs))
     for images, *others in kept:
         assert images.is_contiguous(memory_format=torch.channels_last)
-        assert slot_of(images) == slot_of(others[4]) == slot_of(others[-1]) is not None
+        assert buffer_of(images) == buffer_of(others[4]) == buffer_of(others[-1]) is not None
         assert images.data_ptr() != others[-1].data_ptr()
 
 
@@ -144,7 +144,7 @@ def test_keeping_one_field_keeps_its_memory(tmp_path: Path) -> None:
     images = [images for images, _ in loader]
     loader.set_epoch(0)
     arrays = [arrays for _, arrays in loader]
-    assert None not in map(slot_of, [*images, *arrays])
+    assert None not in map(buffer_of, [*images, *arrays])
     for _ in range(3):
         list(loader)
     assert_same([images, arrays], [[images for images, _ in torchs], [arrays for _, arrays in torchs]])
@@ -154,5 +154,5 @@ def test_arrays_of_a_map_style_dataset_are_those_of_torchs_loader(tmp_path: Path
     dataset = ShardMapDataset(write_arrays(tmp_path, LARGE["float16"]), fields=("npy", "label", "json"))
     order: list[Any] = np.random.default_rng(1).integers(0, NUM_SAMPLES, 100).tolist()
     kept = list(DataLoader(dataset, batch_size=BATCH_SIZE, sampler=order, num_workers=1))
-    assert None not in {slot_of(arrays) for arrays, *_ in kept}
+    assert None not in {buffer_of(arrays) for arrays, *_ in kept}
     assert_same(kept, list(TorchLoader(dataset, batch_size=BATCH_SIZE, sampler=order)))

@@ -1,4 +1,4 @@
-"""The resources of slots: memory, descriptors and processes, released with the last object that needs them."""
+"""The resources of buffers: memory, descriptors and processes, released with the last object that needs them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import pytest
 
 from shardio import DataLoader, ShardMapDataset
 from shardio.transforms import RandomResizedCrop
-from tests.files import count_open_files
-from tests.processes import assert_passes_in_fresh_process
-from tests.slots import (
-    NUM_SLOTS,
+from tests.buffers import (
+    NUM_BUFFERS,
     assert_same,
-    find_slots,
+    buffer_of,
+    buffers_of,
+    find_buffers,
     find_worker_processes,
     make_loader,
     make_oracle,
-    slot_of,
-    slots_of,
     wait_until,
     without_collector,
 )
+from tests.files import count_open_files
+from tests.processes import assert_passes_in_fresh_process
 
 pytestmark = pytest.mark.usefixtures("no_process_of_other_tests")
 
@@ -40,42 +40,42 @@ def _all_is_open(pictures: Path) -> None:
 @pytest.mark.parametrize("persistent", [False, True])
 def test_memory_descriptors_and_worker_processes_end_with_the_loader(pictures: Path, persistent: bool) -> None:
     with without_collector():
-        slots, process_ids, num_files = find_slots(), find_worker_processes(), count_open_files()
+        buffers, process_ids, num_files = find_buffers(), find_worker_processes(), count_open_files()
         loader = make_loader(pictures, persistent_workers=persistent)
         kept = list(loader)
         iterator = iter(loader)
         kept += islice(iterator, 3)
         assert find_worker_processes() - process_ids
-        assert len(find_slots() - slots) >= len(kept)
+        assert len(find_buffers() - buffers) >= len(kept)
         del loader, iterator
         assert find_worker_processes() <= process_ids
         assert count_open_files() == num_files
-        assert find_slots() - slots == {slot_of(images) for images, *_ in kept}
+        assert find_buffers() - buffers == {buffer_of(images) for images, *_ in kept}
         oracle = make_oracle(pictures)
         assert_same(kept, [*oracle, *islice(oracle, 3)])
         kept.clear()
-        assert find_slots() <= slots
+        assert find_buffers() <= buffers
 
 
-def test_slots_of_kept_batches_are_released(pictures: Path) -> None:
+def test_buffers_of_kept_batches_are_released(pictures: Path) -> None:
     with without_collector():
-        slots, process_ids = find_slots(), find_worker_processes()
+        buffers, process_ids = find_buffers(), find_worker_processes()
         loader = make_loader(pictures, persistent_workers=True)
         for _ in range(2):
             kept = list(loader)
-            assert len(find_slots() - slots) >= len(kept)
+            assert len(find_buffers() - buffers) >= len(kept)
             del kept
-            slots_of(loader)
-            assert len(find_slots() - slots) <= NUM_SLOTS + 1
+            buffers_of(loader)
+            assert len(find_buffers() - buffers) <= NUM_BUFFERS + 1
         for process_id in find_worker_processes() - process_ids:
-            wait_until(lambda process_id=process_id: len(find_slots(process_id)) <= NUM_SLOTS + 1)  # type: ignore[misc]  # of a default
+            wait_until(lambda process_id=process_id: len(find_buffers(process_id)) <= NUM_BUFFERS + 1)  # type: ignore[misc]  # of a default
 
 
-def test_abandoned_iterators_leave_no_slots(pictures: Path) -> None:
+def test_abandoned_iterators_leave_no_buffers(pictures: Path) -> None:
     with without_collector():
-        slots, process_ids = find_slots(), find_worker_processes()
+        buffers, process_ids = find_buffers(), find_worker_processes()
         loader = make_loader(pictures, persistent_workers=True)
-        slots_of(loader)
+        buffers_of(loader)
         mine = find_worker_processes() - process_ids
         num_files = count_open_files()
         for number in range(40):
@@ -90,29 +90,29 @@ def test_abandoned_iterators_leave_no_slots(pictures: Path) -> None:
         oracle = make_oracle(pictures)
         oracle.set_epoch(3)
         assert_same(list(loader), list(oracle))
-        slots_of(loader)
+        buffers_of(loader)
         assert find_worker_processes() - process_ids == mine
-        assert len(find_slots() - slots) <= NUM_SLOTS + 1
+        assert len(find_buffers() - buffers) <= NUM_BUFFERS + 1
         for process_id in mine:
-            wait_until(lambda process_id=process_id: len(find_slots(process_id)) <= NUM_SLOTS + 1)  # type: ignore[misc]  # of a default
+            wait_until(lambda process_id=process_id: len(find_buffers(process_id)) <= NUM_BUFFERS + 1)  # type: ignore[misc]  # of a default
 
 
 def test_abandoned_iterators_end_their_worker_processes(pictures: Path) -> None:
     with without_collector():
-        slots, process_ids, num_files = find_slots(), find_worker_processes(), count_open_files()
+        buffers, process_ids, num_files = find_buffers(), find_worker_processes(), count_open_files()
         loader = make_loader(pictures)
         for number in (0, 3):
             iterator = iter(loader)
             kept = list(islice(iterator, number))
             del iterator
             assert find_worker_processes() <= process_ids
-            assert find_slots() - slots == {slot_of(images) for images, *_ in kept}
+            assert find_buffers() - buffers == {buffer_of(images) for images, *_ in kept}
         del kept
         loader.set_epoch(0)
         assert_same(list(loader), list(make_oracle(pictures)))
         del loader
         assert find_worker_processes() <= process_ids
-        assert find_slots() <= slots
+        assert find_buffers() <= buffers
         assert count_open_files() == num_files
 
 
@@ -124,13 +124,13 @@ def keep_an_epoch_under_a_limit(packed: str) -> None:
     loader = DataLoader(dataset, sampler=order, num_workers=1, persistent_workers=True)
     kept = list(loader)
     (process_id,) = find_worker_processes()
-    assert len({slot_of(images) for images, _ in kept}) == len(kept) == NUM_BATCHES
+    assert len({buffer_of(images) for images, _ in kept}) == len(kept) == NUM_BATCHES
     num_files = count_open_files()
     assert num_files < 64
     kept += list(loader)
     assert count_open_files() == num_files
     assert find_worker_processes() == {process_id}
-    assert len(find_slots(process_id)) >= len(kept)
+    assert len(find_buffers(process_id)) >= len(kept)
     assert len(list(Path(f"/proc/{process_id}/fd").iterdir())) < 64
     oracle = ShardMapDataset(packed, fields="key")
     assert [key for _, (key,) in kept] == [oracle[number] for number in [*order, *order]]

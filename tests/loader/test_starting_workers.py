@@ -19,7 +19,7 @@ from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
 from shardio.loader.processes.fork_server import end_kept
 from shardio.train import Callback, TrainConfig, train
 from shardio.transforms import Compose, RandomResizedCrop
-from tests.slots import (
+from tests.buffers import (
     assert_same,
     find_fork_servers,
     find_worker_processes,

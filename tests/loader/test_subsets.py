@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
-from shardio.loader.executors.choice import why_not_ours
+from shardio.loader.executors.choice import fallback_reason
 from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop
 from tests.faults.worker_processes import batches_of
 from tests.loader.torchs_workers import TORCHS, keys_of, two_epochs_of
@@ -209,7 +209,7 @@ def test_the_reason_says_what_the_subset_is_of(packed: Path) -> None:
         (doubled, "the dataset is a Subset of a Doubled, which overrides __getitems__"),
         (streamed, "the dataset is a Subset of a ShardDataset"),
     ):
-        assert f"{what}, but shardio's own code reads only" in str(why_not_ours(DataLoader(dataset)))
+        assert f"{what}, but shardio's own code reads only" in str(fallback_reason(DataLoader(dataset)))
     ((names,),) = DataLoader(doubled, batch_size=2, sampler=EpochSampler(doubled, shuffle=False))
     assert list(names) == [make_map(packed)[number][2] * 2 for number in (1, 2)]
 

@@ -22,7 +22,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
 from shardio.transforms import CenterCrop
-from tests.slots import find_worker_processes, wait_until, without_collector
+from tests.buffers import find_worker_processes, wait_until, without_collector
 
 PERSISTENT = {"num_workers": 1, "persistent_workers": True}
 

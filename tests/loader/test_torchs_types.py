@@ -19,8 +19,8 @@ from torch.utils.data import ConcatDataset, RandomSampler, Subset
 from shardio import DataLoader, ImageFolder, ShardDataset, ShardMapDataset
 from shardio.loader.collate import collate_channels_last
 from shardio.transforms import CenterCrop
+from tests.buffers import assert_same
 from tests.loader.fetching.programs import Point, as_list, describe, stack_first
-from tests.slots import assert_same
 
 _FIELDS: list[Any] = [
     ("image", "label"),

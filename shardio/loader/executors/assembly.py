@@ -21,7 +21,7 @@ from shardio.device.streams import map_tensors
 from shardio.errors import SampleError, Stage, as_sample_error
 from shardio.images import DecoderName, holds_images
 from shardio.loader.batch_plans import BatchPlan, SampleSource
-from shardio.loader.buffers import Slot, SlotPool, Views
+from shardio.loader.buffers import Buffer, BufferPool, Views
 from shardio.loader.collate import Collation, collate_column
 from shardio.loader.failures import Failure
 from shardio.loader.memory import Column, Layout, as_stored, is_image
@@ -77,13 +77,13 @@ class ChunkSizing:
         return max(DEFAULT_PREFETCH, -(-2 * self.num_threads // num_parts))
 
     def num_spare(self, layout: Layout) -> int:
-        """Return how many free slots to keep."""
+        """Return how many free buffers to keep."""
         # The user holds one batch, and the one before it until the next request is answered.
         return self.num_ahead(layout) + 2
 
 
 def choose_layout(names: Sequence[str], sample: Sequence[Column], num_rows: int) -> Layout:
-    """Return the layout of batches in slots, given the columns of one sample.
+    """Return the layout of batches in buffers, given the columns of one sample.
 
     Args:
         names: The names of the fields.
@@ -117,7 +117,7 @@ class Part:
 class Batch:
     """A batch that is being made, or is ready to be taken."""
 
-    slot: Slot | None = None
+    buffer: Buffer | None = None
     parts: list[Part] = field(default_factory=list)
     error: BaseException | None = None
     is_probe: bool = False  # Made to find the layout of batches, not for the user.
@@ -270,7 +270,7 @@ def finish_batch(
     Args:
         decoder: Names the fields.
         batch: A batch that is finished or has failed.
-        views: The columns in its slot.
+        views: The columns in its buffer.
         tally: Counts the batch.
         began: When the user requested it, by ``time.perf_counter``.
         settings: What all batches of the loader have in common.
@@ -299,7 +299,7 @@ def assemble_batch(decoder: FieldDecoder, batch: Batch, views: Views) -> Any:
     Args:
         decoder: Names the fields.
         batch: A finished batch.
-        views: The columns in its slot.
+        views: The columns in its buffer.
 
     Returns:
         A list of columns, or a single column, of the types that torch gives; images as uint8 [N, 3, H, W] in
@@ -337,7 +337,7 @@ def _unpack(batch: Batch, views: Views) -> Any:
     if not isinstance(part.batch, Structure):
         return part.batch
     pieces = [
-        # Index the tensor, not the array: numpy's slices hold the slot's memory, not the array that the pool watches.
+        # Index the tensor, not the array: numpy's slices hold the buffer's memory, not the array that the pool watches.
         torch.from_numpy(views[index])[0] if column is None else torch.from_numpy(column[0])
         for index, column in enumerate(part.columns or [])
     ]
@@ -348,14 +348,14 @@ def _join(
     name: str, rows: Sequence[slice], pieces: Sequence[Column], view: NDArray[Any] | None, *, is_bare: bool
 ) -> Any:
     if all(piece is None for piece in pieces):
-        assert view is not None, "a piece that is None is in the slot"
+        assert view is not None, "a piece that is None is in the buffer"
         return _as_images(name, _cut(view, rows))
     if all(isinstance(piece, np.ndarray) for piece in pieces):
         return torch.from_numpy(np.concatenate(pieces))  # type: ignore[arg-type]  # all are arrays
     values: list[Any] = []
     for piece, part_rows in zip(pieces, rows, strict=True):
         if piece is None:
-            assert view is not None, "a piece that is None is in the slot"
+            assert view is not None, "a piece that is None is in the buffer"
             values += _as_images(name, torch.from_numpy(view)[part_rows])
         else:
             values += piece
@@ -369,7 +369,7 @@ def _cut(view: NDArray[Any], rows: Sequence[slice]) -> torch.Tensor:
     is_gapless = all(previous.stop == following.start for previous, following in pairwise(rows))
     if not is_gapless:
         return torch.from_numpy(np.concatenate([view[part_rows] for part_rows in rows]))
-    # Slice the tensor, not the array: numpy's slices hold the slot's memory, not the array that the pool watches.
+    # Slice the tensor, not the array: numpy's slices hold the buffer's memory, not the array that the pool watches.
     return torch.from_numpy(view)[rows[0].start : rows[-1].stop]
 
 
@@ -380,7 +380,7 @@ def _as_images(name: str, column: torch.Tensor) -> torch.Tensor:
 
 
 Entry = tuple[Batch, Part]
-"""Parts do not refer to their batches: such cycles would keep slots alive until the garbage collector runs."""
+"""Parts do not refer to their batches: such cycles would keep buffers alive until the garbage collector runs."""
 
 
 class ChunkQueue:
@@ -388,13 +388,13 @@ class ChunkQueue:
 
     Args:
         workers: Makes the parts.
-        slots: Holds the batches.
+        buffers: Holds the batches.
         source: The source of the samples.
         tally: Counts restarts.
     """
 
-    def __init__(self, workers: WorkerPool, slots: SlotPool, source: SampleSource, tally: Tally) -> None:
-        self._workers, self._slots, self._source, self._tally = workers, slots, source, tally
+    def __init__(self, workers: WorkerPool, buffers: BufferPool, source: SampleSource, tally: Tally) -> None:
+        self._workers, self._buffers, self._source, self._tally = workers, buffers, source, tally
         self._in_flight: dict[int, Entry] = {}  # By chunk id.
         self._pending: deque[Entry] = deque()
         self._num_failed_starts = 0
@@ -408,7 +408,7 @@ class ChunkQueue:
         """Wait for outcomes and yield them; yield nothing if none arrives within ``timeout_s`` or a shorter time.
 
         The caller must apply each outcome before it requests the next one. A death moves unfinished parts to other
-        slots, so an outcome that arrived earlier but is applied afterwards would finish a part in the wrong slot.
+        buffers, so an outcome that arrived earlier but is applied afterwards would finish a part in the wrong buffer.
 
         Raises:
             WorkerError: If worker processes cannot start.
@@ -443,7 +443,7 @@ class ChunkQueue:
                 chunk_id=self._workers.next_chunk_id(),
                 samples=self._source.dataset.locate(part.plan.indices),
                 rng_keys=part.plan.rng_keys,
-                slot_id=None if batch.slot is None else batch.slot.slot_id,
+                buffer_id=None if batch.buffer is None else batch.buffer.buffer_id,
                 row=part.row,
                 valid=part.plan.valid,
                 epoch_began=self._tally.began,
@@ -459,13 +459,13 @@ class ChunkQueue:
         return part.is_suspect
 
     def _redo(self, death: Death) -> None:
-        """Queue all unfinished batches again, in other slots.
+        """Queue all unfinished batches again, in other buffers.
 
         The parts that a dead process was making are suspects. Each is then made alone: if another process dies over it,
         the part is at fault.
         """
         self._tally.num_worker_restarts += death.num_processes
-        self._slots.retire()
+        self._buffers.retire()
         self._num_failed_starts = 0 if death.was_ready else self._num_failed_starts + 1
         if self._num_failed_starts == MAX_DEATHS:
             raise startup_error(death)
@@ -478,13 +478,13 @@ class ChunkQueue:
                 batch.error, is_fatal = samples_error(keys, death), True
         entries = []
         for batch in self.clear():
-            if batch.slot is not None:
-                self._slots.drop([batch.slot])
-                batch.slot = self._slots.take() if batch.error is None else None
+            if batch.buffer is not None:
+                self._buffers.drop([batch.buffer])
+                batch.buffer = self._buffers.take() if batch.error is None else None
             if batch.error is None:
                 for part in batch.parts:
                     if len(part.plan):
-                        part.columns = None  # Finished columns are in the old slot.
+                        part.columns = None  # Finished columns are in the old buffer.
                         entries.append((batch, part))
         self._pending.extend(sorted(entries, key=lambda entry: not entry[1].is_suspect))
         self._submit()

@@ -25,7 +25,7 @@ from shardio.datasets import (
 from shardio.decoding import FieldDecoder
 from shardio.loader.arguments import OwnArguments
 from shardio.loader.batch_plans import OrderPlanner, Planner, SamplerPlanner
-from shardio.loader.buffers import SlotWatch
+from shardio.loader.buffers import BufferWatch
 from shardio.loader.collate import Collation, collate_channels_last
 from shardio.loader.executors.assembly import BatchSettings, ChunkSizing, DefaultPrefetch
 from shardio.loader.executors.executor import Executor, ExecutorSettings, LoaderOrder, find_decoder, find_override
@@ -51,7 +51,7 @@ def make_executor(
     order: LoaderOrder | None,
     epochs: Epochs,
     bad_samples: BadSamples | None,
-    watches: Sequence[SlotWatch],
+    watches: Sequence[BufferWatch],
 ) -> Executor:
     """Return the executor of a loader.
 
@@ -95,7 +95,7 @@ def make_executor(
         else:
             executor = CallingProcess(planner, batches)
         return SampledExecutor(executor, planner) if isinstance(planner, SamplerPlanner) else executor
-    _log.info("the dataset's own methods make the samples of this loader: %s", why_not_ours(loader))
+    _log.info("the dataset's own methods make the samples of this loader: %s", fallback_reason(loader))
     if order is None:
         if not can_fetch(loader, settings.worker_method):
             _log.info("torch's own iterators make the batches of this loader")
@@ -124,7 +124,7 @@ def _make_planner(loader: Any, settings: ExecutorSettings, order: LoaderOrder | 
 
 def is_torchs(loader: Any, worker_method: WorkerMethod) -> bool:
     """Return whether torch's own iterators make a loader's batches, unless the order is shardio's."""
-    return why_not_ours(loader) is not None and not can_fetch(loader, worker_method)
+    return fallback_reason(loader) is not None and not can_fetch(loader, worker_method)
 
 
 def find_settings(loader: Any, arguments: OwnArguments) -> ExecutorSettings:
@@ -137,7 +137,7 @@ def find_settings(loader: Any, arguments: OwnArguments) -> ExecutorSettings:
     return ExecutorSettings(
         datasets=unwrap(loader.dataset).datasets,
         decoder=find_decoder(loader.dataset),
-        is_ours=why_not_ours(loader) is None,
+        is_ours=fallback_reason(loader) is None,
         batch_size=loader.batch_size,
         batch_sampler=loader.batch_sampler,
         num_workers=loader.num_workers,
@@ -157,7 +157,7 @@ def find_settings(loader: Any, arguments: OwnArguments) -> ExecutorSettings:
     )
 
 
-def why_not_ours(loader: Any) -> str | None:
+def fallback_reason(loader: Any) -> str | None:
     """Return why shardio's own code cannot make a loader's batches; None if it can."""
     if (why := find_override(loader) or _why_not_dataset(loader.dataset)) is not None:
         return why

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardio.loader.batch_plans import BatchPlan, Planner, SampleSource, repeat_error
-from shardio.loader.buffers import SlotPool, SlotWatch, Views
+from shardio.loader.buffers import BufferPool, BufferWatch, Views
 from shardio.loader.executors.assembly import (
     Batch,
     BatchSettings,
@@ -48,7 +48,7 @@ class Pipeline:
         source: The source of the samples.
         plans: The plan of each batch.
         workers: Makes the batches.
-        slots: Holds them.
+        buffers: Holds them.
         settings: What all batches of the loader have in common.
         tally: The running counts of the epoch.
         timeout_s: How long to wait for a batch; 0 waits forever.
@@ -60,7 +60,7 @@ class Pipeline:
         source: SampleSource,
         plans: Iterator[BatchPlan],
         workers: WorkerPool,
-        slots: SlotPool,
+        buffers: BufferPool,
         settings: BatchSettings,
         tally: Tally,
         *,
@@ -68,11 +68,11 @@ class Pipeline:
         closes_workers: bool,
     ) -> None:
         self._source, self._plans, self._settings, self._tally = source, plans, settings, tally
-        self._workers, self._slots = workers, slots
+        self._workers, self._buffers = workers, buffers
         self._timeout_s, self._closes_workers = timeout_s, closes_workers
         self._handler = OutcomeHandler(source=source, bad_samples=settings.bad_samples, tally=tally)
         self._batches: deque[Batch] = deque()  # In order; the first one is taken next.
-        self._queue = ChunkQueue(workers, slots, source, tally)
+        self._queue = ChunkQueue(workers, buffers, source, tally)
         self._is_open = True
 
     def __next__(self) -> Any:
@@ -90,7 +90,7 @@ class Pipeline:
         began = time.perf_counter()
         try:
             batch = self._take()
-            views = {} if batch.slot is None or batch.error is not None else self._slots.hand_out(batch.slot)
+            views = {} if batch.buffer is None or batch.error is not None else self._buffers.hand_out(batch.buffer)
             return finish_batch(self._source.decoder, batch, views, self._tally, began, self._settings)
         except StopIteration:
             self.close()
@@ -124,7 +124,7 @@ class Pipeline:
             return
         if self._closes_workers:
             self._workers.close()
-            self._slots.close()
+            self._buffers.close()
         else:
             self._workers.cancel()
             self._give_up(self._batches)
@@ -137,7 +137,7 @@ class Pipeline:
         self.close()
         if self._workers.belongs_here:
             self._workers.close()
-            self._slots.close()
+            self._buffers.close()
 
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_exiting() and hasattr(self, "_is_open"):
@@ -155,17 +155,17 @@ class Pipeline:
             self._give_up([batch])
             self._queue.drop(batch)
             return batch
-        if self._slots.layout is None and (part := batch.parts[0]).columns:  # A collation's first batch.
+        if self._buffers.layout is None and (part := batch.parts[0]).columns:  # A collation's first batch.
             layout = choose_layout([""] * len(part.columns), part.columns, num_rows=1)
-            self._slots.lay_out(layout, self._settings.sizing.num_spare(layout))
+            self._buffers.lay_out(layout, self._settings.sizing.num_spare(layout))
         self._fill_up()  # Before the user computes, so that the workers do not run out of chunks.
         return batch
 
     def _fill_up(self) -> None:
         """Begin batches until enough of them are made ahead."""
-        sizing, slots = self._settings.sizing, self._slots
-        while len(self._batches) < sizing.num_ahead(slots.layout) and (plan := self._next_plan()) is not None:
-            layout = slots.layout
+        sizing, buffers = self._settings.sizing, self._buffers
+        while len(self._batches) < sizing.num_ahead(buffers.layout) and (plan := self._next_plan()) is not None:
+            layout = buffers.layout
             if layout is None and self._settings.collation is None:
                 num_rows = self._settings.batch_size or len(plan)
                 layout, error = probe_layout(plan, self._make_probe, self._source, num_rows)
@@ -174,9 +174,9 @@ class Pipeline:
                     return  # The user gets this error first: further ones may each take as long, such as time-outs.
             if layout is not None and self._settings.collation is None and len(plan) > layout.num_rows:
                 layout = replace(layout, num_rows=len(plan))
-            if layout is not None and layout is not slots.layout:
-                slots.lay_out(layout, sizing.num_spare(layout))
-            batch = Batch(slot=slots.take() if layout is not None and layout.columns else None)
+            if layout is not None and layout is not buffers.layout:
+                buffers.lay_out(layout, sizing.num_spare(layout))
+            batch = Batch(buffer=buffers.take() if layout is not None and layout.columns else None)
             batch.parts = cut_batch(plan, layout, sizing)
             self._batches.append(batch)
             self._queue.add(batch, batch.parts)
@@ -212,10 +212,10 @@ class Pipeline:
                 self._queue.add(owner, [part])
 
     def _give_up(self, batches: Iterable[Batch]) -> None:
-        """Return the slots of batches that the user will not receive."""
-        self._slots.collect()
-        self._slots.drop([batch.slot for batch in batches if batch.slot is not None and not batch.is_made])
-        self._slots.put_back([batch.slot for batch in batches if batch.slot is not None and batch.is_made])
+        """Return the buffers of batches that the user will not receive."""
+        self._buffers.collect()
+        self._buffers.drop([batch.buffer for batch in batches if batch.buffer is not None and not batch.is_made])
+        self._buffers.put_back([batch.buffer for batch in batches if batch.buffer is not None and batch.is_made])
 
 
 class WorkerProcesses:
@@ -233,7 +233,7 @@ class WorkerProcesses:
         self,
         planner: Planner,
         settings: BatchSettings,
-        watches: Sequence[SlotWatch],
+        watches: Sequence[BufferWatch],
         *,
         timeout_s: float,
         closes_workers: bool,
@@ -241,7 +241,7 @@ class WorkerProcesses:
         self._planner, self._settings, self._watches = planner, settings, watches
         self._timeout_s, self._closes_workers = timeout_s, closes_workers
         self._workers: WorkerPool | None = None
-        self._slots: SlotPool | None = None
+        self._buffers: BufferPool | None = None
         self._is_unused = False  # Whether the workers were started for an epoch that has not begun.
         self._latest: Callable[[], Pipeline | None] = _none
         self._tally = Tally(num_workers=settings.sizing.num_threads)
@@ -249,15 +249,15 @@ class WorkerProcesses:
     def start(self, cursor: Cursor | None, split: Split | None) -> Pipeline:
         """Begin an epoch and return its batches. If the worker processes persist, this ends an unfinished epoch."""
         began = time.perf_counter()
-        workers, slots = self._find_workers()
-        slots.watch(self._watches)
+        workers, buffers = self._find_workers()
+        buffers.watch(self._watches)
         plans, source = self._planner.plan(cursor, split)
         self._tally = self._settings.begin_tally(source.decoder, workers.num_threads, began)
         pipeline = Pipeline(
             source,
             plans,
             workers,
-            slots,
+            buffers,
             self._settings,
             self._tally,
             timeout_s=self._timeout_s,
@@ -279,36 +279,36 @@ class WorkerProcesses:
             return stats
         return replace(stats, worker_bytes=tuple(self._workers.memory.bytes_by_worker.values()))
 
-    def _find_workers(self) -> tuple[WorkerPool, SlotPool]:
-        """Return the worker processes and slots for the next epoch: those of the latest one, if they persist."""
+    def _find_workers(self) -> tuple[WorkerPool, BufferPool]:
+        """Return the worker processes and buffers for the next epoch: those of the latest one, if they persist."""
         if not self._closes_workers and (latest := self._latest()) is not None:
             latest.close()
         found = self._usable_workers() or self._make_workers()
         self._is_unused = False
         return found
 
-    def _usable_workers(self) -> tuple[WorkerPool, SlotPool] | None:
-        """Return the worker processes that the next epoch can use, and their slots."""
-        workers, slots = self._workers, self._slots
-        if workers is None or slots is None or workers.is_closed or not workers.belongs_here:
+    def _usable_workers(self) -> tuple[WorkerPool, BufferPool] | None:
+        """Return the worker processes that the next epoch can use, and their buffers."""
+        workers, buffers = self._workers, self._buffers
+        if workers is None or buffers is None or workers.is_closed or not workers.belongs_here:
             return None
-        return None if self._closes_workers and not self._is_unused else (workers, slots)
+        return None if self._closes_workers and not self._is_unused else (workers, buffers)
 
     def _free_server(self) -> ForkServer | None:
         """Return the fork server of the latest worker processes, if they have ended."""
         workers = self._workers
         return workers.server if workers is not None and workers.is_closed and workers.belongs_here else None
 
-    def _make_workers(self) -> tuple[WorkerPool, SlotPool]:
+    def _make_workers(self) -> tuple[WorkerPool, BufferPool]:
         dataset = self._planner.dataset.dataset
         num_threads = self._settings.sizing.num_threads
         setup = WorkerSetup(reader=dataset.reader, decoder=dataset.decoder, collation=self._settings.collation)
         workers = WorkerPool(self._free_server() or ForkServer(), setup, num_threads)
-        slots = SlotPool(workers.announce, workers.forget)
-        if self._slots is not None and self._slots.layout is not None:
-            slots.lay_out(self._slots.layout, self._settings.sizing.num_spare(self._slots.layout))
-        self._workers, self._slots = workers, slots
-        return workers, slots
+        buffers = BufferPool(workers.announce, workers.forget)
+        if self._buffers is not None and self._buffers.layout is not None:
+            buffers.lay_out(self._buffers.layout, self._settings.sizing.num_spare(self._buffers.layout))
+        self._workers, self._buffers = workers, buffers
+        return workers, buffers
 
 
 def _none() -> None:
@@ -427,7 +427,7 @@ class _Batches:
             chunk_id=self._num_chunks,
             samples=self._handler.source.dataset.locate(part.plan.indices),
             rng_keys=part.plan.rng_keys,
-            slot_id=None,
+            buffer_id=None,
             row=part.row,
             valid=part.plan.valid,
             epoch_began=self._handler.tally.began,

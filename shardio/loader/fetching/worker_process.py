@@ -46,7 +46,7 @@ from shardio.loader.fetching.workers import (
 )
 from shardio.loader.memory import MIN_BYTES, make_memory, map_memory
 from shardio.loader.pickles import Arena, Memory, pack
-from shardio.loader.processes.wire import MAX_DESCRIPTORS, ForgetSlots, NewSlot, receive_all, send, write_all
+from shardio.loader.processes.wire import MAX_DESCRIPTORS, ForgetBuffers, NewBuffer, receive_all, send, write_all
 from shardio.process import describe_error, let_through
 
 _ALIGNMENT = 64
@@ -281,11 +281,11 @@ _MapOfFunctions = dict[Any, Callable[..., Any]]
 
 
 def find_collate(collate_fn: Callable[[Any], Any], arena: Arena | None) -> Callable[[Any], Any]:
-    """Return a function that makes the same batches as ``collate_fn``, if possible with their tensors in a slot.
+    """Return a function that makes the same batches as ``collate_fn``, if possible with their tensors in a buffer.
 
     Args:
         collate_fn: The loader's.
-        arena: The slot; None if there is none.
+        arena: The buffer; None if there is none.
     """
     if collate_fn is not default_collate:
         return collate_fn
@@ -334,7 +334,7 @@ def _is_like(first: torch.Tensor, other: Any) -> bool:
 
 
 def _make(arena: Arena | None, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
-    """Return a tensor in the slot; None if it is small, or does not fit."""
+    """Return a tensor in the buffer; None if it is small, or does not fit."""
     num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if arena is None or num_bytes < MIN_BYTES or (memory := arena.take(num_bytes)) is None:
         return None
@@ -351,7 +351,7 @@ class SocketChannel:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._messages = receive_all(end, os.getppid())
-        self._slots: dict[int, Memory] = {}
+        self._buffers: dict[int, Memory] = {}
         self._arena: Arena | None = None
         self._is_closed = False  # Requests that were sent before are not answered any more.
 
@@ -363,19 +363,19 @@ class SocketChannel:
                 break
             message, descriptors = received
             match message:
-                case NewSlot():
-                    self._slots[message.slot_id] = map_memory(descriptors[0], message.layout.num_bytes)
+                case NewBuffer():
+                    self._buffers[message.buffer_id] = map_memory(descriptors[0], message.layout.num_bytes)
                     os.close(descriptors[0])
-                case ForgetSlots():
-                    for slot_id in message.slot_ids:
-                        self._slots.pop(slot_id, None)
+                case ForgetBuffers():
+                    for buffer_id in message.buffer_ids:
+                        self._buffers.pop(buffer_id, None)
                 case BeginEpoch() | FetchTask():
                     return message
         return None
 
     def find_collate(self, task: FetchTask, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return a function that makes the same batches, if possible in the task's slot."""
-        memory = None if task.slot_id is None else self._slots.get(task.slot_id)
+        """Return a function that makes the same batches, if possible in the task's buffer."""
+        memory = None if task.buffer_id is None else self._buffers.get(task.buffer_id)
         self._arena = None if memory is None else Arena(memory)
         return find_collate(collate_fn, self._arena)
 

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from shardio.errors import WorkerError
-from shardio.loader.buffers import Slot, SlotPool, find_num_slots, map_in_torch
+from shardio.loader.buffers import Buffer, BufferPool, find_num_buffers, map_in_torch
 from shardio.loader.fetching.fetchers import FetchJob
 from shardio.loader.fetching.worker_process import SharedJob, run_worker_process
 from shardio.loader.fetching.workers import Answer, BeginEpoch, Begun, Fetched, FetchTask
 from shardio.loader.memory import Layout
 from shardio.loader.pickles import Memory, Parcel, unpack
 from shardio.loader.processes.fork_server import describe_exit
-from shardio.loader.processes.wire import ForgetSlots, NewSlot, make_pair, receive, send_within
+from shardio.loader.processes.wire import ForgetBuffers, NewBuffer, make_pair, receive, send_within
 from shardio.process import call_at_fork, count_processors
 
 JOIN_S = 5.0
@@ -83,7 +83,7 @@ MAX_SENT = 8
 """How many requests a worker process may have unanswered. More would fill its socket, and block both sides."""
 
 GROWTH = 1.25
-"""How much larger than the largest batch so far slots become when batches grow."""
+"""How much larger than the largest batch so far buffers become when batches grow."""
 
 
 class _Process:
@@ -159,8 +159,8 @@ class FetchProcesses:
     def __init__(self, job: FetchJob, base_seed: int, context: Any, max_tasks: int) -> None:
         self.max_tasks = max_tasks
         self._workers = [_Process() for _ in range(job.num_workers)]
-        self._slots = SlotPool(partial(_announce, self._workers), partial(_forget, self._workers))  # No cycle.
-        self._slot_of_task: dict[int, Slot] = {}
+        self._buffers = BufferPool(partial(_announce, self._workers), partial(_forget, self._workers))  # No cycle.
+        self._buffer_of_task: dict[int, Buffer] = {}
         self._owns: dict[int, Memory] = {}  # Memory that a worker made for one batch, by task.
         self._process_id, self._has_warned = os.getpid(), False
         self._finalizer = weakref.finalize(self, _close, self._workers, os.getpid())
@@ -228,14 +228,14 @@ class FetchProcesses:
     def open(self, fetched: Fetched) -> Any:
         """Return the batch that a worker fetched."""
         parcel: Parcel = fetched.content
-        slot, own = self._slot_of_task.pop(fetched.task_id, None), self._owns.pop(fetched.task_id, None)
+        buffer, own = self._buffer_of_task.pop(fetched.task_id, None), self._owns.pop(fetched.task_id, None)
         spans = {index: piece.span for index, piece in enumerate(parcel.pieces) if piece.content is None}
-        if parcel.is_in_slot and spans:
-            assert slot is not None, "the worker has put the batch there"
-            views: dict[int, Memory] = self._slots.hand_out(slot, spans)
+        if parcel.is_in_buffer and spans:
+            assert buffer is not None, "the worker has put the batch there"
+            views: dict[int, Memory] = self._buffers.hand_out(buffer, spans)
         else:
-            if slot is not None:
-                self._slots.put_back([slot])
+            if buffer is not None:
+                self._buffers.put_back([buffer])
             views = {} if own is None else {index: own[slice(*span)] for index, span in spans.items()}
         self._fit(parcel.num_bytes)
         return unpack(parcel, [views.get(index) for index in range(len(parcel.pieces))])
@@ -247,23 +247,23 @@ class FetchProcesses:
     def close(self) -> None:
         """End all workers and wait for them."""
         self._finalizer()
-        self._slots.close()
-        self._slot_of_task.clear()
+        self._buffers.close()
+        self._buffer_of_task.clear()
         self._owns.clear()
 
     def drop(self, task_id: int) -> None:
-        """Take back the slot of a task whose batch is not delivered."""
+        """Take back the buffer of a task whose batch is not delivered."""
         self._owns.pop(task_id, None)
-        if (slot := self._slot_of_task.pop(task_id, None)) is not None:
-            self._slots.put_back([slot])
+        if (buffer := self._buffer_of_task.pop(task_id, None)) is not None:
+            self._buffers.put_back([buffer])
 
     def _fit(self, num_bytes: int) -> None:
-        """Use larger slots if a batch was larger than those."""
-        layout = self._slots.layout
+        """Use larger buffers if a batch was larger than those."""
+        layout = self._buffers.layout
         if num_bytes <= (0 if layout is None else layout.num_bytes) or self._unstarted:
-            return  # Only those that have started learn of slots.
+            return  # Only those that have started learn of buffers.
         size = num_bytes if layout is None else int(num_bytes * GROWTH)
-        self.max_tasks = min(self.max_tasks, find_num_slots(size, self.max_tasks + 1) - 1)
+        self.max_tasks = min(self.max_tasks, find_num_buffers(size, self.max_tasks + 1) - 1)
         if self.max_tasks < len(self._workers) and not self._has_warned:
             self._has_warned = True
             warnings.warn(
@@ -273,7 +273,7 @@ class FetchProcesses:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        self._slots.lay_out(Layout(num_rows=size, columns={0: ("|u1", ())}), self.max_tasks + 2)
+        self._buffers.lay_out(Layout(num_rows=size, columns={0: ("|u1", ())}), self.max_tasks + 2)
 
     def _start_next(self, job: FetchJob | None) -> None:
         worker_id = self._unstarted.popleft()
@@ -298,10 +298,10 @@ class FetchProcesses:
     def _send_waiting(self, worker: _Process) -> None:
         while worker.is_open and worker.waiting and worker.num_sent < MAX_SENT:
             request = worker.waiting.popleft()
-            if isinstance(request, FetchTask) and self._slots.layout is not None:
-                slot = self._slots.take()
-                self._slot_of_task[request.task_id] = slot
-                request.slot_id = slot.slot_id
+            if isinstance(request, FetchTask) and self._buffers.layout is not None:
+                buffer = self._buffers.take()
+                self._buffer_of_task[request.task_id] = buffer
+                request.buffer_id = buffer.buffer_id
             worker.num_sent += 1
             worker.send(request)
 
@@ -353,14 +353,14 @@ def _await_fork_server() -> None:
         time.sleep(min(CHECK_S, STOPPED_S) / 10)  # Nothing tells when a process continues.
 
 
-def _announce(workers: Sequence[_Process], slot_id: int, layout: Layout, descriptor: int) -> None:
+def _announce(workers: Sequence[_Process], buffer_id: int, layout: Layout, descriptor: int) -> None:
     for worker in workers:
-        worker.send(NewSlot(slot_id=slot_id, layout=layout), [descriptor])
+        worker.send(NewBuffer(buffer_id=buffer_id, layout=layout), [descriptor])
 
 
-def _forget(workers: Sequence[_Process], slot_ids: tuple[int, ...]) -> None:
+def _forget(workers: Sequence[_Process], buffer_ids: tuple[int, ...]) -> None:
     for worker in workers:
-        worker.send(ForgetSlots(slot_ids=slot_ids))
+        worker.send(ForgetBuffers(buffer_ids=buffer_ids))
 
 
 def _close(workers: list[_Process], process_id: int) -> None:

@@ -75,12 +75,12 @@ class FetchTask:
     Attributes:
         task_id: Its number, larger than that of every earlier one.
         index: What the sampler yielded: the indices of a batch, or the index of a sample.
-        slot_id: The memory for the batch's tensors; None if the worker makes some.
+        buffer_id: The memory for the batch's tensors; None if the worker makes some.
     """
 
     task_id: int
     index: Any
-    slot_id: int | None = None
+    buffer_id: int | None = None
 
 
 @dataclass(kw_only=True, eq=False)

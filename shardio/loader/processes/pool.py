@@ -17,9 +17,9 @@ from shardio.loader.processes.wire import (
     Cancel,
     Chunk,
     Failed,
-    ForgetSlots,
+    ForgetBuffers,
     Made,
-    NewSlot,
+    NewBuffer,
     Outcome,
     Ping,
     WorkerMemory,
@@ -58,7 +58,7 @@ class _Process:
         return PATIENCE_S if self.is_ready else STARTUP_PATIENCE_S
 
     def await_end(self) -> None:
-        """Wait until the process, which was killed, cannot write to slots any more."""
+        """Wait until the process, which was killed, cannot write to buffers any more."""
         closed = select.poll()
         closed.register(self.end, 0)  # Its end is closed after its memory is unmapped.
         if not closed.poll(1000 * CLOSE_S):
@@ -107,13 +107,13 @@ class WorkerPool:
         """Return the id of the next chunk."""
         return next(self._chunk_ids)
 
-    def announce(self, slot_id: int, layout: Layout, descriptor: int) -> None:
-        """Send a new slot to all processes."""
-        self._send_all(NewSlot(slot_id=slot_id, layout=layout), [descriptor])
+    def announce(self, buffer_id: int, layout: Layout, descriptor: int) -> None:
+        """Send a new buffer to all processes."""
+        self._send_all(NewBuffer(buffer_id=buffer_id, layout=layout), [descriptor])
 
-    def forget(self, slot_ids: tuple[int, ...]) -> None:
-        """Make all processes drop slots that no later chunk uses."""
-        self._send_all(ForgetSlots(slot_ids=slot_ids))
+    def forget(self, buffer_ids: tuple[int, ...]) -> None:
+        """Make all processes drop buffers that no later chunk uses."""
+        self._send_all(ForgetBuffers(buffer_ids=buffer_ids))
 
     def submit(self, chunks: Iterable[Chunk]) -> None:
         """Send each chunk to the process with the least load, unless that process is about to be restarted."""

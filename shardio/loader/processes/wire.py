@@ -47,7 +47,7 @@ MAX_INLINE = 8 * 1024
 """The largest pickle, in bytes, that is sent in the packet itself. A socket's buffer holds dozens of them."""
 
 MAX_DESCRIPTORS = 2
-"""The most descriptors in a packet: the pickle's and a slot's."""
+"""The most descriptors in a packet: the pickle's and a buffer's."""
 
 CHECK_PARENT_S = 1.0
 """How often a process checks that its parent is alive, because another process may hold the other end open."""
@@ -228,18 +228,18 @@ class AllWorkersEnded:
 
 
 @dataclass(kw_only=True, eq=False)
-class NewSlot:
-    """A new slot. The descriptor of its memory is sent with the message."""
+class NewBuffer:
+    """A new buffer. The descriptor of its memory is sent with the message."""
 
-    slot_id: int
+    buffer_id: int
     layout: Layout
 
 
 @dataclass(kw_only=True, eq=False)
-class ForgetSlots:
-    """Slots that no later chunk uses."""
+class ForgetBuffers:
+    """Buffers that no later chunk uses."""
 
-    slot_ids: tuple[int, ...]
+    buffer_ids: tuple[int, ...]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -250,8 +250,8 @@ class Chunk:
         chunk_id: Its number, larger than that of every earlier chunk.
         samples: What the reader needs to find n samples.
         rng_keys: uint64 [n], one for each sample's transforms.
-        slot_id: The slot for the fixed-size columns; None if all columns are sent in the answer.
-        row: The first row in the slot.
+        buffer_id: The buffer for the fixed-size columns; None if all columns are sent in the answer.
+        row: The first row in the buffer.
         valid: bool [n], false for repeats; None unless ``remainder`` is ``mask`` and a collation makes the batch.
         epoch_began: When the epoch began, by ``time.perf_counter``, which all processes share on Linux.
     """
@@ -259,7 +259,7 @@ class Chunk:
     chunk_id: int
     samples: Any
     rng_keys: Words
-    slot_id: int | None
+    buffer_id: int | None
     row: int
     valid: NDArray[np.bool_] | None = None
     epoch_began: float

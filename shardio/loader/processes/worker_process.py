@@ -2,7 +2,7 @@
 
 It imports torch and people's code only if a transform of theirs needs that, and never runs their script.
 
-It is forked by a fork server, and has one end of a socket pair, over which it receives slots and chunks. It ends as
+It is forked by a fork server, and has one end of a socket pair, over which it receives buffers and chunks. It ends as
 soon as the other end is closed.
 
 It imports what they need and reads their setup once. A fork then takes 1 ms instead of the 150 ms of the imports, and
@@ -45,9 +45,9 @@ from shardio.loader.processes.wire import (
     EndAllWorkers,
     EndWorker,
     Failed,
-    ForgetSlots,
+    ForgetBuffers,
     Made,
-    NewSlot,
+    NewBuffer,
     Outcome,
     Ping,
     Pong,
@@ -74,7 +74,7 @@ GROWTH_BYTES = 1 << 30
 def read_private_bytes() -> int:
     """Return the anonymous memory of this process in bytes, including what the fork server had; 0 if it is unknown.
 
-    Slots and files are not counted.
+    Buffers and files are not counted.
     """
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  # A Path would take three times as long.
@@ -241,7 +241,7 @@ def pack(made: Made, rows: Rows) -> Made:
 
 
 def _compact(name: str, values: list[Any], destination: NDArray[Any] | None) -> Column:
-    """Return a column as it is sent: labels as int64 [n]; None for arrays that were copied to the slot."""
+    """Return a column as it is sent: labels as int64 [n]; None for arrays that were copied to the buffer."""
     if name in ("label", LABEL_FIELD) and None not in values:
         return np.array(values, np.int64)
     return _store(name, values, destination)
@@ -259,12 +259,12 @@ def _store(name: str, values: list[Any], destination: NDArray[Any] | None) -> Co
     return None
 
 
-_MappedSlot = tuple[Layout, NDArray[np.uint8]]
-_MakeChunk = Callable[[Chunk, _MappedSlot | None, float], Outcome]
+_MappedBuffer = tuple[Layout, NDArray[np.uint8]]
+_MakeChunk = Callable[[Chunk, _MappedBuffer | None, float], Outcome]
 
 
 class WorkerProcess:
-    """The state of a worker process: its slots, and the pending chunks.
+    """The state of a worker process: its buffers, and the pending chunks.
 
     Args:
         end: The end of the socket pair.
@@ -273,7 +273,7 @@ class WorkerProcess:
 
     def __init__(self, end: socket.socket, setup: WorkerSetup | Failure) -> None:
         self._end, self._setup = end, setup
-        self._slots: dict[int, _MappedSlot] = {}
+        self._buffers: dict[int, _MappedBuffer] = {}
         self._chunks: SimpleQueue[Chunk] = SimpleQueue()
         self._newest = self._cancelled = -1
         self._epoch_began = 0.0
@@ -298,12 +298,12 @@ class WorkerProcess:
 
     def _handle(self, message: Any, descriptors: list[int]) -> None:
         match message:
-            case NewSlot():
-                self._slots[message.slot_id] = message.layout, map_memory(descriptors[0], message.layout.num_bytes)
+            case NewBuffer():
+                self._buffers[message.buffer_id] = message.layout, map_memory(descriptors[0], message.layout.num_bytes)
                 os.close(descriptors[0])
-            case ForgetSlots():
-                for slot_id in message.slot_ids:
-                    self._slots.pop(slot_id, None)
+            case ForgetBuffers():
+                for buffer_id in message.buffer_ids:
+                    self._buffers.pop(buffer_id, None)
             case list():
                 for chunk in message:
                     if chunk.epoch_began > self._epoch_began:
@@ -331,13 +331,13 @@ class WorkerProcess:
         while True:
             began = time.perf_counter()
             chunk = self._chunks.get()
-            # A slot may be forgotten at any time, but not before its chunks are cancelled.
-            slot = None if chunk.slot_id is None else self._slots.get(chunk.slot_id)
+            # A buffer may be forgotten at any time, but not before its chunks are cancelled.
+            buffer = None if chunk.buffer_id is None else self._buffers.get(chunk.buffer_id)
             if chunk.chunk_id > self._cancelled:
                 self._report_memory()
                 idle_s = time.perf_counter() - max(began, chunk.epoch_began)
-                self._report(make(chunk, slot, idle_s))
-            del slot  # Otherwise it would stay mapped until the next chunk arrives.
+                self._report(make(chunk, buffer, idle_s))
+            del buffer  # Otherwise it would stay mapped until the next chunk arrives.
 
     def _report_memory(self) -> None:
         """Tell the training process how much memory this process takes between two chunks, if that has changed."""
@@ -356,11 +356,11 @@ class WorkerProcess:
             send(self._end, Failed(chunk_id=outcome.chunk_id, failure=describe_failure(error)))
 
 
-def _make(builder: ChunkBuilder, chunk: Chunk, slot: _MappedSlot | None, idle_s: float) -> Outcome:
+def _make(builder: ChunkBuilder, chunk: Chunk, buffer: _MappedBuffer | None, idle_s: float) -> Outcome:
     try:
         rows: Rows = {}
-        if slot is not None:
-            layout, memory = slot
+        if buffer is not None:
+            layout, memory = buffer
             rows = {column_index: column[chunk.rows] for column_index, column in layout.views(memory).items()}
         made = builder.make(chunk, rows, idle_s)
         return pack(made, rows) if builder.collates else made
@@ -368,7 +368,7 @@ def _make(builder: ChunkBuilder, chunk: Chunk, slot: _MappedSlot | None, idle_s:
         return Failed(chunk_id=chunk.chunk_id, failure=describe_failure(error))
 
 
-def _fail(failure: Failure, chunk: Chunk, slot: _MappedSlot | None, idle_s: float) -> Outcome:
+def _fail(failure: Failure, chunk: Chunk, buffer: _MappedBuffer | None, idle_s: float) -> Outcome:
     return Failed(chunk_id=chunk.chunk_id, failure=failure)
 
 

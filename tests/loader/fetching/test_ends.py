@@ -31,7 +31,7 @@ NUM_LOADERS = 1000
 
 
 class Arrays(torch.utils.data.Dataset[Any]):
-    """Arrays that are large enough for slots, one of which ends its worker."""
+    """Arrays that are large enough for buffers, one of which ends its worker."""
 
     def __init__(self, fatal: Any = None) -> None:
         self.fatal = fatal
@@ -165,8 +165,8 @@ class Endless(torch.utils.data.IterableDataset[Any]):
             yield np.zeros(100_000)
 
 
-def test_slots_are_fewer_if_memory_is_short_and_an_error_if_two_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffers, "find_available_bytes", lambda: 12 * 4 * 800_000)  # A half is for two workers' slots.
+def test_buffers_are_fewer_if_memory_is_short_and_an_error_if_two_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "find_available_bytes", lambda: 12 * 4 * 800_000)
     batches = iter(DataLoader(Endless(), 4, num_workers=2, prefetch_factor=10))
     for _ in range(30):
         next(batches)

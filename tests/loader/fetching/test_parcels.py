@@ -28,9 +28,9 @@ def round_trip(value: Any, num_bytes: int) -> tuple[Any, bool]:
 
     memory = np.zeros(num_bytes, np.uint8)
     parcel = pack(value, Arena(memory) if num_bytes else None, make_memory)
-    source = memory if parcel.is_in_slot else (own or [memory])[0]
+    source = memory if parcel.is_in_buffer else (own or [memory])[0]
     pieces = [None if each.content is not None else source[slice(*each.span)] for each in parcel.pieces]
-    return unpack(parcel, pieces), parcel.is_in_slot
+    return unpack(parcel, pieces), parcel.is_in_buffer
 
 
 @st.composite
@@ -88,7 +88,7 @@ def test_what_lies_in_the_arena_is_not_copied() -> None:
     tensor = torch.from_numpy(taken).view(torch.float64)
     tensor.fill_(0.5)
     parcel = pack([tensor, torch.ones(2000)], arena, lambda num_bytes: np.zeros(0, np.uint8))
-    assert parcel.is_in_slot
+    assert parcel.is_in_buffer
     spans = [piece.span for piece in parcel.pieces]
     assert spans == [(0, 8000), (8000, 16000)]
     assert memory[:8000].view(np.float64).tolist() == [0.5] * 1000
@@ -97,8 +97,8 @@ def test_what_lies_in_the_arena_is_not_copied() -> None:
 def test_what_does_not_fit_gets_memory_of_its_own() -> None:
     value = [torch.ones(3000), torch.zeros(3000)]
     for num_bytes, fits in ((24000 + 64, True), (16000, False), (0, False)):
-        found, is_in_slot = round_trip(value, num_bytes)
-        assert is_in_slot == fits
+        found, is_in_buffer = round_trip(value, num_bytes)
+        assert is_in_buffer == fits
         assert describe(found) == describe(value)
 
 
@@ -137,7 +137,7 @@ def test_the_memory_of_other_values_is_not_pickled() -> None:
     parcel = pack(
         torch.nn.Parameter(torch.ones(5000)), Arena(np.zeros(1 << 16, np.uint8)), lambda size: np.zeros(size, np.uint8)
     )
-    assert parcel.is_in_slot
+    assert parcel.is_in_buffer
     assert len(parcel.structure.content) < MIN_BYTES
 
 

@@ -1,4 +1,4 @@
-"""The slots and worker processes of a loader, as the operating system sees them, and batches to compare."""
+"""The buffers and worker processes of a loader, as the operating system sees them, and batches to compare."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ PROGRAM = b"from shardio.loader.processes.worker_process import main; gc.enable(
 NUM_SAMPLES = 100
 BATCH_SIZE = 8  # 12 full batches, and one of 4
 PREFETCH = 4
-NUM_SLOTS = PREFETCH + 2
+NUM_BUFFERS = PREFETCH + 2
 """For the batches made ahead, the one that the user receives next, and the one that is then released."""
 
 
 def pack_pictures(root: Path, num_samples: int = NUM_SAMPLES) -> Path:
-    """Pack images whose crops, of 48 * 48 * 3 bytes, are large enough for slots."""
+    """Pack images whose crops, of 48 * 48 * 3 bytes, are large enough for buffers."""
     write_images(root / "images", classes=4, per_class=num_samples // 4, width=64, height=56)
     shardio.pack(root / "images", root / "packed", max_shard_samples=40)
     return root / "packed"
@@ -48,7 +48,7 @@ def make_loader(packed: Path, *, num_workers: int = 1, **options: Any) -> DataLo
 
 
 def make_oracle(packed: Path, **options: Any) -> DataLoader:
-    """Make a loader of the same batches without slots, because the training process decodes."""
+    """Make a loader of the same batches without buffers, because the training process decodes."""
     return make_loader(packed, num_workers=0, **options)
 
 
@@ -74,25 +74,25 @@ def assert_same(got: Any, expected: Any) -> None:
         assert got == expected
 
 
-def find_slots(process_id: int | None = None) -> set[int]:
-    """Return the inodes of the slots that a process has mapped, by default this process."""
+def find_buffers(process_id: int | None = None) -> set[int]:
+    """Return the inodes of the buffers that a process has mapped, by default this process."""
     return {inode for _, _, inode in _read_mappings(process_id or os.getpid())}
 
 
-def slot_of(tensor: torch.Tensor) -> int | None:
-    """Return the inode of the slot that holds a tensor."""
+def buffer_of(tensor: torch.Tensor) -> int | None:
+    """Return the inode of the buffer that holds a tensor."""
     address = tensor.data_ptr()
     inodes = [inode for start, stop, inode in _read_mappings(os.getpid()) if start <= address < stop]
     return inodes[0] if inodes else None
 
 
-def slots_of(batches: Iterable[Any]) -> set[int | None]:
-    """Return the slots of the images of batches; each batch is looked up when it arrives, and then released."""
-    slots = set()
+def buffers_of(batches: Iterable[Any]) -> set[int | None]:
+    """Return the buffers of the images of batches; each batch is looked up when it arrives, and then released."""
+    buffers = set()
     for images, *_ in batches:
-        slots.add(slot_of(images))
+        buffers.add(buffer_of(images))
         del images, _
-    return slots
+    return buffers
 
 
 def find_fork_servers() -> set[int]:
@@ -183,7 +183,7 @@ def without_collector() -> Iterator[None]:
 
 
 def _read_mappings(process_id: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the first address, end and inode of each mapped slot."""
+    """Yield the first address, end and inode of each mapped buffer."""
     for line in Path(f"/proc/{process_id}/maps").read_text().splitlines():
         if "memfd:shardio" in line:
             addresses, _, _, _, inode, *_ = line.split()
