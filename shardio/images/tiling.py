@@ -1,14 +1,15 @@
 """Rewrite JPEGs so that parts of them can be decoded separately, with the same coefficients.
 
-The data is decoded once, to tokens, whose counts determine the best Huffman tables. Then the tokens are written.
+A tiled JPEG has restart intervals of a few MCUs, and a table that locates them (:mod:`shardio.images.jpeg.tile_table`).
+So a crop can be decoded without the rest of the image. To tile a JPEG, shardio decodes its data once, to tokens, whose
+counts determine the best Huffman tables. Then it writes the tokens.
 
-A tiled JPEG has restart intervals of a few MCUs, and a table that locates them
-(:mod:`shardio.images.jpeg.tile_table`). So a crop can be decoded without the rest of the image.
+:func:`tile_jpeg` reads every code of the scan, and refuses all scans that libjpeg would complain about. It does not
+check what else libjpeg needs: quantisation tables, and the segments that decide how to convert colours. libjpeg refuses
+some of these, and warns of others, which takes a second look (:mod:`shardio.images.jpeg.regions`).
+:func:`decodes_if_tileable` states the conditions under which libjpeg does neither. Other files may or may not be
+decodable.
 
-:func:`tile_jpeg` reads every code of the scan, and refuses all scans that libjpeg would complain about. It does not use
-what libjpeg needs besides: quantisation tables, and the segments that decide how to convert colours. libjpeg refuses
-some of them, and warns of others, which takes a second look (:mod:`shardio.images.jpeg.regions`). The conditions here
-are those under which it does neither. Other files may or may not be decodable.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from shardio.images.formats import errors_of_pillow
 from shardio.images.jpeg.head import JpegHead, Segment, read_head, why_irregular
-from shardio.images.jpeg.regions import write_harmless
+from shardio.images.jpeg.regions import ADOBE, ADOBE_TRANSFORM, JFIF, JFIF_MAJOR, MAX_SIDE, write_harmless
 from shardio.images.jpeg.standard import (
     APP0,
     APP2,
@@ -63,80 +64,17 @@ from shardio.images.opening import decode_image, decode_unconverted_pil
 from shardio.images.pictures import Pixels, scratch
 
 Counts = NDArray[np.int64]
-"""int64 [256]: how often each symbol occurs."""
+"""int64 [256]: the number of occurrences of each symbol."""
+
+TILE_WIDTH = 64
+"""The preferred width of a restart interval, in pixels."""
 
 
-class HuffmanTable(NamedTuple):
-    """A Huffman table as stored in a DHT segment (B.2.4.2).
+MIN_WIDTH, MAX_WIDTH = TILE_WIDTH // 2, TILE_WIDTH * 2
+"""The permitted widths of an interval, in pixels, if the MCU row can be divided accordingly."""
 
-    Attributes:
-        lengths: 16 bytes: the number of codes of each length, 1 to 16 bits.
-        symbols: The symbols in the order of their codes.
-    """
-
-    lengths: bytes
-    symbols: bytes
-
-
-def read_tables(content: bytes, head: JpegHead) -> dict[int, HuffmanTable]:
-    """Return the tables in force when the scan begins, by index: DC 0 to 3, then AC 0 to 3.
-
-    Raises:
-        ValueError: If a DHT segment is damaged.
-    """
-    tables = {}
-    for segment in head.segments:
-        if segment.marker != DHT:
-            continue
-        offset = segment.payload_start
-        while offset < segment.stop:
-            is_ac, table_id = content[offset] >> 4, content[offset] & 15
-            lengths = content[offset + 1 : offset + 1 + MAX_CODE_LENGTH]
-            stop = offset + 1 + MAX_CODE_LENGTH + sum(lengths)
-            symbols = content[offset + 1 + MAX_CODE_LENGTH : stop]
-            is_named = is_ac <= 1 and table_id <= MAX_TABLE_ID
-            is_too_long = stop > segment.stop or len(symbols) > 256
-            if not is_named or is_too_long or (not is_ac and max(symbols, default=0) > MAX_DC_SYMBOL):
-                raise ValueError(f"the Huffman table at byte {offset} is damaged")
-            tables[FIRST_AC_TABLE * is_ac + table_id] = HuffmanTable(lengths, symbols)
-            offset = stop
-    return tables
-
-
-def dump_tables(tables: dict[int, HuffmanTable]) -> bytes:
-    """Return one DHT segment with these tables, given by index."""
-    body = b"".join(
-        bytes([(index // FIRST_AC_TABLE) << 4 | index % FIRST_AC_TABLE]) + table.lengths + table.symbols
-        for index, table in sorted(tables.items())
-    )
-    return marker_bytes(DHT) + (2 + len(body)).to_bytes(2, "big") + body
-
-
-def pack_tables(tables: dict[int, HuffmanTable]) -> NDArray[np.void]:
-    """Return Huffman tables given by index as the compiled functions need them, HUFFMAN_TABLE [8].
-
-    Raises:
-        ValueError: If a table has more codes than its lengths allow.
-    """
-    packed = np.zeros(NUM_HUFFMAN_TABLES, HUFFMAN_TABLE)
-    for index, (lengths, symbols) in tables.items():
-        code = 0
-        for length, num_codes in enumerate(lengths, 1):
-            # The code of all ones stays unused (C.2).
-            if code + num_codes > (1 << length) - (num_codes > 0):
-                raise ValueError("a Huffman table has more codes than its lengths allow")
-            code = (code + num_codes) << 1
-        packed[index] = np.frombuffer(lengths, np.uint8), np.frombuffer(symbols.ljust(256, b"\0"), np.uint8)
-    return packed
-
-
-def make_best_table(counts: Counts) -> HuffmanTable:
-    """Return the Huffman table for symbols with these counts, built as in K.2 and libjpeg.
-
-    It needs the fewest bits, except for the code that stays unused and the way codes above 16 bits are shortened.
-    """
-    return HuffmanTable(*compiled_functions().make_best_table(counts))
-
+MIN_LONE_MCU_WIDTH = 16
+"""The minimum width, in pixels, of an MCU that may be an interval alone, in a row without a suitable divisor."""
 
 _MESSAGES = {
     DAMAGED: "damaged: the data ends early or contains an unknown code",
@@ -149,123 +87,8 @@ _SLACK = 64
 """Bytes at the end of arrays that are copied 32 bytes at a time, and tokens of an incomplete block."""
 
 
-class Scan(NamedTuple):
-    """A scan to recode.
-
-    Attributes:
-        data: uint8, the file from the scan's first byte on.
-        tables: HUFFMAN_TABLE [8], the scan's Huffman tables.
-        components: COMPONENT [components].
-        blocks: int64 [blocks per MCU], the index of each block's component.
-        num_mcus: The number of MCUs in the scan.
-        interval: MCUs between restart markers; 0 if there are none.
-    """
-
-    data: NDArray[np.uint8]
-    tables: NDArray[np.void]
-    components: NDArray[np.void]
-    blocks: NDArray[np.int64]
-    num_mcus: int
-    interval: int
-
-
-class Tokens(NamedTuple):
-    """A scan as symbols and the bits that follow their codes.
-
-    Attributes:
-        tokens: uint32 [tokens], valid until this thread reads the next scan.
-        stops: int64 [intervals], the end of each restart interval in the tokens.
-        counts: int64 [8, 256], how often each symbol of each Huffman table occurs.
-        stop: The offset of the scan's end in its data.
-    """
-
-    tokens: NDArray[np.uint32]
-    stops: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    stop: int
-
-
-class ScanError(ValueError):
-    """A scan's data violates the standard or the limits of a baseline image."""
-
-
-class ExcessDataError(ScanError):
-    """There is more data than the image needs."""
-
-
-def read_tokens(scan: Scan, interval: int) -> Tokens:
-    """Read a scan, to write it with another restart interval.
-
-    Args:
-        scan: The scan.
-        interval: MCUs between restart markers in the data to write; 0 for none.
-
-    Raises:
-        ScanError: If the scan cannot be recoded.
-    """
-    num_intervals = -(-scan.num_mcus // interval) if interval else 1
-    # A token has at least one bit, and a block at most 64 tokens. Each interval may get a token that means nothing.
-    max_tokens = min(8 * len(scan.data), 64 * scan.num_mcus * len(scan.blocks)) + num_intervals + _SLACK
-    tokens = scratch("tokens", 4 * max_tokens).view(np.uint32)
-    unstuffed = scratch("scan", len(scan.data) + READ_PADDING)
-    stops = np.empty(num_intervals, np.int64)
-    reader = np.empty(1, READER)
-    call = np.zeros(1, SCAN)
-    call[0] = (
-        *(scan.data.ctypes.data, len(scan.data), scan.tables.ctypes.data),
-        *(scan.components.ctypes.data, len(scan.components), scan.blocks.ctypes.data, len(scan.blocks)),
-        *(scan.num_mcus, scan.interval, interval, reader.ctypes.data, unstuffed.ctypes.data, len(unstuffed)),
-        *(tokens.ctypes.data, len(tokens), stops.ctypes.data, num_intervals),
-        *(0, 0, 0, 0),
-    )
-    compiled_functions().read_scan(call)
-    result = call[0]
-    if result["outcome"] != RECODED:
-        kind = ExcessDataError if result["outcome"] == EXCESS_DATA else ScanError
-        raise kind(f"{_MESSAGES[int(result['outcome'])]} (in MCU {result['mcu']} of {scan.num_mcus})")
-    counts = reader["counts"][0].reshape(NUM_HUFFMAN_TABLES, 256)
-    return Tokens(tokens[: result["num_tokens"]], stops, counts, int(result["stop"]))
-
-
-def write_tokens(tokens: Tokens, tables: NDArray[np.void]) -> tuple[bytes, NDArray[np.int64]]:
-    """Write a scan.
-
-    Args:
-        tokens: The scan.
-        tables: HUFFMAN_TABLE [8], which have codes for all symbols of the scan.
-
-    Returns:
-        The data, and the bytes of each restart interval without its marker, int64 [intervals].
-    """
-    num_tokens, num_intervals = len(tokens.tokens), len(tokens.stops)
-    # A token has at most 27 bits. At worst each byte is 0xFF and is followed by a stuffed 0; an interval ends in a
-    # partial byte and a marker.
-    between = scratch("scan", 4 * num_tokens + _SLACK)
-    data = scratch("recoded", 8 * num_tokens + 4 * num_intervals + _SLACK)
-    lengths = np.empty(num_intervals, np.int64)
-    writer = np.empty(1, WRITER)
-    call = np.zeros(1, CODED_SCAN)
-    call[0] = (
-        *(tokens.tokens.ctypes.data, num_tokens, tokens.stops.ctypes.data, num_intervals),
-        *(tables.ctypes.data, writer.ctypes.data, between.ctypes.data, len(between)),
-        *(data.ctypes.data, len(data), lengths.ctypes.data, 0),
-    )
-    compiled_functions().write_scan(call)
-    return data[: call[0]["size"]].tobytes(), lengths
-
-
-TILE_WIDTH = 64
-"""The preferred width of a restart interval, in pixels."""
-
-MIN_WIDTH, MAX_WIDTH = TILE_WIDTH // 2, TILE_WIDTH * 2
-"""The permitted widths of an interval, in pixels, if the MCU row can be divided accordingly."""
-
-MIN_LONE_MCU_WIDTH = 16
-"""The minimum width, in pixels, of an MCU that may be an interval alone, in a row without a suitable divisor."""
-
-
 class NotTileable(ValueError):  # noqa: N818  # Nothing is wrong with the image; it just cannot be tiled.
-    """An image cannot be tiled.
+    """An error of an image that cannot be tiled.
 
     Attributes:
         reason: The reason in a few words, the same for all images of a kind.
@@ -288,6 +111,15 @@ def tile_jpeg(content: bytes) -> bytes:
     return _transcode(content, head, choose_interval(head.num_mcus[1], head.mcu_size[1]))
 
 
+def untile_jpeg(content: bytes) -> bytes:
+    """Rewrite a JPEG without loss, with optimised Huffman tables and no restart intervals or tile table.
+
+    Raises:
+        NotTileable: If the image is progressive, damaged, or of another kind that cannot be tiled.
+    """
+    return _transcode(content, _read_head(content), 0)
+
+
 def choose_interval(row_mcus: int, mcu_width: int) -> int:
     """Return the number of MCUs in an interval: a divisor of the MCU row, or one MCU or the whole row.
 
@@ -299,15 +131,6 @@ def choose_interval(row_mcus: int, mcu_width: int) -> int:
     if divisors:
         return min(divisors, key=lambda i: abs(math.log(i * mcu_width / TILE_WIDTH)))
     return 1 if mcu_width >= MIN_LONE_MCU_WIDTH else row_mcus
-
-
-def untile_jpeg(content: bytes) -> bytes:
-    """Rewrite a JPEG without loss, with optimised Huffman tables and no restart intervals or tile table.
-
-    Raises:
-        NotTileable: If the image is progressive, damaged, or of another kind that cannot be tiled.
-    """
-    return _transcode(content, _read_head(content), 0)
 
 
 def _read_head(content: bytes) -> JpegHead:
@@ -367,7 +190,6 @@ def _read_scan(content: bytes, head: JpegHead) -> Scan:
 
 
 def _check_end(content: bytes, stop: int) -> None:
-    """Raise NotTileable unless the scan is followed by EOI and nothing else."""
     while content[stop : stop + 2] == b"\xff\xff":  # Fill bytes (B.1.1.2).
         stop += 1
     if content[stop : stop + 2] != marker_bytes(EOI):
@@ -378,7 +200,6 @@ def _check_end(content: bytes, stop: int) -> None:
 
 
 def _dump_intervals(head: JpegHead, interval: int, lengths: NDArray[np.int64]) -> bytes:
-    """Return a DRI segment and a tile table, or nothing without restart intervals."""
     if not interval:
         return b""
     try:
@@ -389,7 +210,6 @@ def _dump_intervals(head: JpegHead, interval: int, lengths: NDArray[np.int64]) -
 
 
 def _join(content: bytes, head: JpegHead, tables: bytes, data: bytes) -> bytes:
-    """Return the file: the other segments in their order, then the new tables, then the scan."""
     *segments, scan_header = head.segments
     kept = [
         content[segment.start : segment.stop]
@@ -400,22 +220,192 @@ def _join(content: bytes, head: JpegHead, tables: bytes, data: bytes) -> bytes:
     return b"".join([marker_bytes(SOI), *kept, tables, header, data, marker_bytes(EOI)])
 
 
-_MAX_SIDE = 65500  # libjpeg's JPEG_MAX_DIMENSION
+class HuffmanTable(NamedTuple):
+    """A Huffman table as stored in a DHT segment (B.2.4.2).
 
-_JFIF, _JFIF_MAJOR = b"JFIF\0", 5
-_ADOBE, _ADOBE_TRANSFORM = b"Adobe", 11
-"""The beginnings of segments, and the offsets of the fields that libjpeg checks (jdmarker.c, jdapimin.c)."""
+    Attributes:
+        lengths: 16 bytes: the number of codes of each length, 1 to 16 bits.
+        symbols: The symbols in the order of their codes.
+    """
+
+    lengths: bytes
+    symbols: bytes
+
+
+def read_tables(content: bytes, head: JpegHead) -> dict[int, HuffmanTable]:
+    """Return the tables in force when the scan begins, by index: DC 0 to 3, then AC 0 to 3.
+
+    Raises:
+        ValueError: If a DHT segment is damaged.
+    """
+    tables = {}
+    for segment in head.segments:
+        if segment.marker != DHT:
+            continue
+        offset = segment.payload_start
+        while offset < segment.stop:
+            is_ac, table_id = content[offset] >> 4, content[offset] & 15
+            lengths = content[offset + 1 : offset + 1 + MAX_CODE_LENGTH]
+            stop = offset + 1 + MAX_CODE_LENGTH + sum(lengths)
+            symbols = content[offset + 1 + MAX_CODE_LENGTH : stop]
+            is_named = is_ac <= 1 and table_id <= MAX_TABLE_ID
+            is_too_long = stop > segment.stop or len(symbols) > 256
+            if not is_named or is_too_long or (not is_ac and max(symbols, default=0) > MAX_DC_SYMBOL):
+                raise ValueError(f"the Huffman table at byte {offset} is damaged")
+            tables[FIRST_AC_TABLE * is_ac + table_id] = HuffmanTable(lengths, symbols)
+            offset = stop
+    return tables
+
+
+def dump_tables(tables: dict[int, HuffmanTable]) -> bytes:
+    """Return one DHT segment with these tables, given by index."""
+    body = b"".join(
+        bytes([(index // FIRST_AC_TABLE) << 4 | index % FIRST_AC_TABLE]) + table.lengths + table.symbols
+        for index, table in sorted(tables.items())
+    )
+    return marker_bytes(DHT) + (2 + len(body)).to_bytes(2, "big") + body
+
+
+def pack_tables(tables: dict[int, HuffmanTable]) -> NDArray[np.void]:
+    """Return Huffman tables given by index in the form of the compiled functions, HUFFMAN_TABLE [8].
+
+    Raises:
+        ValueError: If a table has more codes than its lengths allow.
+    """
+    packed = np.zeros(NUM_HUFFMAN_TABLES, HUFFMAN_TABLE)
+    for index, (lengths, symbols) in tables.items():
+        code = 0
+        for length, num_codes in enumerate(lengths, 1):
+            # The code of all ones stays unused (C.2).
+            if code + num_codes > (1 << length) - (num_codes > 0):
+                raise ValueError("a Huffman table has more codes than its lengths allow")
+            code = (code + num_codes) << 1
+        packed[index] = np.frombuffer(lengths, np.uint8), np.frombuffer(symbols.ljust(256, b"\0"), np.uint8)
+    return packed
+
+
+def make_best_table(counts: Counts) -> HuffmanTable:
+    """Return the Huffman table for symbols with these counts, built as in K.2 and libjpeg.
+
+    The table needs the fewest bits, except that one code stays unused and codes above 16 bits are shortened.
+    """
+    return HuffmanTable(*compiled_functions().make_best_table(counts))
+
+
+class Scan(NamedTuple):
+    """A scan to recode.
+
+    Attributes:
+        data: uint8, the file from the scan's first byte on.
+        tables: HUFFMAN_TABLE [8], the scan's Huffman tables.
+        components: COMPONENT [components].
+        blocks: int64 [blocks per MCU], the index of each block's component.
+        num_mcus: The number of MCUs in the scan.
+        interval: MCUs between restart markers; 0 if there are none.
+    """
+
+    data: NDArray[np.uint8]
+    tables: NDArray[np.void]
+    components: NDArray[np.void]
+    blocks: NDArray[np.int64]
+    num_mcus: int
+    interval: int
+
+
+class Tokens(NamedTuple):
+    """A scan as symbols and the bits that follow their codes.
+
+    Attributes:
+        tokens: uint32 [tokens], valid until this thread reads the next scan.
+        stops: int64 [intervals], the end of each restart interval in the tokens.
+        counts: int64 [8, 256], the occurrences of each symbol of each Huffman table.
+        stop: The offset of the scan's end in its data.
+    """
+
+    tokens: NDArray[np.uint32]
+    stops: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    stop: int
+
+
+class ScanError(ValueError):
+    """An error of a scan whose data violates the standard or the limits of a baseline image."""
+
+
+class ExcessDataError(ScanError):
+    """An error of a scan with more data than the image needs."""
+
+
+def read_tokens(scan: Scan, interval: int) -> Tokens:
+    """Read a scan in order to write it with another restart interval.
+
+    Args:
+        scan: The scan.
+        interval: MCUs between restart markers in the data to write; 0 for none.
+
+    Raises:
+        ScanError: If the scan cannot be recoded.
+    """
+    num_intervals = -(-scan.num_mcus // interval) if interval else 1
+    # A token has at least one bit, and a block at most 64 tokens. Each interval may get a token that means nothing.
+    max_tokens = min(8 * len(scan.data), 64 * scan.num_mcus * len(scan.blocks)) + num_intervals + _SLACK
+    tokens = scratch("tokens", 4 * max_tokens).view(np.uint32)
+    unstuffed = scratch("scan", len(scan.data) + READ_PADDING)
+    stops = np.empty(num_intervals, np.int64)
+    reader = np.empty(1, READER)
+    call = np.zeros(1, SCAN)
+    call[0] = (
+        *(scan.data.ctypes.data, len(scan.data), scan.tables.ctypes.data),
+        *(scan.components.ctypes.data, len(scan.components), scan.blocks.ctypes.data, len(scan.blocks)),
+        *(scan.num_mcus, scan.interval, interval, reader.ctypes.data, unstuffed.ctypes.data, len(unstuffed)),
+        *(tokens.ctypes.data, len(tokens), stops.ctypes.data, num_intervals),
+        *(0, 0, 0, 0),
+    )
+    compiled_functions().read_scan(call)
+    result = call[0]
+    if result["outcome"] != RECODED:
+        kind = ExcessDataError if result["outcome"] == EXCESS_DATA else ScanError
+        raise kind(f"{_MESSAGES[int(result['outcome'])]} (in MCU {result['mcu']} of {scan.num_mcus})")
+    counts = reader["counts"][0].reshape(NUM_HUFFMAN_TABLES, 256)
+    return Tokens(tokens[: result["num_tokens"]], stops, counts, int(result["stop"]))
+
+
+def write_tokens(tokens: Tokens, tables: NDArray[np.void]) -> tuple[bytes, NDArray[np.int64]]:
+    """Write a scan.
+
+    Args:
+        tokens: The scan.
+        tables: HUFFMAN_TABLE [8], with codes for all symbols of the scan.
+
+    Returns:
+        The data, and the bytes of each restart interval without its marker, int64 [intervals].
+    """
+    num_tokens, num_intervals = len(tokens.tokens), len(tokens.stops)
+    # A token has at most 27 bits. At worst each byte is 0xFF and is followed by a stuffed 0; an interval ends in a
+    # partial byte and a marker.
+    between = scratch("scan", 4 * num_tokens + _SLACK)
+    data = scratch("recoded", 8 * num_tokens + 4 * num_intervals + _SLACK)
+    lengths = np.empty(num_intervals, np.int64)
+    writer = np.empty(1, WRITER)
+    call = np.zeros(1, CODED_SCAN)
+    call[0] = (
+        *(tokens.tokens.ctypes.data, num_tokens, tokens.stops.ctypes.data, num_intervals),
+        *(tables.ctypes.data, writer.ctypes.data, between.ctypes.data, len(between)),
+        *(data.ctypes.data, len(data), lengths.ctypes.data, 0),
+    )
+    compiled_functions().write_scan(call)
+    return data[: call[0]["size"]].tobytes(), lengths
 
 
 def decodes_if_tileable(content: bytes, *, max_pixels: int) -> bool:
-    """Return whether :func:`shardio.images.decode_image` surely decodes a JPEG, provided that it can be tiled.
+    """Return whether :func:`shardio.images.decode_image` certainly decodes a JPEG that :func:`tile_jpeg` has tiled.
 
     Args:
         content: A JPEG that :func:`tile_jpeg` has tiled without an error.
         max_pixels: The largest permitted number of pixels.
     """
     head = read_head(content)
-    if not (max(head.height, head.width) <= _MAX_SIDE and head.height * head.width <= max_pixels):
+    if not (max(head.height, head.width) <= MAX_SIDE and head.height * head.width <= max_pixels):
         return False
     ids, quantisers = _read_components(content, head)
     if len(set(ids)) < len(ids) or (len(ids) > 1 and head.factors not in USUAL_FACTORS):
@@ -424,14 +414,14 @@ def decodes_if_tileable(content: bytes, *, max_pixels: int) -> bool:
 
 
 def _read_components(content: bytes, head: JpegHead) -> tuple[bytes, set[int]]:
-    """Return the identifiers of the components, and the quantisation tables that they use (B.2.2)."""
+    """Return the identifiers of the components, and the numbers of their quantisation tables (B.2.2)."""
     first = head.frame_start + 10
     stop = first + 3 * len(head.factors)
     return content[first:stop:3], set(content[first + 2 : stop : 3])
 
 
 def _read_quantiser_ids(content: bytes, head: JpegHead) -> set[int]:
-    """Return the quantisation tables that the file defines; none if a segment is damaged (B.2.4.1)."""
+    """Return the numbers of the quantisation tables that the file defines; none if a segment is damaged (B.2.4.1)."""
     ids = set[int]()
     for segment in _find_segments(head, DQT):
         offset = segment.payload_start
@@ -445,34 +435,32 @@ def _read_quantiser_ids(content: bytes, head: JpegHead) -> set[int]:
 
 
 def _has_known_colours(content: bytes, head: JpegHead) -> bool:
-    """Return whether the segments that say something about colours are such as libjpeg knows."""
+    """Return whether libjpeg knows all values of the segments that concern colours."""
     for segment in _find_segments(head, APP0, APP14):
         payload = content[segment.payload_start : segment.stop]
-        if payload.startswith(_JFIF) and payload[_JFIF_MAJOR : _JFIF_MAJOR + 1] != b"\1":
+        if payload.startswith(JFIF) and payload[JFIF_MAJOR : JFIF_MAJOR + 1] != b"\1":
             return False
-        if payload.startswith(_ADOBE) and payload[_ADOBE_TRANSFORM : _ADOBE_TRANSFORM + 1] not in (b"\0", b"\1"):
+        if payload.startswith(ADOBE) and payload[ADOBE_TRANSFORM : ADOBE_TRANSFORM + 1] not in (b"\0", b"\1"):
             return False
     return has_whole_profile(content, head)
 
 
 def has_whole_profile(content: bytes, head: JpegHead) -> bool:
-    """Return whether a JPEG's colour profile is complete, or missing altogether. libjpeg warns of others."""
+    """Return whether a JPEG's colour profile is complete or missing. libjpeg warns of others."""
     start = len(ICC_SIGNATURE)
-    parts = [
-        content[segment.payload_start + start : segment.stop]
-        for segment in _find_segments(head, APP2)
-        if content.startswith(ICC_SIGNATURE, segment.payload_start)
-    ]
+    parts = [content[segment.payload_start + start : segment.stop] for segment in _find_profile(content, head)]
     # Each part begins with its number, from 1, and the number of parts (ICC.1:2022, B.4).
     numbers = [bytes([i, len(parts)]) for i in range(1, len(parts) + 1)] if len(parts) < 256 else []
     return sorted(part[:2] for part in parts) == numbers and (not parts or any(len(part) > 2 for part in parts))
 
 
+def _find_profile(content: bytes, head: JpegHead) -> Iterator[Segment]:
+    segments = _find_segments(head, APP2)
+    return (segment for segment in segments if content.startswith(ICC_SIGNATURE, segment.payload_start))
+
+
 def _find_segments(head: JpegHead, *markers: int) -> Iterator[Segment]:
     return (segment for segment in head.segments if segment.marker in markers)
-
-
-_SOI_LENGTH = 2
 
 
 def reencode_jpeg(
@@ -480,8 +468,8 @@ def reencode_jpeg(
 ) -> bytes:
     """Decode a JPEG, turn it upright, shrink it, and encode it as a tiled JPEG.
 
-    Colour is stored as 4:2:0, and gray stays gray. The colour profile is kept, except that of CMYK, which becomes RGB.
-    All other metadata is dropped.
+    Colour is stored as 4:2:0, and gray stays gray. CMYK becomes RGB without its colour profile; other images keep
+    theirs. All other metadata is dropped.
 
     Args:
         content: A JPEG file.
@@ -509,13 +497,7 @@ def reencode_jpeg(
 
 
 def _convert_to_srgb(content: bytes, pixels: Pixels, max_pixels: int) -> Pixels:
-    """Return a JPEG's upright pixels in sRGB.
-
-    Args:
-        content: The file.
-        pixels: What it was decoded to, uint8 [height, width, 3].
-        max_pixels: The largest permitted number of pixels.
-    """
+    """Return a JPEG's upright pixels in sRGB, given the pixels of :func:`decode_image`."""
     import PIL.Image  # Not before an image needs it: see crop_plan.py.
 
     from shardio.images.converting import convert_to_srgb, read_profile
@@ -543,18 +525,12 @@ def _shrink(pixels: Pixels, max_side: int | None) -> Pixels:
 
 
 def _read_profile(content: bytes, head: JpegHead) -> bytes:
-    """Return the segments of the colour profile, unless some are missing."""
     if not has_whole_profile(content, head):
         return b""
-    return b"".join(
-        content[segment.start : segment.stop]
-        for segment in head.segments
-        if segment.marker == APP2 and content.startswith(ICC_SIGNATURE, segment.payload_start)
-    )
+    return b"".join(content[segment.start : segment.stop] for segment in _find_profile(content, head))
 
 
 def _insert(content: bytes, segments: bytes) -> bytes:
-    """Insert segments after the JFIF header, or after SOI without one."""
     first = read_head(content).segments[0]
-    stop = first.stop if first.marker == APP0 else _SOI_LENGTH
+    stop = first.stop if first.marker == APP0 else len(marker_bytes(SOI))
     return content[:stop] + segments + content[stop:]
