@@ -99,7 +99,7 @@ def run_rank(target: str, directory: str, epochs: int, key: str | None) -> None:
 
 
 def record_failure(directory: str, time_ns: int) -> None:
-    """Record when this process failed, so that the launcher can name the first failure."""
+    """Record the time at which this process failed, so that the launcher can name the first failure."""
     (Path(directory) / f"{_file_name(int(os.environ['RANK']))}.failed").write_text(str(time_ns))
 
 

@@ -180,8 +180,6 @@ def _check_rows(loader: Iterable[Any], batch_number: int, num_rows: int) -> None
 
 @dataclass(frozen=True, slots=True)
 class _Tagged:
-    """A collated batch, and the worker that collated it."""
-
     worker: int
     batch: Any
     is_tuple: bool

@@ -73,7 +73,7 @@ class ExpectedSamples:
 class CoverageReport:
     """A comparison of an epoch's deliveries with those that it should have made.
 
-    ``str(report)`` is a summary for people.
+    ``str(report)`` is a readable summary.
 
     Attributes:
         expected: The samples that the epoch should have delivered.

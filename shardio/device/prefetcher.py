@@ -488,7 +488,6 @@ class PrefetchIterator:
         return True
 
     def _send_next(self) -> _Failure | None:
-        """Request the loader's next batch and send it. Return the failure, if there is one."""
         saves_state = self._is_ahead and (not self._in_flight.is_synchronous or find_held() is not None)
         # The state of a loader that is ahead includes its parts, so they must count at the same time.
         with counted_at_once() if saves_state else held_back() as counts, asking_for_rng_keys() as keys:

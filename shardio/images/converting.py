@@ -56,7 +56,7 @@ def convert_image(
 
     ========  =======================================================================================================
     ``jpeg``  8 bits, gray or RGB with chroma stored as 4:2:0. An image with transparent pixels is an error
-    ``png``   lossless. Gray, palettes, alpha and 16 bits stay as they are. What a PNG cannot store is an error
+    ``png``   lossless. Gray, palettes, alpha and 16 bits stay as they are. Other values are an error
     ``webp``  lossy, 8 bits, RGB or RGBA
     ========  =======================================================================================================
 

@@ -1,4 +1,4 @@
-"""Crop plans describe how to render images before any image is decoded. Their resizing is defined here.
+"""Crop plans, which describe the rendering of images before any image is decoded, and the resizing in them.
 
 Bilinear pixels are those of OpenCV's INTER_LINEAR on x86 (resize.cpp). OpenCV's code for other processors rounds
 differently in some versions, so OpenCV resizes only if it gives the same pixels in this process. The kernel has its own

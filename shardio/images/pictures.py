@@ -111,7 +111,7 @@ _TURNS = {
 
 
 def read_turn(image: PIL.Image.Image) -> Turn:
-    """Return the turn that makes an image upright that Pillow opened."""
+    """Return the turn that makes a Pillow image upright."""
     return _TURNS.get(image.getexif().get(_TAG, 1), UPRIGHT)
 
 
@@ -138,7 +138,7 @@ def read_jpeg_turn(content: bytes) -> Turn:
 
 
 class TooManyPixels(ValueError):  # noqa: N818  # It names the finding, as NotTileable does.
-    """An image has more pixels than the caller allows."""
+    """The error for an image with more pixels than the caller allows."""
 
 
 class Picture(ABC):

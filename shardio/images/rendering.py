@@ -53,7 +53,7 @@ Render = Callable[[Pixels], object]
 
 
 class DecodeError(ValueError):
-    """An error of an image in a chunk that cannot be decoded.
+    """The error for an image of a chunk that cannot be decoded.
 
     Attributes:
         row: The image's row in the chunk.
@@ -177,7 +177,7 @@ def is_too_large_to_average(num_pixels: Any) -> Any:
 
 
 def prepare_render(picture: Picture, box: Box, height: int, width: int, window: Box, resampling: Resampling) -> Render:
-    """Return a function that renders a window of a resized box, black where the window extends beyond it.
+    """Return a function that renders a window of a resized box, with black pixels beyond the box.
 
     Args:
         picture: The picture.

@@ -88,7 +88,7 @@ _SLACK = 64
 
 
 class NotTileable(ValueError):  # noqa: N818  # Nothing is wrong with the image; it just cannot be tiled.
-    """An error of an image that cannot be tiled.
+    """The error for an image that cannot be tiled.
 
     Attributes:
         reason: The reason in a few words, the same for all images of a kind.
@@ -329,11 +329,11 @@ class Tokens(NamedTuple):
 
 
 class ScanError(ValueError):
-    """An error of a scan whose data violates the standard or the limits of a baseline image."""
+    """The error for a scan whose data violates the standard or the limits of a baseline image."""
 
 
 class ExcessDataError(ScanError):
-    """An error of a scan with more data than the image needs."""
+    """The error for a scan with more data than the image needs."""
 
 
 def read_tokens(scan: Scan, interval: int) -> Tokens:

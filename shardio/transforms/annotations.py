@@ -91,7 +91,7 @@ class Ragged(np.ndarray[Any, Any]):
 
 
 class AnnotationError(ValueError):
-    """A value cannot be transformed. The message begins after the value's name, which is ``name``."""
+    """The error for a value that cannot be transformed. Its message begins after the value's name, ``name``."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)

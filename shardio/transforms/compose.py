@@ -1,6 +1,6 @@
 """Transforms that consist of others: in sequence, at random, or one of them.
 
-The functions at the end render the images of such transforms, where a step needs pixels.
+The functions at the end render images before a step that needs their pixels.
 
 """
 

@@ -39,7 +39,7 @@ PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
 Corner = Literal["top left", "top right", "bottom left", "bottom right"]
 
 NUM_TRIES = 10
-"""How many random boxes RandomResizedCrop tries before it falls back to a central one, as in torchvision."""
+"""The number of random boxes that RandomResizedCrop tries before it takes a central one, as in torchvision."""
 
 
 class _Resizing(Geometry):
@@ -248,7 +248,7 @@ class RandomVerticalFlip(_RandomFlip):
 
 
 class _Padding(Geometry):
-    """A transform that may show what is beyond an image's border. :class:`Pad` describes its arguments."""
+    """A transform that may show pixels beyond an image's border. :class:`Pad` describes its arguments."""
 
     def __init__(self, fill: Fill, padding_mode: PaddingMode) -> None:
         self.fill, self.padding_mode = fill, check_choice("padding_mode", padding_mode, PaddingMode)
@@ -285,10 +285,10 @@ class Pad(_Padding):
     """Add pixels on all sides of the image.
 
     Args:
-        padding: How many pixels: one number; two, for left and right, and for top and bottom; or four, for left, top,
-            right and bottom.
+        padding: The number of pixels: one number; two, for left and right, and for top and bottom; or four, for left,
+            top, right and bottom.
         fill: The colour of these pixels, if it is constant: one number or three.
-        padding_mode: What they show: "constant"; "edge" repeats the border's pixels; "reflect" mirrors the image at
+        padding_mode: Their content: "constant"; "edge" repeats the border's pixels; "reflect" mirrors the image at
             their centres; "symmetric" mirrors it at the border.
     """
 
@@ -297,7 +297,7 @@ class Pad(_Padding):
         self.padding = _check_padding(padding)
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Boxes:
-        """Return what the results show of the images, int64 [n, 4]: top, left, height, width."""
+        """Return the part of each image's plane that its result shows, int64 [n, 4]: top, left, height, width."""
         left, top, right, bottom = self.padding
         corners = np.broadcast_to(np.array([-top, -left], dtype=np.int64), sizes.shape)
         return np.concatenate([corners, sizes + np.array([top + bottom, left + right])], axis=1)
@@ -311,11 +311,11 @@ class RandomCrop(_Padding):
 
     Args:
         size: The crop's size in pixels: one number for a square, or (height, width).
-        padding: How many pixels to add on the sides first, as in :class:`Pad`; None for none.
+        padding: The number of pixels to add on the sides first, as in :class:`Pad`; None for none.
         pad_if_needed: Whether to also pad images that are smaller than the crop, on both sides by what is missing.
             If false, they are an error.
         fill: The colour of the added pixels, if it is constant: one number or three.
-        padding_mode: What they show; see :class:`Pad`.
+        padding_mode: Their content; see :class:`Pad`.
     """
 
     def __init__(

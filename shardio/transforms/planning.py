@@ -79,9 +79,27 @@ Decode = Literal["array", "pil"]
 BUILTINS = GEOMETRIES | COLOURS | AUGMENTATIONS | WARPS
 """shardio's transforms of single images. Subclasses may run other code, so they are not among them."""
 
+_TORCHVISION_MODULES = frozenset(
+    {
+        *(f"torchvision.transforms.v2.{name}" for name in ("_auto_augment", "_color", "_container", "_geometry")),
+        *(f"torchvision.transforms.{name}" for name in ("autoaugment", "transforms")),
+    }
+)
+"""The modules in which torchvision defines these transforms. Subclasses elsewhere may do anything."""
+
+_ALBUMENTATIONS = "albumentations.augmentations."
+
+_TENSOR_CONVERSIONS = frozenset({"ToTensor", "PILToTensor", "MaybePILToTensor", "ToImage", "ToNumpy"})
+"""The classes that convert Pillow images."""
+
+_PILLOW_PIPELINES = ("torchvision.transforms.", "timm.data.")
+
+_INTER_LINEAR = 1
+"""OpenCV's number of this interpolation."""
+
 
 def count_crops(transform: Callable[[Any], Any] | None) -> int | None:
-    """Return how many results each image has, or None for a transform that is not a MultiCrop."""
+    """Return the number of results of each image, or None for a transform that is not a MultiCrop."""
     return len(transform.transforms) if isinstance(transform, MultiCrop) else None
 
 
@@ -349,15 +367,6 @@ def recognise(transform: Any, decode: Decode) -> Callable[[Any], Any] | None:
     return None
 
 
-_TORCHVISION_MODULES = frozenset(
-    {
-        *(f"torchvision.transforms.v2.{name}" for name in ("_auto_augment", "_color", "_container", "_geometry")),
-        *(f"torchvision.transforms.{name}" for name in ("autoaugment", "transforms")),
-    }
-)
-"""The modules in which torchvision defines these transforms. Subclasses elsewhere may do anything."""
-
-
 def replace_torchvision(theirs: Any) -> Callable[[Any], Any] | None:
     """Return shardio's equal of a torchvision transform, or None if there is none.
 
@@ -445,13 +454,6 @@ _REPLACEMENTS: dict[str, Callable[[Any], Callable[[Any], Any] | None]] = {
     "RandomOrder": lambda theirs: RandomOrder(_replace_inner(theirs)),
 }
 """Functions that make shardio's transform, by the name of torchvision's class."""
-
-_ALBUMENTATIONS = "albumentations.augmentations."
-_TENSOR_CONVERSIONS = frozenset({"ToTensor", "PILToTensor", "MaybePILToTensor", "ToImage", "ToNumpy"})
-"""The classes that convert Pillow images."""
-_PILLOW_PIPELINES = ("torchvision.transforms.", "timm.data.")
-_INTER_LINEAR = 1
-"""OpenCV's number of this interpolation."""
 
 
 class PlainRandomResizedCrop(RandomResizedCrop):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from shardio.images import Picture, Pixels, find_format, open_image, use_one_thread
 from shardio.images.formats import errors_of_pillow
 from shardio.images.jpeg.regions import Box
+from shardio.images.rendering import SCALES
 from shardio.order.words import make_rng_key, permute
 from shardio.process import count_processors, let_through
 from shardio.viewer.sources import FieldUse, ImageColumns, ImageSource, Unreadable, choose_evenly
@@ -25,9 +26,6 @@ Result = TypeVar("Result")
 
 IMAGES_PER_TASK = 16
 """The number of images that a thread reads at a time."""
-
-SCALES = (8, 4, 2)
-"""The factors by which JPEGs can be decoded smaller."""
 
 MAX_BINS = 24
 """The maximum number of bins."""
