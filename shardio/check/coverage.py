@@ -1,7 +1,6 @@
 """Coverage: the samples that an epoch delivered, and those that its loader claims to have.
 
 Each delivery takes 14 bytes.
-
 """
 
 from __future__ import annotations

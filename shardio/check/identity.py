@@ -3,7 +3,6 @@
 An integer key from 0 to 2**63 - 1 is its own identity. All other keys are hashed to 2**63 and above, so the two kinds
 never collide. Equal numbers (1 and 1.0) have the same identity, and so do a string and its UTF-8 bytes. A sample
 without a key is identified by its content: the xxh3-64 hash of all its fields.
-
 """
 
 from __future__ import annotations

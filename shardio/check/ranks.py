@@ -5,7 +5,6 @@ first failure, Ctrl-C or SIGTERM ends all ranks, first with SIGTERM, then with S
 queue, so a signal never interrupts the launcher in the middle of a step. The standard error of a rank goes to a file,
 because a full pipe would block the rank. Each rank is started by a command, as in torchrun, not by
 :mod:`shardio.process`.
-
 """
 
 from __future__ import annotations

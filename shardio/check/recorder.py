@@ -4,7 +4,6 @@ A recording is a safetensors file. For each epoch ``e``, it has the tensors ``id
 (uint32 [n]) and ``workers.e`` (int16 [n], -1 for an unknown worker). Its metadata key ``recording`` is a JSON object
 with the format, the rank, the number of ranks, the process, the times and, if they are few, the keys. For each epoch,
 the object also has the fields of RankEpoch and of the loader's Allowance.
-
 """
 
 from __future__ import annotations

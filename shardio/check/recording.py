@@ -3,7 +3,6 @@
 Only stable content identifies samples. Three kinds of evidence show that contents change: transforms whose class names
 suggest randomness, samples of the dataset that differ when they are read again, and epochs that together hold more
 contents than samples.
-
 """
 
 from __future__ import annotations

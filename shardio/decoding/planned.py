@@ -112,10 +112,12 @@ def open_images(samples: StoredSamples, name: str, open_one: Callable[[bytes], A
         SampleError: If an image is missing, empty or damaged.
     """
     columns = [samples.columns[field] for field in stored_fields_of(name) if field in samples.columns]
-    return [_open(samples, name, row, contents, open_one) for row, contents in enumerate(zip(*columns, strict=True))]
+    return [
+        _open_image(samples, name, row, contents, open_one) for row, contents in enumerate(zip(*columns, strict=True))
+    ]
 
 
-def _open(
+def _open_image(
     samples: StoredSamples, name: str, row: int, contents: Sequence[bytes | None], open_one: Callable[[bytes], Any]
 ) -> Any:
     content = next(filter(None, contents), None)

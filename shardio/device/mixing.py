@@ -4,7 +4,6 @@ Names, arguments and distributions are those of torchvision.transforms.v2. So ar
 parameters. MixUp is from Zhang et al., "mixup: Beyond Empirical Risk Minimization" (2018), CutMix from Yun et al.,
 "CutMix: Regularization Strategy to Train Strong Classifiers with Localizable Features" (2019), and random erasing from
 Zhong et al., "Random Erasing Data Augmentation" (2020).
-
 """
 
 from __future__ import annotations

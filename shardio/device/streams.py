@@ -55,7 +55,7 @@ def _is_available(device_type: str) -> bool:
             return True
 
 
-_SMALLEST = 512
+_MIN_BUFFER_BYTES = 512
 """The size of the smallest pinned buffer, in bytes."""
 
 OnTensor = Callable[[torch.Tensor], torch.Tensor]
@@ -137,7 +137,7 @@ class PinnedPool:
         """Copy a tensor into a buffer. Return the copy, in the same layout, and the buffer."""
         dense = torch.empty_like(tensor, device="meta")
         num_bytes = dense.numel() * dense.element_size()
-        size = max(_SMALLEST, 1 << (num_bytes - 1).bit_length()) if num_bytes else _SMALLEST
+        size = max(_MIN_BUFFER_BYTES, 1 << (num_bytes - 1).bit_length()) if num_bytes else _MIN_BUFFER_BYTES
         buffer = self._free[size].pop() if self._free[size] else self._pin(size)
         copied = buffer[:num_bytes].view(tensor.dtype).as_strided(dense.size(), dense.stride())
         return copied.copy_(tensor), buffer

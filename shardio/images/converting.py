@@ -2,7 +2,6 @@
 
 The rendering intent is perceptual, as in browsers and in Pillow's default. A profile that defines only relative
 colorimetry, as most profiles of cameras and screens do, gives the same colours for both.
-
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _INTEGERS = frozenset(("I", "I;16B", "I;16L", "I;16N"))
 
 _GRAY = frozenset(("1", "L", "LA", "La", "I;16"))
 
-_FULL = 255
+_OPAQUE = 255
 """The alpha of an opaque pixel."""
 
 
@@ -85,7 +84,7 @@ def convert_image(
             return _convert_wide(content, stored, max_side=max_side, to_srgb=to_srgb, max_pixels=max_pixels)
         if stored.dtype not in (np.uint8, np.uint16):
             raise ValueError(f"stores {stored.describe()}, which neither JPEG nor WebP has: leave it out")
-    image, profile = _read(content, max_pixels, needs_profile=to_srgb)
+    image, profile = _read_upright(content, max_pixels, needs_profile=to_srgb)
     if profile is not None and to_srgb:
         image, profile = _convert_colours(image, profile), None
     converted = _CONVERSIONS[to].prepare(_shrink(_simplify(image), max_side))
@@ -95,7 +94,7 @@ def convert_image(
     return _encode(converted, icc_profile=profile, **options, **_CONVERSIONS[to].options)
 
 
-def _read(content: bytes, max_pixels: int, *, needs_profile: bool) -> tuple[PIL.Image.Image, bytes | None]:
+def _read_upright(content: bytes, max_pixels: int, *, needs_profile: bool) -> tuple[PIL.Image.Image, bytes | None]:
     """Return an image and its ICC profile. The image is upright, with no other metadata than its transparent colour."""
     with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as stored:
         check_size(stored.height, stored.width, max_pixels)
@@ -223,7 +222,7 @@ def _drop_opaque_alpha(image: PIL.Image.Image) -> PIL.Image.Image:
         return image
     is_gray = image.mode in _GRAY
     image = image.convert("LA" if is_gray else "RGBA")
-    is_opaque = image.getchannel("A").getextrema() == (_FULL, _FULL)
+    is_opaque = image.getchannel("A").getextrema() == (_OPAQUE, _OPAQUE)
     return image.convert("L" if is_gray else "RGB") if is_opaque else image
 
 
@@ -260,7 +259,7 @@ def convert_to_srgb(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
         ValueError: If the profile is damaged, or made for other images.
     """
     colours = image.convert(_ALPHA.get(image.mode, image.mode))
-    converted = _transform(colours, profile)
+    converted = _apply_profile(colours, profile)
     if image.mode == "L" or image.mode == "LA":
         converted = converted.convert("L")
     if image.mode in _ALPHA:
@@ -268,10 +267,10 @@ def convert_to_srgb(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
     return converted
 
 
-def _transform(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
+def _apply_profile(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
     try:
         with errors_of_pillow():
-            model, transform = _make_transform(profile)
+            model, transform = _make_srgb_transform(profile)
             if model != image.mode:
                 if (image.mode, model) != ("L", "RGB"):
                     raise ValueError(f"it is for {model} images, but this one is {image.mode}")
@@ -284,7 +283,7 @@ def _transform(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
 
 
 @lru_cache(maxsize=16)
-def _make_transform(profile: bytes) -> tuple[str, PIL.ImageCms.ImageCmsTransform]:
+def _make_srgb_transform(profile: bytes) -> tuple[str, PIL.ImageCms.ImageCmsTransform]:
     """Return the mode of the images that a profile is for, and their conversion to sRGB.
 
     Making it takes as long as converting 200,000 pixels, and many images have the same profile. Threads may share it.

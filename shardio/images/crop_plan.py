@@ -6,7 +6,6 @@ code for the same definition. Weights have 11 bits. Rows are resized across firs
 Then two of them are mixed. Antialiased pixels are those of Pillow.
 
 OpenCV and Pillow are imported when an image first needs them, so worker processes that need neither start 50 ms sooner.
-
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ if TYPE_CHECKING:
     import PIL.Image
 
 
-_ONE = np.float32(1 << 11)
+_WEIGHT_SUM = np.float32(1 << 11)
 """The sum of two weights (resize.cpp, INTER_RESIZE_COEF_SCALE)."""
 
-_CHECKED = (
+_CHECKED_SIZES = (
     ((37, 53), (20, 31)),
     ((61, 40), (33, 38)),
     ((50, 83), (45, 41)),
@@ -96,7 +95,7 @@ class CropPlan:
 
         Such images must be rendered first. Otherwise, pixels around the part would appear instead of black ones.
         """
-        is_part = _any((self.window[:, :2] != 0) | (self.window[:, 2:] != self.size))
+        is_part = _any_in_row((self.window[:, :2] != 0) | (self.window[:, 2:] != self.size))
         return is_part & _reach_beyond(boxes, self.output_size)
 
     def crop(self, boxes: Boxes) -> CropPlan:
@@ -111,7 +110,7 @@ class CropPlan:
     @property
     def is_final(self) -> NDArray[np.bool_]:
         """Whether each image is resized or padded, bool [n]. If so, it must be rendered before it is resized again."""
-        return _any(self.size != self.box[:, 2:]) | _reach_beyond(self.window, self.size)
+        return _any_in_row(self.size != self.box[:, 2:]) | _reach_beyond(self.window, self.size)
 
     @property
     def is_halved(self) -> NDArray[np.bool_]:
@@ -186,10 +185,10 @@ class PlannedCrop(NamedTuple):
 
 
 def _reach_beyond(boxes: Boxes, sizes: Sizes) -> NDArray[np.bool_]:
-    return _any((boxes[:, :2] < 0) | (boxes[:, :2] + boxes[:, 2:] > sizes))
+    return _any_in_row((boxes[:, :2] < 0) | (boxes[:, :2] + boxes[:, 2:] > sizes))
 
 
-def _any(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:  # bool [n, m] → [n]
+def _any_in_row(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:  # bool [n, m] → [n]
     return np.asarray(mask.any(axis=1))
 
 
@@ -281,7 +280,7 @@ class Points(NamedTuple):
         if length is not None:
             part[(first < 0) | (first >= length - 1)] = 0
             first = first.clip(0, length - 1)
-        weights = np.stack([np.float32(1) - part, part]) * _ONE
+        weights = np.stack([np.float32(1) - part, part]) * _WEIGHT_SUM
         return cls(first.astype(np.int64), np.rint(weights).astype(np.int32))
 
 
@@ -289,7 +288,7 @@ def resize_bilinear(image: Pixels, height: int, width: int) -> Pixels:
     """Resize an image, uint8 [rows, columns, 3], to uint8 [height, width, 3]."""
     num_rows, num_columns = image.shape[:2]
     rows, columns = _positions(num_rows, height), _positions(num_columns, width)
-    return _mix(image, Points.place(rows), Points.place(columns, num_columns))
+    return _sample_at(image, Points.place(rows), Points.place(columns, num_columns))
 
 
 def sample(image: Pixels, corner: tuple[float, float], step: tuple[float, float], height: int, width: int) -> Pixels:
@@ -306,7 +305,7 @@ def sample(image: Pixels, corner: tuple[float, float], step: tuple[float, float]
         uint8 [height, width, 3].
     """
     rows = Points.place(corner[0] + step[0] * np.arange(height))
-    return _mix(image, rows, Points.place(corner[1] + step[1] * np.arange(width), image.shape[1]))
+    return _sample_at(image, rows, Points.place(corner[1] + step[1] * np.arange(width), image.shape[1]))
 
 
 @cache
@@ -315,7 +314,7 @@ def is_opencv_equal() -> bool:
     import cv2  # Not before an image needs it.
 
     random = np.random.default_rng(0)
-    for before, (height, width) in _CHECKED:
+    for before, (height, width) in _CHECKED_SIZES:
         image = random.integers(0, 256, (*before, 3), np.uint8)
         resized = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
         if not np.array_equal(resized, resize_bilinear(image, height, width)):
@@ -323,7 +322,7 @@ def is_opencv_equal() -> bool:
     return True
 
 
-def _mix(image: Pixels, rows: Points, columns: Points) -> Pixels:
+def _sample_at(image: Pixels, rows: Points, columns: Points) -> Pixels:
     """Sample an image at n rows and m columns: each result, uint8 [n, m, 3], is a weighted mean of four pixels."""
     top, stop = (int(bound) for bound in np.clip([rows.first[0], rows.first[-1] + 2], 0, len(image)))
     image = image[min(top, len(image) - 1) : max(stop, 1)]  # Only these rows are needed.

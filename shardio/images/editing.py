@@ -4,7 +4,6 @@ The kernel's compiled functions do this, or Pillow and numpy without a kernel. B
 :mod:`shardio.images.kernel.compiled.operation_records` lists the operations.
 
 A mask's values are never mixed: it is resized as by Pillow's NEAREST. Boxes and points are moved by arithmetic.
-
 """
 
 from __future__ import annotations

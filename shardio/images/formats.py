@@ -28,9 +28,9 @@ IHDR = struct.Struct(">IIBBBBB")
 COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
 """The colour type of gray, gray and alpha, RGB, RGBA, by the number of channels."""
 
-_CHUNK = struct.Struct(">I4s")
+_CHUNK_HEAD = struct.Struct(">I4s")
 
-_CRITICAL = frozenset((b"IHDR", b"PLTE", b"IDAT", b"IEND"))
+_CRITICAL_CHUNKS = frozenset((b"IHDR", b"PLTE", b"IDAT", b"IEND"))
 
 _PAETH = 4
 
@@ -206,11 +206,11 @@ def strip_png(content: bytes) -> bytes | None:
     view, offset = memoryview(content), len(PNG_SIGNATURE)
     kept: list[bytes | memoryview] = [PNG_SIGNATURE]
     while offset + 12 <= len(content):
-        length, name = _CHUNK.unpack_from(content, offset)
+        length, name = _CHUNK_HEAD.unpack_from(content, offset)
         stop = offset + 12 + length
         if stop > len(content) or zlib.crc32(view[offset + 4 : stop - 4]) != int.from_bytes(view[stop - 4 : stop]):
             return None
-        if name in _CRITICAL:
+        if name in _CRITICAL_CHUNKS:
             kept.append(view[offset:stop])
         if name == b"IEND":
             return b"".join(kept)
@@ -239,16 +239,16 @@ def encode_png(
         chunks.append(_write_chunk(b"iCCP", b"ICC Profile\0\0" + zlib.compress(icc_profile)))
     if transparency is not None:
         chunks.append(_write_chunk(b"tRNS", struct.pack(f">{num_channels}H", *transparency)))
-    rows = _filter(big_endian.view(np.uint8), 2 * num_channels)
+    rows = _filter_by_paeth(big_endian.view(np.uint8), 2 * num_channels)
     chunks += [_write_chunk(b"IDAT", zlib.compress(rows)), _write_chunk(b"IEND", b"")]
     return PNG_SIGNATURE + b"".join(chunks)
 
 
 def _write_chunk(name: bytes, data: bytes) -> bytes:
-    return _CHUNK.pack(len(data), name) + data + zlib.crc32(name + data).to_bytes(4)
+    return _CHUNK_HEAD.pack(len(data), name) + data + zlib.crc32(name + data).to_bytes(4)
 
 
-def _filter(rows: NDArray[np.uint8], stride: int) -> bytes:
+def _filter_by_paeth(rows: NDArray[np.uint8], stride: int) -> bytes:
     """Filter rows of bytes by Paeth's predictor, with the bytes of a pixel ``stride`` apart (clause 9.4)."""
     padded = np.zeros((rows.shape[0] + 1, rows.shape[1] + stride), np.int16)
     padded[1:, stride:] = rows

@@ -107,7 +107,7 @@ def decode_unconverted(
         return _read_turn(content).apply(values) if is_to_turn else values
     if _is_rgb(content, max_pixels):
         return decode_image(content, orientation=orientation, max_pixels=max_pixels)
-    pixels = np.array(_load(content, orientation))
+    pixels = np.array(_load_unconverted(content, orientation))
     return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)  # TIFFs may be big-endian.
 
 
@@ -128,7 +128,7 @@ def decode_unconverted_pil(
         )
     if _is_rgb(content, max_pixels):
         return decode_pil(content, orientation=orientation, max_pixels=max_pixels)
-    return _load(content, orientation)
+    return _load_unconverted(content, orientation)
 
 
 def _read_turn(content: bytes) -> Turn:
@@ -146,7 +146,7 @@ def _is_rgb(content: bytes, max_pixels: int) -> bool:
         return image.mode == "RGB"
 
 
-def _load(content: bytes, orientation: Orientation) -> PIL.Image.Image:
+def _load_unconverted(content: bytes, orientation: Orientation) -> PIL.Image.Image:
     import PIL.Image
     import PIL.ImageOps
 
@@ -380,7 +380,7 @@ class PillowPicture(Picture):
         import PIL.Image  # Not before an image needs it: see crop_plan.py.
 
         with errors_of_pillow(), PIL.Image.open(io.BytesIO(self._content)) as image:
-            pixels = _convert(image)
+            pixels = _convert_to_rgb(image)
         if pixels.shape[:2] != self.size:
             declared, found = (f"{width}×{height}" for height, width in (self.size, pixels.shape[:2]))
             raise ValueError(f"the header declares {declared} pixels, but Pillow decoded {found}")
@@ -393,18 +393,18 @@ def open_by_pillow(content: bytes, orientation: Orientation, max_pixels: int) ->
     Raises:
         ValueError: If the image is damaged, too large, or of a format that Pillow does not read.
     """
-    with errors_of_pillow(), _open(content) as image:
+    with errors_of_pillow(), _open_stored(content) as image:
         check_size(image.height, image.width, max_pixels)
         name: DecoderName = "pillow, clipped" if _is_clipped(image) else "pillow"
         if orientation == "ignore" and image.format != "TIFF":
             return PillowPicture(content, *image.size[::-1], name, is_for_opencv=is_for_opencv(image, content))
         _refuse_damage(content)
         # The orientation, and therefore the size, is certain only after the whole file has been read.
-        pixels = _convert(image)
+        pixels = _convert_to_rgb(image)
         return DecodedPicture(pixels if orientation == "ignore" else read_turn(image).apply(pixels), name)
 
 
-def _open(content: bytes) -> PIL.Image.Image:
+def _open_stored(content: bytes) -> PIL.Image.Image:
     """Open an image. The error names the stored values if Pillow does not read their type."""
     import PIL.Image  # Not before an image needs it: see crop_plan.py.
 
@@ -419,7 +419,7 @@ def _open(content: bytes) -> PIL.Image.Image:
         ) from error
 
 
-def _convert(image: PIL.Image.Image) -> Pixels:
+def _convert_to_rgb(image: PIL.Image.Image) -> Pixels:
     if image.mode == "P":
         image.info.pop("transparency", None)  # RGB has none, and Pillow warns of some.
     return np.array(image.convert("RGB"))

@@ -53,10 +53,10 @@ It returns uint8 [height, width, 3], valid until the same thread reads the next 
 is truncated or damaged.
 """
 
-MAX_KEPT = 64 * 2**20
+MAX_SCRATCH_BYTES = 64 * 2**20
 """The largest scratch array to keep, in bytes."""
 
-_TAG = 0x0112  # Exif 2.32, table 4
+_ORIENTATION_TAG = 0x0112  # Exif 2.32, table 4
 
 
 class Turn(NamedTuple):
@@ -112,7 +112,7 @@ _TURNS = {
 
 def read_turn(image: PIL.Image.Image) -> Turn:
     """Return the turn that makes a Pillow image upright."""
-    return _TURNS.get(image.getexif().get(_TAG, 1), UPRIGHT)
+    return _TURNS.get(image.getexif().get(_ORIENTATION_TAG, 1), UPRIGHT)
 
 
 def turn_pillow(image: PIL.Image.Image, turn: Turn) -> PIL.Image.Image:
@@ -217,21 +217,21 @@ def check_size(height: int, width: int, max_pixels: int) -> None:
         )
 
 
-class _Arrays(threading.local):
+class _ScratchArrays(threading.local):
     def __init__(self) -> None:
         self.by_purpose: dict[str, NDArray[np.uint8]] = {}
 
 
-_arrays = _Arrays()
+_scratch_arrays = _ScratchArrays()
 
 
 def scratch(purpose: str, num_bytes: int) -> NDArray[np.uint8]:
     """Return uint8 [num_bytes] with arbitrary content, valid until this thread calls again with the same purpose."""
-    array = _arrays.by_purpose.get(purpose)
+    array = _scratch_arrays.by_purpose.get(purpose)
     if array is None or array.size < num_bytes:
         array = np.empty(num_bytes, np.uint8)
-        if num_bytes <= MAX_KEPT:
-            _arrays.by_purpose[purpose] = array
+        if num_bytes <= MAX_SCRATCH_BYTES:
+            _scratch_arrays.by_purpose[purpose] = array
     return array[:num_bytes]
 
 

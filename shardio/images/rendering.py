@@ -46,7 +46,7 @@ Larger boxes are decoded at a fraction of their size. Decoding smaller ones at f
 IMAGES_AT_ONCE = GROUP_SIZE
 """The number of images that the kernel decodes side by side. Rendering fewer in a call takes longer per image."""
 
-_FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in LUMA_FACTORS)
+_KERNEL_FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in LUMA_FACTORS)
 
 Render = Callable[[Pixels], object]
 """A function that writes pixels to uint8 [height, width, 3], or raises ValueError if the image is damaged."""
@@ -108,7 +108,7 @@ def render_crops(crops: Sequence[PlannedCrop], rows: Sequence[Rows | None]) -> l
     is_rendered = render_by_kernel(crops, destinations)
     rendered = []
     for crop, destination, is_done in zip(crops, destinations, is_rendered.T, strict=True):
-        _render_rows(crop, destination, np.flatnonzero(~is_done).tolist())
+        _render_by_libraries(crop, destination, np.flatnonzero(~is_done).tolist())
         if (operations := _operations_of(crop.plan)) is not None:
             edit_images(destination, operations)
         decoder_names: list[DecoderName] = [
@@ -119,7 +119,7 @@ def render_crops(crops: Sequence[PlannedCrop], rows: Sequence[Rows | None]) -> l
     return rendered
 
 
-def _render_rows(crop: PlannedCrop, destinations: Rows, rows: list[int]) -> None:
+def _render_by_libraries(crop: PlannedCrop, destinations: Rows, rows: list[int]) -> None:
     if not rows:
         return
     pictures, plan = crop
@@ -204,7 +204,7 @@ def prepare_render(picture: Picture, box: Box, height: int, width: int, window: 
 
     def render_padded(out: Pixels) -> None:
         out[...] = 0
-        render(_view(out, visible._replace(top=visible.top - window.top, left=visible.left - window.left)))
+        render(_part_of(out, visible._replace(top=visible.top - window.top, left=visible.left - window.left)))
 
     return render_padded
 
@@ -232,17 +232,17 @@ def _prepare_window(
     :func:`resize` would sample a part of an image at other points. So it gets the whole box, in which only the pixels
     for the visible part are decoded.
     """
-    rows = _sources(visible.top, visible.height, box.height, height, resampling)
-    columns = _sources(visible.left, visible.width, box.width, width, resampling)
+    rows = _needed_pixels(visible.top, visible.height, box.height, height, resampling)
+    columns = _needed_pixels(visible.left, visible.width, box.width, width, resampling)
     needed = Box(rows.start, columns.start, len(rows), len(columns))
     part = picture.part(_inside(box, needed))
 
     def render(out: Pixels) -> None:
         before = scratch_pixels("before resizing", box.height, box.width)
-        np.copyto(_view(before, needed), part())
+        np.copyto(_part_of(before, needed), part())
         after = scratch_pixels("after resizing", height, width)
         resize(before, height, width, resampling, out=after)
-        np.copyto(out, _view(after, visible))
+        np.copyto(out, _part_of(after, visible))
 
     return render
 
@@ -295,7 +295,7 @@ def _choose_scale(box: Box, height: int, width: int) -> int:
     return 1
 
 
-def _sources(start: int, length: int, num_before: int, num_after: int, resampling: Resampling) -> range:
+def _needed_pixels(start: int, length: int, num_before: int, num_after: int, resampling: Resampling) -> range:
     """Return the pixels of a side that determine a part of the resized side."""
     ratio = num_before / num_after
     reaches = {"antialiased bilinear": max(ratio, 1.0), "antialiased bicubic": 2 * max(ratio, 1.0)}
@@ -315,7 +315,7 @@ def _inside(outer: Box, inner: Box) -> Box:
     return Box(outer.top + inner.top, outer.left + inner.left, inner.height, inner.width)
 
 
-def _view(pixels: Pixels, box: Box) -> Pixels:
+def _part_of(pixels: Pixels, box: Box) -> Pixels:
     return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
 
 
@@ -337,7 +337,7 @@ def why_not_by_kernel(content: bytes) -> str | None:
         return "unusual head"
     if (why := why_irregular(head)) is not None:
         return why
-    if len(head.factors) > 1 and head.factors not in _FACTORS:
+    if len(head.factors) > 1 and head.factors not in _KERNEL_FACTORS:
         return "unusual sampling factors"
     if not content.endswith(marker_bytes(EOI)):
         return "no end-of-image marker"

@@ -9,7 +9,6 @@ check what else libjpeg needs: quantisation tables, and the segments that decide
 some of these, and warns of others, which takes a second look (:mod:`shardio.images.jpeg.regions`).
 :func:`decodes_if_tileable` states the conditions under which libjpeg does neither. Other files may or may not be
 decodable.
-
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ MIN_WIDTH, MAX_WIDTH = TILE_WIDTH // 2, TILE_WIDTH * 2
 MIN_LONE_MCU_WIDTH = 16
 """The minimum width, in pixels, of an MCU that may be an interval alone, in a row without a suitable divisor."""
 
-_MESSAGES = {
+_SCAN_ERRORS = {
     DAMAGED: "damaged: the data ends early or contains an unknown code",
     EXCESS_DATA: "damaged: there is more data than the image needs",
     WRONG_MARKER: "damaged: a restart marker is missing or wrong",
@@ -160,7 +159,7 @@ def _transcode(content: bytes, head: JpegHead, interval: int) -> bytes:
     indices = np.flatnonzero(tokens.counts.any(axis=1)).tolist()
     tables = {index: make_best_table(tokens.counts[index]) for index in indices}
     data, lengths = write_tokens(tokens, pack_tables(tables))
-    return _join(content, head, dump_tables(tables) + _dump_intervals(head, interval, lengths), data)
+    return _join_file(content, head, dump_tables(tables) + _dump_intervals(head, interval, lengths), data)
 
 
 def _read_scan(content: bytes, head: JpegHead) -> Scan:
@@ -209,7 +208,7 @@ def _dump_intervals(head: JpegHead, interval: int, lengths: NDArray[np.int64]) -
     return marker_bytes(DRI) + b"\0\4" + interval.to_bytes(2, "big") + table
 
 
-def _join(content: bytes, head: JpegHead, tables: bytes, data: bytes) -> bytes:
+def _join_file(content: bytes, head: JpegHead, tables: bytes, data: bytes) -> bytes:
     *segments, scan_header = head.segments
     kept = [
         content[segment.start : segment.stop]
@@ -365,7 +364,7 @@ def read_tokens(scan: Scan, interval: int) -> Tokens:
     result = call[0]
     if result["outcome"] != RECODED:
         kind = ExcessDataError if result["outcome"] == EXCESS_DATA else ScanError
-        raise kind(f"{_MESSAGES[int(result['outcome'])]} (in MCU {result['mcu']} of {scan.num_mcus})")
+        raise kind(f"{_SCAN_ERRORS[int(result['outcome'])]} (in MCU {result['mcu']} of {scan.num_mcus})")
     counts = reader["counts"][0].reshape(NUM_HUFFMAN_TABLES, 256)
     return Tokens(tokens[: result["num_tokens"]], stops, counts, int(result["stop"]))
 
@@ -493,7 +492,7 @@ def reencode_jpeg(
         encoded = simplejpeg.encode_jpeg(pixels, quality, "RGB", "420")
     is_kept = not to_srgb and len(head.factors) < 4  # CMYK becomes RGB, which its profile does not fit.
     profile = _read_profile(content, head) if is_kept else b""
-    return tile_jpeg(_insert(encoded, profile))
+    return tile_jpeg(_insert_segments(encoded, profile))
 
 
 def _convert_to_srgb(content: bytes, pixels: Pixels, max_pixels: int) -> Pixels:
@@ -530,7 +529,7 @@ def _read_profile(content: bytes, head: JpegHead) -> bytes:
     return b"".join(content[segment.start : segment.stop] for segment in _find_profile(content, head))
 
 
-def _insert(content: bytes, segments: bytes) -> bytes:
+def _insert_segments(content: bytes, segments: bytes) -> bytes:
     first = read_head(content).segments[0]
     stop = first.stop if first.marker == APP0 else len(marker_bytes(SOI))
     return content[:stop] + segments + content[stop:]

@@ -7,7 +7,6 @@ checks that the result has the type and the shape that the file declares.
 OpenCV also decodes ordinary PNGs, because it is faster than Pillow. PNGs have checksums, and OpenCV refuses all damaged
 ones that Pillow refuses. Pillow decodes WebP images, and takes 1.2 to 1.6 times as long: OpenCV decodes one in sixteen
 of the damaged WebP images that Pillow refuses.
-
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ if TYPE_CHECKING:
     import PIL.Image
 
 
-_DEPTH = 24
+_PNG_DEPTH = 24
 """The offset of the bit depth in a PNG (PNG specification, 11.2.2)."""
 
 _SILENT = 0
 """OpenCV's lowest log level."""
 
-_LOG_LEVEL = Lock()
+_LOG_LEVEL_LOCK = Lock()
 """Guards OpenCV's log level, which is global."""
 
 
@@ -125,7 +124,7 @@ def is_for_opencv(image: PIL.Image.Image, content: bytes) -> bool:
     """Return whether OpenCV decodes an image that Pillow opened to the same pixels: a PNG with colours of 8 bits."""
     if image.format != "PNG" or image.mode not in ("RGB", "RGBA") or getattr(image, "is_animated", False):
         return False
-    return content[_DEPTH] == 8 and "interlace" not in image.info
+    return content[_PNG_DEPTH] == 8 and "interlace" not in image.info
 
 
 def decode_by_opencv(content: bytes) -> Pixels | None:
@@ -148,7 +147,7 @@ def decode_unchanged(content: bytes) -> NDArray[Any] | None:
     """
     import cv2
 
-    with _LOG_LEVEL:
+    with _LOG_LEVEL_LOCK:
         level = cv2.utils.logging.setLogLevel(_SILENT)
         try:
             values = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
@@ -170,7 +169,7 @@ def _read_png(content: bytes) -> ValueFormat | None:
     num_channels = {colour: number for number, colour in COLOUR_TYPES.items()}.get(colour_type)
     if depth != 16 or num_channels is None:
         return None
-    return _make(np.uint16, height, width, num_channels, is_in_pillow=num_channels == 1, decode=_decode_png)
+    return _make_format(np.uint16, height, width, num_channels, is_in_pillow=num_channels == 1, decode=_decode_png)
 
 
 def _decode_png(content: bytes) -> NDArray[Any]:
@@ -218,14 +217,14 @@ def _read_tiff(content: bytes) -> ValueFormat | None:
         height, width = width, height
     if photometric not in _GRAY_OR_RGB or bits == {1}:
         is_known = max(bits) <= 8 and kinds == {_UNSIGNED}
-        return None if is_known else _make(np.uint16, height, width, samples, is_in_pillow=False)
+        return None if is_known else _make_format(np.uint16, height, width, samples, is_in_pillow=False)
     num_bits, kind = max(bits), _NUMPY_KINDS.get(max(kinds), "u")
     is_uniform = len(bits) == len(kinds) == 1 and num_bits in (8, 16, 32, 64) and (kind, num_bits) != ("f", 8)
     if not is_uniform or kind == "c":
         # Pillow scales gray of 2 and 4 bits as in PNGs, and unpacks 12 bits. It refuses nearly all other widths.
         is_in_pillow = samples == 1 and kinds == {_UNSIGNED}
         is_narrow = is_in_pillow and num_bits <= 8
-        return None if is_narrow else _make(np.uint16, height, width, samples, is_in_pillow=is_in_pillow)
+        return None if is_narrow else _make_format(np.uint16, height, width, samples, is_in_pillow=is_in_pillow)
     dtype = np.dtype(f"{kind}{num_bits // 8}")
     has_alpha = samples not in (2, 4) or extra in ((), (_UNASSOCIATED,))
     if dtype == np.uint8 and has_alpha and samples <= 4:
@@ -233,7 +232,7 @@ def _read_tiff(content: bytes) -> ValueFormat | None:
     is_readable = samples == 1 or (samples in (3, 4) and planes == 1)
     if dtype == np.float16 or (dtype.itemsize == 1 and photometric == 0):
         is_readable = False  # OpenCV does not read the former, and inverts the latter.
-    return _make(
+    return _make_format(
         dtype,
         height,
         width,
@@ -264,7 +263,7 @@ def _read_pnm(content: bytes) -> ValueFormat | None:
     if largest == 255 or not 0 < largest < 1 << 16:
         return None
     dtype, num_channels = np.uint8 if largest < 256 else np.uint16, 3 if head[1] in b"36" else 1
-    return _make(dtype, height, width, num_channels, is_in_pillow=False, decode=_decode_pnm, white=largest)
+    return _make_format(dtype, height, width, num_channels, is_in_pillow=False, decode=_decode_pnm, white=largest)
 
 
 def _decode_pnm(content: bytes) -> NDArray[Any]:
@@ -300,22 +299,22 @@ def _read_jpeg_2000(content: bytes) -> ValueFormat | None:
     if not is_signed and depth <= 8:
         return None
     is_in_pillow = not is_signed and depth == 16 and num_channels == 1
-    return _make(np.int16 if is_signed else np.uint16, y1 - y0, x1 - x0, num_channels, is_in_pillow=is_in_pillow)
+    return _make_format(np.int16 if is_signed else np.uint16, y1 - y0, x1 - x0, num_channels, is_in_pillow=is_in_pillow)
 
 
-_HIGH_DEPTH = 0x40
+_AVIF_HIGH_DEPTH = 0x40
 
 
 def _read_avif(content: bytes) -> ValueFormat | None:
     """Find AVIFs of 10 or 12 bits by their configuration (AV1 in ISOBMFF, 2.3.3)."""
     start = content.find(b"av1C")
-    if start < 0 or len(content) < start + 8 or not content[start + 6] & _HIGH_DEPTH:
+    if start < 0 or len(content) < start + 8 or not content[start + 6] & _AVIF_HIGH_DEPTH:
         return None
     at = content.find(b"ispe")
     width, height = (int.from_bytes(content[at + 8 + 4 * i : at + 12 + 4 * i]) for i in range(2))
-    return _make(np.uint16, height, width, 3, is_in_pillow=False)
+    return _make_format(np.uint16, height, width, 3, is_in_pillow=False)
 
 
-def _make(dtype: Any, height: int, width: int, num_channels: int, **others: Any) -> ValueFormat:
+def _make_format(dtype: Any, height: int, width: int, num_channels: int, **others: Any) -> ValueFormat:
     shape = (height, width) if num_channels == 1 else (height, width, num_channels)
     return ValueFormat(np.dtype(dtype), shape, **others)

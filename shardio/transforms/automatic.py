@@ -55,7 +55,7 @@ MAX_DEPTH = 3
 Space = Mapping[str, Strength | None]
 """The operations to choose from, by torchvision's names; None for those without a magnitude."""
 
-_WHOLE: Space = {"Posterize": Strength(4, 8, is_signed=False), "Solarize": Strength(0.0, 1.0, is_signed=False)}
+_BIT_OPERATIONS: Space = {"Posterize": Strength(4, 8, is_signed=False), "Solarize": Strength(0.0, 1.0, is_signed=False)}
 
 RAND_AUGMENT: Space = {
     "Identity": None,
@@ -68,7 +68,7 @@ RAND_AUGMENT: Space = {
     "Color": Strength(0.9),
     "Contrast": Strength(0.9),
     "Sharpness": Strength(0.9),
-    **_WHOLE,
+    **_BIT_OPERATIONS,
     "AutoContrast": None,
     "Equalize": None,
 }
@@ -86,7 +86,7 @@ TRIVIAL_AUGMENT: Space = {
     "Color": Strength(0.99),
     "Contrast": Strength(0.99),
     "Sharpness": Strength(0.99),
-    **_WHOLE,
+    **_BIT_OPERATIONS,
     "Posterize": Strength(2, 8, is_signed=False),
     "AutoContrast": None,
     "Equalize": None,
@@ -112,13 +112,13 @@ AUG_MIX: Space = {
     "Sharpness": Strength(0.9),
 }
 
-_FACTORS = {
+_CODES_WITH_FACTOR = {
     "Brightness": codes.BRIGHTNESS,
     "Color": codes.SATURATION,
     "Contrast": codes.CONTRAST,
     "Sharpness": codes.SHARPNESS,
 }
-_PLAIN = {
+_CODES_WITHOUT_MAGNITUDE = {
     "Identity": codes.NONE,
     "AutoContrast": codes.AUTOCONTRAST,
     "Equalize": codes.EQUALIZE,
@@ -138,10 +138,10 @@ def make_named_operations(
         interpolation: The name of the interpolation.
         fill: The colour of pixels outside the image.
     """
-    if name in _PLAIN:
-        return make_operations(len(sizes), _PLAIN[name])
-    if name in _FACTORS:
-        return make_operations(len(sizes), _FACTORS[name], 1.0 + magnitudes)
+    if name in _CODES_WITHOUT_MAGNITUDE:
+        return make_operations(len(sizes), _CODES_WITHOUT_MAGNITUDE[name])
+    if name in _CODES_WITH_FACTOR:
+        return make_operations(len(sizes), _CODES_WITH_FACTOR[name], 1.0 + magnitudes)
     if name == "Posterize":
         return make_operations(len(sizes), codes.POSTERIZE, [mask_of(int(bits)) for bits in np.rint(magnitudes)])
     if name == "Solarize":

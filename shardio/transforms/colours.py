@@ -4,7 +4,6 @@ torchvision gives the same pixels for Pillow images, and rounds differently for 
 
 Most programs need no conversion: DevicePrefetcher converts and normalises on the device, so images cross the bus as
 uint8, which is a quarter of the bytes.
-
 """
 
 from __future__ import annotations

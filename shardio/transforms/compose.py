@@ -1,7 +1,6 @@
 """Transforms that consist of others: in sequence, at random, or one of them.
 
 The functions at the end render images before a step that needs their pixels.
-
 """
 
 from __future__ import annotations

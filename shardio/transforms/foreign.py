@@ -3,7 +3,6 @@
 torchvision's v2 transforms silently return numpy arrays unchanged. Albumentations' transforms accept only arrays, as
 the keyword argument ``image``, and timm's only Pillow images. The module names of a transform's classes show which
 library it comes from, so shardio imports none of these libraries.
-
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ function of the sample:
   docs/decisions/pixels.md.) Not on tensors, where torchvision's own resize differs from Pillow's by 1 in 4 % of the
   values. GaussianBlur and RandomPerspective are not replaced, because some of their pixels differ by 1.
 - Albumentations, on arrays: it resizes by OpenCV's INTER_LINEAR, which never averages.
-
 """
 
 from __future__ import annotations

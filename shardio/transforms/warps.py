@@ -4,7 +4,6 @@ A matrix maps each place (x, y) of the result to the place of the original that 
 of a perspective transform has two more, for the divisor.
 
 The pixels are those of Pillow, as torchvision's are for Pillow images.
-
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ To find near pairs, the bits are split into bands. If two hashes differ in at mo
 then at least k bands are equal, because each differing bit spoils one band at most (the pigeonhole principle). So all
 pairs agree on some choice of k bands; sorting by these bands finds them. Manku, Jain and Das Sarma, "Detecting
 Near-Duplicates for Web Crawling", 2007, search one table for each choice in the same way.
-
 """
 
 from __future__ import annotations
@@ -185,7 +184,9 @@ def find_duplicates(
         for source, each, indices in zip(sources, columns, to_read, strict=True)
     ]
     table = _Table.join(columns, found)
-    members = [rows for rows in _find_repeated(_group(table, threshold)) if not is_between or table.is_shared(rows)]
+    members = [
+        rows for rows in _find_repeated(_group_rows(table, threshold)) if not is_between or table.is_shared(rows)
+    ]
     unreadable = [
         UnreadableImage(source_index=source_index, key=source.keys(np.array([index]))[0], reason=reason)
         for source_index, (source, hashes) in enumerate(zip(sources, found, strict=True))
@@ -193,7 +194,7 @@ def find_duplicates(
     ]
     return DuplicateReport(
         num_images=tuple(len(each.find_images()) for each in columns),
-        groups=tuple(_describe(table, rows, sources, columns) for rows in members),
+        groups=tuple(_make_group(table, rows, sources, columns) for rows in members),
         unreadable=tuple(unreadable),
         num_even=sum(len(hashes.even) for hashes in found),
     )
@@ -256,7 +257,7 @@ def _choose_images(columns: Sequence[ImageColumns], *, reads_all: bool) -> list[
     ]
 
 
-def _group(table: _Table, threshold: int | None) -> NDArray[np.int64]:
+def _group_rows(table: _Table, threshold: int | None) -> NDArray[np.int64]:
     """Return the group of each row, int64 [n]; -1 if the content of its image is unknown."""
     if threshold is None or not table.has_perceptual.any():
         return table.content_ids
@@ -280,7 +281,7 @@ def _find_repeated(groups: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     return sorted(found, key=lambda rows: int(rows[0]))
 
 
-def _describe(
+def _make_group(
     table: _Table, rows: NDArray[np.int64], sources: Sequence[ImageSource], columns: Sequence[ImageColumns]
 ) -> DuplicateGroup:
     distances = count_bits(table.perceptual[rows] ^ table.perceptual[rows[0]]).tolist()
@@ -351,7 +352,7 @@ def hash_images(
         has_perceptual=np.zeros(num_samples, np.bool_),
     )
     for chunk, results in map_images(source, indices, _reduce_image if is_perceptual else _hash_bytes):
-        _add(hashes, chunk.tolist(), results)
+        _add_results(hashes, chunk.tolist(), results)
         advance(len(chunk))
     return hashes
 
@@ -375,7 +376,7 @@ def _reduce_image(content: bytes) -> _Reduced:
     return xxhash.xxh3_64_intdigest(content), picture
 
 
-def _add(hashes: ImageHashes, indices: list[int], results: list[_Reduced | Unreadable]) -> None:
+def _add_results(hashes: ImageHashes, indices: list[int], results: list[_Reduced | Unreadable]) -> None:
     rows, pictures = list[int](), list[NDArray[np.float32]]()
     for index, result in zip(indices, results, strict=True):
         picture: NDArray[np.float32] | Unreadable | None
