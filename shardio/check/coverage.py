@@ -1,4 +1,4 @@
-"""Coverage: the samples that an epoch delivered, and those that its loader claims to have.
+"""Coverage: the samples that an epoch delivered, and the loader's claims about its samples.
 
 Each delivery takes 14 bytes.
 """
@@ -203,7 +203,7 @@ def find_claims(loader: Iterable[Any], world_size: int) -> RankEpoch:
     batching = _batching_of(loader)
     batch_size = getattr(batching, "batch_size", None)
     if not is_map_style(loader):
-        # With several ranks, the length of an iterable dataset may be that of one share or of the whole dataset.
+        # With several ranks, an iterable dataset's length may count one share or all samples.
         if world_size == 1 and batch_size is not None:
             epoch.num_claimed, epoch.may_be_fewer = _length(dataset), True
         return epoch

@@ -196,7 +196,7 @@ def _await(number: int, process: subprocess.Popen[bytes], events: _Events) -> No
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]], events: _Events) -> None:
-    """End all processes and those that they started. Kill these at once after a second signal."""
+    """End all processes and their child processes. Kill all at once after a second signal."""
     deadline = time.monotonic() + GRACE_S
     for process in processes:
         _send(process, signal.SIGTERM)

@@ -84,7 +84,7 @@ class CoverageRecorder:
         directory: The directory for each rank's file, such as ``rank-00000.cov``. It is created if it is missing. The
             file of an earlier run is renamed, for example to ``rank-00000.cov.old``.
         key: The way to find a batch's keys, as in :func:`shardio.check.assert_exactly_once`.
-        rank: The rank of this process; by default, that of torch.distributed or torchrun.
+        rank: The rank of this process; by default, from torch.distributed or torchrun.
         world_size: The number of ranks; by default, that of torch.distributed or torchrun, or unknown if ``rank`` is
             given.
         mesh: An alternative to ``rank`` and ``world_size``, as for the dataset. Groups along the mesh without rank
@@ -197,7 +197,7 @@ class CoverageRecorder:
             self.epochs[-1] = self.epochs[-1].until(self.rank, num_batches)
 
     def _start_epoch(self, loader: Iterable[Any]) -> Coverage:
-        """Return the coverage to add to: a new one, or that of the epoch that is resumed."""
+        """Return the coverage to add to: a new one, or the coverage of a resumed epoch."""
         last = self.epochs[-1].rank_epochs.get(self.rank) if self._is_resumed and self.epochs else None
         self._is_resumed = False
         if last is not None and not last.is_whole:

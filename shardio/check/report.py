@@ -1,4 +1,4 @@
-"""The report of an epoch: the samples delivered, those that should have been, and the likely causes of differences."""
+"""The report of an epoch: delivered and expected samples, and the likely causes of differences."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ExpectedSamples:
     def allow(self, allowance: Allowance | None) -> ExpectedSamples:
         """Return a copy that allows for a remainder policy's repeats and omissions.
 
-        If the number of samples is unknown, the copy takes that of the loader's order.
+        If the number of samples is unknown, the copy takes the number in the loader's order.
         """
         if allowance is None:
             return self
@@ -71,7 +71,7 @@ class ExpectedSamples:
 
 @dataclass(slots=True)
 class CoverageReport:
-    """A comparison of an epoch's deliveries with those that it should have made.
+    """A comparison of an epoch's deliveries with the expected ones.
 
     ``str(report)`` is a readable summary.
 
@@ -173,7 +173,7 @@ class CoverageReport:
 
 
 def make_report(coverage: Coverage, expected: ExpectedSamples) -> CoverageReport:
-    """Compare an epoch's deliveries with those that it should have made."""
+    """Compare an epoch's deliveries with the expected ones."""
     report = CoverageReport(expected=expected, num_deliveries=coverage.num_deliveries, totals=coverage.totals)
     names = {**expected.names, **coverage.names}
     wrong: dict[str, list[tuple[int, str, list[Delivery]]]] = {"repeated": [], "unexpected": []}
@@ -238,7 +238,7 @@ def _add_sharing(report: CoverageReport, deliveries: SortedDeliveries, is_repeat
 
 
 def _add_policy(report: CoverageReport, repeats: Ids, missing: Ids) -> None:
-    """Compare the repeated or omitted samples with those that the remainder policy selects."""
+    """Compare the repeated or omitted samples with the remainder policy's selection."""
     expected = report.expected
     if (report.num_repeats, report.num_missing) != (expected.num_repeats, expected.num_missing):
         return

@@ -206,7 +206,7 @@ def decode_npy(content: bytes, *, trusted: bool = False) -> Any:
 
 
 def decode_npz(content: bytes, *, trusted: bool = False) -> dict[str, Any]:
-    """Return the arrays in an npz file, by name. Arguments and errors are those of :func:`decode_npy`."""
+    """Return the arrays in an npz file, by name. Arguments and errors are as in :func:`decode_npy`."""
     import zipfile  # It takes 1 ms.
 
     try:
@@ -290,4 +290,4 @@ TRUSTED_DECODERS: dict[str, Callable[[bytes], Any]] = {
     "pickle": pickle.loads,
     "pyd": pickle.loads,
 }
-"""The decoders for data that is trusted to run code. The field names of pickles are those of WebDataset."""
+"""The decoders for data that is trusted to run code. Pickles have WebDataset's field names."""

@@ -1,9 +1,9 @@
 """Mix images of a batch with each other, or erase boxes of them, on the device.
 
-Names, arguments and distributions are those of torchvision.transforms.v2. So are the results, given the same
-parameters. MixUp is from Zhang et al., "mixup: Beyond Empirical Risk Minimization" (2018), CutMix from Yun et al.,
-"CutMix: Regularization Strategy to Train Strong Classifiers with Localizable Features" (2019), and random erasing from
-Zhong et al., "Random Erasing Data Augmentation" (2020).
+Names, arguments, distributions and results for given parameters are as in torchvision.transforms.v2. MixUp is from
+Zhang et al., "mixup: Beyond Empirical Risk Minimization" (2018), CutMix from Yun et al., "CutMix: Regularization
+Strategy to Train Strong Classifiers with Localizable Features" (2019), and random erasing from Zhong et al., "Random
+Erasing Data Augmentation" (2020).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LabelsGetter = Callable[[Any], Any] | Literal["default"]
 def takes_generator(transform: BatchTransform) -> bool:
     """Return whether a transform has a parameter ``generator``."""
     if isinstance(transform, torch.nn.Module):
-        transform = transform.forward  # A module's own signature is that of its hooks.
+        transform = transform.forward  # A module's own signature describes its hooks.
     try:
         return "generator" in inspect.signature(transform).parameters
     except ValueError:  # Functions in C may have no signature.

@@ -143,7 +143,7 @@ class DevicePrefetcher:
         iterator = PrefetchIterator(
             self.loader, batches, depth, self._last_received, self._times, self._watch, is_ahead=is_ahead
         )
-        self._iterator = weakref.ref(iterator)  # Weak, so that an iterator that is left early is released.
+        self._iterator = weakref.ref(iterator)  # Weak, to release an iterator that is left early.
         return iterator
 
     def start_workers(self) -> None:

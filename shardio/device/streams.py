@@ -229,7 +229,7 @@ class CopyStream(Protocol):
 
 
 class CudaStream:
-    """A stream of a CUDA device. Its events block, so that a wait leaves the processor core to the loader's workers.
+    """A stream of a CUDA device. Its events block, so a wait leaves the processor core to the loader's workers.
 
     Args:
         device: The device, with an index.

@@ -59,8 +59,8 @@ def convert_image(
     ``webp``  lossy, 8 bits, RGB or RGBA
     ========  =======================================================================================================
 
-    CMYK, YCbCr, LAB and HSV become RGB. Pixels are those that Pillow decodes. It keeps 8 bits of colour; ``png`` keeps
-    all 16. All metadata but the ICC profile is dropped. The same bytes always give the same result. An image of
+    CMYK, YCbCr, LAB and HSV become RGB. Pillow decodes the pixels. It keeps 8 bits of colour; ``png`` keeps all
+    16. All metadata but the ICC profile is dropped. The same bytes always give the same result. An image of
     the requested format is encoded again.
 
     Args:

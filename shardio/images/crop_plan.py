@@ -1,9 +1,9 @@
 """Crop plans, which describe the rendering of images before any image is decoded, and the resizing in them.
 
-Bilinear pixels are those of OpenCV's INTER_LINEAR on x86 (resize.cpp). OpenCV's code for other processors rounds
-differently in some versions, so OpenCV resizes only if it gives the same pixels in this process. The kernel has its own
-code for the same definition. Weights have 11 bits. Rows are resized across first and keep 7 bits more than a pixel has.
-Then two of them are mixed. Antialiased pixels are those of Pillow.
+Bilinear resizing gives the pixels of OpenCV's INTER_LINEAR on x86 (resize.cpp). OpenCV's code for other processors
+rounds differently in some versions, so OpenCV resizes only if it gives the same pixels in this process. The kernel has
+its own code for the same definition. Weights have 11 bits. Rows are resized across first and keep 7 bits more than a
+pixel has. Then two rows are mixed. Antialiased resizing gives the pixels of Pillow.
 
 OpenCV and Pillow are imported when an image first needs them, so worker processes that need neither start 50 ms sooner.
 """
@@ -124,7 +124,7 @@ class CropPlan:
         return np.asarray((self.box[:, 2:] >= 2 * self.size).all(axis=1))
 
     def resize(self, sizes: Sizes, resampling: Resampling = "bilinear") -> CropPlan:
-        """Return a plan that also resizes this plan's results. None of them may be final."""
+        """Return a plan that also resizes this plan's results. No result may be final."""
         assert not self.is_final.any(), "a box that is resized or padded is rendered before it is resized again"
         box = np.concatenate([self.box[:, :2] + self.window[:, :2], self.window[:, 2:]], axis=1)
         whole = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
@@ -177,7 +177,7 @@ class PlannedCrop(NamedTuple):
 
     Attributes:
         pictures: The images.
-        plan: The way to render them.
+        plan: The plan that renders the images.
     """
 
     pictures: Sequence[Picture]
@@ -255,7 +255,7 @@ def flip(image: Pixels, out: Pixels) -> None:
 
 
 class Points(NamedTuple):
-    """The points along one side at which an image is sampled, n of them.
+    """The n points along one side at which an image is sampled.
 
     Attributes:
         first: int64 [n], the first of the two pixels that each point lies between. It may be outside the image.

@@ -54,7 +54,7 @@ def open_image(content: bytes, *, orientation: Orientation = "ignore", max_pixel
 
     Args:
         content: The bytes of an image file.
-        orientation: Whether to apply the EXIF orientation. Pillow always applies that of TIFFs.
+        orientation: Whether to apply the EXIF orientation. Pillow always applies a TIFF's orientation.
         max_pixels: The largest permitted number of pixels.
 
     Raises:
@@ -69,7 +69,7 @@ def open_image(content: bytes, *, orientation: Orientation = "ignore", max_pixel
 def decode_image(
     content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS
 ) -> Pixels:
-    """Decode a whole image of any common format to RGB. Arguments and errors are those of :func:`open_image`.
+    """Decode a whole image of any common format to RGB. Arguments and errors are as in :func:`open_image`.
 
     Returns:
         uint8 [height, width, 3], contiguous and writable.
@@ -90,7 +90,7 @@ def decode_pil(
 def decode_unconverted(
     content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS
 ) -> NDArray[Any]:
-    """Decode a whole image to the values that its file stores. Arguments and errors are those of :func:`open_image`.
+    """Decode a whole image to the values that its file stores. Arguments and errors are as in :func:`open_image`.
 
     Returns:
         The stored values in native byte order, writable, [height, width] or [height, width, channels]. Their type is

@@ -323,8 +323,8 @@ def why_not_by_kernel(content: bytes) -> str | None:
     """Return why the kernel cannot render an image, or None if it can.
 
     This checks only the file's head and its end. The kernel also skips damaged files, files with very rare heads, such
-    as JFIF 2, and some crops of any file: regions above a million pixels, and those of :func:`_is_for_libraries`. There
-    are few different answers, all short, so that a caller can count them.
+    as JFIF 2, and some crops of any file: regions above a million pixels, and crops that :func:`_is_for_libraries`
+    names. There are few different answers, all short, so that a caller can count them.
 
     Args:
         content: The image's file.

@@ -48,7 +48,7 @@ class ValueFormat(NamedTuple):
         decode: Decodes the file to these values, [height, width] or [height, width, channels]; None if no decoder is
             exact.
         has_alpha: Whether the last of 2 or 4 channels is an alpha channel that the others are not multiplied by.
-        white: The largest value that a pixel may have. Pillow scales values unless it is that of 8 or 16 bits.
+        white: The largest value that a pixel may have. Pillow scales values unless it is 255 or 65,535.
     """
 
     dtype: np.dtype[Any]

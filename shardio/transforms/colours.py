@@ -295,7 +295,7 @@ class _Conversion(Transform):
 class ToDtype(_Conversion):
     """Convert images to float32 [3, height, width], from 0 to 1.
 
-    A batch of them is a tensor float32 [N, 3, height, width].
+    A batch is a tensor float32 [N, 3, height, width].
 
     Args:
         dtype: float32: torch's, numpy's, or the name.

@@ -43,7 +43,7 @@ from shardio.transforms.transform import (
 )
 
 MAX_RENDERED_BYTES = 2**25
-"""The most bytes of pixels that are rendered before user callables get them, unless three images take more.
+"""The most bytes of pixels to render at a time for user callables, unless three images take more.
 
 The kernel decodes three images side by side, and is fastest if it can choose three that take equally long.
 """
@@ -156,8 +156,8 @@ class MultiCrop(Combination):
 class Choice(Combination, ABC):
     """The base class of transforms that choose for each image which of their transforms to apply.
 
-    If all of these are shardio's and keep an image's size, one compiled call applies them. Otherwise, images are first
-    decoded as a whole.
+    If all transforms are shardio's and keep an image's size, one compiled call applies them. Otherwise, images are
+    first decoded as a whole.
 
     Args:
         transforms: The choices: shardio's transforms, a :class:`Compose`, or any other callables.
@@ -292,7 +292,7 @@ def draw_operations(transform: Any, sizes: Sizes, rng_keys: Words) -> Operations
     if not isinstance(transform, Choice):
         return np.concatenate([nothing[:, :0], *drawn], axis=1)
     length = max(operations.shape[1] for operations in drawn)
-    # [n, number of the transform, operation]; the last transform does nothing, so that -1 means none.
+    # [n, number of the transform, operation]; the last transform does nothing, so -1 means none.
     choices = np.stack([_lengthen(each, length) for each in (*drawn, nothing)], axis=1)
     rows = np.arange(len(sizes))[:, None]
     return choices[rows, transform.choose(rng_keys)].reshape(len(sizes), -1)

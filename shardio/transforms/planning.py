@@ -76,7 +76,7 @@ Decode = Literal["array", "pil"]
 """The input of a dataset's transform: arrays or Pillow images."""
 
 BUILTINS = GEOMETRIES | COLOURS | AUGMENTATIONS | WARPS
-"""shardio's transforms of single images. Subclasses may run other code, so they are not among them."""
+"""shardio's transforms of single images, without subclasses, which may run other code."""
 
 _TORCHVISION_MODULES = frozenset(
     {
@@ -165,7 +165,7 @@ def _steps(transform: Any) -> Iterator[Callable[[Any], Any]]:
 
 
 def apply_transform(transform: Callable[[Any], Any], images: Sequence[Any], rng_keys: Words) -> list[Any]:
-    """Transform n images, each with its own rng key. Arguments and errors are those of :func:`plan_transform`."""
+    """Transform n images, each with its own rng key. Arguments and errors are as in :func:`plan_transform`."""
     return render_all(*plan_transform(transform, images, rng_keys))
 
 
@@ -174,7 +174,7 @@ def plan_crops(
 ) -> list[tuple[list[Any], CropPlan | None]]:
     """Draw the parameters of a dataset's transform for n images.
 
-    Arguments, errors and results are those of :func:`plan_transform`, with one result for each crop of a MultiCrop.
+    Arguments, errors and results are as in :func:`plan_transform`, with one result for each crop of a MultiCrop.
     """
     if not isinstance(transform, MultiCrop):
         return [plan_transform(transform, images, rng_keys, calls)]
@@ -190,7 +190,7 @@ def plan_transform(
     Args:
         transform: One of shardio's transforms, any other callable, or None.
         images: Pictures, uint8 [height, width, 3] arrays, or any objects that other callables accept.
-        rng_keys: uint64 [n], one rng key for each image. Each transform of a Compose derives its own keys from them.
+        rng_keys: uint64 [n], one rng key for each image. Each transform of a Compose derives its own keys.
         calls: Calls the other callables. By default, it leaves their random generators as they are.
 
     Returns:
@@ -247,7 +247,7 @@ def _edit(step: Any, images: list[Any], plan: CropPlan, step_keys: Words) -> tup
 def _begin(
     step: Any, images: list[Any], plan: CropPlan | None, decoder_names: Sequence[DecoderName]
 ) -> tuple[list[Any], CropPlan]:
-    """Return images and their plan; if they have none, a plan that leaves them as they are.
+    """Return images and their plan, by default a plan that leaves the images as they are.
 
     ``decoder_names`` has fewer than n names if the decoders are unknown.
     """

@@ -65,7 +65,7 @@ class Transform(ABC):
             rng_keys: uint64 [n], one rng key for each image.
 
         Returns:
-            An array of n rows, one for each image. :meth:`apply` gets one of them.
+            An array of n rows, one for each image. :meth:`apply` gets one row.
         """
 
     @abstractmethod
@@ -83,7 +83,7 @@ def check_call(cls: type, parent: type, remedy: str) -> None:
 
 
 class Geometry(Transform):
-    """A transform that extends crop plans, so that only the needed parts of encoded images are decoded."""
+    """A transform that extends crop plans: only the needed parts of encoded images are decoded."""
 
     @property
     def is_planned(self) -> bool:
@@ -196,7 +196,7 @@ def to_integers(unit: NDArray[np.float64], counts: int | NDArray[np.int64]) -> N
 def draw_gammas(rng_keys: Words, shape: float, num_numbers: int) -> NDArray[np.float64]:
     """Return variates of the gamma distribution for each of n rng keys, float64 [n, num_numbers].
 
-    The method is that of Marsaglia and Tsang, "A simple method for generating gamma variables" (2000).
+    Source: Marsaglia and Tsang, "A simple method for generating gamma variables" (2000).
 
     Args:
         rng_keys: uint64 [n].

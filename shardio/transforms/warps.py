@@ -3,7 +3,7 @@
 A matrix maps each place (x, y) of the result to the place of the original that it shows. It has six numbers; the matrix
 of a perspective transform has two more, for the divisor.
 
-The pixels are those of Pillow, as torchvision's are for Pillow images.
+The pixels equal Pillow's, as in torchvision on Pillow images.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class RandomRotation(PixelTransform):
         degrees: The angle is drawn from ``-degrees`` to ``degrees``, or from given bounds (low, high). It is
             counterclockwise.
         interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
-        expand: Whether to enlarge each image so that all of it stays visible. Such images differ in size, and Pillow
-            rotates them, more slowly.
+        expand: Whether to enlarge each image so that all of it stays visible. Such images differ in size. Pillow
+            rotates them, which is slower.
         center: The fixed point, x and y in pixels; the image's centre by default.
         fill: The colour of pixels outside the image: one number or three.
     """
