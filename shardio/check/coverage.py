@@ -1,4 +1,4 @@
-"""Coverage: which samples an epoch delivered, and which ones it should have delivered.
+"""Coverage: the samples that an epoch delivered, and the loader's claims about its samples.
 
 Each delivery takes 14 bytes.
 """
@@ -16,6 +16,21 @@ from numpy.typing import NDArray
 from shardio.check.identity import Ids, key_ids
 from shardio.order import Cursor, EpochOrder, OrderSettings
 from shardio.world import World
+
+MIN_WINDOW = 10
+"""The smallest window with so many orders that none repeats by chance."""
+
+BLOCK = 1 << 20
+"""The number of deliveries in a block of memory."""
+
+NUM_PARTS = 64
+"""Deliveries are compared in this many parts, split by identity, to limit memory use."""
+
+MAX_NAMES = 1_000_000
+"""The number of keys to keep for messages. Messages show the hashes of later keys."""
+
+UNKNOWN = -1
+"""The ID of an unknown worker."""
 
 
 @runtime_checkable
@@ -40,8 +55,7 @@ class Allowance:
     Attributes:
         num_samples: The number of samples in the dataset.
         num_repeats: The number of extra deliveries over all ranks, without marked repeats.
-        num_missing: The number of samples that are left out, or were delivered before the run
-            resumed.
+        num_missing: The number of samples that are left out, or were delivered before the run resumed.
         num_marked: The number of marked repeats over all ranks.
         samples: The sorted indices of the samples that are repeated or left out; None if unknown.
         digest: The digest of the dataset that the indices refer to.
@@ -62,7 +76,7 @@ def find_remainder(loader: Iterable[Any]) -> tuple[HasRemainder, str] | None:
     """
     for holder in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
         if isinstance(holder, HasRemainder):
-            # Only shardio's drop_last is a policy. torch's drops the incomplete batch of each worker.
+            # Only shardio's drop_last is a policy. In torch, it drops the incomplete batch of each worker.
             drops = hasattr(loader, "calls_dataset") and bool(getattr(loader, "drop_last", False))
             return holder, "drop" if drops else holder.remainder
     return None
@@ -82,10 +96,7 @@ def find_cursor(loader: Iterable[Any]) -> Cursor | None:
 
 
 def resumes(loader: Iterable[Any], num_batches: int) -> bool | None:
-    """Return whether a loader resumes the epoch that stopped after ``num_batches`` batches.
-
-    Return None if that epoch was complete.
-    """
+    """Return whether a loader resumes the epoch that stopped after ``num_batches`` batches; None if it was complete."""
     found = find_remainder(loader)
     cursor = find_cursor(loader) if found is not None and hasattr(loader, "calls_dataset") else None
     if found is None or cursor is None:
@@ -131,10 +142,6 @@ def find_allowance(loader: Iterable[Any], before: Cursor | None = None) -> Allow
     )
 
 
-MIN_WINDOW = 10
-"""Smaller windows have so few orders that one may repeat by chance."""
-
-
 @runtime_checkable
 class HasWorkers(Protocol):
     """A loader with the attributes of torch's DataLoader."""
@@ -159,8 +166,7 @@ class RankEpoch:
         num_dataset: The number of samples in the dataset, over all ranks; None if unknown.
         num_marked: The number of marked repeats; None if marks were not read.
         shuffles: Whether the loader shuffles; None if unknown.
-        cause: A property of the loader that explains wrong epochs, as text; empty if there is
-            none.
+        cause: A property of the loader that explains wrong epochs, as text; empty if there is none.
         sampler_state: The epoch and seed of a sampler that splits the dataset over ranks, as text.
         num_shares: The number of ranks that this sampler splits the dataset over; None if unknown.
     """
@@ -181,7 +187,7 @@ class RankEpoch:
 
 
 def find_claims(loader: Iterable[Any], world_size: int) -> RankEpoch:
-    """Return what a loader reports about its next epoch, on one of ``world_size`` ranks."""
+    """Return a loader's claims about its next epoch, on one of ``world_size`` ranks."""
     outer, loader = loader, source_of(loader)
     epoch = RankEpoch(shuffles=_find_shuffle(loader))
     sampler, dataset = sampler_of(loader), getattr(loader, "dataset", None)
@@ -197,7 +203,7 @@ def find_claims(loader: Iterable[Any], world_size: int) -> RankEpoch:
     batching = _batching_of(loader)
     batch_size = getattr(batching, "batch_size", None)
     if not is_map_style(loader):
-        # With several ranks, the length of an iterable dataset may be that of one share or of all.
+        # With several ranks, an iterable dataset's length may count one share or all samples.
         if world_size == 1 and batch_size is not None:
             epoch.num_claimed, epoch.may_be_fewer = _length(dataset), True
         return epoch
@@ -231,7 +237,7 @@ def sampler_of(loader: Any) -> Any:
 
 
 def _batching_of(loader: Any) -> Any:
-    """Return the loader or its batch sampler, whichever holds the batch size; None if unknown."""
+    """Return the object that holds the batch size: the loader or its batch sampler; None if unknown."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     if getattr(loader, "batch_size", None) is not None or batch_sampler is None:
         return loader
@@ -246,20 +252,17 @@ def is_map_style(loader: HasWorkers) -> bool:
 
 
 def splits(loader: HasWorkers) -> bool:
-    """Return whether a loader's sampler splits a map-style dataset over ranks.
-
-    All ranks then have the same dataset.
-    """
+    """Return whether a loader's sampler splits a map-style dataset, which all ranks have, over ranks."""
     return is_map_style(loader) and _is_torchs(sampler_of(loader), "DistributedSampler")
 
 
 def is_batching(loader: Any) -> bool:
-    """Return whether a loader collates samples; otherwise it yields what the dataset yields."""
+    """Return whether a loader collates samples. If not, it yields the dataset's items."""
     if getattr(loader, "batch_size", None) is not None or getattr(loader, "batch_sampler", None) is not None:
         return True
     if hasattr(loader, "batch_size") and hasattr(loader, "batch_sampler"):
         return False
-    # A wrapper that lacks them. torch's function for single samples has this name.
+    # A wrapper lacks these attributes. torch's function for single samples has this name.
     return getattr(collate_of(loader), "__name__", "") != "default_convert"
 
 
@@ -285,7 +288,6 @@ def indices_of(loader: HasWorkers) -> Any:
 
 
 def _find_shuffle(loader: Any) -> bool | None:
-    """Return whether a loader shuffles; None if unknown."""
     found = find_remainder(loader)
     if found is not None:
         settings = found[0].settings
@@ -316,7 +318,6 @@ def _is_torchs(sampler: Any, *names: str) -> bool:
 
 
 def _skips(loader: Any) -> bool:
-    """Return whether a loader of shardio skips samples that it cannot read."""
     return getattr(loader, "on_error", "raise") == "skip"
 
 
@@ -329,19 +330,6 @@ def _length(sized: Any) -> int | None:
         return len(sized)
     except TypeError:
         return None
-
-
-BLOCK = 1 << 20
-"""The number of deliveries in a block of memory."""
-
-NUM_PARTS = 64
-"""Deliveries are compared in this many parts, split by identity, to limit memory use."""
-
-MAX_NAMES = 1_000_000
-"""The number of keys that are kept for messages. Messages show the hashes of later keys."""
-
-UNKNOWN = -1
-"""The ID of an unknown worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,10 +347,7 @@ class Delivery:
 
 @dataclass(slots=True)
 class WorkerTotals:
-    """The totals of one worker of one rank.
-
-    Equal signatures show that two workers delivered the same samples.
-    """
+    """The totals of one worker of one rank. Workers with equal signatures delivered the same samples."""
 
     num_samples: int = 0
     id_sum: int = 0
@@ -474,9 +459,7 @@ class Coverage:
             return
         starts = np.flatnonzero(np.diff(batches.astype(np.int64), prepend=-1))
         for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(ids)], strict=True):
-            worker = int(workers[start])
-            delivery = Delivery(rank=rank, worker=None if worker == UNKNOWN else worker, batch=int(batches[start]))
-            self.add_ids(ids[start:stop], delivery)
+            self.add_ids(ids[start:stop], _delivery(rank, int(workers[start]), int(batches[start])))
 
     def until(self, rank: int, num_batches: int) -> Coverage:
         """Return the coverage of a rank's first ``num_batches`` batches."""
@@ -518,10 +501,12 @@ class SortedDeliveries:
         found = []
         for index in range(start, stop):
             rank, worker = self.sources[int(self.source_ids[index])]
-            found.append(
-                Delivery(rank=rank, worker=None if worker == UNKNOWN else worker, batch=int(self.batches[index]))
-            )
+            found.append(_delivery(rank, worker, int(self.batches[index])))
         return found
+
+
+def _delivery(rank: int, worker: int, batch: int) -> Delivery:
+    return Delivery(rank=rank, worker=None if worker == UNKNOWN else worker, batch=batch)
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

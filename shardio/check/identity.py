@@ -1,9 +1,8 @@
 """Identities of samples: one uint64 per sample.
 
-An integer key from 0 to 2**63 - 1 is its own identity. All other keys are hashed to 2**63 and
-above, so the two kinds never collide. Equal numbers (1 and 1.0) have the same identity, and so do
-a string and its UTF-8 bytes. A sample without a key is identified by its content: the xxh3-64 hash
-of all its fields.
+An integer key from 0 to 2**63 - 1 is its own identity. All other keys are hashed to 2**63 and above, so the two kinds
+never collide. Equal numbers (1 and 1.0) have the same identity, and so do a string and its UTF-8 bytes. A sample
+without a key is identified by its content: the xxh3-64 hash of all its fields.
 """
 
 from __future__ import annotations
@@ -20,16 +19,18 @@ from shardio.errors import IdentityError
 Ids = NDArray[np.uint64]
 
 Key = Callable[[Any], Iterable[Hashable]] | str | int | None
-"""How to find the keys in a batch: a function of the batch, or a field's name or index.
+"""The way to find the keys in a batch: a function of the batch, or a field's name or index.
 
-If None, the values of a batch of strings or integers are its keys, and the samples of other
-batches are identified by their content.
+If None, the values of a batch of strings or integers are its keys, and the samples of other batches are identified by
+their content.
 """
 
 HASHED = 2**63
 """The bit that is set in the identity of every hashed key."""
 
 ASK_FOR_KEY = "To identify samples, pass key= (--key) where their batches are read or recorded"
+
+_REMEDY = "use an integer, a string, or a tuple of these"
 
 
 def key_ids(keys: Iterable[Hashable]) -> Ids:
@@ -72,7 +73,7 @@ def keys_in(batch: Any, key: Key) -> list[Hashable] | None:
 
 
 def _look_up(batch: Any, key: str | int) -> Any:
-    """Return the field of a batch, which may be a namedtuple, by its name or index."""
+    """Return the field of a batch, which may be a namedtuple."""
     if isinstance(key, str) and isinstance(batch, tuple) and hasattr(batch, key):
         return getattr(batch, key)
     return batch[key]
@@ -82,10 +83,9 @@ def content_ids(batch: Any, *, is_collated: bool = False) -> Ids:
     """Return the identities of a batch's samples from their content, uint64 [n].
 
     Args:
-        batch: Tensors or arrays whose first dimension is the sample, and lists of values, nested
-            in tuples, lists and dicts.
-        is_collated: Whether the batch is known to hold columns. If False, a list of images may be
-            a list of samples.
+        batch: Tensors or arrays whose first dimension is the sample, and lists of values, nested in tuples, lists and
+            dicts.
+        is_collated: Whether the batch is known to hold columns. If False, a list of images may be a list of samples.
 
     Raises:
         IdentityError: If the batch cannot be split into samples.
@@ -146,9 +146,6 @@ def _key_id(key: Any) -> int:
     return _hash_text(str(key))
 
 
-_REMEDY = "use an integer, a string, or a tuple of these"
-
-
 def _as_keys(batch: Any) -> list[Hashable] | None:
     """Return the values of a batch of strings or integers as keys; None for other batches."""
     if isinstance(batch, str | bytes) or type(batch) is int:
@@ -165,12 +162,10 @@ def _as_keys(batch: Any) -> list[Hashable] | None:
 
 
 def _is_integer(value: Any) -> bool:
-    """Return whether a value is a Python integer or an integer scalar of numpy or torch."""
     return type(value) is int or (getattr(value, "ndim", None) == 0 and "int" in str(value.dtype))
 
 
 def _as_list(found: Any, key: Key) -> list[Hashable]:
-    """Return the value at ``key`` as a list with one key per sample."""
     if isinstance(found, list):
         return found
     if isinstance(found, str | bytes | int | float):
@@ -190,7 +185,6 @@ def _as_list(found: Any, key: Key) -> list[Hashable]:
 
 
 def _add_columns(batch: Any, columns: list[Any]) -> None:
-    """Append the columns of a batch, each with one value per sample, to ``columns``."""
     if isinstance(batch, Mapping):
         for name in batch:
             _add_columns(batch[name], columns)

@@ -1,12 +1,10 @@
 """Run a script's loader in one process per rank, as torchrun does.
 
-Each rank leads its own session, as in torch's elastic launcher, so a signal also reaches its
-worker processes. The first failure, Ctrl-C or SIGTERM ends all ranks, first with SIGTERM, then
-with SIGKILL. Signals and exits arrive in one queue, so a signal never interrupts the launcher in
-the middle of a step. The standard error of a rank goes to a file, because a full pipe would block
-the rank.
-
-Each rank is started by a command, as torchrun does, and not by :mod:`shardio.process`.
+Each rank leads its own session, as in torch's elastic launcher, so a signal also reaches its worker processes. The
+first failure, Ctrl-C or SIGTERM ends all ranks, first with SIGTERM, then with SIGKILL. Signals and exits arrive in one
+queue, so a signal never interrupts the launcher in the middle of a step. The standard error of a rank goes to a file,
+because a full pipe would block the rank. Each rank is started by a command, as in torchrun, not by
+:mod:`shardio.process`.
 """
 
 from __future__ import annotations
@@ -41,6 +39,73 @@ SHOWN_BYTES = 8192
 """The number of bytes at the end of a rank's standard error that an error message shows."""
 
 
+def record_ranks(target: str, *, world_size: int, epochs: int, key: str | None) -> list[Coverage]:
+    """Build a loader in ``world_size`` processes, read it, and return the coverage of each epoch.
+
+    If samples are identified by content, one more epoch may be read for comparison.
+
+    Args:
+        target: ``path/to/script.py:function``. The function takes no arguments and returns a loader.
+        world_size: The number of processes. They get torchrun's environment variables.
+        epochs: The number of epochs. Each is set on the loader, or on its samplers and datasets.
+        key: The name or index of the field that holds a batch's keys; None if there is none.
+
+    Raises:
+        ShardioError: If a process fails. The message names the first one that failed, and ends with its output.
+    """
+    with tempfile.TemporaryDirectory(prefix="shardio-check-") as directory:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        commands = []
+        for rank in range(world_size):
+            ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+            name = _file_name(rank)
+            commands.append(
+                RankCommand(
+                    command=[sys.executable, "-m", "shardio.check.rank", target, directory, str(epochs), key or ""],
+                    environment={
+                        **{variable: str(value) for variable, value in ranks.items()},
+                        "MASTER_ADDR": "127.0.0.1",
+                        "MASTER_PORT": port,
+                    },
+                    errors=Path(directory) / f"{name}.err",
+                    failed=Path(directory) / f"{name}.failed",
+                )
+            )
+        run_ranks(commands, target)
+        return merge_recordings(sorted(Path(directory).glob("*.cov")), world_size=world_size)
+
+
+def run_rank(target: str, directory: str, epochs: int, key: str | None) -> None:
+    """Build the loader, read it, and write the recording of this process's rank."""
+    loader = load_function(target)()
+    if not isinstance(loader, Iterable):
+        raise IdentityError(
+            f"{target} must return a loader or another iterable of batches, got {type(loader).__name__}"
+        )
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    recording = Recording(rank=rank, world_size=world_size)
+    while len(recording.epochs) < epochs or (
+        len(recording.epochs) == epochs == 1 and needs_second_look(recording.epochs, ExpectedSamples())
+    ):
+        set_epoch(loader, len(recording.epochs))
+        coverage = Coverage()
+        field = int(key) if key and key.lstrip("-").isdigit() else key or None
+        record(loader, coverage, rank=rank, key=field, world_size=world_size)
+        recording.epochs.append(coverage)
+    write_recording(Path(directory) / f"{_file_name(rank)}.cov", recording)
+
+
+def record_failure(directory: str, time_ns: int) -> None:
+    """Record the time at which this process failed, so that the launcher can name the first failure."""
+    (Path(directory) / f"{_file_name(int(os.environ['RANK']))}.failed").write_text(str(time_ns))
+
+
+def _file_name(rank: int) -> str:
+    return f"rank-{rank:05d}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCommand:
     """The command of one rank.
@@ -49,8 +114,7 @@ class RankCommand:
         command: The program and its arguments.
         environment: Variables to add to this process's environment.
         errors: The file for its standard error.
-        failed: The file that the rank creates if it fails. It holds the time of the failure, in
-            nanoseconds since 1970.
+        failed: The file that the rank creates if it fails. It holds the time of the failure, in nanoseconds since 1970.
     """
 
     command: Sequence[str]
@@ -81,8 +145,7 @@ def run_ranks(ranks: Sequence[RankCommand], name: str) -> None:
         name: The name of the program, for messages.
 
     Raises:
-        ShardioError: If a rank fails. The message names the rank that failed first, and ends with
-            its output.
+        ShardioError: If a rank fails. The message names the rank that failed first, and ends with its output.
         KeyboardInterrupt: After Ctrl-C, when all ranks have ended.
         SystemExit: After SIGTERM or SIGHUP, when all ranks have ended.
     """
@@ -133,7 +196,7 @@ def _await(number: int, process: subprocess.Popen[bytes], events: _Events) -> No
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]], events: _Events) -> None:
-    """End all processes and those that they started. Kill them at once after a second signal."""
+    """End all processes and their child processes. Kill all at once after a second signal."""
     deadline = time.monotonic() + GRACE_S
     for process in processes:
         _send(process, signal.SIGTERM)
@@ -147,15 +210,14 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], events: _Events) -> None:
 
 
 def _lives(process: subprocess.Popen[bytes]) -> bool:
-    """Return whether any process of a rank's group is alive."""
-    return _send(process, 0)
+    return _send(process, 0)  # Signal 0 only tests whether the group has processes.
 
 
 def _send(process: subprocess.Popen[bytes], number: int) -> bool:
     """Send a signal to a process's group, and return whether the group has processes."""
     try:
         os.killpg(process.pid, number)
-    except (ProcessLookupError, PermissionError):  # macOS raises the latter if the last process was not reaped.
+    except (ProcessLookupError, PermissionError):  # macOS raises PermissionError if the last process was not reaped.
         return False
     return True
 
@@ -163,7 +225,7 @@ def _send(process: subprocess.Popen[bytes], number: int) -> bool:
 def _describe_first(
     ranks: Sequence[RankCommand], processes: Sequence[subprocess.Popen[bytes]], exits: Mapping[int, int], name: str
 ) -> str:
-    """Describe the rank that failed first, even if one that failed as a result ended earlier."""
+    """Describe the rank that failed first, even if a rank that failed as a result ended earlier."""
     times = {number: int(rank.failed.read_text()) for number, rank in enumerate(ranks) if rank.failed.exists()}
     first = min({**exits, **times}.items(), key=lambda item: item[1])[0]
     code, errors = processes[first].returncode, ranks[first].errors.read_bytes()
@@ -190,71 +252,3 @@ def _signals_into(events: _Events) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def record_ranks(target: str, *, world_size: int, epochs: int, key: str | None) -> list[Coverage]:
-    """Build a loader in ``world_size`` processes, read it, and return the coverage of each epoch.
-
-    If samples are identified by content, one more epoch may be read for comparison.
-
-    Args:
-        target: ``path/to/script.py:function``. The function takes no arguments and returns a loader.
-        world_size: The number of processes. They get torchrun's environment variables.
-        epochs: The number of epochs. Each is set on the loader, or on its samplers and datasets.
-        key: The name or index of the field that holds a batch's keys; None if there is none.
-
-    Raises:
-        ShardioError: If a process fails. The message names the first one that failed, and ends
-            with its output.
-    """
-    with tempfile.TemporaryDirectory(prefix="shardio-check-") as directory:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        commands = []
-        for rank in range(world_size):
-            ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
-            name = _file_name(rank)
-            commands.append(
-                RankCommand(
-                    command=[sys.executable, "-m", "shardio.check.rank", target, directory, str(epochs), key or ""],
-                    environment={
-                        **{variable: str(value) for variable, value in ranks.items()},
-                        "MASTER_ADDR": "127.0.0.1",
-                        "MASTER_PORT": port,
-                    },
-                    errors=Path(directory) / f"{name}.err",
-                    failed=Path(directory) / f"{name}.failed",
-                )
-            )
-        run_ranks(commands, target)
-        return merge_recordings(sorted(Path(directory).glob("*.cov")), world_size=world_size)
-
-
-def run_rank(target: str, directory: str, epochs: int, key: str | None) -> None:
-    """Build the loader, read it, and write the recording of this process's rank."""
-    loader = load_function(target)()
-    if not isinstance(loader, Iterable):
-        raise IdentityError(
-            f"{target} must return a loader or another iterable of batches, got {type(loader).__name__}"
-        )
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    recording = Recording(rank=rank, world_size=world_size)
-    while len(recording.epochs) < epochs or (
-        len(recording.epochs) == epochs == 1 and needs_second_look(recording.epochs, ExpectedSamples())
-    ):
-        set_epoch(loader, len(recording.epochs))
-        coverage = Coverage()
-        field = int(key) if key and key.lstrip("-").isdigit() else key or None
-        record(loader, coverage, rank=rank, key=field, world_size=world_size)
-        recording.epochs.append(coverage)
-    write_recording(Path(directory) / f"{_file_name(rank)}.cov", recording)
-
-
-def record_failure(directory: str, time_ns: int) -> None:
-    """Record when this process failed, so that the launcher can name the first failure."""
-    (Path(directory) / f"{_file_name(int(os.environ['RANK']))}.failed").write_text(str(time_ns))
-
-
-def _file_name(rank: int) -> str:
-    return f"rank-{rank:05d}"

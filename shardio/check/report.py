@@ -1,4 +1,4 @@
-"""The report of an epoch: what was delivered, what should have been, and the likely causes."""
+"""The report of an epoch: delivered and expected samples, and the likely causes of differences."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class ExpectedSamples:
     """The samples that an epoch should deliver.
 
     Attributes:
-        ids: The identities of the samples, uint64 [n], in the dataset's order. A sample may occur
-            several times. None if unknown.
+        ids: The identities of the samples, uint64 [n], in the dataset's order. A sample may occur several times. None
+            if unknown.
         num_samples: The number of samples; None if unknown.
         names: The samples' keys, by identity.
-        num_repeats: The number of extra deliveries that the remainder policy requires (``pad``),
-            spread evenly over the samples.
+        num_repeats: The number of extra deliveries that the remainder policy requires (``pad``), spread evenly over
+            the samples.
         num_missing: The number of samples that the remainder policy leaves out (``drop``).
-        policy_ids: The sorted identities of the samples that the policy repeats or leaves out,
-            uint64 [n]; None if unknown.
+        policy_ids: The sorted identities of the samples that the policy repeats or leaves out, uint64 [n]; None if
+            unknown.
         digest: The digest of the dataset, if ``ids`` holds all of its samples in order.
     """
 
@@ -53,7 +53,7 @@ class ExpectedSamples:
     def allow(self, allowance: Allowance | None) -> ExpectedSamples:
         """Return a copy that allows for a remainder policy's repeats and omissions.
 
-        If the number of samples is unknown, the copy takes the number that the loader's order has.
+        If the number of samples is unknown, the copy takes the number in the loader's order.
         """
         if allowance is None:
             return self
@@ -71,9 +71,9 @@ class ExpectedSamples:
 
 @dataclass(slots=True)
 class CoverageReport:
-    """A comparison of what an epoch delivered with what it should have delivered.
+    """A comparison of an epoch's deliveries with the expected ones.
 
-    ``str(report)`` is a summary for humans.
+    ``str(report)`` is a readable summary.
 
     Attributes:
         expected: The samples that the epoch should have delivered.
@@ -82,20 +82,18 @@ class CoverageReport:
         num_repeated: The number of samples that arrived more often than expected.
         num_repeats: The number of surplus deliveries of these samples.
         num_missing: The number of missing deliveries.
-        num_unexpected: The number of unexpected samples. If only the number of samples is known,
-            the surplus over that number.
+        num_unexpected: The number of unexpected samples. If only the number of samples is known, the surplus over that
+            number.
         num_late_repeats: The number of repeats in the last batch of their worker.
         num_rank_repeats: The number of repeats across ranks.
         num_worker_repeats: The number of repeats across workers of the same rank.
-        num_own_repeats: The number of repeats within a worker, or within a rank if workers are
-            unknown.
+        num_own_repeats: The number of repeats within a worker, or within a rank if workers are unknown.
         most_surplus: The largest number of surplus deliveries of one sample.
         repeated: The first repeated samples, with all their deliveries.
         unexpected: The first unexpected samples, with all their deliveries.
         missing: The first missing samples.
         missing_indices: The indices of the missing samples in ``expected.ids``, int64 [n].
-        totals: What each (rank, worker) delivered: the number of samples, a signature of them, and the sizes of
-            batches.
+        totals: The totals of each (rank, worker): the number of samples, their signature, and the sizes of batches.
         problems: Problems of the epoch as a whole, as text.
         causes: The likely causes, as text. Only :func:`shardio.check.judge` finds them.
     """
@@ -175,7 +173,7 @@ class CoverageReport:
 
 
 def make_report(coverage: Coverage, expected: ExpectedSamples) -> CoverageReport:
-    """Compare what an epoch delivered with what it should have delivered."""
+    """Compare an epoch's deliveries with the expected ones."""
     report = CoverageReport(expected=expected, num_deliveries=coverage.num_deliveries, totals=coverage.totals)
     names = {**expected.names, **coverage.names}
     wrong: dict[str, list[tuple[int, str, list[Delivery]]]] = {"repeated": [], "unexpected": []}
@@ -240,7 +238,7 @@ def _add_sharing(report: CoverageReport, deliveries: SortedDeliveries, is_repeat
 
 
 def _add_policy(report: CoverageReport, repeats: Ids, missing: Ids) -> None:
-    """Compare the repeated or omitted samples with those that the remainder policy selects."""
+    """Compare the repeated or omitted samples with the remainder policy's selection."""
     expected = report.expected
     if (report.num_repeats, report.num_missing) != (expected.num_repeats, expected.num_missing):
         return
@@ -254,7 +252,7 @@ def _add_policy(report: CoverageReport, repeats: Ids, missing: Ids) -> None:
 
 
 def _look_up(ids: Ids, table: Ids, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the counts of ``ids`` in a sorted table; 0 for those that are not in the table."""
+    """Return the counts of ``ids`` in a sorted table; 0 for missing ones."""
     if not len(table):
         return np.zeros(len(ids), dtype=np.int64)
     found = np.minimum(np.searchsorted(table, ids), len(table) - 1)
@@ -306,14 +304,14 @@ def _same_workers(report: CoverageReport) -> list[str]:
     for (rank, worker), totals in report.totals.items():
         if worker >= 0:
             by_rank[rank].append(totals)
-    alike = {
+    equal = {
         rank: workers
         for rank, workers in by_rank.items()
         if len(workers) > 1 and len({worker.signature for worker in workers}) == 1
     }
-    if not alike:
+    if not equal:
         return []
-    rank, workers = next(iter(alike.items()))
+    rank, workers = next(iter(equal.items()))
     num_samples = workers[0].num_samples
     which = "all" if num_samples == report.expected.num_samples else "the same"
     where = f" of rank {rank}" if len(by_rank) > 1 else ""
@@ -347,15 +345,14 @@ def _num_samples_by_rank(report: CoverageReport) -> Counter[int]:
 
 
 def _num_distinct(report: CoverageReport, rank: int) -> int:
-    """Return the number of distinct samples of a rank, counting identical workers once."""
+    # Identical workers count once.
     return sum({t.signature: t.num_samples for (r, _), t in report.totals.items() if r == rank}.values())
 
 
 def _padding(report: CoverageReport) -> list[str]:
     """Return a cause if the loader seems to pad.
 
-    Each repeat is then in a last batch, and repeats a sample of the first batches or of that
-    batch.
+    Each repeat is then in a last batch, and repeats a sample of the first batches or of that batch.
     """
     if report.num_late_repeats < report.num_repeats or report.num_missing:
         return []
@@ -379,7 +376,7 @@ def _padding(report: CoverageReport) -> list[str]:
 
 
 def _same_batches(report: CoverageReport) -> list[str]:
-    """Return a cause if all repeats are in the same two batches and fill one of them."""
+    """Return a cause if all repeats are in the same two batches and fill one of these."""
     places = {tuple((delivery.rank, delivery.batch) for delivery in found) for found in report.repeated.values()}
     sizes = {size for totals in report.totals.values() for size in (totals.largest_batch, totals.last_batch_size)}
     if len(places) != 1 or report.num_repeats < 2 or report.num_repeats not in sizes:

@@ -30,6 +30,150 @@ if TYPE_CHECKING:
     from shardio.decoding.fields import FieldSettings
 
 
+Missing = Literal["error"] | None
+"""The result for a sample that lacks a field: an error, or the value None."""
+
+_LONG = re.compile(rb"[0-9]{19}")
+"""Text without 19 consecutive digits holds no integer of more than 64 bits."""
+
+
+def check_decoders(decoders: object, names: Sequence[str]) -> None:
+    """Check the argument ``decoders``, given the names of a sample's values.
+
+    Raises:
+        TypeError: If it is not a mapping from names to callables.
+        ValueError: If a name is not a requested field, or not one that has a decoder.
+    """
+    if not isinstance(decoders, Mapping) or not all(map(callable, decoders.values())):
+        raise TypeError(f"decoders must map fields to functions, such as {{'flac': decode}}, got {decoders!r}")
+    for name in decoders:
+        if name in ("image", "label", "key"):
+            raise ValueError(
+                f"decoders has a function for {name!r}, which is not a stored field: request and decode the field by "
+                "its extension, such as fields=('jpg',)"
+            )
+        if name not in names:
+            raise ValueError(f"decoders has a function for {name!r}, but fields={tuple(names)!r} does not name it")
+
+
+def choose_decoder(field: str, settings: FieldSettings) -> Callable[[bytes], Any] | None:
+    """Return the decoder of a stored field under a dataset's settings; None if the field stays bytes."""
+    if field == LABEL_FIELD and settings.labels is not None:
+        return partial(_renumber, settings.labels)
+    if holds_images(field):
+        decode = decode_unconverted_pil if settings.decode == "pil" else decode_unconverted
+        return partial(decode, orientation=settings.orientation, max_pixels=settings.max_pixels)
+    return (TRUSTED_DECODERS if settings.trusted else DECODERS).get(extension_of(field))
+
+
+def decode_values(
+    samples: StoredSamples, field: str, decode: Callable[[bytes], Any] | None, missing: Missing
+) -> list[Any]:
+    """Return the values of a field.
+
+    Args:
+        samples: n samples.
+        field: The stored field.
+        decode: shardio's decoder of the field; None returns the bytes.
+        missing: ``error`` raises an error if a sample lacks the field; None gives it the value None.
+
+    Raises:
+        SampleError: If the field is missing or cannot be decoded.
+    """
+    contents = _contents(samples, field, missing)
+    if decode is None:
+        return contents
+    values = list[Any]()
+    try:
+        values.extend(None if content is None else decode(content) for content in contents)
+    except Exception as error:  # Each decoder raises its own errors.
+        let_through(error)
+        raise _undecodable(samples, len(values), field, error) from error
+    return values
+
+
+def call_decoder(
+    decode: Callable[[bytes], Any], samples: StoredSamples, field: str, missing: Missing, calls: Calls, rng_keys: Words
+) -> list[Any]:
+    """Return the values of a field from a user decoder.
+
+    Args:
+        decode: The decoder.
+        samples: n samples.
+        field: The stored field.
+        missing: As for :func:`decode_values`.
+        calls: Makes the calls.
+        rng_keys: uint64 [n], for the generators that the decoder draws from.
+
+    Raises:
+        SampleError: If the field is missing.
+    """
+    contents = _contents(samples, field, missing)
+    try:
+        return calls.call([lambda content: None if content is None else decode(content)], contents, rng_keys)
+    except Exception as error:
+        if calls.failed_row is not None:
+            key, where = samples.describe(calls.failed_row, (field,))
+            mark_sample(error, "decode", calls.failed_row, key, where, f"while decoding field {field!r} of sample")
+        raise
+
+
+def _contents(samples: StoredSamples, field: str, missing: Missing) -> list[bytes | None]:
+    column = samples.columns[field]
+    if missing == "error" and None in column:
+        row = column.index(None)
+        key, where = samples.describe(row)
+        message = (
+            f"sample {key} in {where} has no field {field!r}: request only fields that every sample has, or set "
+            f"missing=None to get None instead{samples.remedy}"
+        )
+        raise SampleError(message, row=row, key=key, where=where)
+    return list(column)
+
+
+def _undecodable(samples: StoredSamples, row: int, field: str, error: Exception) -> Exception:
+    key, where = samples.describe(row, (field,))
+    if isinstance(error, MemoryError):  # The sample is not necessarily at fault.
+        return MemoryError(f"out of memory while decoding field {field!r} of sample {key} in {where}")
+    message = f"field {field!r} of sample {key} in {where} cannot be decoded: {str(error) or repr(error)}"
+    return SampleError(message, row=row, key=key, where=where, stage="decode")
+
+
+def find_wide(value: Any) -> int | None:
+    """Return an integer of more than 64 bits in a value parsed from JSON, or None if there is none."""
+    if isinstance(value, int):
+        return None if -(2**63) <= value < 2**63 else value
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((wide for part in parts if (wide := find_wide(part)) is not None), None)
+
+
+def refuse_wide(samples: StoredSamples, field: str, values: Sequence[Any]) -> None:
+    """Raise SampleError if a sample's field holds an integer of more than 64 bits."""
+    if extension_of(field) not in UNBOUNDED:
+        return
+    for row, (content, value) in enumerate(zip(samples.columns[field], values, strict=True)):
+        if content is not None and _LONG.search(content) and (wide := find_wide(value)) is not None:
+            key, where = samples.describe(row, (field,))
+            message = (
+                f"field {field!r} of sample {key} in {where} holds the integer {wide}, which does not fit in 64 bits "
+                "(signed), so a tensor cannot hold it: store it as a string, or pass a collate_fn that does not "
+                "convert it"
+            )
+            raise SampleError(message, row=row, key=key, where=where)
+
+
+def extension_of(field: str) -> str:
+    """Return the last extension in a field's name: ``npy`` for ``mask.npy``."""
+    return field.rpartition(".")[2]
+
+
+def _renumber(labels: tuple[int, ...], content: bytes) -> int:
+    label = decode_label(content)
+    if not 0 <= label < len(labels):
+        raise ValueError(f"label {label} is outside the dataset's {len(labels)} classes")
+    return labels[label]
+
+
 def decode_npy(content: bytes, *, trusted: bool = False) -> Any:
     """Return the array in an npy file, in native byte order, which torch requires.
 
@@ -62,7 +206,7 @@ def decode_npy(content: bytes, *, trusted: bool = False) -> Any:
 
 
 def decode_npz(content: bytes, *, trusted: bool = False) -> dict[str, Any]:
-    """Return the arrays in an npz file, by name. Arguments and errors are those of :func:`decode_npy`."""
+    """Return the arrays in an npz file, by name. Arguments and errors are as in :func:`decode_npy`."""
     import zipfile  # It takes 1 ms.
 
     try:
@@ -112,7 +256,7 @@ def decode_safetensors(content: bytes) -> dict[str, NDArray[Any]]:
 
     try:
         return safetensors.numpy.load(content)
-    except KeyError as error:  # Of safetensors' table of types.
+    except KeyError as error:  # safetensors looks the type up in a table.
         raise ValueError(
             f"it holds numbers of type {error.args[0]}, which numpy lacks: pass decoders= with safetensors.torch.load "
             "for this field"
@@ -132,7 +276,7 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
 }
 """The decoder of each field, by the last extension in the field's name.
 
-Image formats have decoders, too, which depend on the dataset's settings. Fields without a decoder stay bytes.
+Decoders of image formats depend on the dataset's settings, so they are not listed. Fields without a decoder stay bytes.
 """
 
 UNBOUNDED = frozenset({"json"})
@@ -146,148 +290,4 @@ TRUSTED_DECODERS: dict[str, Callable[[bytes], Any]] = {
     "pickle": pickle.loads,
     "pyd": pickle.loads,
 }
-"""The decoders for data that is trusted to run code. The field names of pickles are WebDataset's."""
-
-
-def choose_decoder(field: str, settings: FieldSettings) -> Callable[[bytes], Any] | None:
-    """Return the decoder of a stored field, as a dataset's settings demand; None if it stays bytes."""
-    if field == LABEL_FIELD and settings.labels is not None:
-        return partial(_renumber, settings.labels)
-    if holds_images(field):
-        decode = decode_unconverted_pil if settings.decode == "pil" else decode_unconverted
-        return partial(decode, orientation=settings.orientation, max_pixels=settings.max_pixels)
-    return (TRUSTED_DECODERS if settings.trusted else DECODERS).get(extension_of(field))
-
-
-def extension_of(field: str) -> str:
-    """Return the last extension in a field's name: ``npy`` for ``mask.npy``."""
-    return field.rpartition(".")[2]
-
-
-def _renumber(labels: tuple[int, ...], content: bytes) -> int:
-    label = decode_label(content)
-    if not 0 <= label < len(labels):
-        raise ValueError(f"label {label} is outside the dataset's {len(labels)} classes")
-    return labels[label]
-
-
-_LONG = re.compile(rb"[0-9]{19}")
-"""Text without 19 consecutive digits holds no integer of more than 64 bits."""
-
-
-def find_wide(value: Any) -> int | None:
-    """Return an integer of more than 64 bits in a value parsed from JSON, or None if there is none."""
-    if isinstance(value, int):
-        return None if -(2**63) <= value < 2**63 else value
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return next((wide for part in parts if (wide := find_wide(part)) is not None), None)
-
-
-def refuse_wide(samples: StoredSamples, field: str, values: Sequence[Any]) -> None:
-    """Raise SampleError if a sample's field holds an integer of more than 64 bits."""
-    if extension_of(field) not in UNBOUNDED:
-        return
-    for row, (content, value) in enumerate(zip(samples.columns[field], values, strict=True)):
-        if content is not None and _LONG.search(content) and (wide := find_wide(value)) is not None:
-            key, where = samples.describe(row, (field,))
-            message = (
-                f"field {field!r} of sample {key} in {where} holds the integer {wide}, which does not fit in 64 bits "
-                "(signed), so a tensor cannot hold it: store it as a string, or pass a collate_fn that does not "
-                "convert it"
-            )
-            raise SampleError(message, row=row, key=key, where=where)
-
-
-Missing = Literal["error"] | None
-
-
-def check_decoders(decoders: object, names: Sequence[str]) -> None:
-    """Check the argument ``decoders``, given the names of a sample's values.
-
-    Raises:
-        TypeError: If it is not a mapping from names to callables.
-        ValueError: If a name is not a requested field, or not one that has a decoder.
-    """
-    if not isinstance(decoders, Mapping) or not all(map(callable, decoders.values())):
-        raise TypeError(f"decoders must map fields to functions, such as {{'flac': decode}}, got {decoders!r}")
-    for name in decoders:
-        if name in ("image", "label", "key"):
-            raise ValueError(
-                f"decoders has a function for {name!r}, which is not a stored field: request and decode the field by "
-                "its extension, such as fields=('jpg',)"
-            )
-        if name not in names:
-            raise ValueError(f"decoders has a function for {name!r}, but fields={tuple(names)!r} does not name it")
-
-
-def decode_values(
-    samples: StoredSamples, field: str, decode: Callable[[bytes], Any] | None, missing: Missing
-) -> list[Any]:
-    """Return the values of a field.
-
-    Args:
-        samples: n samples.
-        field: The stored field.
-        decode: shardio's decoder of the field; None returns the bytes.
-        missing: ``error`` raises an error if a sample lacks the field; None gives it the value None.
-
-    Raises:
-        SampleError: If the field is missing or cannot be decoded.
-    """
-    values = list[Any]()
-    contents = _contents(samples, field, missing)
-    if decode is None:
-        return contents
-    try:
-        values.extend(None if content is None else decode(content) for content in contents)
-    except Exception as error:  # Each decoder raises its own errors.
-        let_through(error)
-        raise _undecodable(samples, len(values), field, error) from error
-    return values
-
-
-def call_decoder(
-    decode: Callable[[bytes], Any], samples: StoredSamples, field: str, missing: Missing, calls: Calls, rng_keys: Words
-) -> list[Any]:
-    """Return the values that the user's own decoder makes of a field.
-
-    Args:
-        decode: The decoder.
-        samples: n samples.
-        field: The stored field.
-        missing: As for :func:`decode_values`.
-        calls: Makes the calls.
-        rng_keys: uint64 [n], for the generators that the decoder draws from.
-
-    Raises:
-        SampleError: If the field is missing.
-    """
-    contents = _contents(samples, field, missing)
-    try:
-        return calls.call([lambda content: None if content is None else decode(content)], contents, rng_keys)
-    except Exception as error:
-        if calls.failed_row is not None:
-            key, where = samples.describe(calls.failed_row, (field,))
-            mark_sample(error, "decode", calls.failed_row, key, where, f"while decoding field {field!r} of sample")
-        raise
-
-
-def _contents(samples: StoredSamples, field: str, missing: Missing) -> list[bytes | None]:
-    column = samples.columns[field]
-    if missing == "error" and None in column:
-        row = column.index(None)
-        key, where = samples.describe(row)
-        message = (
-            f"sample {key} in {where} has no field {field!r}: request only fields that every sample has, or set "
-            f"missing=None to get None instead{samples.remedy}"
-        )
-        raise SampleError(message, row=row, key=key, where=where)
-    return list(column)
-
-
-def _undecodable(samples: StoredSamples, row: int, field: str, error: Exception) -> Exception:
-    key, where = samples.describe(row, (field,))
-    if isinstance(error, MemoryError):  # The sample is not necessarily at fault.
-        return MemoryError(f"out of memory while decoding field {field!r} of sample {key} in {where}")
-    message = f"field {field!r} of sample {key} in {where} cannot be decoded: {str(error) or repr(error)}"
-    return SampleError(message, row=row, key=key, where=where, stage="decode")
+"""The decoders for data that is trusted to run code. Pickles have WebDataset's field names."""

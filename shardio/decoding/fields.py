@@ -50,29 +50,30 @@ from shardio.values import check_choice, check_flag, check_integer
 
 Joined = TypeVar("Joined")
 Fields = str | Sequence[str]
+"""The names of the values in a sample's tuple, or a single name for bare values."""
 
 CHUNK, CHUNK_OF_WHOLE = 64, 16
-"""How many samples are decoded together: fewer if whole images are in memory before they are cropped."""
+"""The number of samples to decode together: fewer if whole images are in memory before they are cropped."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FieldSettings:
-    """The values of samples, and the settings by which they are decoded and transformed.
+    """The values of samples, and the settings for decoding and transforming them.
 
     Attributes:
         fields: The names of the values in a sample's tuple, or a single name for bare values. ``image`` is the
             sample's image in any format, ``label`` its class, ``key`` its key.
-        transform: Applied to the image, or None.
+        transform: The transform of the image, or None.
         decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, unless it is made for Pillow images;
             ``pil`` passes Pillow images.
         orientation: ``apply`` honours the EXIF orientation; ``ignore`` does not.
         max_pixels: The maximum number of pixels in an image; a larger image is an error.
         trusted: Whether fields may be unpickled, which can run code.
         labels: The label to return for each stored label, or None to return the stored labels.
-        seed_transforms: Whether people's own callables draw from generators that each sample's rng key seeds.
-        transform_sample: Applied to the dict of a sample's values, or None.
-        decoders: The user's own decoders of fields, by name.
-        missing: What a sample has that lacks a field other than the image: an ``error``, or the value None.
+        seed_transforms: Whether each sample's rng key seeds the generators that user callables draw from.
+        transform_sample: The transform of the dict of a sample's values, or None.
+        decoders: User decoders of fields, by name.
+        missing: The result for a sample that lacks a field other than the image: an ``error``, or the value None.
     """
 
     fields: Fields
@@ -123,8 +124,8 @@ class FieldSettings:
     @property
     def image_names(self) -> tuple[str, ...]:
         """The names of the values that are images for the transform: ``image``, or those of a Compose with fields."""
-        alike = tuple(each.name for each in self.located_values if each.kind == "image")
-        return alike or (("image",) if "image" in self.names else ())
+        located = tuple(each.name for each in self.located_values if each.kind == "image")
+        return located or (("image",) if "image" in self.names else ())
 
     @property
     def located_values(self) -> list[LocatedValue]:
@@ -133,19 +134,19 @@ class FieldSettings:
 
     @property
     def followers(self) -> list[LocatedValue]:
-        """Those of them that follow the images: masks, boxes, labels and points."""
+        """The located values that follow the images: masks, boxes, labels and points."""
         return [each for each in self.located_values if each.kind != "image"]
 
     @property
     def runs_user_code(self) -> bool:
-        """Whether decoding runs code that is not shardio's: a transform, a decoder, or what pickles name."""
+        """Whether decoding runs user code: a transform, a decoder, or code that pickles name."""
         return (
             self.trusted or bool(self.decoders) or self.transform_sample is not None or not is_builtin(self.transform)
         )
 
     @property
     def replacements(self) -> list[Any]:
-        """The transforms of shardio's that replace what another library's pipeline begins with."""
+        """Shardio's transforms that replace the leading steps of another library's pipeline."""
         transform, _ = self.pipeline
         if transform is self.transform or not isinstance(transform, Compose):
             return []
@@ -153,7 +154,7 @@ class FieldSettings:
 
     @property
     def python_steps(self) -> list[Callable[..., Any]]:
-        """The user's own callables that are called for each sample."""
+        """The user callables that decoding calls for each sample."""
         return [
             *others_in(self.pipeline[0]),
             *self.decoders.values(),
@@ -162,7 +163,7 @@ class FieldSettings:
 
     @property
     def chunk_size(self) -> int:
-        """How many samples to decode together."""
+        """The number of samples to decode together."""
         has_masks = any(isinstance(each.kind, Mask) for each in self.located_values)  # They are decoded whole.
         is_lean = self.pipeline[1] == "array" and self.orientation == "ignore" and self.transform is not None
         return CHUNK if is_lean and not has_masks else CHUNK_OF_WHOLE
@@ -178,7 +179,7 @@ class FieldSettings:
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """The name of each column that is made: as in :attr:`names`, with a column for each crop of an image."""
+        """The name of each decoded column: as in :attr:`names`, with a column for each crop of an image."""
         num_crops = count_crops(self.transform) or 1
         return tuple(column for name in self.names for column in [name] * (num_crops if name == "image" else 1))
 
@@ -187,7 +188,7 @@ class FieldSettings:
 
         Args:
             columns: One for each of :attr:`column_names`.
-            join: Makes one column of those of an image's crops.
+            join: Makes one column from the columns of an image's crops.
 
         Returns:
             One column for each of :attr:`names`.
@@ -200,9 +201,9 @@ class FieldSettings:
 
     @property
     def pipeline(self) -> tuple[Callable[[Any], Any] | None, Decode]:
-        """The transform, and what it takes: arrays, if what it begins with was recognised, or Pillow images.
+        """The transform and its input: arrays, if shardio recognised the leading steps, or Pillow images.
 
-        It is not kept, because people change the settings of their transforms between epochs.
+        It is computed each time, because users change the settings of their transforms between epochs.
         """
         decode = "pil" if is_made_for_pillow(self.transform) else self.decode
         found = replace_leading(self.transform, decode)
@@ -219,11 +220,11 @@ class FieldDecoder(FieldSettings):
         Args:
             samples: At most :attr:`chunk_size` samples with the stored fields.
             rng_keys: uint64 [n], one rng key for each sample's random transforms.
-            calls: Makes the calls of the user's own code.
+            calls: Makes the calls of user code.
 
         Returns:
-            A column of n values for each of :attr:`names`. Images are uint8 [height, width, 3], or what the
-            transform returned; tuples of these for a MultiCrop.
+            A column of n values for each of :attr:`names`. Images are uint8 [height, width, 3], or results of the
+            transform; tuples of these for a MultiCrop.
 
         Raises:
             SampleError: If a field is missing or cannot be decoded.
@@ -247,7 +248,7 @@ class FieldDecoder(FieldSettings):
         No image is decoded here, unless the transform needs its pixels.
 
         Raises:
-            SampleError: If an image is missing or damaged, or images that are transformed alike differ in size.
+            SampleError: If an image is missing or damaged, or images that are transformed together differ in size.
         """
         opened = {name: self._open_images(samples, name) for name in self.image_names}
         if not opened:
@@ -281,7 +282,7 @@ class FieldDecoder(FieldSettings):
         return PlannedImages(name=name, samples=samples, crops=crops, calls=calls)
 
     def make_calls(self) -> Calls:
-        """Return what makes and times the calls of the user's own code for a chunk."""
+        """Return the object that makes and times the calls of user code for a chunk."""
         return Calls(self._generators)
 
     @cached_property
@@ -290,7 +291,6 @@ class FieldDecoder(FieldSettings):
 
     @property
     def _callables(self) -> list[Callable[..., Any]]:
-        """The user's own callables."""
         own = [] if is_builtin(self.transform) else [self.transform]
         return [each for each in (*own, self.transform_sample, *self.decoders.values()) if each is not None]
 
@@ -298,7 +298,7 @@ class FieldDecoder(FieldSettings):
         return {name: value for name, value in self.__dict__.items() if name != "_generators"}
 
     def diverge(self) -> None:
-        """If samples do not seed people's callables, let them draw other numbers than in other forked processes."""
+        """Seed the generators of user callables randomly, unless samples seed them, so that forked processes differ."""
         if not self.seed_transforms:
             Generators(self._callables).seed(int.from_bytes(os.urandom(8), "little"))
 
@@ -310,7 +310,7 @@ class FieldDecoder(FieldSettings):
         Args:
             planned: The images.
             samples: n samples.
-            rng_keys: uint64 [n], for the generators that the user's own decoders draw from.
+            rng_keys: uint64 [n], for the generators that user decoders draw from.
             calls: Makes the calls of those decoders.
 
         Returns:
@@ -333,10 +333,10 @@ class FieldDecoder(FieldSettings):
     def transform_samples(
         self, columns: Sequence[Sequence[Any]], samples: StoredSamples, rng_keys: Words, calls: Calls
     ) -> list[Any]:
-        """Return what ``transform_sample`` makes of samples, given their columns."""
+        """Return samples after ``transform_sample``, given their columns."""
         assert self.transform_sample is not None, "the caller checks this"
         dicts = [dict(zip(self.names, values, strict=True)) for values in zip(*columns, strict=True)]
-        # Other numbers than those that the image's transform has drawn.
+        # Keys of its own, because the image's transform has already drawn from the others.
         own_keys = derive_rng_key(rng_keys, make_rng_key(0, "sample"))
         try:
             return calls.call([partial(call_with_sample, self.transform_sample)], dicts, own_keys)
@@ -345,7 +345,6 @@ class FieldDecoder(FieldSettings):
             raise
 
     def _mark(self, error: Exception, calls: Calls, samples: StoredSamples) -> None:
-        """Add the sample to an error of the user's own code."""
         if calls.failed_row is not None:
             during = "while transforming sample"
             mark_sample(error, "transform", calls.failed_row, *samples.describe(calls.failed_row), during)

@@ -1,4 +1,4 @@
-"""The images, masks, boxes and points of a chunk: planned together, then rendered."""
+"""Plan the images, masks, boxes and points of a chunk together, then render them."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class PlannedImages:
     """Opened images and the drawn parameters of their transforms. :meth:`render` makes their pixels.
 
     Attributes:
-        name: The name of the images' field: ``image`` for those of any format.
+        name: The name of the images' field: ``image`` for images of any format.
         samples: The images' samples, for errors.
-        calls: The calls of people's own callables.
-        crops: The n images of each crop of a MultiCrop, or of the only one: pictures to render and how to render them,
+        calls: The calls of user callables.
+        crops: For each crop of a MultiCrop, or for the only crop, the n images: pictures and the plan to render them,
             or finished images without a plan.
     """
 
@@ -76,8 +76,8 @@ class PlannedImages:
         """Render the images.
 
         Args:
-            rows: For each crop, where to write the images, if they fit: uint8 [n, height, width, 3]; None for new
-                arrays. By default, all are new.
+            rows: The destination of each crop's images, uint8 [n, height, width, 3], which the images fit; None for
+                new arrays. By default, all arrays are new.
 
         Returns:
             For each crop, the images, and the name of the decoder of each.
@@ -105,17 +105,19 @@ def open_images(samples: StoredSamples, name: str, open_one: Callable[[bytes], A
 
     Args:
         samples: n samples.
-        name: The name of the images' field: ``image`` for those of any format.
+        name: The name of the images' field: ``image`` for images of any format.
         open_one: Opens an image; raises ValueError if that fails.
 
     Raises:
         SampleError: If an image is missing, empty or damaged.
     """
     columns = [samples.columns[field] for field in stored_fields_of(name) if field in samples.columns]
-    return [_open(samples, name, row, contents, open_one) for row, contents in enumerate(zip(*columns, strict=True))]
+    return [
+        _open_image(samples, name, row, contents, open_one) for row, contents in enumerate(zip(*columns, strict=True))
+    ]
 
 
-def _open(
+def _open_image(
     samples: StoredSamples, name: str, row: int, contents: Sequence[bytes | None], open_one: Callable[[bytes], Any]
 ) -> Any:
     content = next(filter(None, contents), None)
@@ -151,9 +153,9 @@ class LocatedValue:
 
     Attributes:
         reference: Its name in the transform.
-        name: The value of the sample that it is, or is in.
-        entry: The key of the value's entry that it is; None if it is the value itself.
-        kind: What it holds.
+        name: The name of the sample's value that contains it.
+        entry: Its key in this value; None if it is the whole value.
+        kind: Its kind.
     """
 
     reference: str
@@ -167,12 +169,12 @@ def locate_values(
 ) -> list[LocatedValue]:
     """Find the values that a transform transforms.
 
-    A reference is the name of a value, or else a name, a dot, and the key of an entry.
+    A reference is the name of a value, or a name, a dot, and the key of an entry.
 
     Args:
-        kinds: What each value holds, by its reference.
+        kinds: The kind of each value, by its reference.
         names: The names of a sample's values.
-        own_decoders: The names of those that the user's own decoders make.
+        own_decoders: The names of the values that user decoders make.
 
     Raises:
         ValueError: If there is no such value, or an image is not one that shardio can decode.
@@ -200,7 +202,7 @@ def locate_values(
 
 
 def follow_images(leader: PlannedImages, name: str, pictures: list[Any]) -> PlannedImages:
-    """Plan images as other images of the same samples were planned, by the same parameters.
+    """Plan images with the same parameters as other images of the same samples.
 
     Args:
         leader: The other images, planned by one transform that extends plans.
@@ -239,9 +241,9 @@ class PlannedFields:
 
     Attributes:
         images: The images by field. The others follow the first.
-        followers: The values that follow them.
+        followers: The values that follow the images.
         sizes: The height and width of each sample's images.
-        missing: What a sample may lack.
+        missing: The result for a missing value: an error, or None.
     """
 
     images: Mapping[str, PlannedImages]
@@ -260,7 +262,7 @@ class PlannedFields:
             All columns, with the transformed values.
 
         Raises:
-            SampleError: If a value is not what the transform takes it for.
+            SampleError: If a value does not fit its kind.
         """
         moved = {name: list(column) for name, column in columns.items()}
         if not self.followers or not samples:
@@ -282,7 +284,7 @@ class PlannedFields:
         return moved
 
     def _get(self, located: LocatedValue, value: Any) -> Any:
-        """Return a located value, given the value that it is or is in; None if it is missing and may be."""
+        """Return a located value, given the value that contains it; None if it is missing and may be."""
         if located.entry is None or (value is None and self.missing is None):
             return value
         if not isinstance(value, Mapping):

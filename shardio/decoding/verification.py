@@ -1,4 +1,4 @@
-"""Verify a dataset: its files and, if wanted, whether its images can be decoded."""
+"""Verify a dataset: its files and, on request, whether its images can be decoded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def verify(
     Args:
         source: A packed directory, a manifest, a tar, a pattern of tars, a directory of tars, or a list of tars. Tars
             need indexes: create missing ones with ``shardio index``.
-        deep: Whether to decode every image, too.
+        deep: Whether to also decode every image.
         num_workers: The number of shards to read at a time; by default, up to 4.
         storage_options: Settings of the store of a remote source, as for :class:`shardio.ShardDataset`.
 
@@ -43,7 +43,7 @@ def verify(
         FileNotFoundError: If the source does not exist or holds no tars.
         ValueError: If ``num_workers`` is not positive, or a storage option is invalid.
     """
-    # Not at the top: worker processes import this folder, and start faster.
+    # Not at the top, so that worker processes, which import this folder, start faster.
     from shardio.shards import find_problems
     from shardio.storage import make_direct_access
 
@@ -54,7 +54,7 @@ def verify(
 
 
 def check_image(field: str, content: bytes) -> str | None:
-    """Return why an image cannot be decoded; None if it can, or if the field does not hold images."""
+    """Return the reason why an image cannot be decoded; None if it can, or if the field does not hold images."""
     if not holds_images(field):
         return None
     # A mask's values are read as they are stored: conversion to RGB may be impossible.

@@ -1,11 +1,9 @@
 """Mix images of a batch with each other, or erase boxes of them, on the device.
 
-Arguments and distributions are those of torchvision.transforms.v2. So are the results, given the same parameters. The
-method is from Zhong et al., "Random Erasing Data Augmentation" (2020).
-
-Names, arguments and distributions are those of torchvision.transforms.v2. So are the results, given the same
-parameters. MixUp is from Zhang et al., "mixup: Beyond Empirical Risk Minimization" (2018), CutMix from Yun et al.,
-"CutMix: Regularization Strategy to Train Strong Classifiers with Localizable Features" (2019).
+Names, arguments, distributions and results for given parameters are as in torchvision.transforms.v2. MixUp is from
+Zhang et al., "mixup: Beyond Empirical Risk Minimization" (2018), CutMix from Yun et al., "CutMix: Regularization
+Strategy to Train Strong Classifiers with Localizable Features" (2019), and random erasing from Zhong et al., "Random
+Erasing Data Augmentation" (2020).
 """
 
 from __future__ import annotations
@@ -40,11 +38,17 @@ class PixelBox(NamedTuple):
 BatchTransform = Callable[..., Any]
 """A function that takes and returns a batch. If it has a parameter ``generator``, it receives a torch.Generator."""
 
+NUM_TRIES = 10
+"""The number of boxes to try before an image stays as it is, as in torchvision."""
+
+LabelsGetter = Callable[[Any], Any] | Literal["default"]
+"""A function that returns the labels of a batch. "default" follows the rule of :func:`find_labels`."""
+
 
 def takes_generator(transform: BatchTransform) -> bool:
     """Return whether a transform has a parameter ``generator``."""
     if isinstance(transform, torch.nn.Module):
-        transform = transform.forward  # A module's own signature is that of its hooks.
+        transform = transform.forward  # A module's own signature describes its hooks.
     try:
         return "generator" in inspect.signature(transform).parameters
     except ValueError:  # Functions in C may have no signature.
@@ -59,16 +63,12 @@ def call_transform(transform: BatchTransform, batch: Any, generator: torch.Gener
 def make_random(generator: torch.Generator) -> random.Random:
     """Return random numbers for the program, seeded from the state of a generator of any device, which advances.
 
-    This does not wait for the device: the state of its generator is in the program's memory. Numbers that are drawn on
-    the device would have to be read from it, after all the work that it has queued.
+    This does not wait for the device, because its generator's state is in the program's memory. Numbers that are drawn
+    on the device could only be read after all the work in its queue.
     """
     numbers = random.Random(generator.get_state().numpy().tobytes())
-    torch.empty(1, device=generator.device).uniform_(generator=generator)  # The next caller gets other numbers.
+    torch.empty(1, device=generator.device).uniform_(generator=generator)  # Gives the next caller other numbers.
     return numbers
-
-
-LabelsGetter = Callable[[Any], Any] | Literal["default"]
-"""A function that returns the labels of a batch. "default" finds them as :func:`find_labels` says."""
 
 
 def find_images(batch: Any) -> torch.Tensor:
@@ -97,8 +97,8 @@ def find_images(batch: Any) -> torch.Tensor:
 def find_labels(batch: Any, getter: LabelsGetter) -> torch.Tensor:
     """Return the labels of a batch.
 
-    By default, these are the second value of a tuple or a list. In a mapping, or if the second value is one, they have
-    the key ``labels`` or, without it, the first key that contains ``label``, in upper or lower case (torchvision's
+    By default, these are the second value of a tuple or a list. In a mapping, or if the second value is a mapping, they
+    have the key ``labels`` or, without it, the first key that contains ``label``, in upper or lower case (torchvision's
     rule).
 
     Raises:
@@ -136,10 +136,6 @@ def _find_by_default(batch: Any) -> Any:
     keys = [key for key in value if isinstance(key, str) and "label" in key.lower()]
     exact = [key for key in keys if key.lower() == "labels"]
     return value[(exact or keys)[0]] if keys else None
-
-
-NUM_TRIES = 10
-"""How many boxes are tried before an image is left alone, as in torchvision."""
 
 
 class BatchRandomErasing:
@@ -208,7 +204,7 @@ class BatchRandomErasing:
         return None
 
     def _fill(self, pixels: torch.Tensor, generator: torch.Generator) -> None:
-        """Fill the pixels of a box, [C, height, width]. Numbers are passed to the device without waiting for it."""
+        """Fill the pixels of a box, [C, height, width], without waiting for the device."""
         if self.value == "random":
             pixels.normal_(generator=generator)
             return
@@ -229,7 +225,6 @@ class BatchRandomErasing:
 
 
 def _check_value(value: object) -> tuple[float, ...] | Literal["random"]:
-    """Return numbers as a tuple, or "random"."""
     if value == "random":
         return "random"
     values = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
@@ -242,7 +237,7 @@ Parameters = TypeVar("Parameters")
 
 
 class _Mixing(ABC, Generic[Parameters]):
-    """The base class of MixUp and CutMix, which draw the share of an image that is its own from Beta(alpha, alpha)."""
+    """A transform that mixes each image with a partner, with a share drawn from Beta(alpha, alpha)."""
 
     def __init__(
         self, *, alpha: float = 1.0, num_classes: int | None = None, labels_getter: LabelsGetter = "default"
@@ -283,16 +278,15 @@ class _Mixing(ABC, Generic[Parameters]):
     def mix(
         self, images: torch.Tensor, rows: torch.Tensor | None, parameters: Parameters
     ) -> tuple[torch.Tensor, float]:
-        """Return mixed images [N, C, H, W], and the share of each that is its own.
+        """Return mixed images [N, C, H, W], and each image's own share of its pixels.
 
-        ``rows`` are those of the partners, int64 [N]; None for the row before each.
+        ``rows`` are the rows of the partners, int64 [N]; None for the row before each.
         """
 
     def _draw_lambda(self, numbers: random.Random) -> float:
         return numbers.betavariate(self.alpha, self.alpha)
 
     def _soften(self, labels: torch.Tensor) -> torch.Tensor:
-        """Return labels as floats [N, classes]."""
         if labels.ndim == 2:
             if self.num_classes not in (None, labels.shape[1]):
                 raise ValueError(f"soft labels must have num_classes={self.num_classes} columns, got {labels.shape[1]}")
@@ -322,10 +316,10 @@ class MixUp(_Mixing[float]):
     torch.Size([4, 3])
 
     Args:
-        alpha: Each batch draws its lambda, the share of an image that is its own, from Beta(alpha, alpha).
+        alpha: Each batch draws its lambda, an image's own share of its pixels, from Beta(alpha, alpha).
         num_classes: The number of classes. It may be None if labels are soft.
-        labels_getter: A function that returns the labels of a batch. By default, they are the second value, or what a
-            mapping has under ``labels`` or another key that contains ``label``.
+        labels_getter: A function that returns the labels of a batch. By default, they are the second value, or
+            the value of a mapping under ``labels`` or another key that contains ``label``.
     """
 
     def draw(self, numbers: random.Random, height: int, width: int) -> float:
@@ -340,17 +334,17 @@ class MixUp(_Mixing[float]):
 
 
 class CutMix(_Mixing[PixelBox]):
-    """Replace a random box in each image of a batch with that of the image before it, and blend their labels.
+    """Replace a random box in each image of a batch with the box of the image before it, and blend their labels.
 
     The box is the same for all images of a batch. Labels become float [N, ``num_classes``]. Repeats that
     ``remainder="mask"`` marks are not cut into other images.
 
     Args:
         alpha: Each batch draws its lambda, the planned share of an image outside the box, from Beta(alpha, alpha). At
-            an edge, the box is smaller; labels have the shares of the real one.
+            an edge, the box is smaller; labels have its real shares.
         num_classes: The number of classes. It may be None if labels are soft.
-        labels_getter: A function that returns the labels of a batch. By default, they are the second value, or what a
-            mapping has under ``labels`` or another key that contains ``label``.
+        labels_getter: A function that returns the labels of a batch. By default, they are the second value, or
+            the value of a mapping under ``labels`` or another key that contains ``label``.
     """
 
     def draw(self, numbers: random.Random, height: int, width: int) -> PixelBox:
@@ -389,7 +383,7 @@ class OneOf:
 
 
 def find_partners(valid: torch.Tensor) -> torch.Tensor:
-    """Return for each row the row before it that is valid, or the last one that is; anything if none is valid.
+    """Return for each row the last valid row before it, or the last valid one of all; anything if none is valid.
 
     Thus repeats are not mixed into other samples, and valid rows are mixed as if there were no repeats.
 
@@ -397,27 +391,27 @@ def find_partners(valid: torch.Tensor) -> torch.Tensor:
         valid: bool [N], false for repeats.
 
     Returns:
-        int64 [N]. It is computed on the device, because reading ``valid`` would wait for it.
+        int64 [N]. It is computed on the device, because reading ``valid`` would wait for the device.
     """
     rows = torch.arange(len(valid), device=valid.device)
     last_up_to = torch.where(valid, rows, -1).cummax(0).values
-    last_before = last_up_to.roll(1)  # Row 0 gets the last one of all.
+    last_before = last_up_to.roll(1)  # Row 0 gets the last valid row of all.
     return torch.where(last_before < 0, last_up_to[-1], last_before)
 
 
 def _take_partners(tensor: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
-    """Return a copy that has in each row of a tensor the row of its partner, by default the one before it."""
+    """Return a copy of a tensor with each row replaced by its partner's, by default the row before it."""
     if rows is not None:
         return tensor[rows]
     return torch.cat([tensor[-1:], tensor[:-1]])  # On CUDA, tensor.roll(1, 0) would lose the memory format.
 
 
 def _blend(tensor: torch.Tensor, rows: torch.Tensor | None, share: float) -> torch.Tensor:
-    """Return the weighted sum of each row and its partner's. Its steps round as torchvision's."""
+    """Return the weighted sum of each row and its partner's. The steps round as in torchvision."""
     return _take_partners(tensor, rows).mul_(1.0 - share).add_(tensor.mul(share))
 
 
 def _draw_span(numbers: random.Random, length: int, half_side: float) -> tuple[int, int]:
-    """Return the start and the stop of a side of a box around a random center, without what is outside the image."""
+    """Return the start and the stop of a side of a box around a random centre, clipped to the image."""
     center, half = numbers.randrange(length), int(half_side * length)
     return max(center - half, 0), min(center + half, length)

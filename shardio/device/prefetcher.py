@@ -48,6 +48,227 @@ from shardio.values import check_integer
 Normalize = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation of each channel, for pixels scaled to [0, 1]."""
 
+CHECK_S = 0.001
+"""The time to wait for the loader before checking whether the device is out of work, in seconds."""
+
+_NO_STATE = (
+    "{} has no state: its saved state is empty, so a resumed run restarts the epoch. Wrap a "
+    "shardio.DataLoader with shardio's order instead"
+)
+
+
+class DevicePrefetcher:
+    """A wrapper that delivers a loader's batches on a device and, with ``normalize``, normalises images.
+
+    On CUDA, up to ``depth`` batches are copied ahead, from pinned memory and on a separate stream. Images are copied as
+    uint8; they are cast and normalised on the device. Other devices get the same results without streams.
+
+    >>> normalize = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    >>> for images, labels in DevicePrefetcher(loader, "cuda", normalize=normalize): ...  # doctest: +SKIP
+
+    Iterate over it once per epoch. If you leave an iteration early, its batches are released when its iterator is
+    freed, or at the end of a ``with DevicePrefetcher(...)`` block. The state of the prefetcher, and of a shardio loader
+    inside it, reflects the last batch that you received.
+
+    Args:
+        loader: Any iterable of batches. A batch may nest tensors, numpy arrays and objects with a method
+            ``to(device, non_blocking=...)`` in tuples, lists, mappings and dataclasses. Other values are passed on
+            unchanged.
+        device: The device; by default, CUDA if available, else MPS, else the CPU.
+        depth: The number of batches in flight on CUDA. With 1, a batch is copied only when the step before it is done,
+            so the device waits for each copy.
+        normalize: (mean, std) for pixels scaled to [0, 1], each with one value per channel or a single value. Images
+            become (x / 255 - mean) / std.
+        dtype: The dtype of the images; by default, float32 with ``normalize`` and uint8 without. Without
+            ``normalize``, values are cast but not scaled.
+        channels_last: Whether images have the channels_last memory format on the device.
+        transform: A function that takes and returns a batch, such as :class:`MixUp`, or a list of such functions to
+            apply in turn. They are called on the device after normalisation; on CUDA, on the prefetcher's stream. A
+            function that has a parameter ``generator`` receives a torch.Generator of the device. With shardio's order,
+            the generator is seeded from seed, epoch, position and rank, so a resumed run draws the same numbers. With
+            other loaders, it is seeded from torch's global generator.
+
+    On CUDA, each batch can be used on the stream that was current when you requested it; on another stream, wait for
+    that one first. With ``persistent_workers=True``, a shardio loader keeps its memory, so it is pinned only once.
+
+    ``normalize``, ``dtype`` and ``channels_last`` apply only to uint8 tensors [N, C, H, W], not to labels or
+    ``tv_tensors.Mask``. If ``normalize`` has one value per channel, tensors with a different number of channels stay
+    unchanged; a single value applies to all channels.
+
+    Raises:
+        ValueError: If an argument is out of range, ``normalize`` is used with an integer ``dtype``, or the device is
+            not available.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        device: str | torch.device | None = None,
+        *,
+        depth: int = 2,
+        normalize: Normalize | None = None,
+        dtype: torch.dtype | None = None,
+        channels_last: bool = True,
+        transform: BatchTransform | Sequence[BatchTransform] | None = None,
+    ) -> None:
+        self.loader = loader
+        self.device = _with_index(choose_device(device))
+        self.depth = check_integer("depth", depth, at_least=1)
+        self.transform = transform
+        takes_any = any(map(takes_generator, _as_list(transform)))
+        self._generator = torch.Generator(self.device) if takes_any else None
+        with own_tensors():
+            self._prepare_images = ImagePreparation(self.device, normalize, dtype, channels_last=channels_last)
+        self._stream: CopyStream | None = None
+        self._pool, self._register = PinnedPool(), Registration(self.device)
+        if self.device.type == "cuda":
+            self._stream = CudaStream(self.device)
+        self._times = WaitingTimes(has_stream=self._stream is not None)
+        self._iterator: Callable[[], PrefetchIterator | None] = _no_iterator
+        self._last_received = LastReceived()
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]  # a loader without a length raises TypeError
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the loader's next epoch."""
+        self._last_received = LastReceived()
+        if self._stream is None:
+            batches: SynchronousBatches | InFlightBatches = SynchronousBatches(self._copy_and_prepare)
+            depth = 1
+        else:
+            batches = InFlightBatches(self._stream, self._pool, self._copy, self._prepare, self._times)
+            depth = self.depth
+        is_ahead = self.has_state and not self.counts_when_received
+        iterator = PrefetchIterator(
+            self.loader, batches, depth, self._last_received, self._times, self._watch, is_ahead=is_ahead
+        )
+        self._iterator = weakref.ref(iterator)  # Weak, to release an iterator that is left early.
+        return iterator
+
+    def start_workers(self) -> None:
+        """Start the workers of the loader's next epoch now, if it is a shardio loader; see DataLoader.start_workers."""
+        if callable(start_workers := getattr(self.loader, "start_workers", None)):
+            start_workers()
+
+    def stats(self) -> PrefetchStats:
+        """Return the time that the program and the device have waited for data. This does not wait for the device."""
+        return self._times.sum_up()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the next epoch on the loader, or on its samplers and datasets that take one.
+
+        Raises:
+            TypeError: If ``epoch`` is not an integer.
+            ValueError: If ``epoch`` is negative or not below 2**62.
+        """
+        set_epoch(self.loader, check_integer("epoch", epoch, at_least=0, below=MAX_EPOCH))
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the loader has a state."""
+        # shardio's loaders have an attribute for this.
+        return bool(getattr(self.loader, "has_state", callable(getattr(self.loader, "state_dict", None))))
+
+    @property
+    def counts_when_received(self) -> bool:
+        """Whether the loader counts a batch when the user receives it; see :mod:`shardio.epochs`."""
+        return counts_when_received(self.loader)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loader's state as of the last batch that you received.
+
+        If the loader has no state, return an empty dict and issue a RuntimeWarning.
+
+        Raises:
+            StateError: If the loader counts batches when they are requested, and its ``state_dict`` failed.
+        """
+        if isinstance(state := self._last_received.state, StateError):
+            raise state
+        if state is not None:
+            return state
+        if callable(state_dict := getattr(self.loader, "state_dict", None)):
+            return cast(dict[str, Any], state_dict())
+        warnings.warn(_NO_STATE.format(type(self.loader).__name__), RuntimeWarning, stacklevel=2)
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a state into the loader.
+
+        If the loader has no state, accept only an empty one and issue a RuntimeWarning.
+
+        Raises:
+            TypeError: If the loader has no state and ``state`` is not empty.
+        """
+        self.close()
+        self._last_received = LastReceived()
+        if callable(load_state_dict := getattr(self.loader, "load_state_dict", None)):
+            load_state_dict(state)
+            return
+        if state:
+            raise TypeError(f"{type(self.loader).__name__} has no load_state_dict: wrap a shardio.DataLoader instead")
+        warnings.warn(_NO_STATE.format(type(self.loader).__name__), RuntimeWarning, stacklevel=2)
+
+    def close(self) -> None:
+        """End the current iteration, if there is one, and release the batches in flight."""
+        if (iterator := self._iterator()) is not None:
+            iterator.close()
+        self._iterator = _no_iterator
+
+    def __enter__(self) -> DevicePrefetcher:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+        self._pool.clear()
+
+    def _watch(self) -> AbstractContextManager[object]:
+        """Return a context in which the loader's epoch begins. On CUDA, it pins the memory of the loader's batches."""
+        watch_memory = getattr(self.loader, "watch_memory", None)
+        if self._stream is None or not callable(watch_memory):
+            return nullcontext()
+        # One more than in flight: the memory of a batch is released when the next one is sent.
+        context: AbstractContextManager[object] = watch_memory(self._register, num_held=self.depth + 1)
+        return context
+
+    def _copy_and_prepare(self, batch: Any, rng_key: int | None) -> Any:
+        def copy(value: Any) -> Any:
+            return value.to(self.device)
+
+        return self._prepare(map_tensors(batch, copy, copy), rng_key)
+
+    def _copy(self, batch: Any) -> Any:
+        def copy(value: Any) -> Any:
+            return value.to(self.device, non_blocking=True)
+
+        return map_tensors(batch, copy, copy)
+
+    def _prepare(self, batch: Any, rng_key: int | None) -> Any:
+        prepared = map_tensors(batch, self._prepare_images)
+        if self._generator is not None:
+            if rng_key is None:
+                rng_key = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
+            self._generator.manual_seed(rng_key)
+        for transform in _as_list(self.transform):
+            prepared = call_transform(transform, prepared, self._generator)
+        return prepared
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """Return a device with an index: for CUDA, by default the current one, because that may change later."""
+    return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
+
+
+def _as_list(transform: BatchTransform | Sequence[BatchTransform] | None) -> list[BatchTransform]:
+    if transform is None:
+        return []
+    # A module may also be a sequence. It is then called as a whole.
+    return [transform] if callable(transform) else list(transform)
+
+
+def _no_iterator() -> None:
+    """Return None, like a weak reference to an iterator that no longer exists."""
+
 
 class ImagePreparation:
     """A function that prepares images: uint8 tensors [N, C, H, W].
@@ -111,7 +332,7 @@ def normalise_in_steps(
     dtype: torch.dtype,
     memory_format: torch.memory_format,
 ) -> torch.Tensor:
-    """Return what :func:`normalise_in_one_kernel` returns, by several operations; float32 may differ by rounding."""
+    """Return the same as :func:`normalise_in_one_kernel` by several operations; float32 may differ by rounding."""
     floats = images.to(torch.float32, memory_format=memory_format).mul_(scale).add_(shift)
     return floats.to(dtype).contiguous(memory_format=memory_format)
 
@@ -129,16 +350,12 @@ def _as_affine(normalize: Normalize, device: torch.device) -> tuple[torch.Tensor
     return (1 / (255 * std)).float().to(device), (-mean / std).float().to(device)
 
 
-CHECK_S = 0.001
-"""How long to wait for the loader before looking whether the device has run out of work."""
-
-
 @dataclass(slots=True)
 class LastReceived:
     """The last batch that the user received. It outlives an iterator that is left early.
 
     Attributes:
-        state: The loader's state as of that batch, or the error to raise when it is wanted; None if the loader's own
+        state: The loader's state as of that batch, or the error to raise for a request of it; None if the loader's own
             state is up to date.
     """
 
@@ -146,7 +363,7 @@ class LastReceived:
 
 
 class _Failure(NamedTuple):
-    """An error instead of a batch. StopIteration counts as one."""
+    """An error instead of a batch. StopIteration counts as an error."""
 
     error: Exception
     counts: list[Count]
@@ -156,9 +373,9 @@ class _Failure(NamedTuple):
 class PrefetchIterator:
     """An iterator over batches on the device, with several batches in flight.
 
-    An error of the loader is raised after the batches that precede it. It ends this iterator only
-    if it ends the loader's iterator. A batch that fails on its way to the device counts as
-    received when the next batch is requested.
+    The iterator raises an error of the loader after the batches that precede it. The error ends this iterator only if
+    it ends the loader's iterator. A batch that fails on its way to the device counts as received when the next batch is
+    requested.
 
     Args:
         loader: The source of batches.
@@ -167,8 +384,8 @@ class PrefetchIterator:
         last_received: The record of the last batch, updated when a batch is returned.
         times: The prefetcher's counts and times.
         watch: Returns a context in which the loader's epoch begins.
-        is_ahead: Whether the loader counts a batch when it is requested, so that the loader's
-            state is ahead of the user while batches are in flight or held back.
+        is_ahead: Whether the loader counts a batch when it is requested, so the loader's state is ahead of the user
+            while batches are in flight or held back.
     """
 
     def __init__(
@@ -226,7 +443,7 @@ class PrefetchIterator:
             self.close()
 
     def _receive(self) -> tuple[Any, Exception | None]:
-        """Return the next batch and None, or None and the error instead of a batch."""
+        """Return the next batch and None, or None and an error."""
         self._in_flight.request(self._depth)
         hand_over(self._late_counts)
         self._late_counts = []
@@ -249,10 +466,10 @@ class PrefetchIterator:
             del failure  # As in __next__.
 
     def _can_send(self) -> bool:
-        """Return whether to request another batch of the loader before the next one in flight is returned.
+        """Return whether to request another batch of the loader before returning the next one in flight.
 
-        While the device has work, this waits for the loader. As soon as it has none, a batch that is in flight is worth
-        more than one that is not there. The loader's iterator tells by ``is_ready(timeout_s)`` whether it has one.
+        While the device has work, this waits for the loader. As soon as the device has none, it needs the batch in
+        flight rather than a later one. The loader's iterator tells by ``is_ready(timeout_s)`` whether it has a batch.
         """
         is_ready = getattr(self._batches, "is_ready", None)
         if not len(self._in_flight) or not callable(is_ready):
@@ -262,7 +479,7 @@ class PrefetchIterator:
             while not is_ready(CHECK_S):
                 if self._in_flight.is_consumer_idle():
                     return False
-        except Exception as error:  # It is raised after the batches in flight.
+        except Exception as error:  # Raised after the batches in flight.
             let_through(error)
             self._failure = _Failure(error, [], [])
             return False
@@ -271,7 +488,6 @@ class PrefetchIterator:
         return True
 
     def _send_next(self) -> _Failure | None:
-        """Request the loader's next batch and send it. Return the failure, if there is one."""
         saves_state = self._is_ahead and (not self._in_flight.is_synchronous or find_held() is not None)
         # The state of a loader that is ahead includes its parts, so they must count at the same time.
         with counted_at_once() if saves_state else held_back() as counts, asking_for_rng_keys() as keys:
@@ -279,7 +495,7 @@ class PrefetchIterator:
             try:
                 batch = self._take()
             except StopIteration as end:
-                end.with_traceback(None)  # It would keep a batch on the device.
+                end.with_traceback(None)  # The traceback would keep a batch on the device.
                 return _Failure(end, [*counts, *self._note_state(None)], [])
             except Exception as error:
                 let_through(error)
@@ -300,244 +516,19 @@ class PrefetchIterator:
         loader: Any = self._loader
         try:
             state: dict[str, Any] = loader.state_dict()
-        except Exception as error:  # A user's method may fail in any way, and nobody may want the state.
+        except Exception as error:  # A user's method may fail in any way, and the state may never be requested.
             let_through(error)
             what = f"{type(loader).__name__}.state_dict() raised {describe_error(error)}"
             return StateError(f"the position of this batch is not known, because {what}")
         return state
 
     def _note_state(self, state: dict[str, Any] | StateError | None) -> list[Count]:
-        """Return what sets the state of the last batch that the user received, if the loader's own is ahead of it."""
+        """Return functions that set the state of the last batch that the user received, if the loader counts ahead."""
         return [partial(setattr, self._last_received, "state", state)] if self._is_ahead else []
 
     def _take(self) -> Any:
-        """Return the loader's next batch. The first one begins its epoch."""
         if self._batches is not None:
             return next(self._batches)
         with self._watch():
             self._batches = iter(self._loader)
             return next(self._batches)  # Some iterators begin the epoch only now.
-
-
-_NO_STATE = (
-    "{} has no state: its saved state is empty, so a resumed run restarts the epoch. Wrap a "
-    "shardio.DataLoader with shardio's order instead"
-)
-
-
-class DevicePrefetcher:
-    """A wrapper that delivers a loader's batches on a device and, with ``normalize``, normalises images.
-
-    On CUDA, up to ``depth`` batches are copied ahead, from pinned memory and on a separate stream.
-    Images are copied as uint8; they are cast and normalised on the device. Other devices get the
-    same results without streams.
-
-    >>> normalize = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    >>> for images, labels in DevicePrefetcher(loader, "cuda", normalize=normalize): ...  # doctest: +SKIP
-
-    Iterate over it once per epoch. If you leave an iteration early, its batches are released when
-    its iterator is freed, or at the end of a ``with DevicePrefetcher(...)`` block. The state of
-    the prefetcher, and of a shardio loader inside it, reflects the last batch that you received.
-
-    Args:
-        loader: Any iterable of batches. A batch may nest tensors, numpy arrays and objects with a
-            method ``to(device, non_blocking=...)`` in tuples, lists, mappings and dataclasses.
-            Other values are passed on unchanged.
-        device: The device; by default, CUDA if available, else MPS, else the CPU.
-        depth: The number of batches in flight on CUDA. With 1, a batch is copied only when the step before it is done,
-            so the device waits for each copy.
-        normalize: (mean, std) for pixels scaled to [0, 1], each with one value per channel or a single
-            value. Images become (x / 255 - mean) / std.
-        dtype: The dtype of the images; by default, float32 with ``normalize`` and uint8 without.
-            Without ``normalize``, values are cast but not scaled.
-        channels_last: Whether images have the channels_last memory format on the device.
-        transform: A function that takes and returns a batch, such as :class:`MixUp`, or a list of such functions to
-            apply in turn. They are called on the device after normalisation; on CUDA, on the prefetcher's stream. A
-            function that has a parameter ``generator`` receives a torch.Generator of the device. With shardio's order,
-            the generator is seeded from seed, epoch, position and rank, so a resumed run draws the same numbers. With
-            other loaders, it is seeded from torch's global generator.
-
-    On CUDA, each batch can be used on the stream that was current when you requested it; on another stream, wait for
-    that one first. With ``persistent_workers=True``, a shardio loader keeps its memory, so it is pinned only once.
-
-    ``normalize``, ``dtype`` and ``channels_last`` apply only to uint8 tensors [N, C, H, W], not to
-    labels or ``tv_tensors.Mask``. If ``normalize`` has one value per channel, tensors with a different
-    number of channels stay unchanged; a single value applies to all channels.
-
-    Raises:
-        ValueError: If an argument is out of range, ``normalize`` is used with an integer
-            ``dtype``, or the device is not available.
-    """
-
-    def __init__(
-        self,
-        loader: Iterable[Any],
-        device: str | torch.device | None = None,
-        *,
-        depth: int = 2,
-        normalize: Normalize | None = None,
-        dtype: torch.dtype | None = None,
-        channels_last: bool = True,
-        transform: BatchTransform | Sequence[BatchTransform] | None = None,
-    ) -> None:
-        self.loader = loader
-        self.device = _with_index(choose_device(device))
-        self.depth = check_integer("depth", depth, at_least=1)
-        self.transform = transform
-        takes_any = any(map(takes_generator, _as_list(transform)))
-        self._generator = torch.Generator(self.device) if takes_any else None
-        with own_tensors():
-            self._prepare_images = ImagePreparation(self.device, normalize, dtype, channels_last=channels_last)
-        self._stream: CopyStream | None = None
-        self._pool, self._register = PinnedPool(), Registration(self.device)
-        if self.device.type == "cuda":
-            self._stream = CudaStream(self.device)
-        self._times = WaitingTimes(has_stream=self._stream is not None)
-        self._iterator: Callable[[], PrefetchIterator | None] = _no_iterator
-        self._last_received = LastReceived()
-
-    def __len__(self) -> int:
-        return len(self.loader)  # type: ignore[arg-type]  # a loader without a length raises TypeError
-
-    def __iter__(self) -> Iterator[Any]:
-        """Iterate over the loader's next epoch."""
-        self._last_received = LastReceived()
-        if self._stream is None:
-            batches: SynchronousBatches | InFlightBatches = SynchronousBatches(self._copy_and_prepare)
-            depth = 1
-        else:
-            batches = InFlightBatches(self._stream, self._pool, self._copy, self._prepare, self._times)
-            depth = self.depth
-        is_ahead = self.has_state and not self.counts_when_received
-        iterator = PrefetchIterator(
-            self.loader, batches, depth, self._last_received, self._times, self._watch, is_ahead=is_ahead
-        )
-        self._iterator = weakref.ref(iterator)  # Weak, so that an iterator that is left early is released.
-        return iterator
-
-    def start_workers(self) -> None:
-        """Start the workers of the loader's next epoch now, if it is a shardio loader; see DataLoader.start_workers."""
-        if callable(start_workers := getattr(self.loader, "start_workers", None)):
-            start_workers()
-
-    def stats(self) -> PrefetchStats:
-        """Return how long the program and the device have waited for data so far. This does not wait for the device."""
-        return self._times.sum_up()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the next epoch on the loader, or on its samplers and datasets that take one.
-
-        Raises:
-            TypeError: If ``epoch`` is not an integer.
-            ValueError: If ``epoch`` is negative or not below 2**62.
-        """
-        set_epoch(self.loader, check_integer("epoch", epoch, at_least=0, below=MAX_EPOCH))
-
-    @property
-    def has_state(self) -> bool:
-        """Whether the loader has a state."""
-        return _has_state(self.loader)
-
-    @property
-    def counts_when_received(self) -> bool:
-        """Whether the loader counts a batch when the user receives it; see :mod:`shardio.epochs`."""
-        return counts_when_received(self.loader)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the loader's state as of the last batch that you received.
-
-        If the loader has no state, return an empty dict and issue a RuntimeWarning.
-
-        Raises:
-            StateError: If the loader counts batches when they are requested, and its ``state_dict`` failed.
-        """
-        if isinstance(state := self._last_received.state, StateError):
-            raise state
-        if state is not None:
-            return state
-        if callable(state_dict := getattr(self.loader, "state_dict", None)):
-            return cast(dict[str, Any], state_dict())
-        warnings.warn(_NO_STATE.format(type(self.loader).__name__), RuntimeWarning, stacklevel=2)
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state into the loader.
-
-        If the loader has no state, accept only an empty one and issue a RuntimeWarning.
-
-        Raises:
-            TypeError: If the loader has no state and ``state`` is not empty.
-        """
-        self.close()
-        self._last_received = LastReceived()
-        if callable(load_state_dict := getattr(self.loader, "load_state_dict", None)):
-            load_state_dict(state)
-            return
-        if state:
-            raise TypeError(f"{type(self.loader).__name__} has no load_state_dict: wrap a shardio.DataLoader instead")
-        warnings.warn(_NO_STATE.format(type(self.loader).__name__), RuntimeWarning, stacklevel=2)
-
-    def close(self) -> None:
-        """End the current iteration, if there is one, and release the batches in flight."""
-        if (iterator := self._iterator()) is not None:
-            iterator.close()
-        self._iterator = _no_iterator
-
-    def __enter__(self) -> DevicePrefetcher:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-        self._pool.clear()
-
-    def _watch(self) -> AbstractContextManager[object]:
-        """Return a context in which the loader's epoch begins: CUDA pins the memory of its batches."""
-        watch_memory = getattr(self.loader, "watch_memory", None)
-        if self._stream is None or not callable(watch_memory):
-            return nullcontext()
-        # One more than in flight: the memory of a batch is released when the next one is sent.
-        context: AbstractContextManager[object] = watch_memory(self._register, num_held=self.depth + 1)
-        return context
-
-    def _copy_and_prepare(self, batch: Any, rng_key: int | None) -> Any:
-        def copy(value: Any) -> Any:
-            return value.to(self.device)
-
-        return self._prepare(map_tensors(batch, copy, copy), rng_key)
-
-    def _copy(self, batch: Any) -> Any:
-        def copy(value: Any) -> Any:
-            return value.to(self.device, non_blocking=True)
-
-        return map_tensors(batch, copy, copy)
-
-    def _prepare(self, batch: Any, rng_key: int | None) -> Any:
-        prepared = map_tensors(batch, self._prepare_images)
-        if self._generator is not None:
-            if rng_key is None:
-                rng_key = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
-            self._generator.manual_seed(rng_key)
-        for transform in _as_list(self.transform):
-            prepared = call_transform(transform, prepared, self._generator)
-        return prepared
-
-
-def _with_index(device: torch.device) -> torch.device:
-    """Return a device; for CUDA without an index, the current one, because that may change later."""
-    return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
-
-
-def _as_list(transform: BatchTransform | Sequence[BatchTransform] | None) -> list[BatchTransform]:
-    if transform is None:
-        return []
-    # A module may be a sequence, too, and is then called as a whole.
-    return [transform] if callable(transform) else list(transform)
-
-
-def _no_iterator() -> None:
-    """Return None, like a weak reference to an iterator that no longer exists."""
-
-
-def _has_state(loader: Any) -> bool:
-    """Return whether a loader has a state. shardio's loaders have an attribute for this."""
-    return bool(getattr(loader, "has_state", callable(getattr(loader, "state_dict", None))))

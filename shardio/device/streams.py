@@ -23,10 +23,8 @@ def choose_device(name: str | torch.device | None = None, *, num_ranks: int = 1)
     """Return a device by name, or the best available device: CUDA, then MPS, then the CPU.
 
     Args:
-        name: A device that torch knows, such as ``"cuda"``, ``"cuda:1"`` or ``"cpu"``; None for
-            the best available.
-        num_ranks: The number of ranks that train together. Several ranks cannot share an MPS
-            device.
+        name: A device that torch knows, such as ``"cuda"``, ``"cuda:1"`` or ``"cpu"``; None for the best available.
+        num_ranks: The number of ranks that train together. Several ranks cannot share an MPS device.
 
     Raises:
         ValueError: If torch does not know the device or cannot use it.
@@ -48,8 +46,7 @@ def choose_device(name: str | torch.device | None = None, *, num_ranks: int = 1)
 
 
 def _is_available(device_type: str) -> bool:
-    """Ask torch about this type alone: to ask about CUDA takes time and may print warnings."""
-    match device_type:
+    match device_type:  # Asking about CUDA takes time and may print warnings.
         case "cuda":
             return torch.cuda.is_available()
         case "mps":
@@ -57,6 +54,9 @@ def _is_available(device_type: str) -> bool:
         case _:
             return True
 
+
+_MIN_BUFFER_BYTES = 512
+"""The size of the smallest pinned buffer, in bytes."""
 
 OnTensor = Callable[[torch.Tensor], torch.Tensor]
 
@@ -72,8 +72,7 @@ def map_tensors(batch: Any, function: OnTensor, movable: Callable[[Movable], Any
     """Apply a function to every tensor of a nested batch, and to every numeric array as a tensor.
 
     Args:
-        batch: Tensors and numpy arrays in tuples, named tuples, lists, mappings and dataclasses.
-            Other values are kept.
+        batch: Tensors and numpy arrays in tuples, named tuples, lists, mappings and dataclasses. Other values are kept.
         function: The function for tensors.
         movable: The function for other objects with a method ``to``; if None, they are kept.
 
@@ -123,9 +122,6 @@ def _walk_dataclass(value: Any, walk: Callable[[Any], Any]) -> Any:
     return mapped
 
 
-_SMALLEST = 512
-
-
 class PinnedPool:
     """Pinned buffers for reuse, because pinning memory takes much longer than copying it.
 
@@ -141,7 +137,7 @@ class PinnedPool:
         """Copy a tensor into a buffer. Return the copy, in the same layout, and the buffer."""
         dense = torch.empty_like(tensor, device="meta")
         num_bytes = dense.numel() * dense.element_size()
-        size = max(_SMALLEST, 1 << (num_bytes - 1).bit_length()) if num_bytes else _SMALLEST
+        size = max(_MIN_BUFFER_BYTES, 1 << (num_bytes - 1).bit_length()) if num_bytes else _MIN_BUFFER_BYTES
         buffer = self._free[size].pop() if self._free[size] else self._pin(size)
         copied = buffer[:num_bytes].view(tensor.dtype).as_strided(dense.size(), dense.stride())
         return copied.copy_(tensor), buffer
@@ -159,11 +155,11 @@ class PinnedPool:
 class Registration:
     """A function that pins memory in place until it is freed, unless it is already pinned or CUDA refuses.
 
-    CUDA may refuse because the system limits pinned memory. Batches then go through a
-    :class:`PinnedPool`. Those of the same device are equal, so a loader keeps its memory for the next prefetcher.
+    CUDA may refuse because the system limits pinned memory. Batches then go through a :class:`PinnedPool`.
+    Registrations of the same device are equal, so a loader keeps its memory for the next prefetcher.
 
     Args:
-        device: The CUDA device that copies from the memory. Only this one gets a context.
+        device: The CUDA device that copies from the memory. No other device gets a context.
     """
 
     device: torch.device
@@ -182,7 +178,7 @@ class Registration:
 
 
 def _clear_error(device: torch.device) -> None:
-    """Clear the error of the latest call of CUDA, which torch would raise after the next kernel of any code."""
+    """Clear the error of the latest CUDA call, which torch would raise after the next kernel of any code."""
     with suppress(RuntimeError):
         torch.zeros(1, device=device)
 
@@ -197,7 +193,7 @@ class StreamEvent(Protocol):
         """Wait until the stream reaches this point."""
 
     def elapsed_time(self, end_event: Any, /) -> float:
-        """Return the milliseconds from this point to a later one of the same stream. Both were reached."""
+        """Return the milliseconds from this point to a later one of the same stream. The stream has reached both."""
 
 
 @dataclass(slots=True, eq=False)
@@ -205,8 +201,8 @@ class SentBatch:
     """A batch on its way to the device.
 
     Attributes:
-        copied: When the device has finished reading the source memory.
-        ready: When the batch is ready on the device.
+        copied: The event after which the device no longer reads the source memory.
+        ready: The event after which the batch is ready on the device.
         batch: The batch on the device, in the form that the stream needs to receive it.
     """
 
@@ -221,20 +217,19 @@ class CopyStream(Protocol):
     def send(self, copy: Callable[[], Any], prepare: Callable[[Any], Any]) -> SentBatch:
         """Queue a copy to the device and the preparation of the copied batch.
 
-        Both run after all earlier sends, and after the work that is already queued on the caller's
-        stream. So memory that the caller has freed is not overwritten while the device still reads
-        it.
+        Both run after all earlier sends, and after the work that is already queued on the caller's stream. So memory
+        that the caller has freed is not overwritten while the device still reads it.
         """
 
     def receive(self, sent: SentBatch) -> Any:
-        """Return the batch on the device. Later work on the caller's stream waits for it."""
+        """Return the batch on the device. Later work on the caller's stream waits for the batch."""
 
     def record_event(self) -> StreamEvent:
         """Return an event after the work that is queued on the caller's stream."""
 
 
 class CudaStream:
-    """A stream of a CUDA device. Its events block, so that a wait leaves the processor core to the loader's workers.
+    """A stream of a CUDA device. Its events block, so a wait leaves the processor core to the loader's workers.
 
     Args:
         device: The device, with an index.
@@ -255,7 +250,7 @@ class CudaStream:
 
     def receive(self, sent: SentBatch) -> Any:
         consumer = torch.cuda.current_stream(self._device)
-        consumer.wait_event(sent.ready)  # type: ignore[arg-type]  # send() recorded it on CUDA.
+        consumer.wait_event(sent.ready)  # type: ignore[arg-type]  # send() recorded the event on CUDA.
 
         def record(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.is_cuda:  # After the tensor is freed, the allocator keeps its memory until the consumer is done.
@@ -273,7 +268,7 @@ class CudaStream:
 
 
 def _find_dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors that hold a sparse tensor's memory, or the tensor itself: only those know streams."""
+    """Return the tensors that hold a sparse tensor's memory, or the tensor itself. Only these know streams."""
     match tensor.layout:
         case torch.sparse_coo:
             return [tensor._indices(), tensor._values()]
@@ -291,7 +286,7 @@ class PrefetchStats:
 
     Attributes:
         num_batches: Batches that the user received.
-        loader_wait_s: Seconds that the program waited for the loader. While the device has work left, this costs
+        loader_wait_s: Seconds that the program waited for the loader. While the device has work left, waiting costs
             nothing.
         data_stall_s: Seconds that the device waited for data, with nothing left to do. On CUDA, events on the device
             measure it; the last few batches are not included yet. On other devices, it equals ``loader_wait_s``.
@@ -324,8 +319,8 @@ class WaitingTimes:
         """Add the time from one event to another. It is read when the device has reached both.
 
         Args:
-            requested: When the device had finished all work that was queued before the batch was requested.
-            received: When it could begin the work that is queued afterwards.
+            requested: The event after all work that was queued before the batch was requested.
+            received: The event before the work that is queued afterwards.
         """
         self._unread.append((requested, received))
         self._read()
@@ -369,11 +364,11 @@ class InFlightBatches:
         pool: The buffers for tensors that are not in pinned memory.
         copy: A function that copies a batch to the device.
         prepare: A function that makes the final batch from the copied one and its rng key.
-        times: Where the waiting of the device is added.
+        times: The totals to which the device's waiting is added.
     """
 
     is_synchronous = False
-    """Whether the only batch that is sent is the one that the user requests."""
+    """Whether only the batch that the user requests is sent."""
 
     def __init__(
         self,
@@ -420,14 +415,13 @@ class InFlightBatches:
         return batch, note
 
     def is_consumer_idle(self) -> bool:
-        """Return whether the device has done all that the consumer had queued when it requested the batch."""
+        """Return whether the device has finished the work that the consumer had queued when it requested the batch."""
         return self._requests[-1].query()
 
     def request(self, max_batches: int) -> None:
         """Note that the consumer requests a batch. Wait until the device has at most ``max_batches`` of its work left.
 
-        Without this limit, a fast program runs ahead of its device, and each step ahead takes more
-        memory.
+        Without this limit, a fast program runs ahead of its device, and each step ahead takes more memory.
         """
         self._requests.append(self._stream.record_event())
         if len(self._requests) > max_batches + 1:
@@ -443,7 +437,6 @@ class InFlightBatches:
         self._requests.clear()
 
     def _release(self) -> None:
-        """Release the memory of finished copies."""
         while self._sources and self._sources[0].copied.query():
             for buffer in self._sources.popleft().buffers:
                 self._pool.put_back(buffer)
@@ -456,7 +449,7 @@ def _pin_movable(value: Movable) -> Any:
 
 
 class SynchronousBatches:
-    """The same interface without a stream: each batch is copied and prepared when it is sent.
+    """The interface of InFlightBatches without a stream: each batch is copied and prepared when it is sent.
 
     Args:
         prepare: A function that copies a batch to the device and makes the final batch from it and its rng key.

@@ -1,7 +1,7 @@
-"""Convert images of any format that Pillow reads to JPEG, PNG or WebP.
+"""Convert images of any format that Pillow reads to JPEG, PNG or WebP, and their colours to sRGB.
 
 The rendering intent is perceptual, as in browsers and in Pillow's default. A profile that defines only relative
-colorimetry, as those of cameras and screens usually do, gives the same colours for both.
+colorimetry, as most profiles of cameras and screens do, gives the same colours for both.
 """
 
 from __future__ import annotations
@@ -25,70 +25,6 @@ _MODELS = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK"}
 
 _ALPHA = {"LA": "L", "RGBA": "RGB"}
 
-
-def read_profile(image: PIL.Image.Image) -> bytes | None:
-    """Return the ICC profile that an image has embedded, or None if it has none.
-
-    Raises:
-        ValueError: If the file contains only a part of the profile, or a profile that cannot be decompressed.
-    """
-    profile: bytes | None = image.info.get("icc_profile")
-    if profile is None and "icc_profile" in image.info:
-        raise ValueError("the ICC profile is incomplete or damaged: convert without to_srgb, or remove the profile")
-    return profile or None
-
-
-def convert_to_srgb(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
-    """Convert an image from the colours of its profile to sRGB.
-
-    Args:
-        image: An image of mode L, LA, RGB, RGBA or CMYK.
-        profile: Its ICC profile. That of a gray image may be one for RGB.
-
-    Returns:
-        An image of mode RGB; L if the image is gray. An alpha channel is kept.
-
-    Raises:
-        ValueError: If the profile is damaged, or made for other images.
-    """
-    colours = image.convert(_ALPHA.get(image.mode, image.mode))
-    converted = _transform(colours, profile)
-    if image.mode == "L" or image.mode == "LA":
-        converted = converted.convert("L")
-    if image.mode in _ALPHA:
-        converted.putalpha(image.getchannel("A"))
-    return converted
-
-
-def _transform(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
-    try:
-        with errors_of_pillow():
-            model, transform = _make_transform(profile)
-            if model != image.mode:
-                if (image.mode, model) != ("L", "RGB"):
-                    raise ValueError(f"it is for {model} images, but this one is {image.mode}")
-                image = image.convert("RGB")
-            return transform.apply(image)
-    except (PIL.ImageCms.PyCMSError, ValueError) as error:
-        raise ValueError(
-            f"the ICC profile is damaged or does not fit the image ({error}): convert without to_srgb, or remove it"
-        ) from error
-
-
-@lru_cache(maxsize=16)
-def _make_transform(profile: bytes) -> tuple[str, PIL.ImageCms.ImageCmsTransform]:
-    """Return the mode of the images that a profile is for, and how to convert them to sRGB.
-
-    Making it takes as long as converting 200,000 pixels, and many images have the same profile. Threads may share it.
-    """
-    source = PIL.ImageCms.ImageCmsProfile(io.BytesIO(profile))
-    model = _MODELS.get(source.profile.xcolor_space)
-    if model is None:
-        raise ValueError(f"its colour space is {source.profile.xcolor_space!r}, expected RGB, gray or CMYK")
-    target = PIL.ImageCms.createProfile("sRGB")
-    return model, PIL.ImageCms.buildTransform(source, target, model, "RGB", PIL.ImageCms.Intent.PERCEPTUAL)
-
-
 _SIMPLER_MODES = {
     **{mode: mode for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")},
     **dict.fromkeys(("CMYK", "YCbCr", "LAB", "HSV", "RGBX"), "RGB"),
@@ -102,7 +38,7 @@ _INTEGERS = frozenset(("I", "I;16B", "I;16L", "I;16N"))
 
 _GRAY = frozenset(("1", "L", "LA", "La", "I;16"))
 
-_FULL = 255
+_OPAQUE = 255
 """The alpha of an opaque pixel."""
 
 
@@ -119,13 +55,13 @@ def convert_image(
 
     ========  =======================================================================================================
     ``jpeg``  8 bits, gray or RGB with chroma stored as 4:2:0. An image with transparent pixels is an error
-    ``png``   lossless. Gray, palettes, alpha and 16 bits stay as they are. What a PNG cannot store is an error
+    ``png``   lossless. Gray, palettes, alpha and 16 bits stay as they are. Other values are an error
     ``webp``  lossy, 8 bits, RGB or RGBA
     ========  =======================================================================================================
 
-    CMYK, YCbCr, LAB and HSV become RGB. Pixels are those that Pillow decodes. It keeps 8 bits of colour; ``png`` keeps
-    all 16. All metadata but the ICC profile is dropped. The same bytes always give the same result. An image that is
-    already of the requested format is encoded again.
+    CMYK, YCbCr, LAB and HSV become RGB. Pillow decodes the pixels. It keeps 8 bits of colour; ``png`` keeps all
+    16. All metadata but the ICC profile is dropped. The same bytes always give the same result. An image of
+    the requested format is encoded again.
 
     Args:
         content: The bytes of an image file.
@@ -133,9 +69,9 @@ def convert_image(
         quality: 1 to 100, of JPEGs (on libjpeg's scale) and WebPs. PNGs ignore it.
         max_side: The largest permitted side in pixels, or None for no limit. Larger images are shrunk by averaging over
             areas.
-        to_srgb: Whether to convert the colours from the image's ICC profile to sRGB. The profile is dropped, and a
-            palette becomes RGB or RGBA. Otherwise, the profile stays embedded, unless the image changes between gray,
-            RGB and others: then it would no longer fit.
+        to_srgb: Whether to convert the colours from the image's ICC profile to sRGB. If so, the profile is dropped,
+            and a palette becomes RGB or RGBA. Otherwise, the profile stays embedded, unless it no longer fits because
+            the image changes between gray, RGB and others.
         max_pixels: The largest permitted number of pixels.
 
     Raises:
@@ -148,7 +84,7 @@ def convert_image(
             return _convert_wide(content, stored, max_side=max_side, to_srgb=to_srgb, max_pixels=max_pixels)
         if stored.dtype not in (np.uint8, np.uint16):
             raise ValueError(f"stores {stored.describe()}, which neither JPEG nor WebP has: leave it out")
-    image, profile = _read(content, max_pixels, needs_profile=to_srgb)
+    image, profile = _read_upright(content, max_pixels, needs_profile=to_srgb)
     if profile is not None and to_srgb:
         image, profile = _convert_colours(image, profile), None
     converted = _CONVERSIONS[to].prepare(_shrink(_simplify(image), max_side))
@@ -158,8 +94,8 @@ def convert_image(
     return _encode(converted, icc_profile=profile, **options, **_CONVERSIONS[to].options)
 
 
-def _read(content: bytes, max_pixels: int, *, needs_profile: bool) -> tuple[PIL.Image.Image, bytes | None]:
-    """Return an image, upright and without any metadata but its transparent colour, and its ICC profile."""
+def _read_upright(content: bytes, max_pixels: int, *, needs_profile: bool) -> tuple[PIL.Image.Image, bytes | None]:
+    """Return an image and its ICC profile. The image is upright, with no other metadata than its transparent colour."""
     with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as stored:
         check_size(stored.height, stored.width, max_pixels)
         _check_frames(stored)
@@ -176,14 +112,14 @@ def _read(content: bytes, max_pixels: int, *, needs_profile: bool) -> tuple[PIL.
 
 
 def _is_like_pillows(stored: ValueFormat) -> bool:
-    """Return whether Pillow's image has a file's values, scaled at most."""
+    """Return whether Pillow's image has a file's values, except for a scale."""
     return stored.is_in_pillow or (stored.white is not None and (stored.dtype == np.uint8 or stored.num_channels == 1))
 
 
 def _convert_wide(
     content: bytes, stored: ValueFormat, *, max_side: int | None, to_srgb: bool, max_pixels: int
 ) -> bytes:
-    """Convert an image that Pillow's images cannot hold to PNG."""
+    """Convert an image whose values Pillow's images cannot hold to PNG."""
     is_storable = stored.dtype == np.uint16 and stored.num_channels <= 4 and stored.has_alpha
     if not is_storable or stored.decode is None:
         raise ValueError(f"stores {stored.describe()}, which PNG cannot store, or shardio cannot decode: leave it out")
@@ -202,7 +138,7 @@ def _convert_wide(
 def _check_frames(image: PIL.Image.Image) -> None:
     """Raise ValueError if an image has several frames or pages.
 
-    The further images in an MPO, which many phones write as .jpg, are previews and the like. Those in a PSD are layers.
+    The further images in an MPO, which many phones write as .jpg, are mostly previews. Those in a PSD are layers.
     """
     num_frames = getattr(image, "n_frames", 1)
     if num_frames > 1 and image.format not in ("MPO", "PSD"):
@@ -210,7 +146,6 @@ def _check_frames(image: PIL.Image.Image) -> None:
 
 
 def _convert_colours(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
-    """Convert an image's colours from its profile to sRGB."""
     if image.mode == "LAB":  # Its colours do not depend on a device. Pillow converts them to sRGB.
         return _simplify(image)
     if image.mode == "I;16" or image.mode in _INTEGERS or image.mode == "F":
@@ -227,9 +162,9 @@ def _convert_colours(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
 def _simplify(image: PIL.Image.Image) -> PIL.Image.Image:
     """Return an image with the same pixels in a mode that PNG has."""
     if image.mode in _INTEGERS:
-        integers = image.convert("I")  # Direct conversions between modes of 16 bits lose the upper 8.
+        integers = image.convert("I")  # Direct conversions between modes of 16 bits lose the upper 8 bits.
         low, high = integers.getextrema()
-        if low < 0 or high > 0xFFFF:  # type: ignore[operator]  # Of one channel, they are numbers.
+        if low < 0 or high > 0xFFFF:  # type: ignore[operator]  # One channel gives two numbers.
             raise ValueError(f"stores integers from {low} to {high}, which no image of at most 16 bits can hold")
         return integers.convert("I;16")
     if image.mode not in _SIMPLER_MODES:
@@ -249,7 +184,7 @@ def _shrink(image: PIL.Image.Image, max_side: int | None) -> PIL.Image.Image:
 
 
 def _find_model(image: PIL.Image.Image) -> str:
-    """Return what kind of values an image's profile describes."""
+    """Return the kind of values that an image's profile describes."""
     if image.mode in _GRAY or image.mode in _INTEGERS:
         return "gray"
     return image.mode if image.mode in ("CMYK", "LAB") else "RGB"
@@ -287,7 +222,7 @@ def _drop_opaque_alpha(image: PIL.Image.Image) -> PIL.Image.Image:
         return image
     is_gray = image.mode in _GRAY
     image = image.convert("LA" if is_gray else "RGBA")
-    is_opaque = image.getchannel("A").getextrema() == (_FULL, _FULL)
+    is_opaque = image.getchannel("A").getextrema() == (_OPAQUE, _OPAQUE)
     return image.convert("L" if is_gray else "RGB") if is_opaque else image
 
 
@@ -296,6 +231,69 @@ def _encode(image: PIL.Image.Image, **options: Any) -> bytes:
     with errors_of_pillow():
         image.save(file, **options)
     return file.getvalue()
+
+
+def read_profile(image: PIL.Image.Image) -> bytes | None:
+    """Return an image's embedded ICC profile, or None if it has none.
+
+    Raises:
+        ValueError: If the file contains only a part of the profile, or a profile that cannot be decompressed.
+    """
+    profile: bytes | None = image.info.get("icc_profile")
+    if profile is None and "icc_profile" in image.info:
+        raise ValueError("the ICC profile is incomplete or damaged: convert without to_srgb, or remove the profile")
+    return profile or None
+
+
+def convert_to_srgb(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
+    """Convert an image from the colours of its profile to sRGB.
+
+    Args:
+        image: An image of mode L, LA, RGB, RGBA or CMYK.
+        profile: Its ICC profile. A gray image may have a profile for RGB.
+
+    Returns:
+        An image of mode RGB; L if the image is gray. An alpha channel is kept.
+
+    Raises:
+        ValueError: If the profile is damaged, or made for other images.
+    """
+    colours = image.convert(_ALPHA.get(image.mode, image.mode))
+    converted = _apply_profile(colours, profile)
+    if image.mode == "L" or image.mode == "LA":
+        converted = converted.convert("L")
+    if image.mode in _ALPHA:
+        converted.putalpha(image.getchannel("A"))
+    return converted
+
+
+def _apply_profile(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
+    try:
+        with errors_of_pillow():
+            model, transform = _make_srgb_transform(profile)
+            if model != image.mode:
+                if (image.mode, model) != ("L", "RGB"):
+                    raise ValueError(f"it is for {model} images, but this one is {image.mode}")
+                image = image.convert("RGB")
+            return transform.apply(image)
+    except (PIL.ImageCms.PyCMSError, ValueError) as error:
+        raise ValueError(
+            f"the ICC profile is damaged or does not fit the image ({error}): convert without to_srgb, or remove it"
+        ) from error
+
+
+@lru_cache(maxsize=16)
+def _make_srgb_transform(profile: bytes) -> tuple[str, PIL.ImageCms.ImageCmsTransform]:
+    """Return the mode of the images that a profile is for, and their conversion to sRGB.
+
+    Making it takes as long as converting 200,000 pixels, and many images have the same profile. Threads may share it.
+    """
+    source = PIL.ImageCms.ImageCmsProfile(io.BytesIO(profile))
+    model = _MODELS.get(source.profile.xcolor_space)
+    if model is None:
+        raise ValueError(f"its colour space is {source.profile.xcolor_space!r}, expected RGB, gray or CMYK")
+    target = PIL.ImageCms.createProfile("sRGB")
+    return model, PIL.ImageCms.buildTransform(source, target, model, "RGB", PIL.ImageCms.Intent.PERCEPTUAL)
 
 
 class _Conversion(NamedTuple):
@@ -308,4 +306,4 @@ _CONVERSIONS: dict[ConvertedFormat, _Conversion] = {
     "png": _Conversion(_prepare_png, {"format": "PNG"}),
     "webp": _Conversion(_prepare_webp, {"format": "WEBP"}),
 }
-"""For each format: a function that brings an image to a mode that the format has, and Pillow's options."""
+"""For each format: a function that converts an image to a mode of the format, and Pillow's options."""

@@ -1,12 +1,11 @@
-"""Crop plans: how to render images, determined before anything is decoded, and the resizing that they ask for.
+"""Crop plans, which describe the rendering of images before any image is decoded, and the resizing in them.
 
-Its pixels are those of OpenCV's INTER_LINEAR on x86 (resize.cpp). OpenCV's code for other processors rounds
-differently in some versions, so OpenCV resizes only where it is known to give the same pixels. The kernel has its own
-code for the same definition.
+Bilinear resizing gives the pixels of OpenCV's INTER_LINEAR on x86 (resize.cpp). OpenCV's code for other processors
+rounds differently in some versions, so OpenCV resizes only if it gives the same pixels in this process. The kernel has
+its own code for the same definition. Weights have 11 bits. Rows are resized across first and keep 7 bits more than a
+pixel has. Then two rows are mixed. Antialiased resizing gives the pixels of Pillow.
 
-Weights have 11 bits. Rows are resized across first and keep 7 bits more than a pixel has. Then two of them are mixed.
-
-Both libraries are imported when they are first needed, so worker processes that need neither start 50 ms sooner.
+OpenCV and Pillow are imported when an image first needs them, so worker processes that need neither start 50 ms sooner.
 """
 
 from __future__ import annotations
@@ -25,174 +24,22 @@ if TYPE_CHECKING:
     import PIL.Image
 
 
-_ONE = np.float32(1 << 11)
+_WEIGHT_SUM = np.float32(1 << 11)
 """The sum of two weights (resize.cpp, INTER_RESIZE_COEF_SCALE)."""
 
-_CHECKED = (
+_CHECKED_SIZES = (
     ((37, 53), (20, 31)),
     ((61, 40), (33, 38)),
     ((50, 83), (45, 41)),
     ((48, 64), (15, 40)),
     ((23, 17), (61, 70)),
 )
-"""The sizes before and after resizing with which OpenCV is checked. Results of OpenCV for ARM differ where both sides
-shrink."""
-
-
-class Points(NamedTuple):
-    """The points along one side at which an image is sampled, n of them.
-
-    Attributes:
-        first: int64 [n], the first of the two pixels that each point lies between. It may be outside the image.
-        weights: int32 [2, n], the weights of both.
-    """
-
-    first: NDArray[np.int64]
-    weights: NDArray[np.int32]
-
-    @classmethod
-    def place(cls, positions: NDArray[np.floating[Any]], length: int | None = None) -> Points:
-        """Return the points at some positions.
-
-        Args:
-            positions: Float [n], in pixels from the centre of the first one.
-            length: The number of pixels of the side, if the border's pixel gets all the weight beyond the border;
-                None if both pixels are the border's there, which rounds differently.
-        """
-        exact = positions.astype(np.float32)
-        first = np.floor(exact)
-        part = exact - first
-        if length is not None:
-            part[(first < 0) | (first >= length - 1)] = 0
-            first = first.clip(0, length - 1)
-        weights = np.stack([np.float32(1) - part, part]) * _ONE
-        return cls(first.astype(np.int64), np.rint(weights).astype(np.int32))
-
-
-def resize_bilinear(image: Pixels, height: int, width: int) -> Pixels:
-    """Resize an image, uint8 [rows, columns, 3], to uint8 [height, width, 3]."""
-    num_rows, num_columns = image.shape[:2]
-    rows, columns = _positions(num_rows, height), _positions(num_columns, width)
-    return _mix(image, Points.place(rows), Points.place(columns, num_columns))
-
-
-def sample(image: Pixels, corner: tuple[float, float], step: tuple[float, float], height: int, width: int) -> Pixels:
-    """Sample an image bilinearly on a grid whose points may be between pixels.
-
-    Args:
-        image: uint8 [rows, columns, 3]. Beyond its border, the border's pixels are repeated.
-        corner: The position of the first sample, down and across, in pixels from the centre of the first pixel.
-        step: The distance between samples, down and across, in pixels.
-        height: The number of samples down.
-        width: The number of samples across.
-
-    Returns:
-        uint8 [height, width, 3].
-    """
-    rows = Points.place(corner[0] + step[0] * np.arange(height))
-    return _mix(image, rows, Points.place(corner[1] + step[1] * np.arange(width), image.shape[1]))
-
-
-@cache
-def is_opencv_equal() -> bool:
-    """Return whether OpenCV's pixels follow the definition in this process."""
-    import cv2  # Not before an image needs it: see crop_plan.py.
-
-    random = np.random.default_rng(0)
-    for before, (height, width) in _CHECKED:
-        image = random.integers(0, 256, (*before, 3), np.uint8)
-        resized = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
-        if not np.array_equal(resized, resize_bilinear(image, height, width)):
-            return False
-    return True
-
-
-def _mix(image: Pixels, rows: Points, columns: Points) -> Pixels:
-    """Sample an image at n rows and m columns: each result, uint8 [n, m, 3], is a weighted mean of four pixels."""
-    top, stop = (int(bound) for bound in np.clip([rows.first[0], rows.first[-1] + 2], 0, len(image)))
-    image = image[min(top, len(image) - 1) : max(stop, 1)]  # Only these rows are needed.
-    left, right = (image.take(np.clip(columns.first + i, 0, image.shape[1] - 1), axis=1) for i in range(2))
-    near, far = np.repeat(columns.weights, 3, axis=1)  # All colours of a row are computed together.
-    across = left.reshape(len(image), -1) * near + right.reshape(len(image), -1) * far >> 4
-    upper, lower = (across.take(np.clip(rows.first - top + i, 0, len(image) - 1), axis=0) for i in range(2))
-    near, far = rows.weights[:, :, np.newaxis]
-    mixed = (upper * near >> 16) + (lower * far >> 16) + 2 >> 2
-    pixels: Pixels = mixed.astype(np.uint8).reshape(len(rows.first), -1, 3)
-    return pixels
-
-
-def _positions(num_before: int, num_after: int) -> NDArray[np.floating[Any]]:
-    """Return the positions of the centres of a resized side's pixels."""
-    return (np.arange(num_after) + 0.5) * (1.0 / (num_after / num_before)) - 0.5
-
+"""The sizes before and after resizing that check OpenCV. On ARM, its results differ if both sides shrink."""
 
 Resampling = Literal["bilinear", "plain bilinear", "antialiased bilinear", "antialiased bicubic"]
-"""How to resize. "plain bilinear" computes each new pixel from the nearest four (:mod:`shardio.images.crop_plan`). So
-does "bilinear", unless a crop plan halves both sides: see CropPlan.is_halved. The others average over all pixels when
-shrinking (Pillow's BILINEAR and BICUBIC)."""
-
-
-def use_one_thread() -> None:
-    """Limit OpenCV to one thread in this process: decode threads already keep all processors busy."""
-    import cv2
-
-    cv2.setNumThreads(0)
-
-
-def resize(
-    image: Pixels, height: int, width: int, resampling: Resampling = "bilinear", *, out: Pixels | None = None
-) -> Pixels:
-    """Resize an image.
-
-    Args:
-        image: uint8 [rows, columns, 3].
-        height: The new number of rows.
-        width: The new number of columns.
-        resampling: How to resize it.
-        out: uint8 [height, width, 3] to write to, or None to return a new array.
-
-    Returns:
-        uint8 [height, width, 3]: ``out``, if it is given.
-    """
-    if image.shape[:2] == (height, width):
-        resized = image
-    elif resampling not in ("bilinear", "plain bilinear"):
-        resized = np.asarray(_resize_by_pillow(image, height, width, resampling))
-    elif not is_opencv_equal():
-        resized = resize_bilinear(image, height, width)
-    else:
-        import cv2
-
-        resized = cv2.resize(image, (width, height), dst=out, interpolation=cv2.INTER_LINEAR)  # type: ignore[assignment]
-    if out is None:
-        return resized
-    if resized is not out:
-        np.copyto(out, resized)
-    return out
-
-
-def _resize_by_pillow(image: Pixels, height: int, width: int, resampling: Resampling) -> PIL.Image.Image:
-    """Resize an image across first, then down: the result is rounded in between.
-
-    Pillow 13 decides by the sizes which of both comes first, and earlier versions resized across first.
-    """
-    import PIL.Image
-
-    filters = {
-        "antialiased bilinear": PIL.Image.Resampling.BILINEAR,
-        "antialiased bicubic": PIL.Image.Resampling.BICUBIC,
-    }
-    across = PIL.Image.fromarray(image).resize((width, len(image)), filters[resampling])
-    return across.resize((width, height), filters[resampling])
-
-
-def flip(image: Pixels, out: Pixels) -> None:
-    """Mirror an image left to right into ``out``, both uint8 [height, width, 3]."""
-    import cv2
-
-    if cv2.flip(image, 1, dst=out) is not out:
-        np.copyto(out, image[:, ::-1])
-
+"""The way to resize. "plain bilinear" computes each new pixel from the nearest four. So does "bilinear", unless a crop
+plan halves both sides: see CropPlan.is_halved. The others average over all pixels when shrinking (Pillow's BILINEAR and
+BICUBIC)."""
 
 Sizes = NDArray[np.int64]
 """int64 [n, 2]: the height and width of n images."""
@@ -200,23 +47,22 @@ Sizes = NDArray[np.int64]
 Boxes = NDArray[np.int64]
 """int64 [n, 4]: top, left, height, width of a part of each of n images."""
 
-
 Rows = Pixels | Sequence[Pixels]
 """The destinations of n images: uint8 [n, height, width, 3], or n uint8 [height, width, 3] arrays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CropPlan:
-    """How to render n images: take a box of each, resize it, take a window of the result, flip and edit the window.
+    """The way to render n images: take a box of each, resize it, take a window of the result, flip and edit the window.
 
-    Transforms extend the plan in order. As long as they can, nothing is decoded between them.
+    Transforms extend the plan in order. No image is decoded between transforms that can extend it.
 
     Attributes:
         box: The part of each image to read. It does not reach beyond the image.
         size: The size that the box is resized to.
         window: The part of the resized box to return. Pixels outside the box are black.
         flip: bool [n], whether to mirror the window left to right.
-        resampling: How the box is resized.
+        resampling: The way to resize the box.
         upside_down: bool [n], whether to mirror the window top to bottom; None if none is.
         operations: OPERATION [n, k], the operations on the flipped window, in order; None if there are none.
     """
@@ -247,9 +93,9 @@ class CropPlan:
     def pads(self, boxes: Boxes) -> NDArray[np.bool_]:
         """Return whether cropping by ``boxes`` would pad a part of an image, bool [n].
 
-        Such images must be rendered first. Otherwise their surrounding pixels would appear instead of black ones.
+        Such images must be rendered first. Otherwise, pixels around the part would appear instead of black ones.
         """
-        is_part = _any((self.window[:, :2] != 0) | (self.window[:, 2:] != self.size))
+        is_part = _any_in_row((self.window[:, :2] != 0) | (self.window[:, 2:] != self.size))
         return is_part & _reach_beyond(boxes, self.output_size)
 
     def crop(self, boxes: Boxes) -> CropPlan:
@@ -264,7 +110,7 @@ class CropPlan:
     @property
     def is_final(self) -> NDArray[np.bool_]:
         """Whether each image is resized or padded, bool [n]. If so, it must be rendered before it is resized again."""
-        return _any(self.size != self.box[:, 2:]) | _reach_beyond(self.window, self.size)
+        return _any_in_row(self.size != self.box[:, 2:]) | _reach_beyond(self.window, self.size)
 
     @property
     def is_halved(self) -> NDArray[np.bool_]:
@@ -278,7 +124,7 @@ class CropPlan:
         return np.asarray((self.box[:, 2:] >= 2 * self.size).all(axis=1))
 
     def resize(self, sizes: Sizes, resampling: Resampling = "bilinear") -> CropPlan:
-        """Return a plan that also resizes this plan's results. None of them may be final."""
+        """Return a plan that also resizes this plan's results. No result may be final."""
         assert not self.is_final.any(), "a box that is resized or padded is rendered before it is resized again"
         box = np.concatenate([self.box[:, :2] + self.window[:, :2], self.window[:, 2:]], axis=1)
         whole = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
@@ -320,7 +166,7 @@ class CropPlan:
 
 
 class PlanRow(NamedTuple):
-    """How one image is rendered: its row of a plan."""
+    """The way to render one image: its row of a plan."""
 
     plan: CropPlan
     row: int
@@ -331,7 +177,7 @@ class PlannedCrop(NamedTuple):
 
     Attributes:
         pictures: The images.
-        plan: How to render them.
+        plan: The plan that renders the images.
     """
 
     pictures: Sequence[Picture]
@@ -339,10 +185,157 @@ class PlannedCrop(NamedTuple):
 
 
 def _reach_beyond(boxes: Boxes, sizes: Sizes) -> NDArray[np.bool_]:
-    """Return whether boxes reach beyond images of these sizes, bool [n]."""
-    return _any((boxes[:, :2] < 0) | (boxes[:, :2] + boxes[:, 2:] > sizes))
+    return _any_in_row((boxes[:, :2] < 0) | (boxes[:, :2] + boxes[:, 2:] > sizes))
 
 
-def _any(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return whether any value of each row is true, for bool [n, m]."""
+def _any_in_row(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:  # bool [n, m] → [n]
     return np.asarray(mask.any(axis=1))
+
+
+def use_one_thread() -> None:
+    """Limit OpenCV to one thread in this process: decode threads already keep all processors busy."""
+    import cv2
+
+    cv2.setNumThreads(0)
+
+
+def resize(
+    image: Pixels, height: int, width: int, resampling: Resampling = "bilinear", *, out: Pixels | None = None
+) -> Pixels:
+    """Resize an image.
+
+    Args:
+        image: uint8 [rows, columns, 3].
+        height: The new number of rows.
+        width: The new number of columns.
+        resampling: The way to resize it.
+        out: uint8 [height, width, 3] to write to, or None to return a new array.
+
+    Returns:
+        uint8 [height, width, 3]: ``out``, if it is given.
+    """
+    if image.shape[:2] == (height, width):
+        resized = image
+    elif resampling not in ("bilinear", "plain bilinear"):
+        resized = np.asarray(_resize_by_pillow(image, height, width, resampling))
+    elif not is_opencv_equal():
+        resized = resize_bilinear(image, height, width)
+    else:
+        import cv2
+
+        resized = cv2.resize(image, (width, height), dst=out, interpolation=cv2.INTER_LINEAR)  # type: ignore[assignment]
+    if out is None:
+        return resized
+    if resized is not out:
+        np.copyto(out, resized)
+    return out
+
+
+def _resize_by_pillow(image: Pixels, height: int, width: int, resampling: Resampling) -> PIL.Image.Image:
+    """Resize an image across first, then down, and round in between.
+
+    Pillow 13 chooses the order by the sizes. Earlier versions resized across first.
+    """
+    import PIL.Image
+
+    filters = {
+        "antialiased bilinear": PIL.Image.Resampling.BILINEAR,
+        "antialiased bicubic": PIL.Image.Resampling.BICUBIC,
+    }
+    across = PIL.Image.fromarray(image).resize((width, len(image)), filters[resampling])
+    return across.resize((width, height), filters[resampling])
+
+
+def flip(image: Pixels, out: Pixels) -> None:
+    """Mirror an image left to right into ``out``, both uint8 [height, width, 3]."""
+    import cv2
+
+    if cv2.flip(image, 1, dst=out) is not out:
+        np.copyto(out, image[:, ::-1])
+
+
+class Points(NamedTuple):
+    """The n points along one side at which an image is sampled.
+
+    Attributes:
+        first: int64 [n], the first of the two pixels that each point lies between. It may be outside the image.
+        weights: int32 [2, n], the weights of both.
+    """
+
+    first: NDArray[np.int64]
+    weights: NDArray[np.int32]
+
+    @classmethod
+    def place(cls, positions: NDArray[np.floating[Any]], length: int | None = None) -> Points:
+        """Return the points at some positions.
+
+        Args:
+            positions: Float [n], in pixels from the centre of the first one.
+            length: The number of pixels of the side, if the border's pixel gets all the weight beyond the border;
+                None if both pixels are the border's there, which rounds differently.
+        """
+        exact = positions.astype(np.float32)
+        first = np.floor(exact)
+        part = exact - first
+        if length is not None:
+            part[(first < 0) | (first >= length - 1)] = 0
+            first = first.clip(0, length - 1)
+        weights = np.stack([np.float32(1) - part, part]) * _WEIGHT_SUM
+        return cls(first.astype(np.int64), np.rint(weights).astype(np.int32))
+
+
+def resize_bilinear(image: Pixels, height: int, width: int) -> Pixels:
+    """Resize an image, uint8 [rows, columns, 3], to uint8 [height, width, 3]."""
+    num_rows, num_columns = image.shape[:2]
+    rows, columns = _positions(num_rows, height), _positions(num_columns, width)
+    return _sample_at(image, Points.place(rows), Points.place(columns, num_columns))
+
+
+def sample(image: Pixels, corner: tuple[float, float], step: tuple[float, float], height: int, width: int) -> Pixels:
+    """Sample an image bilinearly on a grid whose points may be between pixels.
+
+    Args:
+        image: uint8 [rows, columns, 3]. Beyond its border, the border's pixels are repeated.
+        corner: The position of the first sample, down and across, in pixels from the centre of the first pixel.
+        step: The distance between samples, down and across, in pixels.
+        height: The number of samples down.
+        width: The number of samples across.
+
+    Returns:
+        uint8 [height, width, 3].
+    """
+    rows = Points.place(corner[0] + step[0] * np.arange(height))
+    return _sample_at(image, rows, Points.place(corner[1] + step[1] * np.arange(width), image.shape[1]))
+
+
+@cache
+def is_opencv_equal() -> bool:
+    """Return whether OpenCV's pixels follow the definition in this process."""
+    import cv2  # Not before an image needs it.
+
+    random = np.random.default_rng(0)
+    for before, (height, width) in _CHECKED_SIZES:
+        image = random.integers(0, 256, (*before, 3), np.uint8)
+        resized = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
+        if not np.array_equal(resized, resize_bilinear(image, height, width)):
+            return False
+    return True
+
+
+def _sample_at(image: Pixels, rows: Points, columns: Points) -> Pixels:
+    """Sample an image at n rows and m columns: each result, uint8 [n, m, 3], is a weighted mean of four pixels."""
+    top, stop = (int(bound) for bound in np.clip([rows.first[0], rows.first[-1] + 2], 0, len(image)))
+    image = image[min(top, len(image) - 1) : max(stop, 1)]  # Only these rows are needed.
+    left, right = (image.take(np.clip(columns.first + i, 0, image.shape[1] - 1), axis=1) for i in range(2))
+    near, far = np.repeat(columns.weights, 3, axis=1)  # All colours of a row are computed together.
+    across = left.reshape(len(image), -1) * near + right.reshape(len(image), -1) * far >> 4
+    upper, lower = (across.take(np.clip(rows.first - top + i, 0, len(image) - 1), axis=0) for i in range(2))
+    near, far = rows.weights[:, :, np.newaxis]
+    mixed = (upper * near >> 16) + (lower * far >> 16) + 2 >> 2
+    pixels: Pixels = mixed.astype(np.uint8).reshape(len(rows.first), -1, 3)
+    return pixels
+
+
+def _positions(num_before: int, num_after: int) -> NDArray[np.floating[Any]]:
+    """Return the positions of the centres of a resized side's pixels."""
+    return (np.arange(num_after) + 0.5) * (1.0 / (num_after / num_before)) - 0.5

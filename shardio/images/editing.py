@@ -1,6 +1,7 @@
 """Apply operations to pixels, normalise them, and move masks, boxes and points with them.
 
-Both give the same pixels. :mod:`shardio.images.kernel.compiled.operation_records` lists the operations.
+The kernel's compiled functions do this, or Pillow and numpy without a kernel. Both give the same pixels.
+:mod:`shardio.images.kernel.compiled.operation_records` lists the operations.
 
 A mask's values are never mixed: it is resized as by Pillow's NEAREST. Boxes and points are moved by arithmetic.
 """
@@ -29,6 +30,13 @@ from shardio.images.pictures import Pixels
 Operations = NDArray[np.void]
 """OPERATION [n, k]: the operations on n images, in order."""
 
+Floats = NDArray[np.float32]
+
+Places = NDArray[np.float64]
+"""float64 [...], in pixels from the image's left or upper edge."""
+
+_NUM_CHANNELS = 3
+
 
 def make_operations(num_images: int, code: int, *numbers: object) -> Operations:
     """Return one operation for each image, OPERATION [n, 1].
@@ -54,7 +62,7 @@ def edit_images(rows: Pixels | Sequence[Pixels], operations: Operations) -> None
     """
     if not operations["code"].any():
         return
-    edited = [np.ascontiguousarray(pixels) for pixels in rows]  # Most are contiguous, so they are not copied.
+    edited = [np.ascontiguousarray(pixels) for pixels in rows]  # Most rows are contiguous and are not copied.
     functions = find_functions()
     if functions is not None:
         functions.edit_images(edited, np.ascontiguousarray(operations))
@@ -65,9 +73,6 @@ def edit_images(rows: Pixels | Sequence[Pixels], operations: Operations) -> None
     for pixels, row in zip(rows, edited, strict=True):
         if row is not pixels and not np.may_share_memory(row, pixels):
             np.copyto(pixels, row)
-
-
-Floats = NDArray[np.float32]
 
 
 def normalize_image(pixels: Pixels, means: Floats, deviations: Floats) -> Floats:
@@ -93,96 +98,12 @@ def normalize_floats(image: Floats, means: Floats, deviations: Floats) -> Floats
     return normalized
 
 
-Places = NDArray[np.float64]
-"""float64 [...], in pixels from the image's left or upper edge."""
-
-_NUM_CHANNELS = 3
-
-
-class _Side(NamedTuple):
-    """What a plan does to the rows, or to the columns, of one image.
-
-    Attributes:
-        start: Where the box begins.
-        length: Its length.
-        new_length: The length that it is resized to.
-        window_start: Where the window begins in the resized box.
-        window_length: Its length.
-        is_mirrored: Whether the window is mirrored.
-    """
-
-    start: int
-    length: int
-    new_length: int
-    window_start: int
-    window_length: int
-    is_mirrored: bool
-
-    def take(self, mask: NDArray[Any], axis: int, fill: int) -> NDArray[Any]:
-        """Return the rows or columns of the result."""
-        first, stop = max(self.window_start, 0), min(self.window_start + self.window_length, self.new_length)
-        shown = self.start + self._find_nearest()[first : max(stop, first)]
-        num_before = min(first - self.window_start, self.window_length)
-        padding = num_before, self.window_length - num_before - len(shown)
-        if self.is_mirrored:
-            shown, padding = shown[::-1], padding[::-1]
-        taken = mask.take(shown, axis=axis)
-        if not any(padding):
-            return taken
-        widths = [(0, 0)] * mask.ndim
-        widths[axis] = padding
-        return np.pad(taken, widths, constant_values=fill)
-
-    def _find_nearest(self) -> NDArray[np.int64]:
-        """Return which row or column of the box each one of the resized box shows, int64 [new_length].
-
-        Pillow adds up the steps in float64 (ImagingScaleAffine in Geometry.c), so this does, too.
-        """
-        steps = np.full(self.new_length, self.length / self.new_length)
-        steps[0] /= 2
-        return np.cumsum(steps).astype(np.int64)
-
-    def move(self, places: Places) -> Places:
-        """Return where places in the image lie in the window before it is mirrored."""
-        return (places - self.start) * (self.new_length / self.length) - self.window_start
-
-    def move_points(self, places: Places) -> Places:
-        """Return where points lie in the result. As in torchvision, mirroring exchanges the first and last pixel."""
-        moved = self.move(places)
-        return self.window_length - 1 - moved if self.is_mirrored else moved
-
-    def move_intervals(self, low: Places, high: Places) -> tuple[Places, Places]:
-        """Return where intervals begin and end in the result, limited to the part of it that shows the image."""
-        shown_low = min(max(-self.window_start, 0), self.window_length)
-        shown_high = max(min(self.new_length - self.window_start, self.window_length), shown_low)
-        low, high = (_clip(self.move(each), shown_low, shown_high) for each in (low, high))
-        return (self.window_length - high, self.window_length - low) if self.is_mirrored else (low, high)
-
-
-def _clip(places: Places, low: float, high: float) -> Places:
-    """Limit places; for a few, this takes a third of the time of np.clip."""
-    return np.minimum(np.maximum(places, low), high)
-
-
-def _sides_of(step: PlanRow) -> tuple[_Side, _Side]:
-    """Return what a step does to an image's rows and to its columns."""
-    plan, row = step
-    top, left, height, width = plan.box[row].tolist()
-    new_height, new_width = plan.size[row].tolist()
-    window_top, window_left, window_height, window_width = plan.window[row].tolist()
-    is_upside_down = plan.upside_down is not None and bool(plan.upside_down[row])
-    return (
-        _Side(top, height, new_height, window_top, window_height, is_mirrored=is_upside_down),
-        _Side(left, width, new_width, window_left, window_width, is_mirrored=bool(plan.flip[row])),
-    )
-
-
 def move_mask(mask: NDArray[Any], step: PlanRow, fill: int) -> NDArray[Any]:
-    """Return what one step of rendering makes of an image's mask.
+    """Return an image's mask after one step of rendering.
 
     Args:
         mask: [height, width, ...], as large as the image.
-        step: How the image is rendered.
+        step: The step.
         fill: The value where the result shows nothing of the image. It must fit in the mask's dtype.
 
     Returns:
@@ -196,7 +117,7 @@ def move_mask(mask: NDArray[Any], step: PlanRow, fill: int) -> NDArray[Any]:
 
 
 def move_points(points: Places, step: PlanRow) -> Places:
-    """Return what one step of rendering makes of points, float64 [n, 2]: x, y. They may leave the image."""
+    """Return points after one step of rendering, float64 [n, 2]: x, y. They may leave the image."""
     rows, columns = _sides_of(step)
     moved = np.stack([columns.move_points(points[:, 0]), rows.move_points(points[:, 1])], axis=1)
     for operation in _moving_operations(step):
@@ -205,9 +126,9 @@ def move_points(points: Places, step: PlanRow) -> Places:
 
 
 def move_boxes(boxes: Places, step: PlanRow) -> Places:
-    """Return what one step of rendering makes of boxes, float64 [n, 4]: left, top, right, bottom.
+    """Return boxes after one step of rendering, float64 [n, 4]: left, top, right, bottom.
 
-    The boxes are clipped to what the result shows of the image. A turned box becomes the smallest upright box around
+    The boxes are clipped to the visible part of the image. A turned box becomes the smallest upright box around
     it.
     """
     rows, columns = _sides_of(step)
@@ -225,7 +146,7 @@ def move_boxes(boxes: Places, step: PlanRow) -> Places:
 
 
 def _moving_operations(step: PlanRow) -> Operations:
-    """Return the operations of a step that move pixels, OPERATION [k]. Those within mixtures do not count."""
+    """Return the operations of a step that move pixels, OPERATION [k], without those in mixtures."""
     plan, row = step
     if plan.operations is None:
         return np.empty(0, np.void)
@@ -238,7 +159,6 @@ def _moving_operations(step: PlanRow) -> Operations:
 
 
 def _move_by(operation: np.void, points: Places) -> Places:
-    """Return where an operation moves points, float64 [n, 2]: x, y."""
     places = MOVING[int(operation["code"])]
     matrix = np.eye(3)
     matrix.reshape(-1)[: len(places)] = operation["numbers"][list(places)]
@@ -249,7 +169,7 @@ def _move_by(operation: np.void, points: Places) -> Places:
 def _edit_mask(mask: NDArray[Any], operations: Operations, fill: int) -> NDArray[Any]:
     """Apply operations that move pixels to a mask.
 
-    Whole pixels are moved, so the bytes of a value are moved as if they were colours, three at a time.
+    Operations move whole pixels, so the bytes of a value move as if they were colours, three at a time.
     """
     height, width = mask.shape[:2]
     fill_bytes = np.full(mask.shape[2:], fill, mask.dtype).reshape(-1).view(np.uint8)
@@ -264,3 +184,79 @@ def _edit_mask(mask: NDArray[Any], operations: Operations, fill: int) -> NDArray
         edit_images([pixels], own[np.newaxis])
         part[...] = pixels[..., : part.shape[2]]
     return mask
+
+
+class _Side(NamedTuple):
+    """The effect of a plan on the rows, or on the columns, of one image.
+
+    Attributes:
+        start: The start of the box.
+        length: Its length.
+        new_length: The length that it is resized to.
+        window_start: The start of the window in the resized box.
+        window_length: Its length.
+        is_mirrored: Whether the window is mirrored.
+    """
+
+    start: int
+    length: int
+    new_length: int
+    window_start: int
+    window_length: int
+    is_mirrored: bool
+
+    def take(self, mask: NDArray[Any], axis: int, fill: int) -> NDArray[Any]:
+        first, stop = max(self.window_start, 0), min(self.window_start + self.window_length, self.new_length)
+        shown = self.start + self._find_nearest()[first : max(stop, first)]
+        num_before = min(first - self.window_start, self.window_length)
+        padding = num_before, self.window_length - num_before - len(shown)
+        if self.is_mirrored:
+            shown, padding = shown[::-1], padding[::-1]
+        taken = mask.take(shown, axis=axis)
+        if not any(padding):
+            return taken
+        widths = [(0, 0)] * mask.ndim
+        widths[axis] = padding
+        return np.pad(taken, widths, constant_values=fill)
+
+    def _find_nearest(self) -> NDArray[np.int64]:
+        """Return the row or column of the box for each one of the resized box, int64 [new_length].
+
+        Like Pillow, this adds up the steps in float64 (ImagingScaleAffine in Geometry.c).
+        """
+        steps = np.full(self.new_length, self.length / self.new_length)
+        steps[0] /= 2
+        return np.cumsum(steps).astype(np.int64)
+
+    def move(self, places: Places) -> Places:
+        """Return the places in the window, before it is mirrored, of places in the image."""
+        return (places - self.start) * (self.new_length / self.length) - self.window_start
+
+    def move_points(self, places: Places) -> Places:
+        """Return points in the result. As in torchvision, mirroring exchanges the first and last pixel."""
+        moved = self.move(places)
+        return self.window_length - 1 - moved if self.is_mirrored else moved
+
+    def move_intervals(self, low: Places, high: Places) -> tuple[Places, Places]:
+        """Return the bounds of intervals in the result, limited to the part that shows the image."""
+        shown_low = min(max(-self.window_start, 0), self.window_length)
+        shown_high = max(min(self.new_length - self.window_start, self.window_length), shown_low)
+        low, high = (_clip(self.move(each), shown_low, shown_high) for each in (low, high))
+        return (self.window_length - high, self.window_length - low) if self.is_mirrored else (low, high)
+
+
+def _clip(places: Places, low: float, high: float) -> Places:
+    """Limit places. For few places, this takes a third of the time of np.clip."""
+    return np.minimum(np.maximum(places, low), high)
+
+
+def _sides_of(step: PlanRow) -> tuple[_Side, _Side]:
+    plan, row = step
+    top, left, height, width = plan.box[row].tolist()
+    new_height, new_width = plan.size[row].tolist()
+    window_top, window_left, window_height, window_width = plan.window[row].tolist()
+    is_upside_down = plan.upside_down is not None and bool(plan.upside_down[row])
+    return (
+        _Side(top, height, new_height, window_top, window_height, is_mirrored=is_upside_down),
+        _Side(left, width, new_width, window_left, window_width, is_mirrored=bool(plan.flip[row])),
+    )

@@ -20,57 +20,19 @@ from numpy.typing import NDArray
 from shardio.images.jpeg.standard import JPEG_START
 from shardio.process import let_through
 
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
-@cache
-def pillow_errors() -> tuple[type[Exception], ...]:
-    """Return the errors that Pillow raises for damaged files.
+IHDR = struct.Struct(">IIBBBBB")
+"""The data of the first chunk: width, height, bit depth, colour type, compression, filter, interlace (11.2.1)."""
 
-    MemoryError is not one of them, because it says nothing about the file. Neither are users' own classes, which a
-    signal handler may raise.
-    """
-    import PIL.Image  # Not before an image needs it: see crop_plan.py.
+COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
+"""The colour type of gray, gray and alpha, RGB, RGBA, by the number of channels."""
 
-    return (
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        EOFError,
-        LookupError,
-        OSError,
-        RuntimeError,
-        SyntaxError,
-        TypeError,
-        ValueError,
-        Warning,  # The user may turn warnings into errors.
-        struct.error,
-        zlib.error,
-        PIL.Image.DecompressionBombError,
-    )
+_CHUNK_HEAD = struct.Struct(">I4s")
 
+_CRITICAL_CHUNKS = frozenset((b"IHDR", b"PLTE", b"IDAT", b"IEND"))
 
-def ignore_pillows_warnings() -> None:
-    """Ignore the warnings that Pillow gives about files, from now on in this process.
-
-    They do not name the file, and concern metadata; what is wrong with pixels is an error. The user's own filters take
-    precedence. Call this in processes that belong to shardio.
-    """
-    warnings.filterwarnings("ignore", module=r"PIL\.", append=True)
-
-
-@contextmanager
-def errors_of_pillow() -> Iterator[None]:
-    """Convert any error that Pillow raises for a damaged file to ValueError."""
-    from PIL import UnidentifiedImageError
-
-    try:
-        yield
-    except pillow_errors() as error:
-        let_through(error)
-        if isinstance(error, ValueError):
-            raise
-        if isinstance(error, UnidentifiedImageError):  # Pillow's message names a memory address.
-            raise ValueError("it is not an image in a known format") from error
-        raise ValueError(str(error) or repr(error)) from error
+_PAETH = 4
 
 
 class _Format(NamedTuple):
@@ -81,13 +43,13 @@ class _Format(NamedTuple):
 
 _FORMATS = (
     _Format("JPEG", ("jpg", "jpeg"), re.compile(re.escape(JPEG_START))),
-    _Format("PNG", ("png",), re.compile(rb"\x89PNG\r\n\x1a\n")),
+    _Format("PNG", ("png",), re.compile(re.escape(PNG_SIGNATURE))),
     _Format("WEBP", ("webp",), re.compile(rb"RIFF.{4}WEBP", re.DOTALL)),
     _Format("BMP", ("bmp",), None),
     _Format("TIFF", ("tif", "tiff"), re.compile(rb"II\*\x00|MM\x00\*")),
     _Format("PPM", ("ppm", "pgm"), None),
 )
-"""The formats that are packed and read: Pillow's name, the suffixes and the file signature of each.
+"""The formats that shardio packs and reads: Pillow's name, the suffixes and the file signature of each.
 
 To add a format that Pillow reads, add a line here. Without a signature, Pillow identifies the format, more slowly.
 """
@@ -102,12 +64,13 @@ UNCOMPRESSED = frozenset(("bmp", "ppm", "pgm"))
 """Fields of formats that are hardly ever compressed."""
 
 _CAMERA_IMAGES = ("arw", "cr2", "cr3", "dng", "heic", "heif", "hif", "nef")
+
 _JPEG_VARIANTS = ("j2k", "jfif", "jp2", "jpe", "jpf", "jpx", "jxl")
+
 _FURTHER_IMAGES = ("avif", "dib", "gif", "ico", "pbm", "pcx", "pnm", "qoi", "svg", "tga")
 
 _OTHER_IMAGES = frozenset((*_CAMERA_IMAGES, *_JPEG_VARIANTS, *_FURTHER_IMAGES)).difference(IMAGE_FORMATS)
-"""Suffixes of image formats that are neither packed nor read."""
-
+"""Suffixes of image formats that shardio neither packs nor reads."""
 
 ConvertedFormat = Literal["jpeg", "png", "webp"]
 """The formats that images can be converted to."""
@@ -115,16 +78,16 @@ ConvertedFormat = Literal["jpeg", "png", "webp"]
 CONVERTIBLE = frozenset(("avif", "dib", "gif", "ico", "j2k", "jfif", "jp2", "jpe", "jpf", "jpx")).union(
     ("pbm", "pcx", "pnm", "qoi", "tga")
 )
-"""Suffixes of further formats that Pillow reads. Images in them are packed only if they are converted."""
+"""Suffixes of further formats that Pillow reads. shardio packs such images only if it converts them."""
 
 
 def is_convertible(field: str) -> bool:
-    """Return whether a field holds images that may be converted: any format's, but not masks such as ``mask.png``."""
+    """Return whether a field holds images that may be converted: of any format, but not masks such as ``mask.png``."""
     return field == "image" or field in IMAGE_FORMATS or field in CONVERTIBLE
 
 
 def holds_images(field: str) -> bool:
-    """Return whether a field holds images: ``image``, which is any format's, or a name with an image's suffix."""
+    """Return whether a field holds images: ``image``, for any format, or a name with an image's suffix."""
     return field == "image" or field.rpartition(".")[2] in IMAGE_FORMATS
 
 
@@ -182,33 +145,72 @@ def _find_format(file: BinaryIO) -> str | None:
         return None
 
 
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+@cache
+def pillow_errors() -> tuple[type[Exception], ...]:
+    """Return the errors that Pillow raises for damaged files.
 
-IHDR = struct.Struct(">IIBBBBB")
-"""The data of the first chunk: width, height, bit depth, colour type, compression, filter, interlace (11.2.1)."""
+    They do not include MemoryError, which says nothing about the file, or user classes, which a signal handler may
+    raise.
+    """
+    import PIL.Image  # Not before an image needs it: see crop_plan.py.
 
-COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
-"""The colour type of gray, gray and alpha, RGB, RGBA, by the number of channels."""
+    return (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        EOFError,
+        LookupError,
+        OSError,
+        RuntimeError,
+        SyntaxError,
+        TypeError,
+        ValueError,
+        Warning,  # The user may turn warnings into errors.
+        struct.error,
+        zlib.error,
+        PIL.Image.DecompressionBombError,
+    )
 
-_CHUNK = struct.Struct(">I4s")
-_CRITICAL = frozenset((b"IHDR", b"PLTE", b"IDAT", b"IEND"))
-_PAETH = 4
+
+def ignore_pillows_warnings() -> None:
+    """Ignore Pillow's warnings about files, from now on in this process.
+
+    These warnings do not name the file, and concern metadata; damaged pixels are an error. The user's own filters take
+    precedence. Call this in processes that belong to shardio.
+    """
+    warnings.filterwarnings("ignore", module=r"PIL\.", append=True)
+
+
+@contextmanager
+def errors_of_pillow() -> Iterator[None]:
+    """Convert any error that Pillow raises for a damaged file to ValueError."""
+    from PIL import UnidentifiedImageError
+
+    try:
+        yield
+    except pillow_errors() as error:
+        let_through(error)
+        if isinstance(error, ValueError):
+            raise
+        if isinstance(error, UnidentifiedImageError):  # Its message contains a memory address.
+            raise ValueError("it is not an image in a known format") from error
+        raise ValueError(str(error) or repr(error)) from error
 
 
 def strip_png(content: bytes) -> bytes | None:
     """Return a PNG without the chunks that describe its pixels, such as profiles; None if any chunk is damaged.
 
-    libpng prints warnings of such chunks, and OpenCV adds an alpha channel for a transparent colour. libpng also prints
-    errors of damaged chunks, so their checksums are compared here.
+    libpng prints warnings about such chunks, and OpenCV adds an alpha channel for a transparent colour. libpng also
+    prints errors for damaged chunks, so this function compares their checksums.
     """
     view, offset = memoryview(content), len(PNG_SIGNATURE)
     kept: list[bytes | memoryview] = [PNG_SIGNATURE]
     while offset + 12 <= len(content):
-        length, name = _CHUNK.unpack_from(content, offset)
+        length, name = _CHUNK_HEAD.unpack_from(content, offset)
         stop = offset + 12 + length
         if stop > len(content) or zlib.crc32(view[offset + 4 : stop - 4]) != int.from_bytes(view[stop - 4 : stop]):
             return None
-        if name in _CRITICAL:
+        if name in _CRITICAL_CHUNKS:
             kept.append(view[offset:stop])
         if name == b"IEND":
             return b"".join(kept)
@@ -221,7 +223,7 @@ def encode_png(
 ) -> bytes:
     """Encode values without loss as a PNG of 16 bits.
 
-    Pillow cannot: its images have at most 8 bits of colour.
+    Pillow cannot do this: its images have at most 8 bits of colour.
 
     Args:
         values: uint16 [height, width] or [height, width, channels], 1 to 4 channels.
@@ -237,16 +239,16 @@ def encode_png(
         chunks.append(_write_chunk(b"iCCP", b"ICC Profile\0\0" + zlib.compress(icc_profile)))
     if transparency is not None:
         chunks.append(_write_chunk(b"tRNS", struct.pack(f">{num_channels}H", *transparency)))
-    rows = _filter(big_endian.view(np.uint8), 2 * num_channels)
+    rows = _filter_by_paeth(big_endian.view(np.uint8), 2 * num_channels)
     chunks += [_write_chunk(b"IDAT", zlib.compress(rows)), _write_chunk(b"IEND", b"")]
     return PNG_SIGNATURE + b"".join(chunks)
 
 
 def _write_chunk(name: bytes, data: bytes) -> bytes:
-    return _CHUNK.pack(len(data), name) + data + zlib.crc32(name + data).to_bytes(4)
+    return _CHUNK_HEAD.pack(len(data), name) + data + zlib.crc32(name + data).to_bytes(4)
 
 
-def _filter(rows: NDArray[np.uint8], stride: int) -> bytes:
+def _filter_by_paeth(rows: NDArray[np.uint8], stride: int) -> bytes:
     """Filter rows of bytes by Paeth's predictor, with the bytes of a pixel ``stride`` apart (clause 9.4)."""
     padded = np.zeros((rows.shape[0] + 1, rows.shape[1] + stride), np.int16)
     padded[1:, stride:] = rows

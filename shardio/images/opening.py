@@ -1,4 +1,4 @@
-"""Open an image's bytes with the first decoder that reads them, or decode it whole."""
+"""Open an image's bytes with the first decoder that reads them, or decode a whole image."""
 
 from __future__ import annotations
 
@@ -39,213 +39,121 @@ if TYPE_CHECKING:
     import PIL.Image
 
 
-class PillowPicture(Picture):
-    """An image of any format. Each read of a part decodes the whole image."""
-
-    can_scale = False
-
-    def __init__(
-        self, content: bytes, height: int, width: int, decoder_name: DecoderName, *, is_for_opencv: bool
-    ) -> None:
-        self._content, self._is_for_opencv = content, is_for_opencv
-        self.size, self.decoder_name = (height, width), decoder_name
-
-    def part(self, box: Box, scale: int = 1) -> Part:
-        assert scale == 1, "Pillow decodes at full size"
-        return lambda: self._decode()[box.top : box.top + box.height, box.left : box.left + box.width]
-
-    def _decode(self) -> Pixels:
-        if self._is_for_opencv:
-            pixels = decode_by_opencv(self._content)
-            if pixels is not None and pixels.shape[:2] == self.size:
-                return pixels  # Otherwise, Pillow says what is wrong.
-        _refuse_damage(self._content)
-        import PIL.Image  # Not before an image needs it: see crop_plan.py.
-
-        with errors_of_pillow(), PIL.Image.open(io.BytesIO(self._content)) as image:
-            pixels = _convert(image)
-        if pixels.shape[:2] != self.size:
-            declared, found = (f"{width}×{height}" for height, width in (self.size, pixels.shape[:2]))
-            raise ValueError(f"the header declares {declared} pixels, but Pillow decoded {found}")
-        return pixels
-
-
-def open_by_pillow(content: bytes, orientation: Orientation, max_pixels: int) -> Picture:
-    """Open an image of any format.
-
-    Raises:
-        ValueError: If the image is damaged, too large, or of a format that Pillow does not read.
-    """
-    with errors_of_pillow(), _open(content) as image:
-        check_size(image.height, image.width, max_pixels)
-        name: DecoderName = "pillow, clipped" if _is_clipped(image) else "pillow"
-        if orientation == "ignore" and image.format != "TIFF":
-            return PillowPicture(content, *image.size[::-1], name, is_for_opencv=is_for_opencv(image, content))
-        _refuse_damage(content)
-        # The orientation, and therefore the size, is certain only after the whole file has been read.
-        pixels = _convert(image)
-        return DecodedPicture(pixels if orientation == "ignore" else read_turn(image).apply(pixels), name)
-
-
-def _open(content: bytes) -> PIL.Image.Image:
-    """Open an image. Say what it stores if Pillow does not read its type of values."""
-    import PIL.Image  # Not before an image needs it: see crop_plan.py.
-
-    try:
-        return PIL.Image.open(io.BytesIO(content))
-    except PIL.UnidentifiedImageError as error:
-        if (stored := read_value_format(content)) is None:
-            raise
-        raise ValueError(
-            f"it stores {stored.describe()}, which cannot become RGB: give its field another name than that of a "
-            "sample's image, such as 'values.tif', which is read as it is stored"
-        ) from error
-
-
-def _convert(image: PIL.Image.Image) -> Pixels:
-    if image.mode == "P":
-        image.info.pop("transparency", None)  # RGB has none, and Pillow warns of some.
-    return np.array(image.convert("RGB"))
-
-
-def _refuse_damage(content: bytes) -> None:
-    """Raise ValueError if the pixels of a CMYK JPEG are damaged. Pillow does not report it."""
-    if not content.startswith(JPEG_START):
-        return
-    try:
-        head = read_head(content)
-    except ValueError:  # libjpeg-turbo reads it, or an error has been raised before.
-        return
-    if len(head.factors) == 4:
-        refuse_damage(content, head)
-
-
-def _is_clipped(image: PIL.Image.Image) -> bool:
-    """Return whether Pillow clips an image's gray values when it converts them to RGB, or mistakes their sign."""
-    if image.mode == "L" and image.format == "TIFF":
-        return bool(image.tag_v2.get(_SAMPLE_FORMAT) == (_SIGNED,))  # type: ignore[attr-defined]  # TIFFs have it.
-    return image.mode[0] in ("I", "F")
-
-
 _SAMPLE_FORMAT, _SIGNED = 339, 2
-
+"""The TIFF tag of the kind of values, and its value for signed integers (TIFF 6.0, section 19)."""
 
 _LEFTOVER = re.compile(r"Corrupt JPEG data: [0-9]+ extraneous bytes before marker 0x(d[0-9])")
 """libjpeg's warning when the frame ends before the scan does. The pixels are decoded nevertheless."""
 
 
-class _Cut(NamedTuple):
-    """A smaller JPEG, the part of the image that it shows, and the marker that ends the leftover bytes of its scan."""
+def open_image(content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS) -> Picture:
+    """Open an image of any common format.
 
-    content: bytes | bytearray
-    shown: Box
-    next_marker: int | None
-
-
-def prepare_part(
-    content: bytes, head: JpegHead, box: Box, scale: int, *, is_regular: bool
-) -> Callable[[], NDArray[np.uint8]]:
-    """Cut out a smaller JPEG that shows a part of the image, and return a function that decodes it.
+    libjpeg-turbo decodes JPEGs. It refuses damaged data, and decodes only the requested parts. Pillow decodes CMYK
+    JPEGs and all other formats whole, with the pixels of its ``convert("RGB")``.
 
     Args:
-        content: The file.
-        head: Its head.
-        box: The part, in pixels of the image at 1/scale of its size.
-        scale: 1, 2, 4 or 8.
-        is_regular: Whether parts of the image can be decoded on their own.
+        content: The bytes of an image file.
+        orientation: Whether to apply the EXIF orientation. Pillow always applies a TIFF's orientation.
+        max_pixels: The largest permitted number of pixels.
+
+    Raises:
+        ValueError: If the image is damaged, too large, or of an unknown format.
+    """
+    for open_picture in _OPENERS:
+        if (picture := open_picture(content, orientation, max_pixels)) is not None:
+            return picture
+    return open_by_pillow(content, orientation, max_pixels)
+
+
+def decode_image(
+    content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS
+) -> Pixels:
+    """Decode a whole image of any common format to RGB. Arguments and errors are as in :func:`open_image`.
 
     Returns:
-        A function that returns uint8 [box.height, box.width, 3], RGB: the pixels of a full decode. They are valid until
-        the thread decodes again. The function raises ValueError if the image is truncated, or damaged where it is read.
+        uint8 [height, width, 3], contiguous and writable.
     """
-    # In pixels of the image at its full size.
-    requested = Box(box.top * scale, box.left * scale, box.height * scale, box.width * scale)
-    cut = _cut(content, head, requested, scale) if is_regular else None
-
-    def crop(pixels: NDArray[np.uint8], shown: Box) -> NDArray[np.uint8]:
-        top, left = (requested.top - shown.top) // scale, (requested.left - shown.left) // scale
-        return pixels[top : top + box.height, left : left + box.width]
-
-    def decode() -> NDArray[np.uint8]:
-        if cut is not None and (pixels := _decode_cut(cut, scale)) is not None:
-            return crop(pixels, cut.shown)
-        return crop(decode_whole(content, head, scale), Box(0, 0, head.height, head.width))
-
-    return decode
+    picture = open_image(content, orientation=orientation, max_pixels=max_pixels)
+    return np.array(picture.read(Box(0, 0, *picture.size)))
 
 
-def decode_whole(
-    content: bytes, head: JpegHead, scale: int = 1, out: NDArray[np.uint8] | None = None
-) -> NDArray[np.uint8]:
-    """Decode a JPEG to uint8 [height / scale, width / scale, 3], sizes rounded up.
+def decode_pil(
+    content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS
+) -> PIL.Image.Image:
+    """Decode an image to a Pillow image in RGB, with the pixels and the errors of :func:`decode_image`."""
+    import PIL.Image  # Not before an image needs it: see crop_plan.py.
 
-    Args:
-        content: The file.
-        head: Its head.
-        scale: 1, 2, 4 or 8.
-        out: Where to write the pixels, without gaps between the rows; by default, to scratch memory.
+    return PIL.Image.fromarray(decode_image(content, orientation=orientation, max_pixels=max_pixels))
+
+
+def decode_unconverted(
+    content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS
+) -> NDArray[Any]:
+    """Decode a whole image to the values that its file stores. Arguments and errors are as in :func:`open_image`.
+
+    Returns:
+        The stored values in native byte order, writable, [height, width] or [height, width, channels]. Their type is
+        the stored one, with these exceptions: one bit becomes bool, gray of 2 or 4 bits is scaled to uint8, and signed
+        16 bits of a TIFF become int32. Palettes give their indices.
 
     Raises:
-        ValueError: If libjpeg-turbo reports an error, or a warning that is not harmless: see
-            :mod:`shardio.images.jpeg.regions`.
+        ValueError: Also if the values cannot be decoded exactly.
     """
-    pixels = _destination(head.height, head.width, scale) if out is None else out
-    try:
-        _decode_to(pixels, content, scale)
-    except ValueError:
-        if (harmless := write_harmless(content, head)) is None:
-            raise
-        _decode_to(pixels, harmless, scale, strict=False)
-    return pixels
+    stored = read_value_format(content)
+    if stored is not None and not stored.is_in_pillow:
+        values = stored.decode_exactly(content, max_pixels)
+        is_to_turn = orientation == "apply" and content.startswith(PNG_SIGNATURE)  # TIFFs are upright already.
+        return _read_turn(content).apply(values) if is_to_turn else values
+    if _is_rgb(content, max_pixels):
+        return decode_image(content, orientation=orientation, max_pixels=max_pixels)
+    pixels = np.array(_load_unconverted(content, orientation))
+    return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)  # TIFFs may be big-endian.
 
 
-def _decode_to(pixels: NDArray[np.uint8], content: bytes | bytearray, scale: int, *, strict: bool = True) -> None:
-    """Decode a JPEG of a known size.
+def decode_unconverted_pil(
+    content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS
+) -> PIL.Image.Image:
+    """Decode an image to a Pillow image of its own mode, with the values of :func:`decode_unconverted`.
 
     Raises:
-        ValueError: If libjpeg-turbo reports an error or, if ``strict``, a warning. After a warning of the scan, the
-            pixels are complete.
+        ValueError: Also if a Pillow image cannot hold the values.
     """
-    min_height, min_width = (0, 0) if scale == 1 else pixels.shape[:2]
-    decoded = simplejpeg.decode_jpeg(content, min_height=min_height, min_width=min_width, buffer=pixels, strict=strict)
-    assert decoded.shape == pixels.shape, "shardio and libjpeg read the same size from the head"
+    stored = read_value_format(content)
+    if stored is not None and not stored.is_in_pillow:
+        check_size(stored.shape[0], stored.shape[1], max_pixels)
+        raise ValueError(
+            f"it stores {stored.describe()}, which a Pillow image cannot hold: use decode='array', or decoders= with a "
+            "function of your own"
+        )
+    if _is_rgb(content, max_pixels):
+        return decode_pil(content, orientation=orientation, max_pixels=max_pixels)
+    return _load_unconverted(content, orientation)
 
 
-def _destination(height: int, width: int, scale: int) -> NDArray[np.uint8]:
-    return scratch_pixels("decoded", -(-height // scale), -(-width // scale))
+def _read_turn(content: bytes) -> Turn:
+    import PIL.Image  # Not before an image needs it: see crop_plan.py.
+
+    with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as image:
+        return read_turn(image)
 
 
-def _cut(content: bytes, head: JpegHead, requested: Box, scale: int) -> _Cut | None:
-    """Cut out the intervals around a box, or the rows down to its last one. Return None if that saves nothing."""
-    tiles = read_tiles(content, head)
-    if tiles is not None:
-        return _Cut(*cut_tiles(content, head, tiles, requested, scale), next_marker=None)
-    if not content.endswith(marker_bytes(EOI)):
-        return None  # The file may be truncated below the box. A full decode detects that.
-    rows, shown = cut_rows(content, head, requested, scale)
-    return None if shown.height == head.height else _Cut(rows, shown, _marker_after(head, shown.height))
+def _is_rgb(content: bytes, max_pixels: int) -> bool:
+    import PIL.Image  # Not before an image needs it: see crop_plan.py.
+
+    with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as image:
+        check_size(image.height, image.width, max_pixels)
+        return image.mode == "RGB"
 
 
-def _marker_after(head: JpegHead, height: int) -> int:
-    """Return the marker that ends the first interval that continues below a frame of a smaller height."""
-    rows, row_mcus = head.num_mcus
-    if not head.restart_interval:
-        return EOI
-    interval = height // head.mcu_size[0] * row_mcus // head.restart_interval
-    is_last = interval >= (rows * row_mcus - 1) // head.restart_interval
-    return EOI if is_last else RST0 + interval % 8
+def _load_unconverted(content: bytes, orientation: Orientation) -> PIL.Image.Image:
+    import PIL.Image
+    import PIL.ImageOps
 
-
-def _decode_cut(cut: _Cut, scale: int) -> NDArray[np.uint8] | None:
-    """Decode a cut. Return None if anything is wrong with it: a full decode then reports the error."""
-    pixels = _destination(cut.shown.height, cut.shown.width, scale)
-    try:
-        _decode_to(pixels, cut.content, scale)
-    except ValueError as error:
-        leftover = _LEFTOVER.fullmatch(str(error))
-        is_expected = leftover is not None and int(leftover[1], 16) == cut.next_marker
-        return pixels if is_expected else None
-    return pixels
+    with errors_of_pillow():
+        image = PIL.Image.open(io.BytesIO(content))
+        image.load()
+        return PIL.ImageOps.exif_transpose(image) if orientation == "apply" else image
 
 
 class JpegPicture(Picture):
@@ -253,7 +161,7 @@ class JpegPicture(Picture):
 
     Attributes:
         content: The bytes of the file.
-        turn: How to turn the stored picture upright.
+        turn: The turn that makes the stored picture upright.
     """
 
     can_scale = True
@@ -327,6 +235,120 @@ def _can_convert(content: bytes, head: JpegHead) -> bool:
     return True
 
 
+class _Cut(NamedTuple):
+    """A smaller JPEG, the part of the image that it shows, and the marker that ends the leftover bytes of its scan."""
+
+    content: bytes | bytearray
+    shown: Box
+    next_marker: int | None
+
+
+def prepare_part(
+    content: bytes, head: JpegHead, box: Box, scale: int, *, is_regular: bool
+) -> Callable[[], NDArray[np.uint8]]:
+    """Cut out a smaller JPEG that shows a part of the image, and return a function that decodes it.
+
+    Args:
+        content: The file.
+        head: Its head.
+        box: The part, in pixels of the image at 1/scale of its size.
+        scale: 1, 2, 4 or 8.
+        is_regular: Whether parts of the image can be decoded on their own.
+
+    Returns:
+        A function that returns uint8 [box.height, box.width, 3], RGB: the pixels of a full decode. They are valid until
+        the thread decodes again. The function raises ValueError if the image is truncated, or damaged where it is read.
+    """
+    # In pixels of the image at its full size.
+    requested = Box(box.top * scale, box.left * scale, box.height * scale, box.width * scale)
+    cut = _cut(content, head, requested, scale) if is_regular else None
+
+    def crop(pixels: NDArray[np.uint8], shown: Box) -> NDArray[np.uint8]:
+        top, left = (requested.top - shown.top) // scale, (requested.left - shown.left) // scale
+        return pixels[top : top + box.height, left : left + box.width]
+
+    def decode() -> NDArray[np.uint8]:
+        if cut is not None and (pixels := _decode_cut(cut, scale)) is not None:
+            return crop(pixels, cut.shown)
+        return crop(decode_whole(content, head, scale), Box(0, 0, head.height, head.width))
+
+    return decode
+
+
+def decode_whole(
+    content: bytes, head: JpegHead, scale: int = 1, out: NDArray[np.uint8] | None = None
+) -> NDArray[np.uint8]:
+    """Decode a JPEG to uint8 [height / scale, width / scale, 3], sizes rounded up.
+
+    Args:
+        content: The file.
+        head: Its head.
+        scale: 1, 2, 4 or 8.
+        out: The destination of the pixels, without gaps between the rows; by default, scratch memory.
+
+    Raises:
+        ValueError: If libjpeg-turbo reports an error, or a warning that is not harmless: see
+            :mod:`shardio.images.jpeg.regions`.
+    """
+    pixels = _destination(head.height, head.width, scale) if out is None else out
+    try:
+        _decode_to(pixels, content, scale)
+    except ValueError:
+        if (harmless := write_harmless(content, head)) is None:
+            raise
+        _decode_to(pixels, harmless, scale, strict=False)
+    return pixels
+
+
+def _decode_to(pixels: NDArray[np.uint8], content: bytes | bytearray, scale: int, *, strict: bool = True) -> None:
+    """Decode a JPEG of a known size.
+
+    Raises:
+        ValueError: If libjpeg-turbo reports an error or, if ``strict``, a warning. After a warning of the scan, the
+            pixels are complete.
+    """
+    min_height, min_width = (0, 0) if scale == 1 else pixels.shape[:2]
+    decoded = simplejpeg.decode_jpeg(content, min_height=min_height, min_width=min_width, buffer=pixels, strict=strict)
+    assert decoded.shape == pixels.shape, "shardio and libjpeg read the same size from the head"
+
+
+def _destination(height: int, width: int, scale: int) -> NDArray[np.uint8]:
+    return scratch_pixels("decoded", -(-height // scale), -(-width // scale))
+
+
+def _cut(content: bytes, head: JpegHead, requested: Box, scale: int) -> _Cut | None:
+    """Cut out the intervals around a box, or the rows down to its last one. Return None if that saves nothing."""
+    tiles = read_tiles(content, head)
+    if tiles is not None:
+        return _Cut(*cut_tiles(content, head, tiles, requested, scale), next_marker=None)
+    if not content.endswith(marker_bytes(EOI)):
+        return None  # The file may be truncated below the box. A full decode detects that.
+    rows, shown = cut_rows(content, head, requested, scale)
+    return None if shown.height == head.height else _Cut(rows, shown, _marker_after(head, shown.height))
+
+
+def _marker_after(head: JpegHead, height: int) -> int:
+    """Return the marker that ends the first interval that continues below a frame of a smaller height."""
+    rows, row_mcus = head.num_mcus
+    if not head.restart_interval:
+        return EOI
+    interval = height // head.mcu_size[0] * row_mcus // head.restart_interval
+    is_last = interval >= (rows * row_mcus - 1) // head.restart_interval
+    return EOI if is_last else RST0 + interval % 8
+
+
+def _decode_cut(cut: _Cut, scale: int) -> NDArray[np.uint8] | None:
+    """Decode a cut. Return None if anything is wrong with it: a full decode then reports the error."""
+    pixels = _destination(cut.shown.height, cut.shown.width, scale)
+    try:
+        _decode_to(pixels, cut.content, scale)
+    except ValueError as error:
+        leftover = _LEFTOVER.fullmatch(str(error))
+        is_expected = leftover is not None and int(leftover[1], 16) == cut.next_marker
+        return pixels if is_expected else None
+    return pixels
+
+
 _OPENERS: tuple[Callable[[bytes, Orientation, int], Picture | None], ...] = (open_by_libjpeg,)
 """Decoders, tried in this order. Each returns None for images that it does not read. Pillow opens the others.
 
@@ -334,113 +356,89 @@ To add a decoder, add its function here and its name to :data:`shardio.images.pi
 """
 
 
-def open_image(content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS) -> Picture:
-    """Open an image of any common format.
+class PillowPicture(Picture):
+    """An image of any format. Each read of a part decodes the whole image."""
 
-    libjpeg-turbo decodes JPEGs. It refuses damaged data, and decodes only the parts that are read. Pillow decodes CMYK
-    JPEGs and all other formats whole, with the pixels of its ``convert("RGB")``.
+    can_scale = False
 
-    Args:
-        content: The bytes of an image file.
-        orientation: Whether to apply the EXIF orientation. Pillow always applies that of TIFFs.
-        max_pixels: The largest permitted number of pixels.
+    def __init__(
+        self, content: bytes, height: int, width: int, decoder_name: DecoderName, *, is_for_opencv: bool
+    ) -> None:
+        self._content, self._is_for_opencv = content, is_for_opencv
+        self.size, self.decoder_name = (height, width), decoder_name
 
-    Raises:
-        ValueError: If the image is damaged, too large, or of an unknown format.
-    """
-    for open_picture in _OPENERS:
-        if (picture := open_picture(content, orientation, max_pixels)) is not None:
-            return picture
+    def part(self, box: Box, scale: int = 1) -> Part:
+        assert scale == 1, "Pillow decodes at full size"
+        return lambda: self._decode()[box.top : box.top + box.height, box.left : box.left + box.width]
 
-    return open_by_pillow(content, orientation, max_pixels)
+    def _decode(self) -> Pixels:
+        if self._is_for_opencv:
+            pixels = decode_by_opencv(self._content)
+            if pixels is not None and pixels.shape[:2] == self.size:
+                return pixels  # Otherwise, Pillow says what is wrong.
+        _refuse_damage(self._content)
+        import PIL.Image  # Not before an image needs it: see crop_plan.py.
 
-
-def decode_image(
-    content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS
-) -> Pixels:
-    """Decode a whole image of any common format to RGB. Arguments and errors are those of :func:`open_image`.
-
-    Returns:
-        uint8 [height, width, 3], contiguous and writable.
-    """
-    picture = open_image(content, orientation=orientation, max_pixels=max_pixels)
-    return np.array(picture.read(Box(0, 0, *picture.size)))
+        with errors_of_pillow(), PIL.Image.open(io.BytesIO(self._content)) as image:
+            pixels = _convert_to_rgb(image)
+        if pixels.shape[:2] != self.size:
+            declared, found = (f"{width}×{height}" for height, width in (self.size, pixels.shape[:2]))
+            raise ValueError(f"the header declares {declared} pixels, but Pillow decoded {found}")
+        return pixels
 
 
-def decode_pil(
-    content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS
-) -> PIL.Image.Image:
-    """Decode an image to a Pillow image in RGB, with the pixels and the errors of :func:`decode_image`."""
-    import PIL.Image  # Not before an image needs it: see crop_plan.py.
-
-    return PIL.Image.fromarray(decode_image(content, orientation=orientation, max_pixels=max_pixels))
-
-
-def decode_unconverted(
-    content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS
-) -> NDArray[Any]:
-    """Decode a whole image to the values that its file stores. Arguments and errors are those of :func:`open_image`.
-
-    Returns:
-        The stored values in native byte order, writable, [height, width] or [height, width, channels]. Their type is
-        the stored one, with these exceptions: one bit becomes bool, gray of 2 or 4 bits is scaled to uint8, and signed
-        16 bits of a TIFF become int32. Palettes give their indices.
+def open_by_pillow(content: bytes, orientation: Orientation, max_pixels: int) -> Picture:
+    """Open an image of any format.
 
     Raises:
-        ValueError: If the values cannot be decoded exactly, too.
+        ValueError: If the image is damaged, too large, or of a format that Pillow does not read.
     """
-    stored = read_value_format(content)
-    if stored is not None and not stored.is_in_pillow:
-        values = stored.decode_exactly(content, max_pixels)
-        is_to_turn = orientation == "apply" and content.startswith(PNG_SIGNATURE)  # TIFFs are upright already.
-        return _read_turn(content).apply(values) if is_to_turn else values
-    if _is_rgb(content, max_pixels):
-        return decode_image(content, orientation=orientation, max_pixels=max_pixels)
-    pixels = np.array(_load(content, orientation))
-    return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)  # TIFFs may be big-endian.
-
-
-def decode_unconverted_pil(
-    content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS
-) -> PIL.Image.Image:
-    """Decode an image to a Pillow image of its own mode, with the values of :func:`decode_unconverted`.
-
-    Raises:
-        ValueError: If a Pillow image cannot hold the values, too.
-    """
-    stored = read_value_format(content)
-    if stored is not None and not stored.is_in_pillow:
-        check_size(stored.shape[0], stored.shape[1], max_pixels)
-        raise ValueError(
-            f"it stores {stored.describe()}, which a Pillow image cannot hold: use decode='array', or decoders= with a "
-            "function of your own"
-        )
-    if _is_rgb(content, max_pixels):
-        return decode_pil(content, orientation=orientation, max_pixels=max_pixels)
-    return _load(content, orientation)
-
-
-def _read_turn(content: bytes) -> Turn:
-    import PIL.Image  # Not before an image needs it: see crop_plan.py.
-
-    with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as image:
-        return read_turn(image)
-
-
-def _is_rgb(content: bytes, max_pixels: int) -> bool:
-    """Return whether a conversion to RGB would change nothing."""
-    import PIL.Image  # Not before an image needs it: see crop_plan.py.
-
-    with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as image:
+    with errors_of_pillow(), _open_stored(content) as image:
         check_size(image.height, image.width, max_pixels)
-        return image.mode == "RGB"
+        name: DecoderName = "pillow, clipped" if _is_clipped(image) else "pillow"
+        if orientation == "ignore" and image.format != "TIFF":
+            return PillowPicture(content, *image.size[::-1], name, is_for_opencv=is_for_opencv(image, content))
+        _refuse_damage(content)
+        # The orientation, and therefore the size, is certain only after the whole file has been read.
+        pixels = _convert_to_rgb(image)
+        return DecodedPicture(pixels if orientation == "ignore" else read_turn(image).apply(pixels), name)
 
 
-def _load(content: bytes, orientation: Orientation) -> PIL.Image.Image:
-    import PIL.Image
-    import PIL.ImageOps
+def _open_stored(content: bytes) -> PIL.Image.Image:
+    """Open an image. The error names the stored values if Pillow does not read their type."""
+    import PIL.Image  # Not before an image needs it: see crop_plan.py.
 
-    with errors_of_pillow():
-        image = PIL.Image.open(io.BytesIO(content))
-        image.load()
-        return PIL.ImageOps.exif_transpose(image) if orientation == "apply" else image
+    try:
+        return PIL.Image.open(io.BytesIO(content))
+    except PIL.UnidentifiedImageError as error:
+        if (stored := read_value_format(content)) is None:
+            raise
+        raise ValueError(
+            f"it stores {stored.describe()}, which cannot become RGB: give its field another name than that of a "
+            "sample's image, such as 'values.tif', which is read as it is stored"
+        ) from error
+
+
+def _convert_to_rgb(image: PIL.Image.Image) -> Pixels:
+    if image.mode == "P":
+        image.info.pop("transparency", None)  # RGB has none, and Pillow warns of some.
+    return np.array(image.convert("RGB"))
+
+
+def _refuse_damage(content: bytes) -> None:
+    """Raise ValueError if the pixels of a CMYK JPEG are damaged, which Pillow does not report."""
+    if not content.startswith(JPEG_START):
+        return
+    try:
+        head = read_head(content)
+    except ValueError:  # libjpeg-turbo reads it, or has already raised an error.
+        return
+    if len(head.factors) == 4:
+        refuse_damage(content, head)
+
+
+def _is_clipped(image: PIL.Image.Image) -> bool:
+    """Return whether Pillow clips an image's gray values when it converts them to RGB, or mistakes their sign."""
+    if image.mode == "L" and image.format == "TIFF":
+        return bool(image.tag_v2.get(_SAMPLE_FORMAT) == (_SIGNED,))  # type: ignore[attr-defined]  # TIFFs have it.
+    return image.mode[0] in ("I", "F")

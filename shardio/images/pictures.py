@@ -1,4 +1,4 @@
-"""Pictures: opened images, whose size is known and which can be read in parts."""
+"""Pictures: opened images, whose size is known and which can be read in parts.
 
 from __future__ import annotations
 
@@ -22,42 +22,45 @@ if TYPE_CHECKING:
 Pixels = NDArray[np.uint8]
 """uint8 [height, width, 3], RGB."""
 
-
-MAX_KEPT = 64 * 2**20
-"""The largest array to keep, in bytes."""
-
-
-class _Arrays(threading.local):
-    def __init__(self) -> None:
-        self.by_purpose: dict[str, NDArray[np.uint8]] = {}
-
-
-_arrays = _Arrays()
-
-
-def scratch(purpose: str, num_bytes: int) -> NDArray[np.uint8]:
-    """Return uint8 [num_bytes] with arbitrary content, valid until this thread calls again with the same purpose."""
-    array = _arrays.by_purpose.get(purpose)
-    if array is None or array.size < num_bytes:
-        array = np.empty(num_bytes, np.uint8)
-        if num_bytes <= MAX_KEPT:
-            _arrays.by_purpose[purpose] = array
-    return array[:num_bytes]
-
-
-def scratch_pixels(purpose: str, height: int, width: int) -> NDArray[np.uint8]:
-    """Return scratch memory as uint8 [height, width, 3]."""
-    return scratch(purpose, height * width * 3).reshape(height, width, 3)
-
-
 Orientation = Literal["ignore", "apply"]
 """Whether to apply the EXIF orientation. torchvision and Pillow ignore it by default."""
 
-_TAG = 0x0112  # Exif 2.32, table 4
+DEFAULT_MAX_PIXELS = 178_956_970
+"""The default limit on an image's pixels. Pillow treats larger images as decompression bombs."""
+
+DecoderName = Literal["kernel", "libjpeg", "pillow", "pillow, clipped"]
+"""The decoder of an image. :data:`DECODER_DESCRIPTIONS` says what each name means."""
+
+DECODER_DESCRIPTIONS: dict[DecoderName, str] = {
+    "kernel": "the kernel",
+    "libjpeg": "libjpeg-turbo",
+    "pillow": "Pillow",
+    "pillow, clipped": "Pillow, which clips their values to 8 bits",
+}
+"""Each decoder's name in reports."""
+
+CLIPPED_ADVICE = (
+    "as images they become RGB of 8 bits, which clips values to 0 to 255 as torchvision does, so that most pixels may "
+    "be white or black: read them as a field, such as fields=('png', 'label'), which keeps their values, or scale the "
+    "files before"
+)
+"""The effect on gray images of other types than 8 bits, and the remedy."""
+
+Part = Callable[[], Pixels]
+"""A function that reads a part of a picture.
+
+It returns uint8 [height, width, 3], valid until the same thread reads the next part. It raises ValueError if the image
+is truncated or damaged.
+"""
+
+MAX_SCRATCH_BYTES = 64 * 2**20
+"""The largest scratch array to keep, in bytes."""
+
+_ORIENTATION_TAG = 0x0112  # Exif 2.32, table 4
 
 
 class Turn(NamedTuple):
-    """How to turn a stored picture upright: mirror it along one or both axes, then transpose it."""
+    """The turn that makes a stored picture upright: mirror it along one or both axes, then transpose it."""
 
     upside_down: bool = False
     mirrored: bool = False
@@ -68,11 +71,11 @@ class Turn(NamedTuple):
         return (width, height) if self.transposed else (height, width)
 
     def corner(self, below: float, right: float) -> tuple[float, float]:
-        """Return how far the stored pixels extend above and to the left of the upright picture.
+        """Return the extent of the stored pixels above and to the left of the upright picture.
 
         Args:
-            below: How far they extend below the stored picture.
-            right: How far they extend to the right of it.
+            below: Their extent below the stored picture.
+            right: Their extent to the right of it.
         """
         above, left = below * self.upside_down, right * self.mirrored
         return (left, above) if self.transposed else (above, left)
@@ -108,8 +111,8 @@ _TURNS = {
 
 
 def read_turn(image: PIL.Image.Image) -> Turn:
-    """Return how to turn an image that Pillow opened."""
-    return _TURNS.get(image.getexif().get(_TAG, 1), UPRIGHT)
+    """Return the turn that makes a Pillow image upright."""
+    return _TURNS.get(image.getexif().get(_ORIENTATION_TAG, 1), UPRIGHT)
 
 
 def turn_pillow(image: PIL.Image.Image, turn: Turn) -> PIL.Image.Image:
@@ -127,44 +130,15 @@ def turn_pillow(image: PIL.Image.Image, turn: Turn) -> PIL.Image.Image:
 
 
 def read_jpeg_turn(content: bytes) -> Turn:
-    """Return how to turn the image in a JPEG."""
+    """Return the turn that makes the image in a JPEG upright."""
     import PIL.Image  # Not before an image needs it: see crop_plan.py.
 
     with PIL.Image.open(io.BytesIO(content)) as image:
         return read_turn(image)
 
 
-DEFAULT_MAX_PIXELS = 178_956_970
-"""The default limit on an image's pixels. Pillow treats larger images as decompression bombs."""
-
-DecoderName = Literal["kernel", "libjpeg", "pillow", "pillow, clipped"]
-"""The decoder of an image. :data:`DECODER_DESCRIPTIONS` says what each name means."""
-
-DECODER_DESCRIPTIONS: dict[DecoderName, str] = {
-    "kernel": "the kernel",
-    "libjpeg": "libjpeg-turbo",
-    "pillow": "Pillow",
-    "pillow, clipped": "Pillow, which clips their values to 8 bits",
-}
-"""Each decoder's name in reports. `by_kernel.py`, `by_libjpeg.py` and `by_pillow.py` contain the decoders."""
-
-CLIPPED_ADVICE = (
-    "as images they become RGB of 8 bits, which clips values to 0 to 255 as torchvision does, so that most pixels may "
-    "be white or black: read them as a field, such as fields=('png', 'label'), which keeps their values, or scale the "
-    "files before"
-)
-"""The effect on gray images of other types than 8 bits, and the remedy."""
-
-Part = Callable[[], Pixels]
-"""A function that reads a part of a picture.
-
-It returns uint8 [height, width, 3], valid until the same thread reads the next part. It raises ValueError if the image
-is truncated or damaged.
-"""
-
-
 class TooManyPixels(ValueError):  # noqa: N818  # It names the finding, as NotTileable does.
-    """An image has more pixels than the caller allows."""
+    """The error for an image with more pixels than the caller allows."""
 
 
 class Picture(ABC):
@@ -174,7 +148,7 @@ class Picture(ABC):
         size: Height and width in pixels.
         can_scale: Whether :meth:`part` can read the picture at a smaller scale.
         decoder_name: The decoder that :meth:`part` uses, or that has decoded the picture already.
-        history: How the picture was rendered from a stored one, step by step; empty if it is stored itself.
+        history: The steps that rendered the picture from a stored one; empty if it is stored itself.
     """
 
     size: tuple[int, int]
@@ -215,7 +189,7 @@ class DecodedPicture(Picture):
     Args:
         pixels: uint8 [height, width, 3].
         decoder_name: The decoder that produced it. The default is for arrays of unknown origin.
-        history: How it was rendered, step by step.
+        history: The steps that rendered it.
     """
 
     can_scale = False
@@ -241,3 +215,26 @@ def check_size(height: int, width: int, max_pixels: int) -> None:
         raise TooManyPixels(
             f"the image has {width}×{height} pixels, more than max_pixels={max_pixels}: raise max_pixels to allow it"
         )
+
+
+class _ScratchArrays(threading.local):
+    def __init__(self) -> None:
+        self.by_purpose: dict[str, NDArray[np.uint8]] = {}
+
+
+_scratch_arrays = _ScratchArrays()
+
+
+def scratch(purpose: str, num_bytes: int) -> NDArray[np.uint8]:
+    """Return uint8 [num_bytes] with arbitrary content, valid until this thread calls again with the same purpose."""
+    array = _scratch_arrays.by_purpose.get(purpose)
+    if array is None or array.size < num_bytes:
+        array = np.empty(num_bytes, np.uint8)
+        if num_bytes <= MAX_SCRATCH_BYTES:
+            _scratch_arrays.by_purpose[purpose] = array
+    return array[:num_bytes]
+
+
+def scratch_pixels(purpose: str, height: int, width: int) -> NDArray[np.uint8]:
+    """Return scratch memory as uint8 [height, width, 3]."""
+    return scratch(purpose, height * width * 3).reshape(height, width, 3)

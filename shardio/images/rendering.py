@@ -1,4 +1,4 @@
-"""Render a chunk's pictures into the rows of a batch, following their crop plan."""
+"""Render a chunk's pictures into the rows of a batch by their crop plan, with the kernel if possible."""
 
 from __future__ import annotations
 
@@ -38,12 +38,130 @@ MAX_RESIZED_PIXELS = DEFAULT_MAX_PIXELS
 """The maximum number of pixels after resizing. Enlarging the shorter side of a long, thin image can make it huge."""
 
 MAX_AVERAGED_PIXELS = 1 << 20
-"""A larger box that shrinks to half its size or less is decoded at a fraction of its size, unless it is antialiased.
+"""The most pixels of a box that is decoded at full size, though it shrinks to half or less without antialiasing.
 
-The kernel decodes boxes up to this size at their full size, and that takes about as long."""
+Larger boxes are decoded at a fraction of their size. Decoding smaller ones at full size takes the kernel about as long.
+"""
+
+IMAGES_AT_ONCE = GROUP_SIZE
+"""The number of images that the kernel decodes side by side. Rendering fewer in a call takes longer per image."""
+
+_KERNEL_FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in LUMA_FACTORS)
 
 Render = Callable[[Pixels], object]
 """A function that writes pixels to uint8 [height, width, 3], or raises ValueError if the image is damaged."""
+
+
+class DecodeError(ValueError):
+    """The error for an image of a chunk that cannot be decoded.
+
+    Attributes:
+        row: The image's row in the chunk.
+    """
+
+    def __init__(self, row: int, message: str) -> None:
+        super().__init__(message)
+        self.row = row
+
+    def __reduce__(self) -> tuple[type[DecodeError], tuple[int, str]]:
+        return type(self), (self.row, str(self))
+
+
+class RenderedImages(NamedTuple):
+    """The rendered images of a chunk.
+
+    Attributes:
+        images: n images: uint8 [height, width, 3], or results of other libraries' transforms.
+        decoder_names: The decoder of each image. The list is empty if the decoders are unknown.
+    """
+
+    images: list[Any]
+    decoder_names: list[DecoderName]
+
+
+def render_chunk(pictures: Sequence[Picture], plan: CropPlan, rows: Rows | None = None) -> RenderedImages:
+    """Render one crop of each of some images; see :func:`render_crops`."""
+    return render_crops([PlannedCrop(pictures, plan)], [rows])[0]
+
+
+def render_crops(crops: Sequence[PlannedCrop], rows: Sequence[Rows | None]) -> list[RenderedImages]:
+    """Decode some images; crop, resize, mirror and edit them, once for each of their crops.
+
+    Only the parts that the crops need are decoded, and all heavy work releases the GIL. The pixels are those of a full
+    decode that is then cropped and resized, with one exception: without antialiasing, a JPEG whose box has more than a
+    million pixels, and is at least 2, 4 or 8 times as large as its new size, is decoded at 1/2, 1/4 or 1/8 of its size,
+    then sampled at the same points.
+
+    Args:
+        crops: The crops of n images, at least one of each.
+        rows: The destinations of each crop: n uint8 [height, width, 3] arrays of the plan's output sizes, or one array
+            of them; None for new arrays.
+
+    Returns:
+        For each crop, the rows, and the decoder of each image.
+
+    Raises:
+        DecodeError: If an image is truncated or damaged, or would be too large when resized.
+        MemoryError: If memory runs out. The images may be undamaged.
+    """
+    destinations = [_make_rows(crop.plan) if given is None else given for crop, given in zip(crops, rows, strict=True)]
+    is_rendered = render_by_kernel(crops, destinations)
+    rendered = []
+    for crop, destination, is_done in zip(crops, destinations, is_rendered.T, strict=True):
+        _render_by_libraries(crop, destination, np.flatnonzero(~is_done).tolist())
+        if (operations := _operations_of(crop.plan)) is not None:
+            edit_images(destination, operations)
+        decoder_names: list[DecoderName] = [
+            "kernel" if by_kernel else picture.decoder_name
+            for picture, by_kernel in zip(crop.pictures, is_done.tolist(), strict=True)
+        ]
+        rendered.append(RenderedImages(list(destination), decoder_names))
+    return rendered
+
+
+def _render_by_libraries(crop: PlannedCrop, destinations: Rows, rows: list[int]) -> None:
+    if not rows:
+        return
+    pictures, plan = crop
+    boxes, sizes, windows = plan.box.tolist(), plan.size.tolist(), plan.window.tolist()
+    flips = plan.flip.tolist()
+    renders: list[tuple[int, Render]] = []
+    # First all Python code, then all decoding, because each is faster while its memory is in the processor's caches.
+    for row in rows:
+        height, width = sizes[row]
+        try:
+            render = prepare_render(pictures[row], Box(*boxes[row]), height, width, Box(*windows[row]), plan.resampling)
+        except ValueError as error:
+            let_through(error)
+            raise DecodeError(row, str(error)) from error
+        renders.append((row, render))
+    for row, render in renders:
+        destination = destinations[row]
+        unflipped = scratch_pixels("unflipped", *destination.shape[:2]) if flips[row] else destination
+        try:
+            render(unflipped)
+        except ValueError as error:
+            let_through(error)
+            raise DecodeError(row, str(error)) from error
+        if flips[row]:
+            flip(unflipped, out=destination)
+
+
+def _operations_of(plan: CropPlan) -> Operations | None:
+    """Return the operations on the rendered images: vertical flips, then the plan's operations."""
+    if plan.upside_down is None or not plan.upside_down.any():
+        return plan.operations
+    flips = make_operations(len(plan.upside_down), NONE)
+    flips["code"][plan.upside_down] = VERTICAL_FLIP
+    return flips if plan.operations is None else np.concatenate([flips, plan.operations], axis=1)
+
+
+def _make_rows(plan: CropPlan) -> Rows:
+    """Return new arrays for a plan's results: the rows of one array if all results have one size."""
+    sizes = plan.output_size.tolist()
+    if sizes and all(size == sizes[0] for size in sizes):
+        return np.empty((len(sizes), *sizes[0], 3), np.uint8)
+    return [np.empty((height, width, 3), np.uint8) for height, width in sizes]
 
 
 def is_too_large_to_average(num_pixels: Any) -> Any:
@@ -59,7 +177,7 @@ def is_too_large_to_average(num_pixels: Any) -> Any:
 
 
 def prepare_render(picture: Picture, box: Box, height: int, width: int, window: Box, resampling: Resampling) -> Render:
-    """Return a function that renders a window of a resized box, black where the window extends beyond it.
+    """Return a function that renders a window of a resized box, with black pixels beyond the box.
 
     Args:
         picture: The picture.
@@ -67,7 +185,7 @@ def prepare_render(picture: Picture, box: Box, height: int, width: int, window: 
         height: The height that the box is resized to.
         width: The width that the box is resized to.
         window: The part of the resized box to render.
-        resampling: How to resize it.
+        resampling: The way to resize it.
 
     Raises:
         ValueError: If the resized box is too large.
@@ -86,7 +204,7 @@ def prepare_render(picture: Picture, box: Box, height: int, width: int, window: 
 
     def render_padded(out: Pixels) -> None:
         out[...] = 0
-        render(_view(out, visible._replace(top=visible.top - window.top, left=visible.left - window.left)))
+        render(_part_of(out, visible._replace(top=visible.top - window.top, left=visible.left - window.left)))
 
     return render_padded
 
@@ -112,19 +230,19 @@ def _prepare_window(
     """Return a function that renders a part of the resized box.
 
     :func:`resize` would sample a part of an image at other points. So it gets the whole box, in which only the pixels
-    that the visible part depends on are decoded.
+    for the visible part are decoded.
     """
-    rows = _sources(visible.top, visible.height, box.height, height, resampling)
-    columns = _sources(visible.left, visible.width, box.width, width, resampling)
+    rows = _needed_pixels(visible.top, visible.height, box.height, height, resampling)
+    columns = _needed_pixels(visible.left, visible.width, box.width, width, resampling)
     needed = Box(rows.start, columns.start, len(rows), len(columns))
     part = picture.part(_inside(box, needed))
 
     def render(out: Pixels) -> None:
         before = scratch_pixels("before resizing", box.height, box.width)
-        np.copyto(_view(before, needed), part())
+        np.copyto(_part_of(before, needed), part())
         after = scratch_pixels("after resizing", height, width)
         resize(before, height, width, resampling, out=after)
-        np.copyto(out, _view(after, visible))
+        np.copyto(out, _part_of(after, visible))
 
     return render
 
@@ -165,21 +283,20 @@ class _Samples(NamedTuple):
         return self.first + index * self.step
 
     def sources(self, start: int, length: int) -> range:
-        """Return the pixels inside the box that a run of points depends on."""
+        """Return the pixels inside the box that determine a run of points."""
         first, last = math.floor(self.point(start)), math.floor(self.point(start + length - 1))
         return range(max(first - 1, self.start), min(last + 3, self.stop))
 
 
 def _choose_scale(box: Box, height: int, width: int) -> int:
-    """Return the largest scale at which a box is still at least as large as its new size."""
     for scale in SCALES:
         if box.height >= scale * height and box.width >= scale * width:
             return scale
     return 1
 
 
-def _sources(start: int, length: int, num_before: int, num_after: int, resampling: Resampling) -> range:
-    """Return the pixels of a side that a part of the resized side depends on."""
+def _needed_pixels(start: int, length: int, num_before: int, num_after: int, resampling: Resampling) -> range:
+    """Return the pixels of a side that determine a part of the resized side."""
     ratio = num_before / num_after
     reaches = {"antialiased bilinear": max(ratio, 1.0), "antialiased bicubic": 2 * max(ratio, 1.0)}
     reach = reaches.get(resampling, 1.0)
@@ -189,30 +306,25 @@ def _sources(start: int, length: int, num_before: int, num_after: int, resamplin
 
 
 def _intersect(window: Box, height: int, width: int) -> Box:
-    """Return the part of a window that is inside an image of this size."""
     top, left = max(window.top, 0), max(window.left, 0)
     bottom, right = min(window.top + window.height, height), min(window.left + window.width, width)
     return Box(top, left, bottom - top, right - left)
 
 
 def _inside(outer: Box, inner: Box) -> Box:
-    """Convert a box relative to ``outer`` to one relative to the whole picture."""
     return Box(outer.top + inner.top, outer.left + inner.left, inner.height, inner.width)
 
 
-def _view(pixels: Pixels, box: Box) -> Pixels:
+def _part_of(pixels: Pixels, box: Box) -> Pixels:
     return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
-
-
-_FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in LUMA_FACTORS)
 
 
 def why_not_by_kernel(content: bytes) -> str | None:
     """Return why the kernel cannot render an image, or None if it can.
 
-    This checks only the file's head and its end. It does not detect damaged files and very rare heads, such as JFIF 2,
-    which the kernel skips, too. The kernel also skips some crops of any file: regions above a million pixels, and those
-    of :func:`_is_for_libraries`. There are few different answers, all short, so that they can be counted.
+    This checks only the file's head and its end. The kernel also skips damaged files, files with very rare heads, such
+    as JFIF 2, and some crops of any file: regions above a million pixels, and crops that :func:`_is_for_libraries`
+    names. There are few different answers, all short, so that a caller can count them.
 
     Args:
         content: The image's file.
@@ -225,7 +337,7 @@ def why_not_by_kernel(content: bytes) -> str | None:
         return "unusual head"
     if (why := why_irregular(head)) is not None:
         return why
-    if len(head.factors) > 1 and head.factors not in _FACTORS:
+    if len(head.factors) > 1 and head.factors not in _KERNEL_FACTORS:
         return "unusual sampling factors"
     if not content.endswith(marker_bytes(EOI)):
         return "no end-of-image marker"
@@ -235,15 +347,14 @@ def why_not_by_kernel(content: bytes) -> str | None:
 
 
 def render_by_kernel(crops: Sequence[PlannedCrop], rows: Sequence[Rows]) -> NDArray[np.bool_]:
-    """Render those crops that the kernel can render, if a kernel is available.
+    """Render the crops that the kernel can render, if a kernel is available.
 
     Args:
-        crops: The crops of n images, at least one of each. All crops of an image that show the same picture are
-            rendered together.
-        rows: The destinations for each of these.
+        crops: The crops of n images, at least one of each. The kernel renders all crops of one picture together.
+        rows: The destinations of each crop.
 
     Returns:
-        bool [n, crops], whether each was rendered.
+        bool [n, crops], true for rendered crops.
     """
     pictures = crops[0].pictures
     is_rendered = np.zeros((len(pictures), len(crops)), np.bool_)
@@ -264,7 +375,7 @@ def render_by_kernel(crops: Sequence[PlannedCrop], rows: Sequence[Rows]) -> NDAr
         return is_rendered
     records = np.stack([as_records(crop.plan) for crop in crops], axis=1)
     records["height"][~is_for_kernel] = 0
-    # Sorted by how much of an untiled file must be read, so that images decoded side by side take equally long.
+    # Sorted by the part of an untiled file that must be read, so that images decoded side by side take equally long.
     bottom = np.max([crop.plan.box[:, 0] + crop.plan.box[:, 2] for crop in crops], axis=0)
     order = np.argsort(bottom / [picture.size[0] for picture in pictures] * [len(content) for content in contents])
     turns = np.array([_encode_turn(picture) for picture in pictures])
@@ -287,9 +398,9 @@ def _find_suitable(crop: PlannedCrop, pictures: Sequence[Picture], rows: Rows) -
 
 
 def _is_for_libjpeg(crop: PlannedCrop) -> NDArray[np.bool_]:
-    """Return which images are decoded faster by libjpeg-turbo: whole ones that are neither tiled nor resized, bool [n].
+    """Return which images libjpeg-turbo decodes faster: whole ones that are neither tiled nor resized, bool [n].
 
-    The kernel saves time on what a crop leaves out, and on resizing what is still in the processor's caches.
+    The kernel saves time on pixels outside a crop, and on resizing pixels that are still in the processor's caches.
     """
     sizes = sizes_of(crop.pictures)
     is_whole: NDArray[np.bool_] = (
@@ -304,14 +415,14 @@ def _is_for_libjpeg(crop: PlannedCrop) -> NDArray[np.bool_]:
 def _is_for_libraries(plan: CropPlan) -> NDArray[np.bool_]:
     """Return which images the kernel must leave to the libraries, whatever their files are, bool [n].
 
-    :func:`shardio.images.rendering.prepare_render` renders some from a smaller inverse DCT, and refuses others.
+    :func:`prepare_render` renders some from a smaller inverse DCT, and refuses others.
     """
     is_huge = plan.size.prod(axis=1) > MAX_RESIZED_PIXELS
     return np.asarray(is_huge | plan.is_halved & is_too_large_to_average(plan.box[:, 2:].prod(axis=1)))
 
 
 def _encode_turn(picture: Picture) -> int:
-    """Return how to turn a picture in the kernel's form, IMAGE.turn."""
+    """Return a picture's turn in the kernel's form, IMAGE.turn."""
     if not isinstance(picture, JpegPicture) or picture.turn == UPRIGHT:
         return 0
     is_upside_down, is_mirrored, is_transposed = picture.turn
@@ -328,120 +439,3 @@ def as_records(plan: CropPlan) -> NDArray[np.void]:
     averaged = RESAMPLINGS["antialiased bilinear"]
     records["resampling"] = np.where(plan.is_halved, averaged, RESAMPLINGS[plan.resampling])
     return records
-
-
-IMAGES_AT_ONCE = GROUP_SIZE
-"""The number of images that the kernel decodes side by side. To render fewer in a call takes longer."""
-
-
-class DecodeError(ValueError):
-    """An image of a chunk cannot be decoded.
-
-    Attributes:
-        row: The image's row in the chunk.
-    """
-
-    def __init__(self, row: int, message: str) -> None:
-        super().__init__(message)
-        self.row = row
-
-    def __reduce__(self) -> tuple[type[DecodeError], tuple[int, str]]:
-        return type(self), (self.row, str(self))
-
-
-class RenderedImages(NamedTuple):
-    """The rendered images of a chunk.
-
-    Attributes:
-        images: n images: uint8 [height, width, 3], or what other libraries' transforms returned.
-        decoder_names: The decoder of each image. The list is empty if the decoders are unknown.
-    """
-
-    images: list[Any]
-    decoder_names: list[DecoderName]
-
-
-def render_chunk(pictures: Sequence[Picture], plan: CropPlan, rows: Rows | None = None) -> RenderedImages:
-    """Render one crop of each of some images; see :func:`render_crops`."""
-    return render_crops([PlannedCrop(pictures, plan)], [rows])[0]
-
-
-def render_crops(crops: Sequence[PlannedCrop], rows: Sequence[Rows | None]) -> list[RenderedImages]:
-    """Decode some images; crop, resize, mirror and edit them, once for each of their crops.
-
-    Only what the crops need is decoded, and all heavy work releases the GIL. The pixels are those of a full decode
-    that is then cropped and resized, with one exception: without antialiasing, a JPEG whose box has more than a million
-    pixels, and is at least 2, 4 or 8 times as large as its new size, is decoded at 1/2, 1/4 or 1/8 of its size, then
-    sampled at the same points.
-
-    Args:
-        crops: The crops of n images, at least one of each.
-        rows: The destinations of each crop: n uint8 [height, width, 3] arrays of the plan's output sizes, or one array
-            of them; None for new arrays.
-
-    Returns:
-        For each crop, the rows, and the decoder of each image.
-
-    Raises:
-        DecodeError: If an image is truncated or damaged, or would be too large when resized.
-        MemoryError: If memory runs out, which does not mean that an image is damaged.
-    """
-    destinations = [_make_rows(crop.plan) if given is None else given for crop, given in zip(crops, rows, strict=True)]
-    is_rendered = render_by_kernel(crops, destinations)
-    rendered = []
-    for crop, destination, is_done in zip(crops, destinations, is_rendered.T, strict=True):
-        _render_rows(crop, destination, np.flatnonzero(~is_done).tolist())
-        if (operations := _operations_of(crop.plan)) is not None:
-            edit_images(destination, operations)
-        decoder_names: list[DecoderName] = [
-            "kernel" if by_kernel else picture.decoder_name
-            for picture, by_kernel in zip(crop.pictures, is_done.tolist(), strict=True)
-        ]
-        rendered.append(RenderedImages(list(destination), decoder_names))
-    return rendered
-
-
-def _render_rows(crop: PlannedCrop, destinations: Rows, rows: list[int]) -> None:
-    """Render the images in these rows by the libraries."""
-    if not rows:
-        return
-    pictures, plan = crop
-    boxes, sizes, windows = plan.box.tolist(), plan.size.tolist(), plan.window.tolist()
-    flips = plan.flip.tolist()
-    renders: list[tuple[int, Render]] = []
-    # First all Python code, then all decoding, so that each finds its memory in the processor's caches.
-    for row in rows:
-        height, width = sizes[row]
-        try:
-            render = prepare_render(pictures[row], Box(*boxes[row]), height, width, Box(*windows[row]), plan.resampling)
-        except ValueError as error:
-            let_through(error)
-            raise DecodeError(row, str(error)) from error
-        renders.append((row, render))
-    for row, render in renders:
-        destination = destinations[row]
-        unflipped = scratch_pixels("unflipped", *destination.shape[:2]) if flips[row] else destination
-        try:
-            render(unflipped)
-        except ValueError as error:
-            let_through(error)
-            raise DecodeError(row, str(error)) from error
-        if flips[row]:
-            flip(unflipped, out=destination)
-
-
-def _operations_of(plan: CropPlan) -> Operations | None:
-    """Return what is done with the rendered images: vertical flips, then the plan's operations."""
-    if plan.upside_down is None or not plan.upside_down.any():
-        return plan.operations
-    flips = make_operations(len(plan.upside_down), NONE)
-    flips["code"][plan.upside_down] = VERTICAL_FLIP
-    return flips if plan.operations is None else np.concatenate([flips, plan.operations], axis=1)
-
-
-def _make_rows(plan: CropPlan) -> Rows:
-    """Return new arrays for a plan's results: the rows of one array if all have one size."""
-    sizes = plan.output_size.tolist()
-    if sizes and all(size == sizes[0] for size in sizes):
-        return np.empty((len(sizes), *sizes[0], 3), np.uint8)
-    return [np.empty((height, width, 3), np.uint8) for height, width in sizes]

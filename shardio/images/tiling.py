@@ -1,14 +1,14 @@
 """Rewrite JPEGs so that parts of them can be decoded separately, with the same coefficients.
 
-The data is decoded once, to tokens, whose counts determine the best Huffman tables. Then the tokens are written.
+A tiled JPEG has restart intervals of a few MCUs, and a table that locates them (:mod:`shardio.images.jpeg.tile_table`).
+So a crop can be decoded without the rest of the image. To tile a JPEG, shardio decodes its data once, to tokens, whose
+counts determine the best Huffman tables. Then it writes the tokens.
 
-A tiled JPEG has restart intervals of a few MCUs, and a table that locates them
-(:mod:`shardio.images.jpeg.tile_table`). So a crop can be decoded without the rest of the image.
-
-:func:`tile_jpeg` reads every code of the scan, and refuses all scans that libjpeg would complain about. It does not use
-what libjpeg needs besides: quantisation tables, and the segments that decide how to convert colours. libjpeg refuses
-some of them, and warns of others, which takes a second look (:mod:`shardio.images.jpeg.regions`). The conditions here
-are those under which it does neither. Other files may or may not be decodable.
+:func:`tile_jpeg` reads every code of the scan, and refuses all scans that libjpeg would complain about. It does not
+check what else libjpeg needs: quantisation tables, and the segments that decide how to convert colours. libjpeg refuses
+some of these, and warns of others, which takes a second look (:mod:`shardio.images.jpeg.regions`).
+:func:`decodes_if_tileable` states the conditions under which libjpeg does neither. Other files may or may not be
+decodable.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from shardio.images.formats import errors_of_pillow
 from shardio.images.jpeg.head import JpegHead, Segment, read_head, why_irregular
-from shardio.images.jpeg.regions import write_harmless
+from shardio.images.jpeg.regions import ADOBE, ADOBE_TRANSFORM, JFIF, JFIF_MAJOR, MAX_SIDE, write_harmless
 from shardio.images.jpeg.standard import (
     APP0,
     APP2,
@@ -63,7 +63,160 @@ from shardio.images.opening import decode_image, decode_unconverted_pil
 from shardio.images.pictures import Pixels, scratch
 
 Counts = NDArray[np.int64]
-"""int64 [256]: how often each symbol occurs."""
+"""int64 [256]: the number of occurrences of each symbol."""
+
+TILE_WIDTH = 64
+"""The preferred width of a restart interval, in pixels."""
+
+
+MIN_WIDTH, MAX_WIDTH = TILE_WIDTH // 2, TILE_WIDTH * 2
+"""The permitted widths of an interval, in pixels, if the MCU row can be divided accordingly."""
+
+MIN_LONE_MCU_WIDTH = 16
+"""The minimum width, in pixels, of an MCU that may be an interval alone, in a row without a suitable divisor."""
+
+_SCAN_ERRORS = {
+    DAMAGED: "damaged: the data ends early or contains an unknown code",
+    EXCESS_DATA: "damaged: there is more data than the image needs",
+    WRONG_MARKER: "damaged: a restart marker is missing or wrong",
+    OUT_OF_RANGE: "coefficients out of range",
+}
+
+_SLACK = 64
+"""Bytes at the end of arrays that are copied 32 bytes at a time, and tokens of an incomplete block."""
+
+
+class NotTileable(ValueError):  # noqa: N818  # Nothing is wrong with the image; it just cannot be tiled.
+    """The error for an image that cannot be tiled.
+
+    Attributes:
+        reason: The reason in a few words, the same for all images of a kind.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason.split(" (")[0]
+
+
+def tile_jpeg(content: bytes) -> bytes:
+    """Rewrite a JPEG without loss, with restart intervals, a tile table and optimised Huffman tables.
+
+    All coefficients, quantisation tables and metadata segments stay as they are. Tiling a tiled file changes nothing.
+
+    Raises:
+        NotTileable: If the image is progressive, damaged, or of another kind that cannot be tiled.
+    """
+    head = _read_head(content)
+    return _transcode(content, head, choose_interval(head.num_mcus[1], head.mcu_size[1]))
+
+
+def untile_jpeg(content: bytes) -> bytes:
+    """Rewrite a JPEG without loss, with optimised Huffman tables and no restart intervals or tile table.
+
+    Raises:
+        NotTileable: If the image is progressive, damaged, or of another kind that cannot be tiled.
+    """
+    return _transcode(content, _read_head(content), 0)
+
+
+def choose_interval(row_mcus: int, mcu_width: int) -> int:
+    """Return the number of MCUs in an interval: a divisor of the MCU row, or one MCU or the whole row.
+
+    Args:
+        row_mcus: MCUs in a row.
+        mcu_width: The width of an MCU in pixels.
+    """
+    divisors = [i for i in range(1, row_mcus + 1) if row_mcus % i == 0 and MIN_WIDTH <= i * mcu_width <= MAX_WIDTH]
+    if divisors:
+        return min(divisors, key=lambda i: abs(math.log(i * mcu_width / TILE_WIDTH)))
+    return 1 if mcu_width >= MIN_LONE_MCU_WIDTH else row_mcus
+
+
+def _read_head(content: bytes) -> JpegHead:
+    try:
+        head = read_head(content)
+    except ValueError as error:
+        raise NotTileable(f"damaged header ({error})") from error
+    reason = why_irregular(head)
+    if reason is not None:
+        raise NotTileable(reason)
+    return head
+
+
+def _transcode(content: bytes, head: JpegHead, interval: int) -> bytes:
+    try:
+        scan = _read_scan(content, head)
+    except NotTileable:
+        raise
+    except ValueError as error:
+        raise NotTileable(f"damaged header ({error})") from error
+    try:
+        tokens = read_tokens(scan, interval)
+    except ScanError as error:
+        is_padding = isinstance(error, ExcessDataError) and write_harmless(content, head) is not None
+        raise NotTileable("padding before a marker" if is_padding else str(error)) from error
+    _check_end(content, head.scan_start + tokens.stop)
+    indices = np.flatnonzero(tokens.counts.any(axis=1)).tolist()
+    tables = {index: make_best_table(tokens.counts[index]) for index in indices}
+    data, lengths = write_tokens(tokens, pack_tables(tables))
+    return _join_file(content, head, dump_tables(tables) + _dump_intervals(head, interval, lengths), data)
+
+
+def _read_scan(content: bytes, head: JpegHead) -> Scan:
+    """Return a scan of all components. The MCU of a single component is one block (A.2.2)."""
+    tables = read_tables(content, head)
+    rows, row_mcus = head.num_mcus
+    num_components = len(head.factors)
+    num_blocks = [1] if num_components == 1 else [across * down for across, down in head.factors]
+    header = head.segments[-1]
+    table_ids = [content[header.start + 6 + 2 * i] for i in range(num_components)]
+    dc_ids, ac_ids = [ids >> 4 for ids in table_ids], [ids & 15 for ids in table_ids]
+    if max(*dc_ids, *ac_ids) > MAX_TABLE_ID:
+        raise NotTileable(f"damaged header (the scan names a Huffman table above {MAX_TABLE_ID})")
+    used = {*dc_ids, *(FIRST_AC_TABLE + table_id for table_id in ac_ids)}
+    if not used <= tables.keys():
+        raise NotTileable("a missing Huffman table")
+    components = np.zeros(num_components, COMPONENT)
+    components["dc_table"], components["ac_table"] = dc_ids, FIRST_AC_TABLE + np.array(ac_ids)
+    return Scan(
+        data=np.frombuffer(content, np.uint8, offset=head.scan_start),
+        tables=pack_tables({index: tables[index] for index in used}),
+        components=components,
+        blocks=np.repeat(np.arange(num_components), num_blocks),
+        num_mcus=rows * row_mcus,
+        interval=head.restart_interval,
+    )
+
+
+def _check_end(content: bytes, stop: int) -> None:
+    while content[stop : stop + 2] == b"\xff\xff":  # Fill bytes (B.1.1.2).
+        stop += 1
+    if content[stop : stop + 2] != marker_bytes(EOI):
+        is_truncated = stop + 2 > len(content)
+        raise NotTileable("damaged: the end-of-image marker is missing" if is_truncated else "more data after the scan")
+    if stop + 2 != len(content):
+        raise NotTileable("bytes after the end of the image")
+
+
+def _dump_intervals(head: JpegHead, interval: int, lengths: NDArray[np.int64]) -> bytes:
+    if not interval:
+        return b""
+    try:
+        table = dump_tile_table(head.height, head.width, interval, lengths)
+    except ValueError as error:
+        raise NotTileable(f"too many intervals for a tile table ({error})") from error
+    return marker_bytes(DRI) + b"\0\4" + interval.to_bytes(2, "big") + table
+
+
+def _join_file(content: bytes, head: JpegHead, tables: bytes, data: bytes) -> bytes:
+    *segments, scan_header = head.segments
+    kept = [
+        content[segment.start : segment.stop]
+        for segment in segments
+        if segment.marker not in {DHT, DRI} and not is_tile_table(content, segment)
+    ]
+    header = content[scan_header.start : scan_header.stop]
+    return b"".join([marker_bytes(SOI), *kept, tables, header, data, marker_bytes(EOI)])
 
 
 class HuffmanTable(NamedTuple):
@@ -113,7 +266,7 @@ def dump_tables(tables: dict[int, HuffmanTable]) -> bytes:
 
 
 def pack_tables(tables: dict[int, HuffmanTable]) -> NDArray[np.void]:
-    """Return Huffman tables given by index as the compiled functions need them, HUFFMAN_TABLE [8].
+    """Return Huffman tables given by index in the form of the compiled functions, HUFFMAN_TABLE [8].
 
     Raises:
         ValueError: If a table has more codes than its lengths allow.
@@ -133,20 +286,9 @@ def pack_tables(tables: dict[int, HuffmanTable]) -> NDArray[np.void]:
 def make_best_table(counts: Counts) -> HuffmanTable:
     """Return the Huffman table for symbols with these counts, built as in K.2 and libjpeg.
 
-    It needs the fewest bits, except for the code that stays unused and the way codes above 16 bits are shortened.
+    The table needs the fewest bits, except that one code stays unused and codes above 16 bits are shortened.
     """
     return HuffmanTable(*compiled_functions().make_best_table(counts))
-
-
-_MESSAGES = {
-    DAMAGED: "damaged: the data ends early or contains an unknown code",
-    EXCESS_DATA: "damaged: there is more data than the image needs",
-    WRONG_MARKER: "damaged: a restart marker is missing or wrong",
-    OUT_OF_RANGE: "coefficients out of range",
-}
-
-_SLACK = 64
-"""Bytes at the end of arrays that are copied 32 bytes at a time, and tokens of an incomplete block."""
 
 
 class Scan(NamedTuple):
@@ -175,7 +317,7 @@ class Tokens(NamedTuple):
     Attributes:
         tokens: uint32 [tokens], valid until this thread reads the next scan.
         stops: int64 [intervals], the end of each restart interval in the tokens.
-        counts: int64 [8, 256], how often each symbol of each Huffman table occurs.
+        counts: int64 [8, 256], the occurrences of each symbol of each Huffman table.
         stop: The offset of the scan's end in its data.
     """
 
@@ -186,15 +328,15 @@ class Tokens(NamedTuple):
 
 
 class ScanError(ValueError):
-    """A scan's data violates the standard or the limits of a baseline image."""
+    """The error for a scan whose data violates the standard or the limits of a baseline image."""
 
 
 class ExcessDataError(ScanError):
-    """There is more data than the image needs."""
+    """The error for a scan with more data than the image needs."""
 
 
 def read_tokens(scan: Scan, interval: int) -> Tokens:
-    """Read a scan, to write it with another restart interval.
+    """Read a scan in order to write it with another restart interval.
 
     Args:
         scan: The scan.
@@ -222,7 +364,7 @@ def read_tokens(scan: Scan, interval: int) -> Tokens:
     result = call[0]
     if result["outcome"] != RECODED:
         kind = ExcessDataError if result["outcome"] == EXCESS_DATA else ScanError
-        raise kind(f"{_MESSAGES[int(result['outcome'])]} (in MCU {result['mcu']} of {scan.num_mcus})")
+        raise kind(f"{_SCAN_ERRORS[int(result['outcome'])]} (in MCU {result['mcu']} of {scan.num_mcus})")
     counts = reader["counts"][0].reshape(NUM_HUFFMAN_TABLES, 256)
     return Tokens(tokens[: result["num_tokens"]], stops, counts, int(result["stop"]))
 
@@ -232,7 +374,7 @@ def write_tokens(tokens: Tokens, tables: NDArray[np.void]) -> tuple[bytes, NDArr
 
     Args:
         tokens: The scan.
-        tables: HUFFMAN_TABLE [8], which have codes for all symbols of the scan.
+        tables: HUFFMAN_TABLE [8], with codes for all symbols of the scan.
 
     Returns:
         The data, and the bytes of each restart interval without its marker, int64 [intervals].
@@ -254,168 +396,15 @@ def write_tokens(tokens: Tokens, tables: NDArray[np.void]) -> tuple[bytes, NDArr
     return data[: call[0]["size"]].tobytes(), lengths
 
 
-TILE_WIDTH = 64
-"""The preferred width of a restart interval, in pixels."""
-
-MIN_WIDTH, MAX_WIDTH = TILE_WIDTH // 2, TILE_WIDTH * 2
-"""The permitted widths of an interval, in pixels, if the MCU row can be divided accordingly."""
-
-MIN_LONE_MCU_WIDTH = 16
-"""The minimum width, in pixels, of an MCU that may be an interval alone, in a row without a suitable divisor."""
-
-
-class NotTileable(ValueError):  # noqa: N818  # Nothing is wrong with the image; it just cannot be tiled.
-    """An image cannot be tiled.
-
-    Attributes:
-        reason: The reason in a few words, the same for all images of a kind.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason.split(" (")[0]
-
-
-def tile_jpeg(content: bytes) -> bytes:
-    """Rewrite a JPEG without loss, with restart intervals, a tile table and optimised Huffman tables.
-
-    All coefficients, quantisation tables and metadata segments stay as they are. Tiling a tiled file changes nothing.
-
-    Raises:
-        NotTileable: If the image is progressive, damaged, or of another kind that cannot be tiled.
-    """
-    head = _read_head(content)
-    return _transcode(content, head, choose_interval(head.num_mcus[1], head.mcu_size[1]))
-
-
-def choose_interval(row_mcus: int, mcu_width: int) -> int:
-    """Return the number of MCUs in an interval: a divisor of the MCU row, or one MCU or the whole row.
-
-    Args:
-        row_mcus: MCUs in a row.
-        mcu_width: The width of an MCU in pixels.
-    """
-    divisors = [i for i in range(1, row_mcus + 1) if row_mcus % i == 0 and MIN_WIDTH <= i * mcu_width <= MAX_WIDTH]
-    if divisors:
-        return min(divisors, key=lambda i: abs(math.log(i * mcu_width / TILE_WIDTH)))
-    return 1 if mcu_width >= MIN_LONE_MCU_WIDTH else row_mcus
-
-
-def untile_jpeg(content: bytes) -> bytes:
-    """Rewrite a JPEG without loss, with optimised Huffman tables and no restart intervals or tile table.
-
-    Raises:
-        NotTileable: If the image is progressive, damaged, or of another kind that cannot be tiled.
-    """
-    return _transcode(content, _read_head(content), 0)
-
-
-def _read_head(content: bytes) -> JpegHead:
-    try:
-        head = read_head(content)
-    except ValueError as error:
-        raise NotTileable(f"damaged header ({error})") from error
-    reason = why_irregular(head)
-    if reason is not None:
-        raise NotTileable(reason)
-    return head
-
-
-def _transcode(content: bytes, head: JpegHead, interval: int) -> bytes:
-    try:
-        scan = _read_scan(content, head)
-    except NotTileable:
-        raise
-    except ValueError as error:
-        raise NotTileable(f"damaged header ({error})") from error
-    try:
-        tokens = read_tokens(scan, interval)
-    except ScanError as error:
-        is_padding = isinstance(error, ExcessDataError) and write_harmless(content, head) is not None
-        raise NotTileable("padding before a marker" if is_padding else str(error)) from error
-    _check_end(content, head.scan_start + tokens.stop)
-    indices = np.flatnonzero(tokens.counts.any(axis=1)).tolist()
-    tables = {index: make_best_table(tokens.counts[index]) for index in indices}
-    data, lengths = write_tokens(tokens, pack_tables(tables))
-    return _join(content, head, dump_tables(tables) + _dump_intervals(head, interval, lengths), data)
-
-
-def _read_scan(content: bytes, head: JpegHead) -> Scan:
-    """Return a scan of all components. The MCU of a single component is one block (A.2.2)."""
-    tables = read_tables(content, head)
-    rows, row_mcus = head.num_mcus
-    num_components = len(head.factors)
-    num_blocks = [1] if num_components == 1 else [across * down for across, down in head.factors]
-    header = head.segments[-1]
-    table_ids = [content[header.start + 6 + 2 * i] for i in range(num_components)]
-    dc_ids, ac_ids = [ids >> 4 for ids in table_ids], [ids & 15 for ids in table_ids]
-    if max(*dc_ids, *ac_ids) > MAX_TABLE_ID:
-        raise NotTileable(f"damaged header (the scan names a Huffman table above {MAX_TABLE_ID})")
-    used = {*dc_ids, *(FIRST_AC_TABLE + table_id for table_id in ac_ids)}
-    if not used <= tables.keys():
-        raise NotTileable("a missing Huffman table")
-    components = np.zeros(num_components, COMPONENT)
-    components["dc_table"], components["ac_table"] = dc_ids, FIRST_AC_TABLE + np.array(ac_ids)
-    return Scan(
-        data=np.frombuffer(content, np.uint8, offset=head.scan_start),
-        tables=pack_tables({index: tables[index] for index in used}),
-        components=components,
-        blocks=np.repeat(np.arange(num_components), num_blocks),
-        num_mcus=rows * row_mcus,
-        interval=head.restart_interval,
-    )
-
-
-def _check_end(content: bytes, stop: int) -> None:
-    """Raise NotTileable unless the scan is followed by EOI and nothing else."""
-    while content[stop : stop + 2] == b"\xff\xff":  # Fill bytes (B.1.1.2).
-        stop += 1
-    if content[stop : stop + 2] != marker_bytes(EOI):
-        is_truncated = stop + 2 > len(content)
-        raise NotTileable("damaged: the end-of-image marker is missing" if is_truncated else "more data after the scan")
-    if stop + 2 != len(content):
-        raise NotTileable("bytes after the end of the image")
-
-
-def _dump_intervals(head: JpegHead, interval: int, lengths: NDArray[np.int64]) -> bytes:
-    """Return a DRI segment and a tile table, or nothing without restart intervals."""
-    if not interval:
-        return b""
-    try:
-        table = dump_tile_table(head.height, head.width, interval, lengths)
-    except ValueError as error:
-        raise NotTileable(f"too many intervals for a tile table ({error})") from error
-    return marker_bytes(DRI) + b"\0\4" + interval.to_bytes(2, "big") + table
-
-
-def _join(content: bytes, head: JpegHead, tables: bytes, data: bytes) -> bytes:
-    """Return the file: the other segments in their order, then the new tables, then the scan."""
-    *segments, scan_header = head.segments
-    kept = [
-        content[segment.start : segment.stop]
-        for segment in segments
-        if segment.marker not in {DHT, DRI} and not is_tile_table(content, segment)
-    ]
-    header = content[scan_header.start : scan_header.stop]
-    return b"".join([marker_bytes(SOI), *kept, tables, header, data, marker_bytes(EOI)])
-
-
-_MAX_SIDE = 65500  # libjpeg's JPEG_MAX_DIMENSION
-
-_JFIF, _JFIF_MAJOR = b"JFIF\0", 5
-_ADOBE, _ADOBE_TRANSFORM = b"Adobe", 11
-"""The beginnings of segments, and the offsets of the fields that libjpeg checks (jdmarker.c, jdapimin.c)."""
-
-
 def decodes_if_tileable(content: bytes, *, max_pixels: int) -> bool:
-    """Return whether :func:`shardio.images.decode_image` surely decodes a JPEG, provided that it can be tiled.
+    """Return whether :func:`shardio.images.decode_image` certainly decodes a JPEG that :func:`tile_jpeg` has tiled.
 
     Args:
         content: A JPEG that :func:`tile_jpeg` has tiled without an error.
         max_pixels: The largest permitted number of pixels.
     """
     head = read_head(content)
-    if not (max(head.height, head.width) <= _MAX_SIDE and head.height * head.width <= max_pixels):
+    if not (max(head.height, head.width) <= MAX_SIDE and head.height * head.width <= max_pixels):
         return False
     ids, quantisers = _read_components(content, head)
     if len(set(ids)) < len(ids) or (len(ids) > 1 and head.factors not in USUAL_FACTORS):
@@ -424,14 +413,14 @@ def decodes_if_tileable(content: bytes, *, max_pixels: int) -> bool:
 
 
 def _read_components(content: bytes, head: JpegHead) -> tuple[bytes, set[int]]:
-    """Return the identifiers of the components, and the quantisation tables that they use (B.2.2)."""
+    """Return the identifiers of the components, and the numbers of their quantisation tables (B.2.2)."""
     first = head.frame_start + 10
     stop = first + 3 * len(head.factors)
     return content[first:stop:3], set(content[first + 2 : stop : 3])
 
 
 def _read_quantiser_ids(content: bytes, head: JpegHead) -> set[int]:
-    """Return the quantisation tables that the file defines; none if a segment is damaged (B.2.4.1)."""
+    """Return the numbers of the quantisation tables that the file defines; none if a segment is damaged (B.2.4.1)."""
     ids = set[int]()
     for segment in _find_segments(head, DQT):
         offset = segment.payload_start
@@ -445,34 +434,32 @@ def _read_quantiser_ids(content: bytes, head: JpegHead) -> set[int]:
 
 
 def _has_known_colours(content: bytes, head: JpegHead) -> bool:
-    """Return whether the segments that say something about colours are such as libjpeg knows."""
+    """Return whether libjpeg knows all values of the segments that concern colours."""
     for segment in _find_segments(head, APP0, APP14):
         payload = content[segment.payload_start : segment.stop]
-        if payload.startswith(_JFIF) and payload[_JFIF_MAJOR : _JFIF_MAJOR + 1] != b"\1":
+        if payload.startswith(JFIF) and payload[JFIF_MAJOR : JFIF_MAJOR + 1] != b"\1":
             return False
-        if payload.startswith(_ADOBE) and payload[_ADOBE_TRANSFORM : _ADOBE_TRANSFORM + 1] not in (b"\0", b"\1"):
+        if payload.startswith(ADOBE) and payload[ADOBE_TRANSFORM : ADOBE_TRANSFORM + 1] not in (b"\0", b"\1"):
             return False
     return has_whole_profile(content, head)
 
 
 def has_whole_profile(content: bytes, head: JpegHead) -> bool:
-    """Return whether a JPEG's colour profile is complete, or missing altogether. libjpeg warns of others."""
+    """Return whether a JPEG's colour profile is complete or missing. libjpeg warns of others."""
     start = len(ICC_SIGNATURE)
-    parts = [
-        content[segment.payload_start + start : segment.stop]
-        for segment in _find_segments(head, APP2)
-        if content.startswith(ICC_SIGNATURE, segment.payload_start)
-    ]
+    parts = [content[segment.payload_start + start : segment.stop] for segment in _find_profile(content, head)]
     # Each part begins with its number, from 1, and the number of parts (ICC.1:2022, B.4).
     numbers = [bytes([i, len(parts)]) for i in range(1, len(parts) + 1)] if len(parts) < 256 else []
     return sorted(part[:2] for part in parts) == numbers and (not parts or any(len(part) > 2 for part in parts))
 
 
+def _find_profile(content: bytes, head: JpegHead) -> Iterator[Segment]:
+    segments = _find_segments(head, APP2)
+    return (segment for segment in segments if content.startswith(ICC_SIGNATURE, segment.payload_start))
+
+
 def _find_segments(head: JpegHead, *markers: int) -> Iterator[Segment]:
     return (segment for segment in head.segments if segment.marker in markers)
-
-
-_SOI_LENGTH = 2
 
 
 def reencode_jpeg(
@@ -480,8 +467,8 @@ def reencode_jpeg(
 ) -> bytes:
     """Decode a JPEG, turn it upright, shrink it, and encode it as a tiled JPEG.
 
-    Colour is stored as 4:2:0, and gray stays gray. The colour profile is kept, except that of CMYK, which becomes RGB.
-    All other metadata is dropped.
+    Colour is stored as 4:2:0, and gray stays gray. CMYK becomes RGB without its colour profile; other images keep
+    theirs. All other metadata is dropped.
 
     Args:
         content: A JPEG file.
@@ -505,17 +492,11 @@ def reencode_jpeg(
         encoded = simplejpeg.encode_jpeg(pixels, quality, "RGB", "420")
     is_kept = not to_srgb and len(head.factors) < 4  # CMYK becomes RGB, which its profile does not fit.
     profile = _read_profile(content, head) if is_kept else b""
-    return tile_jpeg(_insert(encoded, profile))
+    return tile_jpeg(_insert_segments(encoded, profile))
 
 
 def _convert_to_srgb(content: bytes, pixels: Pixels, max_pixels: int) -> Pixels:
-    """Return a JPEG's upright pixels in sRGB.
-
-    Args:
-        content: The file.
-        pixels: What it was decoded to, uint8 [height, width, 3].
-        max_pixels: The largest permitted number of pixels.
-    """
+    """Return a JPEG's upright pixels in sRGB, given the pixels of :func:`decode_image`."""
     import PIL.Image  # Not before an image needs it: see crop_plan.py.
 
     from shardio.images.converting import convert_to_srgb, read_profile
@@ -543,18 +524,12 @@ def _shrink(pixels: Pixels, max_side: int | None) -> Pixels:
 
 
 def _read_profile(content: bytes, head: JpegHead) -> bytes:
-    """Return the segments of the colour profile, unless some are missing."""
     if not has_whole_profile(content, head):
         return b""
-    return b"".join(
-        content[segment.start : segment.stop]
-        for segment in head.segments
-        if segment.marker == APP2 and content.startswith(ICC_SIGNATURE, segment.payload_start)
-    )
+    return b"".join(content[segment.start : segment.stop] for segment in _find_profile(content, head))
 
 
-def _insert(content: bytes, segments: bytes) -> bytes:
-    """Insert segments after the JFIF header, or after SOI without one."""
+def _insert_segments(content: bytes, segments: bytes) -> bytes:
     first = read_head(content).segments[0]
-    stop = first.stop if first.marker == APP0 else _SOI_LENGTH
+    stop = first.stop if first.marker == APP0 else len(marker_bytes(SOI))
     return content[:stop] + segments + content[stop:]

@@ -1,11 +1,12 @@
-"""Exact decoding of files that Pillow cuts to 8 bits, wraps or refuses.
+"""Exact decoding of image files that Pillow would cut to 8 bits, wrap or refuse.
 
-WebP images are left to Pillow, which takes 1.2 to 1.6 times as long as OpenCV: OpenCV decodes one in sixteen of those
-damaged WebP images that Pillow refuses. PNGs have checksums, and OpenCV refuses all that Pillow refuses.
+Pillow's images hold at most 8 bits of colour, or gray of 16 bits, signed integers of 32 bits or floats of 32 bits.
+OpenCV reads more of the types of a PNG or TIFF. shardio uses it only for kinds of files that it decodes exactly, and
+checks that the result has the type and the shape that the file declares.
 
-Pillow's images hold at most 8 bits of colour, and signed integers of 32 bits, floating-point numbers of 32 bits or 16
-bits of gray. OpenCV reads more of the types of a PNG or TIFF. It is trusted only with kinds of files that it was found
-to decode exactly, and only if the result has the type and the shape that the file declares.
+OpenCV also decodes ordinary PNGs, because it is faster than Pillow. PNGs have checksums, and OpenCV refuses all damaged
+ones that Pillow refuses. Pillow decodes WebP images, and takes 1.2 to 1.6 times as long: OpenCV decodes one in sixteen
+of the damaged WebP images that Pillow refuses.
 """
 
 from __future__ import annotations
@@ -27,66 +28,27 @@ if TYPE_CHECKING:
     import PIL.Image
 
 
-_DEPTH = 24
+_PNG_DEPTH = 24
 """The offset of the bit depth in a PNG (PNG specification, 11.2.2)."""
 
-
-def is_for_opencv(image: PIL.Image.Image, content: bytes) -> bool:
-    """Return whether OpenCV decodes an image that Pillow opened to the same pixels: a PNG with colours of 8 bits."""
-    if image.format != "PNG" or image.mode not in ("RGB", "RGBA") or getattr(image, "is_animated", False):
-        return False
-    return content[_DEPTH] == 8 and "interlace" not in image.info
-
-
-def decode_by_opencv(content: bytes) -> Pixels | None:
-    """Decode a whole PNG, without transparency and not turned. Return None if it is damaged or too large."""
-    import cv2
-
-    if (stripped := strip_png(content)) is None:
-        return None
-    try:
-        pixels = cv2.imdecode(np.frombuffer(stripped, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
-    except cv2.error:  # A side is longer than OpenCV allows.
-        return None
-    return None if pixels is None else np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels), np.uint8)
-
-
-def decode_unchanged(content: bytes) -> NDArray[Any] | None:
-    """Decode an image to the values that it stores, with red before blue. Return None if it is damaged or too large.
-
-    OpenCV logs what it finds odd in a TIFF without the file's name, so it logs nothing meanwhile.
-    """
-    import cv2
-
-    with _LOG_LEVEL:
-        level = cv2.utils.logging.setLogLevel(_SILENT)
-        try:
-            values = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
-        except cv2.error:
-            return None
-        finally:
-            cv2.utils.logging.setLogLevel(level)
-    if values is None or values.ndim == 2:
-        return values
-    order = {3: [2, 1, 0], 4: [2, 1, 0, 3]}
-    return np.ascontiguousarray(values[..., order[values.shape[2]]])
-
-
 _SILENT = 0
-_LOG_LEVEL = Lock()
+"""OpenCV's lowest log level."""
+
+_LOG_LEVEL_LOCK = Lock()
+"""Guards OpenCV's log level, which is global."""
 
 
 class ValueFormat(NamedTuple):
     """The value format of an image file.
 
     Attributes:
-        dtype: Their type, in native byte order.
+        dtype: The values' type, in native byte order.
         shape: Height, width and, unless there is a single channel, the number of channels.
         is_in_pillow: Whether Pillow's image holds the same values.
-        decode: Decodes the file to these values, [height, width] or [height, width, channels]; None if it would not be
+        decode: Decodes the file to these values, [height, width] or [height, width, channels]; None if no decoder is
             exact.
         has_alpha: Whether the last of 2 or 4 channels is an alpha channel that the others are not multiplied by.
-        white: The largest value that a pixel may have. Pillow scales values if it is not that of 8 or 16 bits.
+        white: The largest value that a pixel may have. Pillow scales values unless it is 255 or 65,535.
     """
 
     dtype: np.dtype[Any]
@@ -133,7 +95,7 @@ class ValueFormat(NamedTuple):
 
 
 def read_value_format(content: bytes) -> ValueFormat | None:
-    """Read how an image file stores its values; None if it has 8 bits or fewer, or is damaged, so that Pillow decides.
+    """Return the value format of an image file; None if it has 8 bits or fewer, or is damaged, which Pillow reports.
 
     Files of 8 bits have a format only if Pillow drops or multiplies some of their channels.
     """
@@ -158,6 +120,47 @@ def find_clipped_type(content: bytes) -> str | None:
     return stored.dtype.name if stored is not None and stored.num_channels == 1 and stored.dtype != np.uint8 else None
 
 
+def is_for_opencv(image: PIL.Image.Image, content: bytes) -> bool:
+    """Return whether OpenCV decodes an image that Pillow opened to the same pixels: a PNG with colours of 8 bits."""
+    if image.format != "PNG" or image.mode not in ("RGB", "RGBA") or getattr(image, "is_animated", False):
+        return False
+    return content[_PNG_DEPTH] == 8 and "interlace" not in image.info
+
+
+def decode_by_opencv(content: bytes) -> Pixels | None:
+    """Decode a whole PNG, without transparency and not turned. Return None if it is damaged or too large."""
+    import cv2
+
+    if (stripped := strip_png(content)) is None:
+        return None
+    try:
+        pixels = cv2.imdecode(np.frombuffer(stripped, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+    except cv2.error:  # A side is longer than OpenCV allows.
+        return None
+    return None if pixels is None else np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels), np.uint8)
+
+
+def decode_unchanged(content: bytes) -> NDArray[Any] | None:
+    """Decode an image to the values that it stores, with red before blue. Return None if it is damaged or too large.
+
+    OpenCV's log messages about unusual TIFFs do not name the file, so its log is silent meanwhile.
+    """
+    import cv2
+
+    with _LOG_LEVEL_LOCK:
+        level = cv2.utils.logging.setLogLevel(_SILENT)
+        try:
+            values = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
+        except cv2.error:
+            return None
+        finally:
+            cv2.utils.logging.setLogLevel(level)
+    if values is None or values.ndim == 2:
+        return values
+    order = {3: [2, 1, 0], 4: [2, 1, 0, 3]}
+    return np.ascontiguousarray(values[..., order[values.shape[2]]])
+
+
 def _read_png(content: bytes) -> ValueFormat | None:
     start = len(PNG_SIGNATURE) + 8
     if len(content) < start + IHDR.size:
@@ -166,7 +169,7 @@ def _read_png(content: bytes) -> ValueFormat | None:
     num_channels = {colour: number for number, colour in COLOUR_TYPES.items()}.get(colour_type)
     if depth != 16 or num_channels is None:
         return None
-    return _make(np.uint16, height, width, num_channels, is_in_pillow=num_channels == 1, decode=_decode_png)
+    return _make_format(np.uint16, height, width, num_channels, is_in_pillow=num_channels == 1, decode=_decode_png)
 
 
 def _decode_png(content: bytes) -> NDArray[Any]:
@@ -207,21 +210,21 @@ def _read_tiff(content: bytes) -> ValueFormat | None:
         bits, kinds = {*tags.get(_BITS, (1,))}, {*tags.get(_KINDS, (_UNSIGNED,))}
         photometric, planes, orientation = (int(tags.get(tag, 1)) for tag in (_PHOTOMETRIC, _PLANES, _ORIENTATION))
         extra: tuple[int, ...] = tuple(tags.get(_EXTRA, ()))
-    except pillow_errors() as error:  # Pillow's reader raises all of these for damaged files, and will say which.
+    except pillow_errors() as error:  # Pillow's reader raises all of these for damaged files.
         let_through(error)
         return None
     if _TRANSPOSING <= orientation <= 8:  # Both Pillow and OpenCV turn TIFFs upright.
         height, width = width, height
     if photometric not in _GRAY_OR_RGB or bits == {1}:
         is_known = max(bits) <= 8 and kinds == {_UNSIGNED}
-        return None if is_known else _make(np.uint16, height, width, samples, is_in_pillow=False)
+        return None if is_known else _make_format(np.uint16, height, width, samples, is_in_pillow=False)
     num_bits, kind = max(bits), _NUMPY_KINDS.get(max(kinds), "u")
     is_uniform = len(bits) == len(kinds) == 1 and num_bits in (8, 16, 32, 64) and (kind, num_bits) != ("f", 8)
     if not is_uniform or kind == "c":
-        # Pillow scales gray of 2 and 4 bits as that of PNGs, and unpacks 12 bits. It refuses nearly all others.
+        # Pillow scales gray of 2 and 4 bits as in PNGs, and unpacks 12 bits. It refuses nearly all other widths.
         is_in_pillow = samples == 1 and kinds == {_UNSIGNED}
         is_narrow = is_in_pillow and num_bits <= 8
-        return None if is_narrow else _make(np.uint16, height, width, samples, is_in_pillow=is_in_pillow)
+        return None if is_narrow else _make_format(np.uint16, height, width, samples, is_in_pillow=is_in_pillow)
     dtype = np.dtype(f"{kind}{num_bits // 8}")
     has_alpha = samples not in (2, 4) or extra in ((), (_UNASSOCIATED,))
     if dtype == np.uint8 and has_alpha and samples <= 4:
@@ -229,7 +232,7 @@ def _read_tiff(content: bytes) -> ValueFormat | None:
     is_readable = samples == 1 or (samples in (3, 4) and planes == 1)
     if dtype == np.float16 or (dtype.itemsize == 1 and photometric == 0):
         is_readable = False  # OpenCV does not read the former, and inverts the latter.
-    return _make(
+    return _make_format(
         dtype,
         height,
         width,
@@ -253,14 +256,14 @@ _PNM_HEAD = re.compile(rb"P([2356])" + (_PNM_GAP + rb"(\d{1,9})") * 3 + rb"\s")
 
 
 def _read_pnm(content: bytes) -> ValueFormat | None:
-    """Read the head of a PGM or PPM. Pillow scales the values of those whose largest value is not 255."""
+    """Read the head of a PGM or PPM. Pillow scales its values if the largest one is not 255."""
     if (head := _PNM_HEAD.match(content)) is None:
         return None
     _, width, height, largest = map(int, head.groups())
     if largest == 255 or not 0 < largest < 1 << 16:
         return None
     dtype, num_channels = np.uint8 if largest < 256 else np.uint16, 3 if head[1] in b"36" else 1
-    return _make(dtype, height, width, num_channels, is_in_pillow=False, decode=_decode_pnm, white=largest)
+    return _make_format(dtype, height, width, num_channels, is_in_pillow=False, decode=_decode_pnm, white=largest)
 
 
 def _decode_pnm(content: bytes) -> NDArray[Any]:
@@ -268,11 +271,8 @@ def _decode_pnm(content: bytes) -> NDArray[Any]:
     assert head is not None, "its head has been read"
     _, width, height, largest = map(int, head.groups())
     shape = (height, width, 3) if head[1] in b"36" else (height, width)
-    dtype, num_values, raster = (
-        np.dtype(np.uint8 if largest < 256 else ">u2"),
-        int(np.prod(shape)),
-        content[head.end() :],
-    )
+    dtype = np.dtype(np.uint8 if largest < 256 else ">u2")
+    num_values, raster = int(np.prod(shape)), content[head.end() :]
     if head[1] in b"23":
         numbers = raster.split(maxsplit=num_values)[:num_values]
         values: NDArray[Any] = np.array(numbers, np.int64) if all(map(bytes.isdigit, numbers)) else np.empty(0)
@@ -299,22 +299,22 @@ def _read_jpeg_2000(content: bytes) -> ValueFormat | None:
     if not is_signed and depth <= 8:
         return None
     is_in_pillow = not is_signed and depth == 16 and num_channels == 1
-    return _make(np.int16 if is_signed else np.uint16, y1 - y0, x1 - x0, num_channels, is_in_pillow=is_in_pillow)
+    return _make_format(np.int16 if is_signed else np.uint16, y1 - y0, x1 - x0, num_channels, is_in_pillow=is_in_pillow)
 
 
-_HIGH_DEPTH = 0x40
+_AVIF_HIGH_DEPTH = 0x40
 
 
 def _read_avif(content: bytes) -> ValueFormat | None:
     """Find AVIFs of 10 or 12 bits by their configuration (AV1 in ISOBMFF, 2.3.3)."""
     start = content.find(b"av1C")
-    if start < 0 or len(content) < start + 8 or not content[start + 6] & _HIGH_DEPTH:
+    if start < 0 or len(content) < start + 8 or not content[start + 6] & _AVIF_HIGH_DEPTH:
         return None
     at = content.find(b"ispe")
     width, height = (int.from_bytes(content[at + 8 + 4 * i : at + 12 + 4 * i]) for i in range(2))
-    return _make(np.uint16, height, width, 3, is_in_pillow=False)
+    return _make_format(np.uint16, height, width, 3, is_in_pillow=False)
 
 
-def _make(dtype: Any, height: int, width: int, num_channels: int, **others: Any) -> ValueFormat:
+def _make_format(dtype: Any, height: int, width: int, num_channels: int, **others: Any) -> ValueFormat:
     shape = (height, width) if num_channels == 1 else (height, width, num_channels)
     return ValueFormat(np.dtype(dtype), shape, **others)

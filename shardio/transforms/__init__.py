@@ -1,6 +1,6 @@
 """Image transforms with torchvision's names and defaults, for uint8 [height, width, 3] arrays.
 
-Each image's parameters are a pure function of (seed, epoch, sample). They do not depend on the process that decodes it.
+Each image's parameters are a pure function of (seed, epoch, sample), whichever process decodes the image.
 """
 
 from shardio.transforms import recipes

@@ -1,4 +1,4 @@
-"""What a Compose transforms besides images: masks, boxes, points, and labels of boxes."""
+"""Move a sample's annotations with its image: masks, boxes, points, and labels of boxes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from shardio.images import PlanRow, move_boxes, move_mask, move_points
 
 BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
-"""What the four numbers of a box are: two corners; a corner and the size; the centre and the size."""
+"""The four numbers of a box: two corners; a corner and the size; the centre and the size."""
 
 History = Sequence[PlanRow]
-"""How an image is rendered, step by step."""
+"""The steps that render an image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +36,8 @@ class BoundingBoxes:
     """Boxes [k, 4] in pixels of the image. They are clipped to the part of the image that is left.
 
     Attributes:
-        format: What their four numbers are: "xyxy" for left, top, right, bottom; "xywh" for left, top, width, height;
-            "cxcywh" for the centre and the size.
+        format: Their four numbers: "xyxy" for left, top, right, bottom; "xywh" for left, top, width, height; "cxcywh"
+            for the centre and the size.
         min_size: Boxes with a shorter side, after they were clipped, are dropped; 0 keeps all boxes.
         min_area: Boxes with a smaller area are dropped; 0 keeps all boxes.
     """
@@ -54,7 +54,7 @@ class BoundingBoxes:
 
     @property
     def drops(self) -> bool:
-        """Whether it drops boxes."""
+        """Whether some boxes may be dropped."""
         return self.min_size > 0 or self.min_area > 0
 
 
@@ -73,7 +73,7 @@ class KeyPoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labels:
-    """Numbers [k, ...] of the k boxes, such as classes or areas. They stay as they are, without those of dropped boxes.
+    """Numbers [k, ...] of the k boxes, such as classes or areas. Those of dropped boxes are dropped.
 
     Attributes:
         boxes: The boxes to which they belong; by default, the only ones.
@@ -83,7 +83,20 @@ class Labels:
 
 
 FieldKind = Literal["image"] | Mask | BoundingBoxes | KeyPoints | Labels
-"""What a field holds."""
+"""The kind of a field's values."""
+
+
+class Ragged(np.ndarray[Any, Any]):
+    """An array whose length differs between samples. A batch holds a list of such arrays, even if all are equal."""
+
+
+class AnnotationError(ValueError):
+    """The error for a value that cannot be transformed. Its message begins after the value's name, ``name``."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
 
 _KINDS: dict[str, FieldKind] = {
     "image": "image",
@@ -95,16 +108,12 @@ _KINDS: dict[str, FieldKind] = {
 """The short names of kinds with default settings."""
 
 
-class Ragged(np.ndarray[Any, Any]):
-    """An array whose length differs between samples. A batch holds a list of such arrays, even if all are equal."""
-
-
 def check_field_kinds(fields: object) -> dict[str, FieldKind]:
-    """Return what the fields of a Compose hold, with the boxes to which labels belong.
+    """Return the kinds of the fields of a Compose, with the boxes to which labels belong.
 
     Raises:
         TypeError: If ``fields`` is not a mapping from names to kinds.
-        ValueError: If a kind is unknown, there is no image, or other boxes than those in ``fields`` are named.
+        ValueError: If a kind is unknown, there is no image, or a kind names boxes that are not in ``fields``.
     """
     if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
         raise TypeError(f"fields must map fields to kinds, such as {{'image': 'image', 'png': 'mask'}}, got {fields!r}")
@@ -135,31 +144,23 @@ def _check_kind(name: str, kind: object) -> FieldKind:
     )
 
 
-class AnnotationError(ValueError):
-    """A value cannot be transformed. The message begins after the value's name, which is ``name``."""
-
-    def __init__(self, name: str, message: str) -> None:
-        super().__init__(message)
-        self.name = name
-
-
 def move_annotations(
     kinds: Mapping[str, FieldKind], values: Mapping[str, Any], size: tuple[int, int], history: History
 ) -> dict[str, Any]:
-    """Transform what belongs to one image.
+    """Transform the annotations of one image.
 
     Args:
-        kinds: What each value is, from :func:`check_field_kinds`.
+        kinds: The kind of each value, from :func:`check_field_kinds`.
         values: The values, other than images, by name. None stays None.
         size: The image's height and width.
-        history: How the image is rendered.
+        history: The steps that render the image.
 
     Returns:
-        The transformed values: masks of their own dtype; boxes and points as Ragged float32, float64 if they were such
-        an array; labels as Ragged of their own dtype.
+        The transformed values: masks of their own dtype; boxes and points as Ragged float32, or float64 if they were a
+        float64 array; labels as Ragged of their own dtype.
 
     Raises:
-        AnnotationError: If a value is not what its kind says.
+        AnnotationError: If a value does not fit its kind.
     """
     moved = dict(values)
     kept = dict[str, NDArray[np.bool_]]()
@@ -198,7 +199,7 @@ def _move_mask(kind: Mask, value: Any, size: tuple[int, int], history: History) 
 
 
 def _move_boxes(kind: BoundingBoxes, value: Any, history: History) -> tuple[Ragged, NDArray[np.bool_]]:
-    """Return the boxes that are kept, and which of the given ones they are, bool [k]."""
+    """Return the boxes that are kept, and a mask of them among the given boxes, bool [k]."""
     given = _as_numbers(value, "boxes [k, 4]", 4)
     if given.ndim != 2 or given.shape[1] != 4:
         raise ValueError(f"must be boxes [k, 4], got {given.dtype} {list(given.shape)}")
@@ -225,7 +226,7 @@ def _move_points(value: Any, history: History) -> Ragged:
 
 
 def _keep(values: NDArray[Any], boxes: str | None, kept: Mapping[str, NDArray[np.bool_]]) -> Ragged:
-    """Return the rows that belong to boxes that are kept. All are if the sample has no such boxes."""
+    """Return the rows that belong to boxes that are kept; all rows if the sample has no such boxes."""
     if values.ndim == 0:
         raise ValueError(f"must have one row for each object, got a single {values.dtype}")
     is_kept = None if boxes is None else kept.get(boxes)
@@ -244,14 +245,16 @@ def _as_numbers(value: Any, what: str, *widths: int) -> NDArray[Any]:
         raise ValueError(f"must be {what}, got {type(value).__name__}: {error}") from error
     if numbers.shape == (0,):
         numbers = numbers.reshape(0, *widths)
-        return numbers if isinstance(value, np.ndarray) else numbers.astype(np.int64)  # As numbers without fractions.
+        return (
+            numbers if isinstance(value, np.ndarray) else numbers.astype(np.int64)
+        )  # The dtype of a list of integers.
     if numbers.dtype.kind not in "biuf":
         raise ValueError(f"must be {what}, got {type(value).__name__} of {numbers.dtype}")
     return numbers.astype(numbers.dtype.newbyteorder("="), copy=False)
 
 
 def _float_of(value: Any) -> type[np.floating[Any]]:
-    """Return the type of moved boxes and points: float64 for such arrays, float32 for all others and lists."""
+    """Return the dtype of moved boxes and points: float64 for float64 arrays, float32 for everything else."""
     return np.float64 if getattr(value, "dtype", None) == np.float64 else np.float32
 
 

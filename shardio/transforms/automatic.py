@@ -31,12 +31,12 @@ from shardio.values import check_integer
 
 
 class Strength(NamedTuple):
-    """The magnitudes of an operation: numbers at equal distances.
+    """The magnitudes of an operation: evenly spaced numbers.
 
     Attributes:
         last: The last number.
         first: The first number.
-        side: What the numbers are relative to: nothing, or the image's height (0) or width (1).
+        side: The side that the numbers are relative to: the image's height (0) or width (1); None for neither.
         is_signed: Whether half of the magnitudes are negated.
     """
 
@@ -46,10 +46,16 @@ class Strength(NamedTuple):
     is_signed: bool = True
 
 
+NUM_STRENGTHS = 10
+"""The number of strengths of AutoAugment and AugMix."""
+
+MAX_DEPTH = 3
+"""The largest depth of an AugMix chain whose depth is random."""
+
 Space = Mapping[str, Strength | None]
 """The operations to choose from, by torchvision's names; None for those without a magnitude."""
 
-_WHOLE: Space = {"Posterize": Strength(4, 8, is_signed=False), "Solarize": Strength(0.0, 1.0, is_signed=False)}
+_BIT_OPERATIONS: Space = {"Posterize": Strength(4, 8, is_signed=False), "Solarize": Strength(0.0, 1.0, is_signed=False)}
 
 RAND_AUGMENT: Space = {
     "Identity": None,
@@ -62,7 +68,7 @@ RAND_AUGMENT: Space = {
     "Color": Strength(0.9),
     "Contrast": Strength(0.9),
     "Sharpness": Strength(0.9),
-    **_WHOLE,
+    **_BIT_OPERATIONS,
     "AutoContrast": None,
     "Equalize": None,
 }
@@ -80,7 +86,7 @@ TRIVIAL_AUGMENT: Space = {
     "Color": Strength(0.99),
     "Contrast": Strength(0.99),
     "Sharpness": Strength(0.99),
-    **_WHOLE,
+    **_BIT_OPERATIONS,
     "Posterize": Strength(2, 8, is_signed=False),
     "AutoContrast": None,
     "Equalize": None,
@@ -106,13 +112,13 @@ AUG_MIX: Space = {
     "Sharpness": Strength(0.9),
 }
 
-_FACTORS = {
+_CODES_WITH_FACTOR = {
     "Brightness": codes.BRIGHTNESS,
     "Color": codes.SATURATION,
     "Contrast": codes.CONTRAST,
     "Sharpness": codes.SHARPNESS,
 }
-_PLAIN = {
+_CODES_WITHOUT_MAGNITUDE = {
     "Identity": codes.NONE,
     "AutoContrast": codes.AUTOCONTRAST,
     "Equalize": codes.EQUALIZE,
@@ -123,19 +129,19 @@ _PLAIN = {
 def make_named_operations(
     name: str, magnitudes: NDArray[np.float64], sizes: Sizes, interpolation: str, fill: Colour
 ) -> Operations:
-    """Return an operation of torchvision's automatic augmentation for each of n images, OPERATION [n, 1].
+    """Return one operation of automatic augmentation for each of n images, OPERATION [n, 1].
 
     Args:
-        name: Its name there.
-        magnitudes: float64 [n], its strength for each image.
+        name: torchvision's name of the operation.
+        magnitudes: float64 [n], the operation's strength for each image.
         sizes: int64 [n, 2].
         interpolation: The name of the interpolation.
         fill: The colour of pixels outside the image.
     """
-    if name in _PLAIN:
-        return make_operations(len(sizes), _PLAIN[name])
-    if name in _FACTORS:
-        return make_operations(len(sizes), _FACTORS[name], 1.0 + magnitudes)
+    if name in _CODES_WITHOUT_MAGNITUDE:
+        return make_operations(len(sizes), _CODES_WITHOUT_MAGNITUDE[name])
+    if name in _CODES_WITH_FACTOR:
+        return make_operations(len(sizes), _CODES_WITH_FACTOR[name], 1.0 + magnitudes)
     if name == "Posterize":
         return make_operations(len(sizes), codes.POSTERIZE, [mask_of(int(bits)) for bits in np.rint(magnitudes)])
     if name == "Solarize":
@@ -148,15 +154,15 @@ def make_named_operations(
 def space_evenly(
     first: float, lasts: NDArray[np.float64], num_numbers: int, chosen: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return numbers of torch.linspace(first, last, num_numbers), which computes with 32 bits, for several ``lasts``.
+    """Return numbers of torch.linspace(first, last, num_numbers), which computes with 32 bits, for n last numbers.
 
-    It counts from the nearer end, and rounds once. A threshold such as 255 × 0.8 depends on that.
+    torch counts from the nearer end and rounds once. A threshold such as 255 × 0.8 depends on that.
 
     Args:
-        first: The first number of all.
-        lasts: float64 [n], the last number of each.
-        num_numbers: How many numbers each has.
-        chosen: int64 [n], which number of each to return.
+        first: The first number of all n sequences.
+        lasts: float64 [n], the last number of each sequence.
+        num_numbers: The length of each sequence.
+        chosen: int64 [n], the index of the number to return from each sequence.
     """
     start, end = np.float64(np.float32(first)), lasts.astype(np.float32)
     step = ((end - np.float32(first)) / np.float32(num_numbers - 1)).astype(np.float64)
@@ -180,10 +186,112 @@ def _make_matrix(name: str, magnitude: float, height: int, width: int) -> Matrix
     return make_rotation_matrix(height, width, magnitude)
 
 
+class Augmentation(PixelTransform):
+    """The base class of automatic augmentations, which draw operations from a space."""
+
+    def __init__(self, space: Space, num_magnitude_bins: int, interpolation: object, fill: Fill) -> None:
+        self.num_magnitude_bins = check_integer("num_magnitude_bins", num_magnitude_bins, at_least=2)
+        self.interpolation = check_interpolation(interpolation)
+        self.fill = fill
+        self._space, self._fill = space, check_fill("fill", fill)
+
+    def _make(
+        self, chosen: NDArray[np.int64], bins: NDArray[np.int64], signs: NDArray[np.float64], sizes: Sizes
+    ) -> Operations:
+        """Return k operations for each of n images, OPERATION [n, k].
+
+        Args:
+            chosen: int64 [n, k], the index of each operation in the space.
+            bins: int64 [n, k], the index of each magnitude.
+            signs: float64 [n, k], 1 or -1, for magnitudes that have a sign.
+            sizes: int64 [n, 2].
+        """
+        operations = np.zeros(chosen.shape, codes.OPERATION)
+        for number, (name, strength) in enumerate(self._space.items()):
+            places = rows, _ = np.nonzero(chosen == number)
+            if not rows.size:
+                continue
+            magnitudes = np.zeros(len(rows))
+            if strength is not None:
+                lasts = np.full(len(rows), strength.last)
+                if strength.side is not None:
+                    lasts *= sizes[rows, strength.side]
+                magnitudes = space_evenly(strength.first, lasts, self.num_magnitude_bins, bins[places])
+                magnitudes *= signs[places] if strength.is_signed else 1
+            made = make_named_operations(name, magnitudes, sizes[rows], self.interpolation, self._fill)
+            operations[places] = made[:, 0]
+        return operations
+
+    def _show_pixels(self) -> str:
+        return f"interpolation={self.interpolation!r}, fill={self.fill}"
+
+
+def _choose_signs(unit: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(unit < 0.5, -1.0, 1.0)
+
+
+class TrivialAugmentWide(Augmentation):
+    """Apply one random operation of random strength to each image.
+
+    Args:
+        num_magnitude_bins: The number of different strengths.
+        interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
+        fill: The colour of pixels outside the image: one number or three; black by default.
+    """
+
+    def __init__(self, num_magnitude_bins: int = 31, interpolation: object = "nearest", fill: Fill = None) -> None:
+        super().__init__(TRIVIAL_AUGMENT, num_magnitude_bins, interpolation, fill)
+
+    def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
+        """Return the operations on n images, OPERATION [n, 1]."""
+        unit = draw_units(rng_keys, 3)
+        chosen, bins = to_integers(unit[:, :1], len(self._space)), to_integers(unit[:, 1:2], self.num_magnitude_bins)
+        return self._make(chosen, bins, _choose_signs(unit[:, 2:]), sizes)
+
+    def __repr__(self) -> str:
+        return f"TrivialAugmentWide(num_magnitude_bins={self.num_magnitude_bins}, {self._show_pixels()})"
+
+
+class RandAugment(Augmentation):
+    """Apply some random operations of one strength to each image.
+
+    Args:
+        num_ops: The number of operations.
+        magnitude: The number of the strength, from 0.
+        num_magnitude_bins: The number of different strengths.
+        interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
+        fill: The colour of pixels outside the image: one number or three; black by default.
+    """
+
+    def __init__(
+        self,
+        num_ops: int = 2,
+        magnitude: int = 9,
+        num_magnitude_bins: int = 31,
+        interpolation: object = "nearest",
+        fill: Fill = None,
+    ) -> None:
+        super().__init__(RAND_AUGMENT, num_magnitude_bins, interpolation, fill)
+        self.num_ops = check_integer("num_ops", num_ops, at_least=0)
+        self.magnitude = check_integer("magnitude", magnitude, at_least=0)
+        if self.magnitude >= self.num_magnitude_bins:
+            raise ValueError(f"magnitude must be below num_magnitude_bins={num_magnitude_bins}, got {magnitude}")
+
+    def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
+        """Return the operations on n images, OPERATION [n, num_ops]."""
+        unit = draw_units(rng_keys, 2 * self.num_ops)
+        chosen = to_integers(unit[:, ::2], len(self._space))
+        return self._make(chosen, np.full_like(chosen, self.magnitude), _choose_signs(unit[:, 1::2]), sizes)
+
+    def __repr__(self) -> str:
+        return (
+            f"RandAugment(num_ops={self.num_ops}, magnitude={self.magnitude}, "
+            f"num_magnitude_bins={self.num_magnitude_bins}, {self._show_pixels()})"
+        )
+
+
 PolicyStep = tuple[str, float, int | None]
 """An operation, its probability, and the number of its strength; None if it has no strengths."""
-
-NUM_STRENGTHS = 10
 
 POLICIES: Mapping[str, Sequence[tuple[PolicyStep, PolicyStep]]] = {
     "imagenet": (
@@ -268,115 +376,15 @@ POLICIES: Mapping[str, Sequence[tuple[PolicyStep, PolicyStep]]] = {
         (("ShearX", 0.7, 2), ("Invert", 0.1, None)),
     ),
 }
-"""The pairs of operations to choose from."""
-
-
-class Augmentation(PixelTransform):
-    """The base class of automatic augmentations, which draw operations from a space."""
-
-    def __init__(self, space: Space, num_magnitude_bins: int, interpolation: object, fill: Fill) -> None:
-        self.num_magnitude_bins = check_integer("num_magnitude_bins", num_magnitude_bins, at_least=2)
-        self.interpolation = check_interpolation(interpolation)
-        self.fill = fill
-        self._space, self._fill = space, check_fill("fill", fill)
-
-    def _make(
-        self, chosen: NDArray[np.int64], bins: NDArray[np.int64], signs: NDArray[np.float64], sizes: Sizes
-    ) -> Operations:
-        """Return k operations for each of n images, OPERATION [n, k].
-
-        Args:
-            chosen: int64 [n, k], the number of each operation in the space.
-            bins: int64 [n, k], the number of each magnitude.
-            signs: float64 [n, k], 1 or -1, for magnitudes that have a sign.
-            sizes: int64 [n, 2].
-        """
-        operations = np.zeros(chosen.shape, codes.OPERATION)
-        for number, (name, strength) in enumerate(self._space.items()):
-            places = rows, _ = np.nonzero(chosen == number)
-            if not rows.size:
-                continue
-            magnitudes = np.zeros(len(rows))
-            if strength is not None:
-                lasts = np.full(len(rows), strength.last)
-                if strength.side is not None:
-                    lasts *= sizes[rows, strength.side]
-                magnitudes = space_evenly(strength.first, lasts, self.num_magnitude_bins, bins[places])
-                magnitudes *= signs[places] if strength.is_signed else 1
-            made = make_named_operations(name, magnitudes, sizes[rows], self.interpolation, self._fill)
-            operations[places] = made[:, 0]
-        return operations
-
-    def _show_pixels(self) -> str:
-        return f"interpolation={self.interpolation!r}, fill={self.fill}"
-
-
-class TrivialAugmentWide(Augmentation):
-    """Apply one random operation of random strength to each image.
-
-    Args:
-        num_magnitude_bins: The number of different strengths.
-        interpolation: "nearest", "bilinear" or "bicubic", or the constant of torchvision's or Pillow's.
-        fill: The colour of pixels outside the image: one number or three; black by default.
-    """
-
-    def __init__(self, num_magnitude_bins: int = 31, interpolation: object = "nearest", fill: Fill = None) -> None:
-        super().__init__(TRIVIAL_AUGMENT, num_magnitude_bins, interpolation, fill)
-
-    def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
-        """Return the operations on n images, OPERATION [n, 1]."""
-        unit = draw_units(rng_keys, 3)
-        chosen, bins = to_integers(unit[:, :1], len(self._space)), to_integers(unit[:, 1:2], self.num_magnitude_bins)
-        return self._make(chosen, bins, _choose_signs(unit[:, 2:]), sizes)
-
-    def __repr__(self) -> str:
-        return f"TrivialAugmentWide(num_magnitude_bins={self.num_magnitude_bins}, {self._show_pixels()})"
-
-
-class RandAugment(Augmentation):
-    """Apply some random operations of one strength to each image.
-
-    Args:
-        num_ops: The number of operations.
-        magnitude: The number of the strength, from 0.
-        num_magnitude_bins: The number of different strengths.
-        interpolation: "nearest", "bilinear" or "bicubic", or the constant of torchvision's or Pillow's.
-        fill: The colour of pixels outside the image: one number or three; black by default.
-    """
-
-    def __init__(
-        self,
-        num_ops: int = 2,
-        magnitude: int = 9,
-        num_magnitude_bins: int = 31,
-        interpolation: object = "nearest",
-        fill: Fill = None,
-    ) -> None:
-        super().__init__(RAND_AUGMENT, num_magnitude_bins, interpolation, fill)
-        self.num_ops = check_integer("num_ops", num_ops, at_least=0)
-        self.magnitude = check_integer("magnitude", magnitude, at_least=0)
-        if self.magnitude >= self.num_magnitude_bins:
-            raise ValueError(f"magnitude must be below num_magnitude_bins={num_magnitude_bins}, got {magnitude}")
-
-    def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
-        """Return the operations on n images, OPERATION [n, num_ops]."""
-        unit = draw_units(rng_keys, 2 * self.num_ops)
-        chosen = to_integers(unit[:, ::2], len(self._space))
-        return self._make(chosen, np.full_like(chosen, self.magnitude), _choose_signs(unit[:, 1::2]), sizes)
-
-    def __repr__(self) -> str:
-        return (
-            f"RandAugment(num_ops={self.num_ops}, magnitude={self.magnitude}, "
-            f"num_magnitude_bins={self.num_magnitude_bins}, {self._show_pixels()})"
-        )
+"""The pairs of operations that each policy chooses from."""
 
 
 class AutoAugment(Augmentation):
-    """Apply a random pair of operations of a policy that was found by a search, each of the two with its probability.
+    """Apply a random pair of operations from a learned policy, each with its own probability.
 
     Args:
         policy: "imagenet", "cifar10" or "svhn", or torchvision's AutoAugmentPolicy.
-        interpolation: "nearest", "bilinear" or "bicubic", or the constant of torchvision's or Pillow's.
+        interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
         fill: The colour of pixels outside the image: one number or three; black by default.
     """
 
@@ -403,33 +411,20 @@ class AutoAugment(Augmentation):
         return f"AutoAugment(policy={self.policy!r}, {self._show_pixels()})"
 
 
-AUGMENTATIONS: frozenset[type] = frozenset({AutoAugment, RandAugment, TrivialAugmentWide})
-"""The transforms of this module."""
-
-
-def _choose_signs(unit: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return -1 or 1 for numbers from 0 to below 1."""
-    return np.where(unit < 0.5, -1.0, 1.0)
-
-
-NUM_STRENGTHS = 10
-MAX_DEPTH = 3
-"""The largest depth of a chain whose depth is random."""
-
-
 class AugMix(Augmentation):
-    """Mix an image with what several random chains of operations make of it.
+    """Mix an image with the results of several random chains of operations.
 
-    The operations have the pixels of Pillow. torchvision converts Pillow images to tensors first, whose operations
-    round differently. The mixture itself is computed as there. In a Compose with fields, it moves only images.
+    The operations give the pixels of Pillow. torchvision converts Pillow images to tensors first, and its operations on
+    tensors round differently. The mixture itself equals torchvision's. In a Compose with fields, AugMix moves only
+    images.
 
     Args:
         severity: The largest strength of an operation, from 1 to 10.
         mixture_width: The number of chains.
         chain_depth: The number of operations in a chain; 1 to 3 at random if it is not positive.
-        alpha: The weights of the chains are drawn from Dirichlet(alpha, …), that of the image from Beta(alpha, alpha).
+        alpha: The chains' weights come from Dirichlet(alpha, …), the image's weight from Beta(alpha, alpha).
         all_ops: Whether to also change brightness, colour, contrast and sharpness.
-        interpolation: "nearest", "bilinear" or "bicubic", or the constant of torchvision's or Pillow's.
+        interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
         fill: The colour of pixels outside the image: one number or three; black by default.
     """
 
@@ -460,7 +455,7 @@ class AugMix(Augmentation):
         operations = self._make(
             to_integers(chosen, len(self._space)).reshape(len(sizes), -1),
             to_integers(strengths, self.severity).reshape(len(sizes), -1),
-            np.where(signs < 0.5, -1.0, 1.0).reshape(len(sizes), -1),
+            _choose_signs(signs).reshape(len(sizes), -1),
             sizes,
         ).reshape(chosen.shape)
         operations["code"][np.arange(depth) >= np.broadcast_to(depths, chosen.shape)] = codes.NONE
@@ -474,7 +469,7 @@ class AugMix(Augmentation):
 
     def _draw_weights(self, rng_keys: Words) -> NDArray[np.float64]:
         """Return the weights of n images and of their chains, float64 [n, 1 + mixture_width]."""
-        # Normalised gamma variates have a Dirichlet distribution.
+        # Normalised gamma variates follow a Dirichlet distribution.
         gammas = draw_gammas(derive_rng_key(rng_keys, np.array([0], np.uint64)), self.alpha, 2 + self.mixture_width)
         own, chains = gammas[:, :2], gammas[:, 2:]
         own, chains = (each / each.sum(axis=1, keepdims=True) for each in (own, chains))
@@ -487,3 +482,7 @@ class AugMix(Augmentation):
             f"AugMix(severity={self.severity}, mixture_width={self.mixture_width}, chain_depth={self.chain_depth}, "
             f"alpha={self.alpha}, all_ops={self.all_ops}, {self._show_pixels()})"
         )
+
+
+AUGMENTATIONS: frozenset[type] = frozenset({AugMix, AutoAugment, RandAugment, TrivialAugmentWide})
+"""The transforms of this module."""

@@ -1,8 +1,8 @@
 """Colours, blur, erasing and conversion, with torchvision's names, arguments and distributions.
 
-torchvision gives the same pixels for Pillow images. For tensors, it rounds differently.
+torchvision gives the same pixels for Pillow images, and rounds differently for tensors.
 
-Most programs need neither: DevicePrefetcher converts and normalises on the device, so that images cross the bus as
+Most programs need no conversion: DevicePrefetcher converts and normalises on the device, so images cross the bus as
 uint8, which is a quarter of the bytes.
 """
 
@@ -32,7 +32,7 @@ from shardio.transforms.transform import (
 )
 
 MAX_FACTOR = 4096.0
-"""A larger factor gives the same pixels: whatever it changes is black or white."""
+"""The largest factor. Larger ones give the same pixels: all that they change is black or white."""
 
 Range = tuple[float, float]
 
@@ -77,12 +77,38 @@ class ColorJitter(PixelTransform):
     def _draw_hue(self, unit: NDArray[np.float64]) -> Operations:
         if self.hue is None:
             return make_operations(len(unit), codes.NONE)
-        low, high = self.hue
-        return make_operations(len(unit), codes.HUE, np.trunc((low + (high - low) * unit) * 255) % 256)
+        return make_operations(len(unit), codes.HUE, np.trunc(_within(*self.hue, unit) * 255) % 256)
 
     def __repr__(self) -> str:
         shown = (f"{name}={getattr(self, name)}" for name in ("brightness", "contrast", "saturation", "hue"))
         return f"ColorJitter({', '.join(shown)})"
+
+
+def _draw_factors(code: int, bounds: Range | None, unit: NDArray[np.float64]) -> Operations:
+    if bounds is None:
+        return make_operations(len(unit), codes.NONE)
+    return make_operations(len(unit), code, np.minimum(_within(*bounds, unit), MAX_FACTOR))
+
+
+def _check_range(
+    name: str, given: float | Sequence[float] | None, center: float = 1.0, bounds: Range = (0.0, math.inf)
+) -> Range | None:
+    """Return the bounds of a factor, or None if it changes nothing."""
+    if given is None:
+        return None
+    if isinstance(given, int | float) and given >= 0:
+        low, high = max(center - given, 0.0) if center else -float(given), float(center + given)
+    elif isinstance(given, Sequence) and len(given) == 2:
+        low, high = float(given[0]), float(given[1])
+    else:
+        raise ValueError(f"{name} must be a number that is not negative or (low, high), got {given!r}")
+    if not bounds[0] <= low <= high <= bounds[1]:
+        raise ValueError(f"{name} must be from {bounds[0]} to {bounds[1]}, the lower bound first, got {given!r}")
+    return None if low == high == center else (low, high)
+
+
+def _within(low: float, high: float, unit: NDArray[np.float64]) -> NDArray[np.float64]:
+    return low + (high - low) * unit
 
 
 class RandomGrayscale(RandomPixelTransform):
@@ -150,6 +176,11 @@ class RandomPosterize(RandomPixelTransform):
         return f"RandomPosterize(bits={self.bits}, p={self.p})"
 
 
+def mask_of(bits: int) -> int:
+    """Return a byte whose highest bits are set."""
+    return 256 - (1 << 8 - bits)
+
+
 class RandomAdjustSharpness(RandomPixelTransform):
     """Blur (0 to 1) or sharpen (above 1) images by a factor, each with probability ``p``."""
 
@@ -170,49 +201,11 @@ class RandomAdjustSharpness(RandomPixelTransform):
         return f"RandomAdjustSharpness(sharpness_factor={self.sharpness_factor}, p={self.p})"
 
 
-COLOURS: frozenset[type] = frozenset(
-    {
-        *(ColorJitter, RandomAdjustSharpness, RandomAutocontrast, RandomEqualize, RandomGrayscale, RandomInvert),
-        *(RandomPosterize, RandomSolarize),
-    }
-)
-"""The transforms of this module."""
-
-
-def mask_of(bits: int) -> int:
-    """Return a byte whose highest bits are set."""
-    return 256 - (1 << 8 - bits)
-
-
-def _draw_factors(code: int, bounds: Range | None, unit: NDArray[np.float64]) -> Operations:
-    if bounds is None:
-        return make_operations(len(unit), codes.NONE)
-    low, high = bounds
-    return make_operations(len(unit), code, np.minimum(low + (high - low) * unit, MAX_FACTOR))
-
-
-def _check_range(
-    name: str, given: float | Sequence[float] | None, center: float = 1.0, bounds: Range = (0.0, math.inf)
-) -> Range | None:
-    """Return the bounds of a factor, or None if it changes nothing."""
-    if given is None:
-        return None
-    if isinstance(given, int | float) and given >= 0:
-        low, high = max(center - given, 0.0) if center else -float(given), float(center + given)
-    elif isinstance(given, Sequence) and len(given) == 2:
-        low, high = float(given[0]), float(given[1])
-    else:
-        raise ValueError(f"{name} must be a number that is not negative or (low, high), got {given!r}")
-    if not bounds[0] <= low <= high <= bounds[1]:
-        raise ValueError(f"{name} must be from {bounds[0]} to {bounds[1]}, the lower bound first, got {given!r}")
-    return None if low == high == center else (low, high)
-
-
 class GaussianBlur(PixelTransform):
     """Blur images by a Gaussian of random width.
 
-    The pixels are those of torchvision, except that some may differ by 1: torchvision adds up in another order.
-    Images may be smaller than the kernel, which torchvision refuses.
+    Some pixels may differ by 1 from torchvision's, which adds up in another order. Images may be smaller than the
+    kernel, which torchvision refuses.
 
     Args:
         kernel_size: The size of the kernel in pixels: an odd number, or two, for the width and the height.
@@ -231,8 +224,7 @@ class GaussianBlur(PixelTransform):
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
         """Return the operations on n images, OPERATION [n, 1]."""
-        low, high = self.sigma
-        deviations = low + (high - low) * draw_units(rng_keys, 1)[:, 0]
+        deviations = _within(*self.sigma, draw_units(rng_keys, 1)[:, 0])
         # Not np.exp, whose last bit may depend on the processor.
         ratios = np.array([math.exp(-0.5 / deviation**2) for deviation in deviations.tolist()])
         width, height = self.kernel_size
@@ -292,17 +284,10 @@ class RandomErasing(PixelTransform):
         return f"RandomErasing(p={self.p}, scale={self.scale}, ratio={self.ratio}, value={self.value})"
 
 
-def _within(low: float, high: float, unit: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return numbers between two bounds for numbers from 0 to below 1."""
-    return low + (high - low) * unit
-
-
 _ZERO, _ONE = np.zeros(3, np.float32), np.ones(3, np.float32)
 
 
 class _Conversion(Transform):
-    """The base class of transforms without parameters."""
-
     def draw(self, sizes: Sizes, rng_keys: Words) -> NDArray[Any]:
         return np.zeros((len(sizes), 0))
 
@@ -310,7 +295,7 @@ class _Conversion(Transform):
 class ToDtype(_Conversion):
     """Convert images to float32 [3, height, width], from 0 to 1.
 
-    In a batch, they are a tensor float32 [N, 3, height, width].
+    A batch is a tensor float32 [N, 3, height, width].
 
     Args:
         dtype: float32: torch's, numpy's, or the name.
@@ -336,8 +321,7 @@ class ToDtype(_Conversion):
 class Normalize(_Conversion):
     """Normalise images to (image - mean) / std, float32 [3, height, width].
 
-    Pixels, uint8 [height, width, 3], are scaled to 0 to 1 first. In a batch, the images are a tensor
-    float32 [N, 3, height, width].
+    Pixels, uint8 [height, width, 3], are scaled to 0 to 1 first. A batch is a tensor float32 [N, 3, height, width].
 
     Args:
         mean: The mean of red, green and blue, for pixels from 0 to 1.
@@ -354,7 +338,7 @@ class Normalize(_Conversion):
         self._mean, self._std = np.array(mean, np.float32), np.array(std, np.float32)
 
     def as_input(self, image: Any) -> Any:
-        """Return an image of ToDtype's as it is, and any other as pixels."""
+        """Return a float image, such as from ToDtype, as it is, and any other image as pixels."""
         return image if _is_float_image(image) else as_pixels(self, image)
 
     def apply(self, image: Any, parameters: Any) -> Any:
@@ -365,9 +349,14 @@ class Normalize(_Conversion):
         return f"Normalize(mean={self.mean}, std={self.std})"
 
 
-CONVERSIONS: frozenset[type] = frozenset({Normalize, ToDtype})
-"""The transforms of this module."""
-
-
 def _is_float_image(image: Any) -> bool:
     return isinstance(image, np.ndarray) and image.dtype == np.float32 and image.ndim == 3 and len(image) == 3
+
+
+COLOURS: frozenset[type] = frozenset(
+    {
+        *(ColorJitter, GaussianBlur, RandomAdjustSharpness, RandomAutocontrast, RandomEqualize, RandomErasing),
+        *(RandomGrayscale, RandomInvert, RandomPosterize, RandomSolarize, Normalize, ToDtype),
+    }
+)
+"""The transforms of this module."""

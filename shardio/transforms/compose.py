@@ -1,4 +1,7 @@
-"""Transforms that consist of others: in sequence, at random, or one of them."""
+"""Transforms that consist of others: in sequence, at random, or one of them.
+
+The functions at the end render images before a step that needs their pixels.
+"""
 
 from __future__ import annotations
 
@@ -40,83 +43,10 @@ from shardio.transforms.transform import (
 )
 
 MAX_RENDERED_BYTES = 2**25
-"""How many bytes of pixels are rendered before people's callables get them, at most, unless three images take more.
+"""The most bytes of pixels to render at a time for user callables, unless three images take more.
 
 The kernel decodes three images side by side, and is fastest if it can choose three that take equally long.
 """
-
-
-def render_all(images: list[Any], plan: CropPlan | None) -> list[Any]:
-    """Return the finished images."""
-    return images if plan is None else render_chunk(images, plan).images
-
-
-def render_pictures(images: list[Any], plan: CropPlan) -> list[Any]:
-    """Return the finished images as pictures."""
-    return _render_rows_as_pictures(images, plan, np.arange(len(images)))
-
-
-def render_each(images: list[Any], plan: CropPlan | None, calls: Calls) -> Iterator[Any]:
-    """Yield the finished images. Only as many as :data:`MAX_RENDERED_BYTES` allows are in memory at the same time."""
-    if plan is None:
-        yield from images
-        return
-    largest = 3 * int(plan.output_size.prod(axis=1).max(initial=1))
-    num_at_once = max(IMAGES_AT_ONCE, MAX_RENDERED_BYTES // largest)
-    for start in range(0, len(images), num_at_once):
-        rendered = _render_rows(images, plan, np.arange(start, min(start + num_at_once, len(images))))
-        calls.decoder_names += rendered.decoder_names
-        yield from rendered.images
-
-
-def render_some(images: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> tuple[list[Any], CropPlan]:
-    """Render only these rows, so that the pixels of the other images do not depend on them."""
-    if not rows.size:
-        return images, plan
-    pictures, images = _render_rows_as_pictures(images, plan, rows), list(images)
-    for row, picture in zip(rows.tolist(), pictures, strict=True):
-        images[row] = picture
-    return images, plan.restart(rows)
-
-
-def render_alike(images: list[Any], others: Sequence[Picture]) -> list[Any]:
-    """Return images as pictures that have the history of other pictures: rendered by the same plans.
-
-    Images whose plan was the same object are rendered together.
-    """
-    images = list(images)
-    for step in range(max((len(other.history) for other in others), default=0)):
-        rows_by_plan = defaultdict[int, list[int]](list)
-        for row, other in enumerate(others):
-            if step < len(other.history):
-                rows_by_plan[id(other.history[step].plan)].append(row)
-        for rows in rows_by_plan.values():
-            steps = [others[row].history[step] for row in rows]
-            plan = steps[0].plan.take(np.array([each.row for each in steps]))
-            try:
-                pictures = render_pictures([images[row] for row in rows], plan)
-            except DecodeError as error:
-                raise DecodeError(rows[error.row], str(error)) from error
-            for row, picture in zip(rows, pictures, strict=True):
-                images[row] = picture
-    return images
-
-
-def _render_rows_as_pictures(images: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> list[Any]:
-    """Render these rows as pictures that know how they were rendered."""
-    rendered = _render_rows(images, plan, rows)
-    return [
-        DecodedPicture(pixels, decoder_name, (*images[row].history, PlanRow(plan, row)))
-        for row, pixels, decoder_name in zip(rows.tolist(), rendered.images, rendered.decoder_names, strict=True)
-    ]
-
-
-def _render_rows(pictures: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> RenderedImages:
-    """Render these rows of a chunk; an error names the row in the chunk."""
-    try:
-        return render_chunk([pictures[row] for row in rows], plan.take(rows))
-    except DecodeError as error:
-        raise DecodeError(int(rows[error.row]), str(error)) from error
 
 
 class Combination:
@@ -167,7 +97,7 @@ class Compose(Combination):
             their own randomness. torchvision's transforms and other ``torch.nn.Module`` objects get a uint8 tensor
             [3, H, W]. Albumentations' transforms get the array as ``image=``. All others get the array, or the
             previous transform's result. The last transform's result is the sample's image.
-        fields: The fields of a sample that are transformed alike, and what each holds: "image", "mask", "boxes",
+        fields: The fields of a sample to transform together, and the kind of each: "image", "mask", "boxes",
             "keypoints", "labels", or an object with settings, such as ``Mask(fill=255)``. ``json.boxes`` is the entry
             ``boxes`` of the field ``json``. All images of a sample have one size, and get the same geometry and
             colours. All transforms must be shardio's own. By default, only the field ``image`` is transformed.
@@ -204,7 +134,7 @@ class MultiCrop(Combination):
     be part of a Compose.
 
     Args:
-        transforms: What to make of each image; see :class:`Compose`. A transform may appear several times.
+        transforms: One transform for each result; see :class:`Compose`. A transform may appear several times.
 
     Raises:
         TypeError: If ``transforms`` is not a sequence, or one of the transforms is not callable.
@@ -223,37 +153,14 @@ class MultiCrop(Combination):
             raise ValueError("MultiCrop needs at least one transform")
 
 
-def inner_steps(transform: Any) -> Sequence[Any] | None:
-    """Return the transforms in a Compose or in another library's sequence; None for a single transform."""
-    return transform.transforms if isinstance(transform, Compose) else foreign.steps_of(transform)
-
-
-def check_transform(transform: object) -> None:
-    """Raise TypeError if a transform is not callable, or is a class, which a call would only instantiate."""
-    if isinstance(transform, type) and (issubclass(transform, Transform | Combination) or foreign.is_known(transform)):
-        raise TypeError(f"{transform.__name__} is a class, not a transform: write {transform.__name__}(...)")
-    if isinstance(transform, MultiCrop):
-        raise TypeError(
-            "a MultiCrop cannot be part of a Compose or of another MultiCrop: pass it to the dataset, as "
-            "transform=MultiCrop([...]), and compose the transforms inside it"
-        )
-    if isinstance(transform, Compose) and transform.fields is not None:
-        raise TypeError(
-            "a Compose with fields cannot be part of another Compose or of a MultiCrop: pass it to the dataset, as "
-            "transform=Compose([...], fields=...)"
-        )
-    if not callable(transform):
-        raise TypeError(f"a transform must be callable, got {reprlib.repr(transform)}")
-
-
 class Choice(Combination, ABC):
     """The base class of transforms that choose for each image which of their transforms to apply.
 
-    If all of these are shardio's and keep an image's size, they are applied in one compiled call. Otherwise, images are
-    decoded as a whole first.
+    If all transforms are shardio's and keep an image's size, one compiled call applies them. Otherwise, images are
+    first decoded as a whole.
 
     Args:
-        transforms: What to choose from: shardio's transforms, a :class:`Compose`, or any other callables.
+        transforms: The choices: shardio's transforms, a :class:`Compose`, or any other callables.
     """
 
     def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
@@ -295,7 +202,7 @@ class RandomChoice(Choice):
 
     Args:
         transforms: The transforms.
-        p: How likely each one is; these numbers need not add up to 1. By default, all are equally likely.
+        p: The weight of each transform; weights need not add up to 1. By default, all are equally likely.
     """
 
     def __init__(self, transforms: Sequence[Callable[[Any], Any]], p: Sequence[float] | None = None) -> None:
@@ -309,7 +216,7 @@ class RandomChoice(Choice):
 
     def choose(self, rng_keys: Words) -> NDArray[np.int64]:
         bounds = np.cumsum(self.p)
-        # The sum of all may be a little less than 1: the last one with a weight is chosen then.
+        # The sum may be slightly below 1. A number above it chooses the last transform with a weight.
         last = int(np.flatnonzero(self.p)[-1])
         return np.minimum(np.searchsorted(bounds, draw_units(rng_keys, 1), side="right"), last)
 
@@ -328,9 +235,27 @@ CHOICES: frozenset[type] = frozenset({RandomApply, RandomChoice, RandomOrder})
 """The transforms of this module."""
 
 
-def keys_of_inner(rng_keys: Words, number: int) -> Words:
-    """Return the rng keys, uint64 [n], of one of a transform's inner transforms."""
-    return derive_rng_key(rng_keys, np.array([number], dtype=np.uint64))
+def check_transform(transform: object) -> None:
+    """Raise TypeError if a transform is not callable, or is a class, which a call would only instantiate."""
+    if isinstance(transform, type) and (issubclass(transform, Transform | Combination) or foreign.is_known(transform)):
+        raise TypeError(f"{transform.__name__} is a class, not a transform: write {transform.__name__}(...)")
+    if isinstance(transform, MultiCrop):
+        raise TypeError(
+            "a MultiCrop cannot be part of a Compose or of another MultiCrop: pass it to the dataset, as "
+            "transform=MultiCrop([...]), and compose the transforms inside it"
+        )
+    if isinstance(transform, Compose) and transform.fields is not None:
+        raise TypeError(
+            "a Compose with fields cannot be part of another Compose or of a MultiCrop: pass it to the dataset, as "
+            "transform=Compose([...], fields=...)"
+        )
+    if not callable(transform):
+        raise TypeError(f"a transform must be callable, got {reprlib.repr(transform)}")
+
+
+def inner_steps(transform: Any) -> Sequence[Any] | None:
+    """Return the transforms in a Compose or in another library's sequence; None for a single transform."""
+    return transform.transforms if isinstance(transform, Compose) else foreign.steps_of(transform)
 
 
 def parts_of(transform: Any) -> Sequence[Any] | None:
@@ -338,8 +263,13 @@ def parts_of(transform: Any) -> Sequence[Any] | None:
     return transform.transforms if isinstance(transform, Choice) else inner_steps(transform)
 
 
+def keys_of_inner(rng_keys: Words, number: int) -> Words:
+    """Return the rng keys, uint64 [n], of one of a transform's inner transforms."""
+    return derive_rng_key(rng_keys, np.array([number], dtype=np.uint64))
+
+
 def consists_of_operations(transform: Any) -> bool:
-    """Return whether a transform consists only of shardio's that draw operations on pixels."""
+    """Return whether a transform only draws operations on pixels, as do all of its parts."""
     if (parts := parts_of(transform)) is not None:
         return all(map(consists_of_operations, parts))
     return isinstance(transform, PixelTransform) and transform.is_planned
@@ -362,14 +292,86 @@ def draw_operations(transform: Any, sizes: Sizes, rng_keys: Words) -> Operations
     if not isinstance(transform, Choice):
         return np.concatenate([nothing[:, :0], *drawn], axis=1)
     length = max(operations.shape[1] for operations in drawn)
-    # [n, number of the transform, operation]; the last transform does nothing, so that -1 means none.
+    # [n, number of the transform, operation]; the last transform does nothing, so -1 means none.
     choices = np.stack([_lengthen(each, length) for each in (*drawn, nothing)], axis=1)
     rows = np.arange(len(sizes))[:, None]
     return choices[rows, transform.choose(rng_keys)].reshape(len(sizes), -1)
 
 
 def _lengthen(operations: Operations, length: int) -> Operations:
-    """Return operations, OPERATION [n, k], followed by some that do nothing, OPERATION [n, length]."""
+    """Return operations, OPERATION [n, k], followed by some that do nothing: OPERATION [n, length]."""
     lengthened = np.zeros((len(operations), length), operations.dtype)
     lengthened[:, : operations.shape[1]] = operations
     return lengthened
+
+
+def render_all(images: list[Any], plan: CropPlan | None) -> list[Any]:
+    """Return the finished images."""
+    return images if plan is None else render_chunk(images, plan).images
+
+
+def render_pictures(images: list[Any], plan: CropPlan) -> list[Any]:
+    """Return the finished images as pictures."""
+    return _render_rows_as_pictures(images, plan, np.arange(len(images)))
+
+
+def render_each(images: list[Any], plan: CropPlan | None, calls: Calls) -> Iterator[Any]:
+    """Yield the finished images. Only as many as :data:`MAX_RENDERED_BYTES` allows are in memory at the same time."""
+    if plan is None:
+        yield from images
+        return
+    largest = 3 * int(plan.output_size.prod(axis=1).max(initial=1))
+    num_at_once = max(IMAGES_AT_ONCE, MAX_RENDERED_BYTES // largest)
+    for start in range(0, len(images), num_at_once):
+        rendered = _render_rows(images, plan, np.arange(start, min(start + num_at_once, len(images))))
+        calls.decoder_names += rendered.decoder_names
+        yield from rendered.images
+
+
+def render_some(images: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> tuple[list[Any], CropPlan]:
+    """Render only these rows: the pixels of the other images must not depend on them."""
+    if not rows.size:
+        return images, plan
+    pictures, images = _render_rows_as_pictures(images, plan, rows), list(images)
+    for row, picture in zip(rows.tolist(), pictures, strict=True):
+        images[row] = picture
+    return images, plan.restart(rows)
+
+
+def render_alike(images: list[Any], others: Sequence[Picture]) -> list[Any]:
+    """Return images as pictures, rendered by the same plans as other pictures.
+
+    Images whose plan was the same object are rendered together.
+    """
+    images = list(images)
+    for step in range(max((len(other.history) for other in others), default=0)):
+        rows_by_plan = defaultdict[int, list[int]](list)
+        for row, other in enumerate(others):
+            if step < len(other.history):
+                rows_by_plan[id(other.history[step].plan)].append(row)
+        for rows in rows_by_plan.values():
+            steps = [others[row].history[step] for row in rows]
+            plan = steps[0].plan.take(np.array([each.row for each in steps]))
+            try:
+                pictures = render_pictures([images[row] for row in rows], plan)
+            except DecodeError as error:
+                raise DecodeError(rows[error.row], str(error)) from error
+            for row, picture in zip(rows, pictures, strict=True):
+                images[row] = picture
+    return images
+
+
+def _render_rows_as_pictures(images: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> list[Any]:
+    rendered = _render_rows(images, plan, rows)
+    return [
+        DecodedPicture(pixels, decoder_name, (*images[row].history, PlanRow(plan, row)))
+        for row, pixels, decoder_name in zip(rows.tolist(), rendered.images, rendered.decoder_names, strict=True)
+    ]
+
+
+def _render_rows(pictures: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> RenderedImages:
+    """Render these rows of a chunk. An error names the row in the chunk."""
+    try:
+        return render_chunk([pictures[row] for row in rows], plan.take(rows))
+    except DecodeError as error:
+        raise DecodeError(int(rows[error.row]), str(error)) from error

@@ -1,8 +1,8 @@
-"""Call transforms of other libraries and of the user, with random generators seeded from each sample's rng key.
+"""Call other libraries' transforms and user callables, with random generators seeded from each sample's rng key.
 
 torchvision's v2 transforms silently return numpy arrays unchanged. Albumentations' transforms accept only arrays, as
 the keyword argument ``image``, and timm's only Pillow images. The module names of a transform's classes show which
-library it comes from, so none of these libraries is imported.
+library it comes from, so shardio imports none of these libraries.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ _SEQUENCES = frozenset(
     }
 )
 """Classes that only call other transforms in order."""
+
+MAX_SEARCHED = 10_000
+"""The most objects in which to search for generators."""
 
 
 def steps_of(transform: Any) -> Sequence[Any] | None:
@@ -78,8 +81,8 @@ def call(transform: Callable[..., Any], image: Any) -> Any:
 def call_with_sample(transform: Callable[..., Any], sample: dict[str, Any]) -> Any:
     """Call a transform of whole samples with a sample.
 
-    Albumentations' transforms get the values as keyword arguments. torchvision's get images as its own tensors, because
-    they ignore arrays. All others get the dict.
+    Albumentations' transforms get the values as keyword arguments. torchvision's transforms ignore arrays, so they get
+    images as torchvision's own tensors. All others get the dict.
 
     Args:
         transform: Another library's transform, or any callable.
@@ -102,7 +105,7 @@ def is_image_array(value: Any) -> bool:
 
 
 def is_pillow_image(image: Any) -> bool:
-    """Return whether an image is one of Pillow's. There are none before Pillow is imported."""
+    """Return whether an image is a Pillow image. This does not import Pillow."""
     pillow = sys.modules.get("PIL.Image")
     return pillow is not None and isinstance(image, pillow.Image)
 
@@ -179,13 +182,11 @@ def _family_of_class(kind: Any) -> Family:
 
 
 def _inner(transform: Any) -> Iterable[Any] | None:
-    """Return the transforms in a torchvision container such as RandomApply, or None if there are none."""
     inner = getattr(transform, "transforms", None)
     return inner if isinstance(inner, Iterable) and not isinstance(inner, str) else None
 
 
 def _leaves(transform: Any) -> Iterator[Any]:
-    """Yield the transforms in nested containers, or the transform itself."""
     if (inner := _inner(transform)) is None:
         yield transform
     else:
@@ -242,33 +243,30 @@ def _refuse_ignored(transform: Any, kind: type) -> AbstractContextManager[Any]:
     return register_module_forward_pre_hook(check)
 
 
-MAX_SEARCHED = 10_000
-"""How many objects to look at for generators, at most."""
-
 _INCREMENT = 0xDA3E39CB94B95BDB
-"""PCG64's increment: any odd number will do."""
+"""PCG64's increment. It may be any odd number."""
 
 
 @contextmanager
 def borrowed_generators() -> Iterator[None]:
     """Restore the global generators of torch (on the CPU), numpy and Python at the end of a ``with`` block."""
     torch: Any = sys.modules.get("torch")
-    of_torch = None if torch is None else torch.get_rng_state()
-    of_numpy, of_python = np.random.get_state(), random.getstate()
+    torch_state = None if torch is None else torch.get_rng_state()
+    numpy_state, python_state = np.random.get_state(), random.getstate()
     try:
         yield
     finally:
-        if torch is not None and of_torch is not None:
-            torch.set_rng_state(of_torch)
-        np.random.set_state(of_numpy)
-        random.setstate(of_python)
+        if torch is not None and torch_state is not None:
+            torch.set_rng_state(torch_state)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
 
 
 class Generators:
-    """The generators that a transform draws from: the global ones, and those of Albumentations' transforms.
+    """The random generators of transforms: the global ones, and those of Albumentations' transforms.
 
-    Albumentations' transforms draw from generators of their own. They get new ones here, which they keep. They are
-    found wherever the transform refers to them: in sequences, closures, attributes, and globals that a function names.
+    Each transform of Albumentations has its own generators. The constructor replaces these by new ones, for good. It
+    finds the transforms in sequences, closures, attributes, and globals that a function names.
 
     Args:
         transforms: The transforms, and any other callables.
@@ -283,11 +281,11 @@ class Generators:
                 self._has_owners = True
 
     def seed(self, rng_key: int) -> None:
-        """Seed all of them, given a uint64. This takes 12 µs, and 25 with Albumentations' transforms."""
+        """Seed all generators from a uint64. This takes 12 µs, or 25 µs with Albumentations' transforms."""
         torch: Any = sys.modules.get("torch")
         if torch is not None:
             torch.default_generator.manual_seed(rng_key)  # torch.manual_seed takes 140 µs, for other devices.
-        np.random.seed(rng_key & 0xFFFFFFFF)  # It takes 32 bits; a list of two such numbers takes nine times as long.
+        np.random.seed(rng_key & 0xFFFFFFFF)  # A list of two 32-bit numbers would take nine times as long.
         random.seed(rng_key)
         if self._has_owners:
             self._python.seed(rng_key)
@@ -302,12 +300,12 @@ def _owns_generators(found: object) -> bool:
 
 
 def _reachable(transforms: object) -> Iterator[Any]:
-    """Yield the objects that transforms refer to, themselves included, nearest first."""
+    """Yield the objects that transforms refer to, including the transforms, nearest first."""
     queue, seen = deque([transforms]), dict[int, object]()
     while queue and len(seen) < MAX_SEARCHED:
         found = queue.popleft()
         if id(found) not in seen:
-            seen[id(found)] = found  # It is kept, so that no other object gets its id.
+            seen[id(found)] = found  # Kept, so that no other object gets its id.
             yield found
             queue.extend(_referents(found))
 
@@ -344,14 +342,14 @@ def _contents(cell: Any) -> Iterator[Any]:
 
 
 class Calls:
-    """The calls of people's own callables for a chunk.
+    """The calls of user callables for a chunk.
 
     Args:
         generators: The generators to seed from each image's rng key; None to leave them as they are.
 
     Attributes:
-        elapsed_s: How long the calls took, in seconds.
-        decoder_names: The decoder of each image, as far as they are rendered.
+        elapsed_s: The duration of all calls, in seconds.
+        decoder_names: The decoder of each image that is rendered so far.
         failed_row: The row of the image with which a callable raised an error; None if none did.
     """
 
@@ -365,9 +363,9 @@ class Calls:
         """Return each image after all callables, one after the other.
 
         Args:
-            callables: Transforms of other libraries and functions.
+            callables: Other libraries' transforms, and functions.
             images: n images.
-            rng_keys: uint64 [n]. All callables draw from the generators that an image's rng key seeds.
+            rng_keys: uint64 [n]. An image's rng key seeds the generators for all callables.
         """
         results, self.failed_row = list[Any](), None
         with nullcontext() if self._generators is None else borrowed_generators():
@@ -375,7 +373,7 @@ class Calls:
                 began = time.perf_counter()
                 try:
                     results.append(self._call_with_seed(callables, image, rng_key))
-                except BaseException as error:  # The caller adds the sample to it.
+                except BaseException as error:  # The caller adds the sample to the error.
                     self.failed_row = len(results)
                     if isinstance(error, StopIteration):  # It would silently end an epoch.
                         raise no_end(error) from error
@@ -392,7 +390,7 @@ class Calls:
         result = _call_all(callables, image)
         if original is None or "torch" not in sys.modules:
             return result
-        # A callable has just imported torch, and may have drawn from a generator that had no seed.
+        # A callable has just imported torch, and may have drawn from a generator without a seed.
         self._generators.seed(rng_key)
         return _call_all(callables, original)
 

@@ -34,18 +34,15 @@ from shardio.values import check_choice, check_optional_integer
 
 Interpolation = Literal["bilinear", "bicubic"]
 
+PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
+
+Corner = Literal["top left", "top right", "bottom left", "bottom right"]
+
 NUM_TRIES = 10
-"""How many random boxes RandomResizedCrop tries before it falls back to a central one, as in torchvision."""
+"""The number of random boxes that RandomResizedCrop tries before it takes a central one, as in torchvision."""
 
 
 class _Resizing(Geometry):
-    """The base class of transforms that resize.
-
-    Attributes:
-        interpolation: The name of the interpolation.
-        antialias: Whether to average when shrinking.
-    """
-
     interpolation: Interpolation
     antialias: bool
 
@@ -67,7 +64,7 @@ class RandomResizedCrop(_Resizing):
         size: The result's size in pixels: one number for a square, or (height, width).
         scale: The lower and upper bounds of the crop's share of the image's area.
         ratio: The lower and upper bounds of the crop's width / height, drawn uniformly on a logarithmic scale.
-        interpolation: "bilinear" or "bicubic", or the constant of torchvision or Pillow.
+        interpolation: "bilinear" or "bicubic", or a torchvision or Pillow constant.
         antialias: Whether to average over all of a crop's pixels when it is shrunk. "bicubic" requires it.
     """
 
@@ -128,7 +125,7 @@ class Resize(_Resizing):
     Args:
         size: The result's size in pixels: (height, width), or one number for the shorter side. The longer side is
             then scaled in proportion, rounded down. None scales the image so that its longer side is ``max_size``.
-        interpolation: "bilinear" or "bicubic", or the constant of torchvision or Pillow.
+        interpolation: "bilinear" or "bicubic", or a torchvision or Pillow constant.
         max_size: The largest length of the longer side in pixels, unless ``size`` is (height, width). An image that
             would be longer is scaled to this length.
         antialias: Whether to average over all of an image's pixels when it is shrunk. "bicubic" requires it.
@@ -179,6 +176,15 @@ class Resize(_Resizing):
         return f"Resize(size={self.size}, {max_size}{self._show_resampling()})"
 
 
+def _check_interpolation(interpolation: object, *, antialias: bool) -> Interpolation:
+    name = check_interpolation(interpolation)
+    if name not in get_args(Interpolation):
+        raise ValueError(f"interpolation must be 'bilinear' or 'bicubic', got {interpolation!r}")
+    if name == "bicubic" and not antialias:
+        raise ValueError("interpolation='bicubic' requires antialias=True")
+    return cast(Interpolation, name)
+
+
 class CenterCrop(Geometry):
     """Crop the image's centre.
 
@@ -208,7 +214,7 @@ class CenterCrop(Geometry):
 
 
 class _RandomFlip(Geometry):
-    """The base class of flips.
+    """A flip of some images.
 
     Args:
         p: The probability that an image is flipped.
@@ -218,7 +224,6 @@ class _RandomFlip(Geometry):
         self.p = check_probability(p)
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> NDArray[np.bool_]:
-        """Return whether each image is flipped, bool [n]."""
         return draw_chance(rng_keys, self.p)
 
     def needs_pixels(self, plan: CropPlan, parameters: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -242,55 +247,8 @@ class RandomVerticalFlip(_RandomFlip):
         return plan.mirror_vertically(parameters)
 
 
-GEOMETRIES: frozenset[type] = frozenset(
-    {CenterCrop, RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip, Resize},
-)
-"""The transforms of this module."""
-
-
-def _check_interpolation(interpolation: object, *, antialias: bool) -> Interpolation:
-    """Return the name of an interpolation, which may be a constant of torchvision or Pillow."""
-    name = check_interpolation(interpolation)
-    if name not in get_args(Interpolation):
-        raise ValueError(f"interpolation must be 'bilinear' or 'bicubic', got {interpolation!r}")
-    if name == "bicubic" and not antialias:
-        raise ValueError("interpolation='bicubic' requires antialias=True")
-    return cast(Interpolation, name)
-
-
-def pair(size: object) -> tuple[int, int]:
-    """Return a size as (height, width)."""
-    match size:
-        case int() | np.integer() if size >= 1:
-            return int(size), int(size)
-        case (int() | np.integer() as side,) if side >= 1:
-            return int(side), int(side)
-        case (int() | np.integer() as height, int() | np.integer() as width) if min(height, width) >= 1:
-            return int(height), int(width)
-    got = reprlib.repr(size)  # Shortened, because calling the class with an image ends here.
-    raise ValueError(f"size must be a positive integer or (height, width), got {got}")
-
-
-def are_in_order(bounds: object) -> bool:
-    """Return whether ``bounds`` are two positive numbers, the lower one first."""
-    match bounds:
-        case (Real() as low, Real() as high):
-            return 0 < float(low) <= float(high)
-    return False
-
-
-PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
-Corner = Literal["top left", "top right", "bottom left", "bottom right"]
-
-
 class _Padding(Geometry):
-    """The base class of transforms that may show what is beyond an image's border.
-
-    Args:
-        fill: The colour of the pixels beyond the border, if it is constant: one number or three.
-        padding_mode: What is beyond the border: "constant"; "edge" repeats the border's pixels; "reflect" mirrors the
-            image at their centres; "symmetric" mirrors it at the border.
-    """
+    """A transform that may show pixels beyond an image's border. :class:`Pad` describes its arguments."""
 
     def __init__(self, fill: Fill, padding_mode: PaddingMode) -> None:
         self.fill, self.padding_mode = fill, check_choice("padding_mode", padding_mode, PaddingMode)
@@ -327,10 +285,10 @@ class Pad(_Padding):
     """Add pixels on all sides of the image.
 
     Args:
-        padding: How many pixels: one number; two, for left and right, and for top and bottom; or four, for left, top,
-            right and bottom.
+        padding: The number of pixels: one number; two, for left and right, and for top and bottom; or four, for left,
+            top, right and bottom.
         fill: The colour of these pixels, if it is constant: one number or three.
-        padding_mode: What they show: "constant"; "edge" repeats the border's pixels; "reflect" mirrors the image at
+        padding_mode: Their content: "constant"; "edge" repeats the border's pixels; "reflect" mirrors the image at
             their centres; "symmetric" mirrors it at the border.
     """
 
@@ -339,7 +297,7 @@ class Pad(_Padding):
         self.padding = _check_padding(padding)
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Boxes:
-        """Return what the results show of the images, int64 [n, 4]: top, left, height, width."""
+        """Return the part of each image's plane that its result shows, int64 [n, 4]: top, left, height, width."""
         left, top, right, bottom = self.padding
         corners = np.broadcast_to(np.array([-top, -left], dtype=np.int64), sizes.shape)
         return np.concatenate([corners, sizes + np.array([top + bottom, left + right])], axis=1)
@@ -353,11 +311,11 @@ class RandomCrop(_Padding):
 
     Args:
         size: The crop's size in pixels: one number for a square, or (height, width).
-        padding: How many pixels to add on the sides first, as in :class:`Pad`; None for none.
+        padding: The number of pixels to add on the sides first, as in :class:`Pad`; None for none.
         pad_if_needed: Whether to also pad images that are smaller than the crop, on both sides by what is missing.
             If false, they are an error.
         fill: The colour of the added pixels, if it is constant: one number or three.
-        padding_mode: What they show; see :class:`Pad`.
+        padding_mode: Their content; see :class:`Pad`.
     """
 
     def __init__(
@@ -452,12 +410,28 @@ class FiveCrop(MultiCrop):
         super().__init__([Compose([*before, crop, *after]) for crop in crops])
 
 
-CROPS: frozenset[type] = frozenset({CornerCrop, Pad, RandomCrop})
-"""The transforms of this module."""
+def pair(size: object) -> tuple[int, int]:
+    """Return a size as (height, width)."""
+    match size:
+        case int() | np.integer() if size >= 1:
+            return int(size), int(size)
+        case (int() | np.integer() as side,) if side >= 1:
+            return int(side), int(side)
+        case (int() | np.integer() as height, int() | np.integer() as width) if min(height, width) >= 1:
+            return int(height), int(width)
+    got = reprlib.repr(size)  # Shortened, because calling the class with an image ends here.
+    raise ValueError(f"size must be a positive integer or (height, width), got {got}")
+
+
+def are_in_order(bounds: object) -> bool:
+    """Return whether ``bounds`` are two positive numbers, the lower one first."""
+    match bounds:
+        case (Real() as low, Real() as high):
+            return 0 < float(low) <= float(high)
+    return False
 
 
 def _check_padding(padding: int | Sequence[int]) -> tuple[int, int, int, int]:
-    """Return padding as left, top, right, bottom."""
     given = [padding] if isinstance(padding, int) else list(padding)
     sides = {1: given * 4, 2: given * 2, 4: given}.get(len(given))
     if sides is None or min(sides) < 0:
@@ -467,7 +441,6 @@ def _check_padding(padding: int | Sequence[int]) -> tuple[int, int, int, int]:
 
 
 def _refuse_smaller(step: Geometry, sizes: Sizes, crop: tuple[int, int], remedy: str) -> None:
-    """Raise DecodeError if an image is smaller than a crop."""
     is_smaller = (sizes < np.array(crop)).any(axis=1)
     if is_smaller.any():
         row = int(np.argmax(is_smaller))
@@ -489,3 +462,9 @@ def _paint_outside(boxes: Boxes, sizes: Sizes, colour: tuple[int, int, int]) -> 
         (0, right, height, width - right),
     ]
     return np.concatenate([make_operations(len(boxes), codes.ERASE, *part, *colour) for part in parts], axis=1)
+
+
+GEOMETRIES: frozenset[type] = frozenset(
+    {CenterCrop, CornerCrop, Pad, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip, Resize}
+)
+"""The transforms of this module."""

@@ -1,16 +1,15 @@
-"""Turn a list of transforms, also other libraries', into one crop plan where possible.
+"""Turn a dataset's transform into one crop plan where possible.
 
-GaussianBlur and RandomPerspective are not among them: some of their pixels differ by 1.
+shardio's transforms become a plan, so only the part of an image that the crop needs is decoded. The leading steps of
+another library's pipeline are first replaced by equal transforms of shardio, which draw from the same distribution as a
+function of the sample:
 
-What a pipeline begins with is then drawn from the same distribution, as a function of the sample, and only the part of
-an image that the crop needs is decoded.
-
-- torchvision's, on Pillow images: crops, resizes, flips, rotations, colours and automatic augmentations (see
-  :mod:`shardio.transforms.planning`). It resizes by Pillow, whose pixels shardio gives with ``antialias=True``.
-  (Pillow 13 resizes some crops down first and then across. shardio always resizes as earlier versions do, so these
-  crops may differ by 1: see docs/decisions/pixels.md.) Not on tensors, where torchvision's own resize differs from
-  Pillow's by 1 in 4 % of the values.
-- Albumentations', on arrays: it resizes by OpenCV's INTER_LINEAR, which never averages.
+- torchvision, on Pillow images: crops, resizes, flips, rotations, colours and automatic augmentations. torchvision
+  resizes such images by Pillow, whose pixels shardio gives with ``antialias=True``. (Pillow 13 resizes some crops down
+  first and then across. shardio always resizes as earlier versions do, so these crops may differ by 1: see
+  docs/decisions/pixels.md.) Not on tensors, where torchvision's own resize differs from Pillow's by 1 in 4 % of the
+  values. GaussianBlur and RandomPerspective are not replaced, because some of their pixels differ by 1.
+- Albumentations, on arrays: it resizes by OpenCV's INTER_LINEAR, which never averages.
 """
 
 from __future__ import annotations
@@ -26,16 +25,13 @@ from shardio.images import CropPlan, DecodedPicture, DecodeError, DecoderName, P
 from shardio.order import Words
 from shardio.transforms import foreign
 from shardio.transforms.annotations import FieldKind
-from shardio.transforms.automatic import AUGMENTATIONS, AugMix, AutoAugment, RandAugment, TrivialAugmentWide
+from shardio.transforms.automatic import AUGMENTATIONS, AutoAugment, RandAugment, TrivialAugmentWide
 from shardio.transforms.colours import (
     COLOURS,
-    CONVERSIONS,
     ColorJitter,
-    GaussianBlur,
     RandomAdjustSharpness,
     RandomAutocontrast,
     RandomEqualize,
-    RandomErasing,
     RandomGrayscale,
     RandomInvert,
     RandomPosterize,
@@ -63,7 +59,6 @@ from shardio.transforms.compose import (
 )
 from shardio.transforms.foreign import Calls
 from shardio.transforms.geometry import (
-    CROPS,
     GEOMETRIES,
     CenterCrop,
     FiveCrop,
@@ -77,12 +72,33 @@ from shardio.transforms.geometry import (
 from shardio.transforms.transform import Geometry, Transform, as_pixels
 from shardio.transforms.warps import WARPS, RandomAffine, RandomRotation
 
-BUILTINS = GEOMETRIES | CROPS | COLOURS | AUGMENTATIONS | CONVERSIONS | WARPS | {AugMix, GaussianBlur, RandomErasing}
-"""shardio's transforms of single images. Subclasses may run other code, so they are not among them."""
+Decode = Literal["array", "pil"]
+"""The input of a dataset's transform: arrays or Pillow images."""
+
+BUILTINS = GEOMETRIES | COLOURS | AUGMENTATIONS | WARPS
+"""shardio's transforms of single images, without subclasses, which may run other code."""
+
+_TORCHVISION_MODULES = frozenset(
+    {
+        *(f"torchvision.transforms.v2.{name}" for name in ("_auto_augment", "_color", "_container", "_geometry")),
+        *(f"torchvision.transforms.{name}" for name in ("autoaugment", "transforms")),
+    }
+)
+"""The modules in which torchvision defines these transforms. Subclasses elsewhere may do anything."""
+
+_ALBUMENTATIONS = "albumentations.augmentations."
+
+_TENSOR_CONVERSIONS = frozenset({"ToTensor", "PILToTensor", "MaybePILToTensor", "ToImage", "ToNumpy"})
+"""The classes that convert Pillow images."""
+
+_PILLOW_PIPELINES = ("torchvision.transforms.", "timm.data.")
+
+_INTER_LINEAR = 1
+"""OpenCV's number of this interpolation."""
 
 
 def count_crops(transform: Callable[[Any], Any] | None) -> int | None:
-    """Return how many results each image has, or None for a transform that is not a MultiCrop."""
+    """Return the number of results of each image, or None for a transform that is not a MultiCrop."""
     return len(transform.transforms) if isinstance(transform, MultiCrop) else None
 
 
@@ -98,15 +114,15 @@ def is_builtin(transform: Callable[[Any], Any] | None) -> bool:
 
 
 def others_in(transform: Callable[[Any], Any] | None) -> list[Callable[[Any], Any]]:
-    """Return the transforms that are not shardio's own, in the order of their calls, from nested sequences, too."""
+    """Return the transforms that are not shardio's own, in the order of their calls, including nested ones."""
     return [step for each in _crops_of(transform) for step in _steps(each) if not _is_ours(step)]
 
 
 def field_kinds_of(transform: Callable[[Any], Any] | None) -> dict[str, FieldKind]:
-    """Return what each field holds that a dataset's transform transforms; none if it transforms only the image.
+    """Return the kind of each field that a dataset's transform changes; empty if it transforms only the image.
 
     Raises:
-        TypeError: If it has steps that crop plans cannot express, because these would transform only an image.
+        TypeError: If crop plans cannot express some of the steps, because these would transform only an image.
     """
     if not isinstance(transform, Compose) or transform.fields is None:
         return {}
@@ -121,13 +137,35 @@ def field_kinds_of(transform: Callable[[Any], Any] | None) -> dict[str, FieldKin
 
 
 def _is_ours(step: Any) -> bool:
-    """Return whether a function, or a transform's class, is defined by shardio."""
     module = getattr(step if isinstance(step, FunctionType) else type(step), "__module__", "")
     return module.partition(".")[0] == __name__.partition(".")[0]
 
 
+def refuse_pillow(transform: Callable[[Any], Any] | None) -> None:
+    """Raise TypeError if the first transform is one of shardio's, which do not accept Pillow images."""
+    for step in [next(_steps(each), None) for each in _crops_of(transform)]:
+        if not isinstance(step, Transform):
+            continue
+        raise TypeError(
+            f"{step!r} takes uint8 [height, width, 3] arrays, but decode='pil' gives it Pillow images: "
+            "use decode='array', the default, or transforms that accept Pillow images"
+        )
+
+
+def _crops_of(transform: Callable[[Any], Any] | None) -> Sequence[Any]:
+    return transform.transforms if isinstance(transform, MultiCrop) else [transform]
+
+
+def _steps(transform: Any) -> Iterator[Callable[[Any], Any]]:
+    if (inner := parts_of(transform)) is not None:
+        for each in inner:
+            yield from _steps(each)
+    elif transform is not None:
+        yield transform
+
+
 def apply_transform(transform: Callable[[Any], Any], images: Sequence[Any], rng_keys: Words) -> list[Any]:
-    """Transform n images, each with its own rng key. Arguments and errors are those of :func:`plan_transform`."""
+    """Transform n images, each with its own rng key. Arguments and errors are as in :func:`plan_transform`."""
     return render_all(*plan_transform(transform, images, rng_keys))
 
 
@@ -136,7 +174,7 @@ def plan_crops(
 ) -> list[tuple[list[Any], CropPlan | None]]:
     """Draw the parameters of a dataset's transform for n images.
 
-    Arguments, errors and results are those of :func:`plan_transform`, with one result for each crop of a MultiCrop.
+    Arguments, errors and results are as in :func:`plan_transform`, with one result for each crop of a MultiCrop.
     """
     if not isinstance(transform, MultiCrop):
         return [plan_transform(transform, images, rng_keys, calls)]
@@ -152,11 +190,11 @@ def plan_transform(
     Args:
         transform: One of shardio's transforms, any other callable, or None.
         images: Pictures, uint8 [height, width, 3] arrays, or any objects that other callables accept.
-        rng_keys: uint64 [n], one rng key for each image. Each transform of a Compose derives its own keys from them.
-        calls: Calls the other callables. By default, their random generators are left as they are.
+        rng_keys: uint64 [n], one rng key for each image. Each transform of a Compose derives its own keys.
+        calls: Calls the other callables. By default, it leaves their random generators as they are.
 
     Returns:
-        The images, and the plan to render them by. The plan is None if the images are finished.
+        The images and the plan that renders them; None instead of a plan if the images are finished.
 
     Raises:
         DecodeError: If a picture must be rendered and cannot be decoded.
@@ -168,7 +206,7 @@ def plan_transform(
     for kind, group in groupby(steps, key=lambda step_and_keys: _kind_of(step_and_keys[0])):
         if kind == "other":
             callables, keys = zip(*group, strict=True)
-            # Not all at once: whole images are large, but a callable's results may be small.
+            # Rendered one after the other: whole images are large, but a callable's results may be small.
             images, plan = calls.call(callables, render_each(images, plan, calls), keys[0]), None
             continue
         for step, step_keys in group:
@@ -194,7 +232,6 @@ def _kind_of(step: Callable[[Any], Any]) -> Literal["geometry", "pixels", "choic
 
 
 def _extend(step: Any, images: list[Any], plan: CropPlan, step_keys: Words) -> tuple[list[Any], CropPlan | None]:
-    """Draw a geometry's parameters and extend the plan by them."""
     if plan.operations is not None:
         images = render_pictures(images, plan)
         plan = CropPlan.whole(sizes_of(images))
@@ -204,20 +241,15 @@ def _extend(step: Any, images: list[Any], plan: CropPlan, step_keys: Words) -> t
 
 
 def _edit(step: Any, images: list[Any], plan: CropPlan, step_keys: Words) -> tuple[list[Any], CropPlan]:
-    """Draw the operations of a transform of pixels and add them to the plan."""
     return images, plan.edit(draw_operations(step, plan.output_size, step_keys))
 
 
 def _begin(
     step: Any, images: list[Any], plan: CropPlan | None, decoder_names: Sequence[DecoderName]
 ) -> tuple[list[Any], CropPlan]:
-    """Return images and their plan; a plan that leaves them as they are if they have none.
+    """Return images and their plan, by default a plan that leaves the images as they are.
 
-    Args:
-        step: The transform that needs the plan.
-        images: n images.
-        plan: Their plan.
-        decoder_names: The decoders of the n images; fewer names if the decoders are unknown.
+    ``decoder_names`` has fewer than n names if the decoders are unknown.
     """
     if plan is not None:
         return images, plan
@@ -228,7 +260,6 @@ def _begin(
 
 
 def _apply(step: Any, images: list[Any], step_keys: Words) -> list[Any]:
-    """Draw the parameters of any other of shardio's transforms and apply it."""
     arrays = [step.as_input(image) for image in images]
     sizes = np.array([array.shape[:2] for array in arrays], dtype=np.int64).reshape(-1, 2)
     parameters = step.draw(sizes, step_keys)
@@ -236,7 +267,6 @@ def _apply(step: Any, images: list[Any], step_keys: Words) -> list[Any]:
 
 
 def _apply_chosen(choice: Any, images: list[Any], rng_keys: Words, calls: Calls) -> list[Any]:
-    """Apply the chosen transforms to each image."""
     numbers = choice.choose(rng_keys)
     for chosen in numbers.T:
         for number, transform in enumerate(choice.transforms):
@@ -248,7 +278,7 @@ def _apply_chosen(choice: Any, images: list[Any], rng_keys: Words, calls: Calls)
                 changed = render_all(*plan_transform(transform, [images[row] for row in rows], keys, calls))
             except DecodeError as error:
                 raise DecodeError(int(rows[error.row]), str(error)) from error
-            except BaseException:  # Re-raised, whatever people's code raises: only the row becomes the chunk's.
+            except BaseException:  # User code may raise anything. Its row in this group becomes its row in the chunk.
                 if calls.failed_row is not None:
                     calls.failed_row = int(rows[calls.failed_row])
                 raise
@@ -257,33 +287,8 @@ def _apply_chosen(choice: Any, images: list[Any], rng_keys: Words, calls: Calls)
     return images
 
 
-def refuse_pillow(transform: Callable[[Any], Any] | None) -> None:
-    """Raise TypeError if the first transform is one of shardio's, which do not accept Pillow images."""
-    for step in [next(_steps(each), None) for each in _crops_of(transform)]:
-        if not isinstance(step, Transform):
-            continue
-        raise TypeError(
-            f"{step!r} takes uint8 [height, width, 3] arrays, but decode='pil' gives it Pillow images: "
-            "use decode='array', the default, or transforms that accept Pillow images"
-        )
-
-
-def _crops_of(transform: Callable[[Any], Any] | None) -> Sequence[Any]:
-    """Return the transforms of a MultiCrop, or the transform itself."""
-    return transform.transforms if isinstance(transform, MultiCrop) else [transform]
-
-
-def _steps(transform: Any) -> Iterator[Callable[[Any], Any]]:
-    """Yield the single transforms of nested sequences and choices."""
-    if (inner := parts_of(transform)) is not None:
-        for each in inner:
-            yield from _steps(each)
-    elif transform is not None:
-        yield transform
-
-
 def _steps_with_keys(transform: Any, rng_keys: Words) -> Iterator[tuple[Callable[[Any], Any], Words]]:
-    """Yield the transforms of nested sequences, each with its own rng keys. A choice is one of them."""
+    """Yield the transforms of nested sequences, each with its own rng keys. A choice counts as one transform."""
     if (inner := inner_steps(transform)) is not None:
         for index, each in enumerate(inner):
             yield from _steps_with_keys(each, keys_of_inner(rng_keys, index))
@@ -292,24 +297,84 @@ def _steps_with_keys(transform: Any, rng_keys: Words) -> Iterator[tuple[Callable
         yield transform, rng_keys
 
 
-MODULES = frozenset(
-    {
-        *(f"torchvision.transforms.v2.{name}" for name in ("_auto_augment", "_color", "_container", "_geometry")),
-        *(f"torchvision.transforms.{name}" for name in ("autoaugment", "transforms")),
-    }
-)
-"""Where torchvision defines these transforms. A subclass of the user's may do anything."""
+def replace_leading(transform: Callable[[Any], Any] | None, decode: Decode) -> Compose | None:
+    """Return a pipeline that replaces the leading steps of another library's by shardio's transforms, and takes arrays.
+
+    Args:
+        transform: A dataset's transform.
+        decode: Whether it takes arrays or Pillow images.
+
+    Returns:
+        The pipeline; None if shardio does not recognise the transform's first step.
+    """
+    steps = list(_flatten(transform))
+    own = list[Callable[[Any], Any]]()
+    for step in steps:
+        if (found := recognise(step, decode)) is None:
+            break
+        own.append(found)
+    if not own:
+        return None
+    return Compose([*own, *([foreign.as_pillow] if decode == "pil" else []), *steps[len(own) :]])
+
+
+def is_made_for_pillow(transform: Callable[[Any], Any] | None) -> bool:
+    """Return whether a pipeline of torchvision or timm was made for the Pillow images of torchvision's datasets.
+
+    Such a pipeline converts the image to a tensor in a later step. A pipeline that never does so may expect tensors,
+    and shardio's own transforms do not take Pillow images.
+    """
+    steps = list(_flatten(transform))
+    if any(isinstance(step, Transform | Compose) for step in steps):
+        return False
+    kinds = (base for step in steps[1:] for base in type(step).__mro__)
+    return any(kind.__name__ in _TENSOR_CONVERSIONS and kind.__module__.startswith(_PILLOW_PIPELINES) for kind in kinds)
+
+
+def _flatten(transform: Any) -> Iterator[Any]:
+    inner = foreign.steps_of(transform)
+    if inner is None and _is_mere_sequence(transform):
+        inner = transform.transforms
+    if inner is not None:
+        for each in inner:
+            yield from _flatten(each)
+    elif transform is not None:
+        yield transform
+
+
+def _is_mere_sequence(transform: Any) -> bool:
+    """Return whether this is Albumentations' Compose, without boxes or points, which calls transforms in order."""
+    kind = type(transform)
+    return bool(
+        f"{kind.__module__}.{kind.__qualname__}" == "albumentations.core.composition.Compose"
+        and transform.p == 1
+        and not transform.processors
+        and not getattr(transform, "save_applied_params", False)
+    )
+
+
+def recognise(transform: Any, decode: Decode) -> Callable[[Any], Any] | None:
+    """Return shardio's equal of another library's transform; None if there is none."""
+    kind = type(transform)
+    try:
+        if decode == "pil":
+            return replace_torchvision(transform)
+        if kind.__module__.startswith(_ALBUMENTATIONS):
+            return _replace_albumentations(kind.__name__, transform)
+    except (AttributeError, TypeError, ValueError):  # Settings that shardio's transform does not have.
+        return None
+    return None
 
 
 def replace_torchvision(theirs: Any) -> Callable[[Any], Any] | None:
-    """Return the transform of shardio's that equals one of torchvision's, or None if there is none.
+    """Return shardio's equal of a torchvision transform, or None if there is none.
 
     Raises:
-        AttributeError, TypeError, ValueError: If shardio's does not have its settings.
+        AttributeError, TypeError, ValueError: If shardio's transform does not have its settings.
     """
-    if type(theirs).__module__ not in MODULES:
+    if type(theirs).__module__ not in _TORCHVISION_MODULES:
         return None
-    make = _TRANSFORMS.get(type(theirs).__name__)
+    make = _REPLACEMENTS.get(type(theirs).__name__)
     return None if make is None else make(theirs)
 
 
@@ -325,7 +390,7 @@ def _random_resized_crop(theirs: Any) -> RandomResizedCrop:
 def _random_crop(theirs: Any) -> RandomCrop:
     padding = theirs.padding
     if padding is not None and ".v2." in type(theirs).__module__:
-        left, right, top, bottom = padding  # v2 keeps them in this order, and takes them in another one.
+        left, right, top, bottom = padding  # v2 stores them in another order than it takes them.
         padding = left, top, right, bottom
     return RandomCrop(theirs.size, padding, theirs.pad_if_needed, theirs.fill, theirs.padding_mode)
 
@@ -346,12 +411,7 @@ def _rand_augment(theirs: Any) -> RandAugment:
     return RandAugment(*numbers, theirs.interpolation, theirs.fill)
 
 
-def _inner(theirs: Any) -> list[Any]:
-    """Return the transforms of shardio's for a choice's.
-
-    Raises:
-        ValueError: If there is none for one of them.
-    """
+def _replace_inner(theirs: Any) -> list[Any]:
     return [_replace_part(each) for each in theirs.transforms]
 
 
@@ -363,7 +423,7 @@ def _replace_part(theirs: Any) -> Any:
     return found
 
 
-_TRANSFORMS: dict[str, Callable[[Any], Callable[[Any], Any] | None]] = {
+_REPLACEMENTS: dict[str, Callable[[Any], Callable[[Any], Any] | None]] = {
     "RandomResizedCrop": _random_resized_crop,
     "Resize": _resize,
     "CenterCrop": lambda theirs: CenterCrop(theirs.size),
@@ -386,83 +446,25 @@ _TRANSFORMS: dict[str, Callable[[Any], Callable[[Any], Any] | None]] = {
         theirs.num_magnitude_bins, theirs.interpolation, theirs.fill
     ),
     "AutoAugment": lambda theirs: AutoAugment(theirs.policy, theirs.interpolation, theirs.fill),
-    "RandomApply": lambda theirs: RandomApply(_inner(theirs), theirs.p),
+    "RandomApply": lambda theirs: RandomApply(_replace_inner(theirs), theirs.p),
     "RandomChoice": lambda theirs: RandomChoice(
-        _inner(theirs), theirs.probabilities if hasattr(theirs, "probabilities") else theirs.p
+        _replace_inner(theirs), theirs.probabilities if hasattr(theirs, "probabilities") else theirs.p
     ),
-    "RandomOrder": lambda theirs: RandomOrder(_inner(theirs)),
+    "RandomOrder": lambda theirs: RandomOrder(_replace_inner(theirs)),
 }
-"""How to make shardio's transform, by the name of torchvision's class."""
-
-
-Decode = Literal["array", "pil"]
-"""What a dataset's transform takes: arrays or Pillow images."""
-
-_FROM_ALBUMENTATIONS = "albumentations.augmentations."
-_CONVERSIONS = frozenset({"ToTensor", "PILToTensor", "MaybePILToTensor", "ToImage", "ToNumpy"})
-"""The classes that convert Pillow images."""
-_OF_PILLOW_USERS = ("torchvision.transforms.", "timm.data.")
-_INTER_LINEAR = 1
-"""OpenCV's number for it."""
+"""Functions that make shardio's transform, by the name of torchvision's class."""
 
 
 class PlainRandomResizedCrop(RandomResizedCrop):
-    """A RandomResizedCrop that never averages, whatever it shrinks: OpenCV's INTER_LINEAR."""
+    """A RandomResizedCrop that never averages, however much it shrinks: OpenCV's INTER_LINEAR."""
 
     _resampling: Resampling = "plain bilinear"
 
 
 class PlainResize(Resize):
-    """A Resize that never averages, whatever it shrinks: OpenCV's INTER_LINEAR."""
+    """A Resize that never averages, however much it shrinks: OpenCV's INTER_LINEAR."""
 
     _resampling: Resampling = "plain bilinear"
-
-
-def replace_leading(transform: Callable[[Any], Any] | None, decode: Decode) -> Compose | None:
-    """Return a pipeline of shardio's transforms and the rest of another library's, which takes arrays.
-
-    Args:
-        transform: A dataset's transform.
-        decode: What it takes.
-
-    Returns:
-        The pipeline; None if the transform does not begin with one that is recognised.
-    """
-    steps = list(_flatten(transform))
-    own = list[Callable[[Any], Any]]()
-    for step in steps:
-        if (found := recognise(step, decode)) is None:
-            break
-        own.append(found)
-    if not own:
-        return None
-    return Compose([*own, *([foreign.as_pillow] if decode == "pil" else []), *steps[len(own) :]])
-
-
-def is_made_for_pillow(transform: Callable[[Any], Any] | None) -> bool:
-    """Return whether a pipeline of torchvision's or timm's was made for the Pillow images of torchvision's datasets.
-
-    Such a pipeline converts the image to a tensor in a later step. A pipeline that never does so may expect tensors,
-    and shardio's own transforms do not take Pillow images.
-    """
-    steps = list(_flatten(transform))
-    if any(isinstance(step, Transform | Compose) for step in steps):
-        return False
-    kinds = (base for step in steps[1:] for base in type(step).__mro__)
-    return any(kind.__name__ in _CONVERSIONS and kind.__module__.startswith(_OF_PILLOW_USERS) for kind in kinds)
-
-
-def recognise(transform: Any, decode: Decode) -> Callable[[Any], Any] | None:
-    """Return the transform of shardio's that equals another library's; None if there is none."""
-    kind = type(transform)
-    try:
-        if decode == "pil":
-            return replace_torchvision(transform)
-        if kind.__module__.startswith(_FROM_ALBUMENTATIONS):
-            return _replace_albumentations(kind.__name__, transform)
-    except (AttributeError, TypeError, ValueError):  # Settings that shardio's transform does not have.
-        return None
-    return None
 
 
 def _replace_albumentations(name: str, transform: Any) -> Geometry | None:
@@ -477,28 +479,5 @@ def _replace_albumentations(name: str, transform: Any) -> Geometry | None:
 
 
 def _is_plain(transform: Any) -> bool:
-    """Return whether one of Albumentations' transforms is always applied, and always resizes by INTER_LINEAR."""
+    """Return whether a transform of Albumentations is always applied, and always resizes by INTER_LINEAR."""
     return bool(transform.p == 1 and transform.interpolation == _INTER_LINEAR and transform.area_for_downscale is None)
-
-
-def _flatten(transform: Any) -> Iterator[Any]:
-    """Yield the transforms in another library's sequences, at any depth."""
-    inner = foreign.steps_of(transform)
-    if inner is None and _is_mere_sequence(transform):
-        inner = transform.transforms
-    if inner is not None:
-        for each in inner:
-            yield from _flatten(each)
-    elif transform is not None:
-        yield transform
-
-
-def _is_mere_sequence(transform: Any) -> bool:
-    """Return whether this is Albumentations' Compose, without boxes and the like, which calls transforms in order."""
-    kind = type(transform)
-    return bool(
-        f"{kind.__module__}.{kind.__qualname__}" == "albumentations.core.composition.Compose"
-        and transform.p == 1
-        and not transform.processors
-        and not getattr(transform, "save_applied_params", False)
-    )

@@ -1,10 +1,10 @@
-"""Well-known pipelines by name. Each is a few lines to read, use as they are, or copy and change.
+"""Well-known pipelines by name, to use as they are or to copy and change.
 
 >>> from shardio.transforms import recipes
 >>> transform = recipes.trivial_augment()
 
-They resize by averaging (``antialias=True``), which gives the pixels that torchvision and Pillow give. Images leave
-them as uint8: normalise them on the device, with ``DevicePrefetcher(normalize=...)``.
+The pipelines resize by averaging (``antialias=True``), which gives the pixels of torchvision and Pillow. They return
+uint8 images: normalise these on the device, with ``DevicePrefetcher(normalize=...)``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ IMAGENET_MEAN = (124, 116, 104)
 
 
 def imagenet_train(size: int = 224) -> Compose:
-    """Return random crops and flips, with which most classifiers of ImageNet are trained."""
+    """Return random crops and flips, the usual training pipeline for ImageNet."""
     return Compose([RandomResizedCrop(size, antialias=True), RandomHorizontalFlip()])
 
 
@@ -97,12 +97,12 @@ def dino(size: int = 224, small_size: int = 96, num_small: int = 8) -> MultiCrop
 
 
 def cifar(size: int = 32) -> Compose:
-    """Return the crops of padded images and the flips with which classifiers of CIFAR are trained."""
+    """Return random crops of padded images and flips, the usual training pipeline for CIFAR."""
     return Compose([RandomCrop(size, padding=size // 8), RandomHorizontalFlip()])
 
 
 def cifar_eval(size: int = 32) -> Compose:
-    """Return CIFAR's images as they are, or the centre of larger ones."""
+    """Return the evaluation pipeline of CIFAR: images as they are, or the centre of larger ones."""
     return Compose([CenterCrop(size)])
 
 
@@ -116,9 +116,8 @@ RECIPES: dict[str, Callable[[int], Compose | MultiCrop]] = {
     "cifar": cifar,
     "cifar_eval": cifar_eval,
 }
-"""The pipelines by name, as the command line takes them. Each is called with the size of its images."""
+"""The pipelines by their names on the command line. Each takes the size of its images."""
 
 
 def _odd(size: int) -> int:
-    """Return the size of a kernel: an odd number that is not below this one."""
-    return size | 1
+    return size | 1  # A kernel's size must be odd.

@@ -1,13 +1,13 @@
 """Find images that occur several times, in one source or in several.
 
-The hash is pHash as Krawetz describes it ("Looks Like It", 2011, https://www.hackerfactor.com/blog) and as the Python
-package ImageHash computes it: the picture is reduced to 32×32 grey pixels, and the bits say which of the 8×8 lowest
-frequencies of its discrete cosine transform exceed their median. The hash of the same name by Zauner
+The hash is pHash, as Krawetz describes it ("Looks Like It", 2011, https://www.hackerfactor.com/blog) and the Python
+package ImageHash computes it: the picture is reduced to 32×32 grey pixels, and each bit says whether one of the 8×8
+lowest frequencies of its discrete cosine transform exceeds their median. The hash of the same name by Zauner
 (https://www.phash.org, 2010) leaves out the constant frequencies, which makes the hash less stable.
 
-The bits are split into bands. If two hashes differ in at most t bits, and there are t + k bands, then at least k bands
-are equal, because each differing bit spoils one band at most (the pigeonhole principle). So the pairs are among those
-that agree on some choice of k bands; sorting by these bands finds them. Manku, Jain and Das Sarma, "Detecting
+To find near pairs, the bits are split into bands. If two hashes differ in at most t bits, and there are t + k bands,
+then at least k bands are equal, because each differing bit spoils one band at most (the pigeonhole principle). So all
+pairs agree on some choice of k bands; sorting by these bands finds them. Manku, Jain and Das Sarma, "Detecting
 Near-Duplicates for Web Crawling", 2007, search one table for each choice in the same way.
 """
 
@@ -30,12 +30,11 @@ from shardio.viewer.overview import map_images, read_small
 from shardio.viewer.sources import ImageColumns, ImageSource, Place, Unreadable
 
 DEFAULT_THRESHOLD = 4
-"""The default. Of 285 photographs, at most 2 % are missed when resized or compressed again, and 8 % when 1 % is cut off
-each side; different photographs differ in at least 14 bits."""
+"""The default. Of 285 photographs, it misses at most 2 % after resizing or compressing again, and 8 % after cutting 1 %
+off each side. Different photographs differ in at least 14 bits."""
 
 MAX_THRESHOLD = 16
-"""The maximum. Different pictures have 32 differing bits on average."""
-
+"""The maximum. Different pictures differ in 32 bits on average."""
 
 SIDE = 32
 """The sides of the reduced picture in pixels."""
@@ -44,7 +43,7 @@ NUM_FREQUENCIES = 8
 """The number of frequencies in each direction."""
 
 MIN_CONTRAST = 2.0
-"""The least standard deviation, in grey levels of 0 to 255, that the kept frequencies give a picture that has a hash.
+"""The least standard deviation of the kept frequencies for a hash, in grey levels of 0 to 255.
 
 The bits of an even picture, such as a black one, would depend on noise alone.
 """
@@ -52,256 +51,18 @@ The bits of an even picture, such as a black one, would depend on noise alone.
 _GREY = np.array([0.299, 0.587, 0.114], np.float32)
 """The weights of red, green and blue (ITU-R BT.601), as in Pillow's mode L."""
 
-Floats = NDArray[np.float32]
-
-
-def reduce_picture(content: bytes) -> Floats:
-    """Return an image reduced to the grey pixels that its hash is computed from, float32 [32, 32].
-
-    Each pixel is an average. A JPEG's pixels are decoded at a smaller scale, which changes their averages little.
-
-    Raises:
-        ValueError: If the image cannot be decoded.
-    """
-    picture = open_image(content)
-    pixels, scale = read_small(picture, SIDE)
-    height, width = picture.size
-    rows, columns = _make_averages(len(pixels), height / scale), _make_averages(pixels.shape[1], width / scale)
-    red, green, blue = (rows @ pixels[..., channel].astype(np.float32) for channel in range(3))
-    grey: Floats = (_GREY[0] * red + _GREY[1] * green + _GREY[2] * blue) @ columns.T
-    return grey
-
-
-def hash_pictures(reduced: Floats) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """Return the hashes of some reduced pictures.
-
-    Args:
-        reduced: float32 [n, 32, 32].
-
-    Returns:
-        The hashes, uint64 [n], and which pictures have enough contrast for a hash, bool [n].
-    """
-    waves = _make_waves()
-    frequencies = (waves @ reduced @ waves.T).reshape(len(reduced), NUM_FREQUENCIES**2)
-    bits = frequencies > np.median(frequencies, axis=1, keepdims=True)
-    hashes = np.packbits(bits, axis=1).view(">u8")[:, 0].astype(np.uint64)
-    contrast = np.sqrt((frequencies[:, 1:] ** 2).sum(axis=1)) / SIDE
-    return hashes, contrast >= MIN_CONTRAST
-
-
-def count_bits(words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return the number of bits that are set in each word (Warren, "Hacker's Delight", section 5-1).
-
-    >>> count_bits(np.array([0, 5, 2**64 - 1], np.uint64)).tolist()
-    [0, 2, 64]
-    """
-    ones, twos, fours, bytes_ = (np.uint64(mask * 0x0101010101010101) for mask in (0x55, 0x33, 0x0F, 0x01))
-    words = words - ((words >> np.uint64(1)) & ones)
-    words = (words & twos) + ((words >> np.uint64(2)) & twos)
-    words = (words + (words >> np.uint64(4))) & fours
-    return ((words * bytes_) >> np.uint64(56)).astype(np.int64)
-
-
-def _make_averages(length: int, extent: float) -> Floats:
-    """Return the weights that reduce a side to 32 pixels, each the average of an equal part of it.
-
-    Args:
-        length: The number of pixels.
-        extent: The length of the picture in these pixels. The last pixel may reach beyond the picture.
-
-    Returns:
-        float32 [32, length].
-    """
-    bounds = np.linspace(0, extent, SIDE + 1)
-    starts = np.maximum(bounds[:-1, None], np.arange(length))
-    stops = np.minimum(bounds[1:, None], np.arange(1, length + 1))
-    weights: Floats = (np.maximum(stops - starts, 0) * (SIDE / extent)).astype(np.float32)
-    return weights
-
-
-@cache
-def _make_waves() -> Floats:
-    """Return the cosines of the frequencies 0 to 7 of an orthonormal DCT-II, float32 [8, 32]."""
-    frequencies = np.arange(NUM_FREQUENCIES)[:, None]
-    waves: NDArray[np.float64] = np.cos(np.pi / SIDE * (np.arange(SIDE) + 0.5) * frequencies) * np.sqrt(2 / SIDE)
-    waves[0] /= np.sqrt(2)
-    return waves.astype(np.float32)
-
-
 NUM_BITS = 64
+"""The number of bits of a hash."""
 
 MAX_KEPT_BANDS = 4
+"""The largest number of bands that must agree."""
 
 SORT_COST = 20
-"""How much longer it takes to sort a hash than to compare a pair."""
+"""The ratio of the time to sort a hash to that to compare a pair."""
+
+Floats = NDArray[np.float32]
 
 Indices = NDArray[np.int64]
-
-
-def find_near_pairs(hashes: NDArray[np.uint64], threshold: int) -> Iterator[tuple[Indices, Indices]]:
-    """Find all pairs of hashes that differ in at most ``threshold`` bits.
-
-    Args:
-        hashes: uint64 [n], all different.
-        threshold: At most :data:`shardio.viewer.MAX_THRESHOLD`.
-
-    Yields:
-        The indices of the first and the second hashes of some pairs. A pair may come several times.
-    """
-    num_kept = _choose_num_kept(len(hashes), threshold)
-    masks = _make_masks(threshold + num_kept)
-    for kept in combinations(masks, num_kept):
-        key = hashes & np.bitwise_or.reduce(np.array(kept, np.uint64))
-        order = np.argsort(key)
-        for first, second in _pairs_in_runs(key[order]):
-            pair = order[first], order[second]
-            is_near = count_bits(hashes[pair[0]] ^ hashes[pair[1]]) <= threshold
-            yield pair[0][is_near], pair[1][is_near]
-
-
-def join_groups(num_items: int, pairs: Iterator[tuple[Indices, Indices]]) -> Indices:
-    """Return the group of each item, given pairs of items that belong together: the smallest index in the group.
-
-    Returns:
-        int64 [num_items].
-    """
-    groups = np.arange(num_items)
-    for first, second in pairs:
-        while True:
-            of_first, of_second = groups[first], groups[second]
-            differ = of_first != of_second
-            if not differ.any():
-                break
-            first, second, of_first, of_second = (part[differ] for part in (first, second, of_first, of_second))
-            np.minimum.at(groups, np.maximum(of_first, of_second), np.minimum(of_first, of_second))
-            while not np.array_equal(groups, above := groups[groups]):  # Each item refers to its group's first one.
-                groups = above
-    return groups
-
-
-def _choose_num_kept(num_hashes: int, threshold: int) -> int:
-    """Return how many bands must agree: more of them mean more sorts, and fewer pairs to compare.
-
-    The estimate assumes that hashes are evenly distributed.
-    """
-
-    def cost(num_kept: int) -> float:
-        num_bands = threshold + num_kept
-        num_pairs = num_hashes**2 / 2 / 2 ** (NUM_BITS * num_kept / num_bands)
-        return comb(num_bands, num_kept) * (SORT_COST * num_hashes + num_pairs)
-
-    return min(range(1, MAX_KEPT_BANDS + 1), key=cost)
-
-
-def _make_masks(num_bands: int) -> list[int]:
-    """Return the bits of each band. Their widths differ by 1 at most."""
-    bounds = [NUM_BITS * band // num_bands for band in range(num_bands + 1)]
-    return [(1 << stop) - (1 << start) for start, stop in pairwise(bounds)]
-
-
-def _pairs_in_runs(key: NDArray[np.uint64]) -> Iterator[tuple[Indices, Indices]]:
-    """Yield all pairs of equal elements of a sorted array: neighbours first, then those two apart, and so on."""
-    first, distance = np.arange(len(key)), 0
-    while len(first):
-        distance += 1
-        first = first[: np.searchsorted(first, len(key) - distance)]
-        first = first[key[first] == key[first + distance]]
-        if len(first):
-            yield first, first + distance
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageHashes:
-    """The hashes of the images of n samples. A hash is known where the array with its name and ``has_`` is set.
-
-    Attributes:
-        content: The xxh3-64 of each image's bytes, uint64 [n].
-        perceptual: The perceptual hash of each image, uint64 [n].
-        has_content: bool [n].
-        has_perceptual: bool [n].
-        unreadable: The images that cannot be read or decoded: the samples' indices, and why.
-        even: The indices of the samples whose images have too little contrast for a perceptual hash.
-    """
-
-    content: NDArray[np.uint64]
-    perceptual: NDArray[np.uint64]
-    has_content: NDArray[np.bool_]
-    has_perceptual: NDArray[np.bool_]
-    unreadable: list[tuple[int, str]] = field(default_factory=list)
-    even: list[int] = field(default_factory=list)
-
-
-def hash_images(
-    source: ImageSource,
-    columns: ImageColumns,
-    indices: NDArray[np.int64],
-    *,
-    is_perceptual: bool,
-    advance: Callable[[int], object],
-) -> ImageHashes:
-    """Hash the images of some samples.
-
-    Args:
-        source: Where the images are.
-        columns: Its columns. If they have hashes of the bytes, these are used.
-        indices: The samples whose images to read.
-        is_perceptual: Whether to decode the images.
-        advance: Called with the number of images that were read since the last call.
-    """
-    num_samples = len(columns.sizes)
-    content, has_content = np.zeros(num_samples, np.uint64), np.zeros(num_samples, np.bool_)
-    if columns.content_hashes is not None:
-        content[:], has_content[:] = columns.content_hashes, columns.sizes >= 0
-    hashes = ImageHashes(
-        content=content,
-        perceptual=np.zeros(num_samples, np.uint64),
-        has_content=has_content,
-        has_perceptual=np.zeros(num_samples, np.bool_),
-    )
-    for chunk, results in map_images(source, indices, _reduce_image if is_perceptual else _hash_bytes):
-        _add(hashes, chunk.tolist(), results)
-        advance(len(chunk))
-    return hashes
-
-
-_Reduced = tuple[int, NDArray[np.float32] | Unreadable | None]
-"""The hash of an image's bytes; and the reduced picture, or why there is none. None if none is needed."""
-
-
-def _hash_bytes(content: bytes) -> _Reduced:
-    return xxhash.xxh3_64_intdigest(content), None
-
-
-def _reduce_image(content: bytes) -> _Reduced:
-    """Hash an image's bytes and reduce the picture. The bytes of a damaged image are compared all the same."""
-    picture: NDArray[np.float32] | Unreadable
-    try:
-        picture = reduce_picture(content)
-    except ValueError as error:
-        let_through(error)
-        picture = Unreadable(reason=str(error))
-    return xxhash.xxh3_64_intdigest(content), picture
-
-
-def _add(hashes: ImageHashes, indices: list[int], results: list[_Reduced | Unreadable]) -> None:
-    """Add the results of some images."""
-    rows, pictures = list[int](), list[NDArray[np.float32]]()
-    for index, result in zip(indices, results, strict=True):
-        picture: NDArray[np.float32] | Unreadable | None
-        if isinstance(result, Unreadable):
-            picture = result
-        else:
-            hashes.content[index], picture = result
-            hashes.has_content[index] = True
-        if isinstance(picture, Unreadable):
-            hashes.unreadable.append((index, picture.reason))
-        elif picture is not None:
-            rows.append(index)
-            pictures.append(picture)
-    if rows:
-        hashes.perceptual[rows], has_contrast = hash_pictures(np.stack(pictures))
-        hashes.has_perceptual[rows] = has_contrast
-        hashes.even.extend(np.array(rows)[~has_contrast].tolist())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,10 +70,10 @@ class Copy:
     """A sample whose image occurs several times.
 
     Attributes:
-        source_index: The place of its source in the list of sources.
+        source_index: The index of its source in the list of sources.
         index: The sample's index in the source.
         key: Its key, or its path below the source.
-        place: Where its image is.
+        place: The place of its image.
         label: The name of its label; None if it has none.
         distance: The number of bits in which its perceptual hash differs from that of the group's first sample; None if
             their image files have the same bytes.
@@ -328,7 +89,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DuplicateGroup:
-    """Samples that have the same image, or nearly the same."""
+    """Samples with the same image, or nearly the same."""
 
     copies: tuple[Copy, ...]
 
@@ -350,7 +111,7 @@ class DuplicateGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadableImage:
-    """An image that was not compared, or only by its bytes, because it cannot be read or decoded."""
+    """An image that cannot be read or decoded, and so was compared only by its bytes, or not at all."""
 
     source_index: int
     key: str
@@ -374,13 +135,13 @@ class DuplicateReport:
     num_even: int
 
     def count_within(self, source_index: int) -> tuple[int, int]:
-        """Return how many groups have several samples of a source, and how many of these could be left out."""
+        """Return the number of groups with several samples of a source, and the number of their surplus samples."""
         counts = [sum(copy.source_index == source_index for copy in group.copies) for group in self.groups]
         repeated = [count for count in counts if count > 1]
         return len(repeated), sum(repeated) - len(repeated)
 
     def count_between(self, first: int, second: int) -> tuple[int, int, int]:
-        """Return how many groups have samples of both sources, and the numbers of these samples of each."""
+        """Return the number of groups with samples of both sources, and the numbers of these samples in each source."""
         shared = [group for group in self.groups if {first, second} <= set(group.source_indices)]
         in_first, in_second = (
             sum(copy.source_index == source for group in shared for copy in group.copies) for source in (first, second)
@@ -398,16 +159,16 @@ def find_duplicates(
 ) -> DuplicateReport:
     """Find the groups of samples that have the same image.
 
-    Near duplicates are grouped transitively: two samples of a group may differ more than the threshold if others are
-    between them.
+    Near duplicates are grouped transitively: two samples of a group may differ more than the threshold, if other
+    samples are between them.
 
     Args:
-        sources: Where the samples are.
-        threshold: The number of bits in which the perceptual hashes of near duplicates differ at most; None to compare
+        sources: The sources of the samples.
+        threshold: The largest number of bits in which the perceptual hashes of near duplicates differ; None to compare
             only bytes, which decodes no image. The indexes of shards hold the hashes of the bytes.
         is_between: Whether to return only groups with samples of several sources.
-        start: Called with the number of images to read.
-        advance: Called with the number of images that were read since the last call.
+        start: A function to call with the number of images to read.
+        advance: A function to call with the number of images read since the last call.
 
     Raises:
         ValueError: If the threshold is out of range.
@@ -423,7 +184,9 @@ def find_duplicates(
         for source, each, indices in zip(sources, columns, to_read, strict=True)
     ]
     table = _Table.join(columns, found)
-    members = [rows for rows in _find_repeated(_group(table, threshold)) if not is_between or table.is_shared(rows)]
+    members = [
+        rows for rows in _find_repeated(_group_rows(table, threshold)) if not is_between or table.is_shared(rows)
+    ]
     unreadable = [
         UnreadableImage(source_index=source_index, key=source.keys(np.array([index]))[0], reason=reason)
         for source_index, (source, hashes) in enumerate(zip(sources, found, strict=True))
@@ -431,7 +194,7 @@ def find_duplicates(
     ]
     return DuplicateReport(
         num_images=tuple(len(each.find_images()) for each in columns),
-        groups=tuple(_describe(table, rows, sources, columns) for rows in members),
+        groups=tuple(_make_group(table, rows, sources, columns) for rows in members),
         unreadable=tuple(unreadable),
         num_even=sum(len(hashes.even) for hashes in found),
     )
@@ -475,7 +238,6 @@ class _Table:
         )
 
     def is_shared(self, rows: NDArray[np.int64]) -> bool:
-        """Return whether rows are of several sources."""
         sources = self.source_indices[rows]
         return bool((sources != sources[0]).any())
 
@@ -483,7 +245,7 @@ class _Table:
 def _choose_images(columns: Sequence[ImageColumns], *, reads_all: bool) -> list[NDArray[np.int64]]:
     """Return the indices of the images to read, of each source.
 
-    To compare bytes, only files without a known hash are read, and only those whose size occurs several times.
+    To compare bytes, it is enough to read files without a known hash whose size occurs several times.
     """
     if reads_all:
         return [each.find_images() for each in columns]
@@ -495,7 +257,7 @@ def _choose_images(columns: Sequence[ImageColumns], *, reads_all: bool) -> list[
     ]
 
 
-def _group(table: _Table, threshold: int | None) -> NDArray[np.int64]:
+def _group_rows(table: _Table, threshold: int | None) -> NDArray[np.int64]:
     """Return the group of each row, int64 [n]; -1 if the content of its image is unknown."""
     if threshold is None or not table.has_perceptual.any():
         return table.content_ids
@@ -508,7 +270,7 @@ def _group(table: _Table, threshold: int | None) -> NDArray[np.int64]:
 
 
 def _find_repeated(groups: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Return the rows of each group that has several, in the order of their first rows."""
+    """Return the rows of each group with several rows, in the order of their first rows."""
     order = np.argsort(groups, kind="stable")
     order = order[np.searchsorted(groups[order], 0) :]
     starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
@@ -519,10 +281,9 @@ def _find_repeated(groups: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     return sorted(found, key=lambda rows: int(rows[0]))
 
 
-def _describe(
+def _make_group(
     table: _Table, rows: NDArray[np.int64], sources: Sequence[ImageSource], columns: Sequence[ImageColumns]
 ) -> DuplicateGroup:
-    """Return the group with some rows."""
     distances = count_bits(table.perceptual[rows] ^ table.perceptual[rows[0]]).tolist()
     is_equal = (table.content_ids[rows] == table.content_ids[rows[0]]).tolist()
     copies = list[Copy]()
@@ -540,3 +301,236 @@ def _describe(
             )
         )
     return DuplicateGroup(copies=tuple(copies))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageHashes:
+    """The hashes of the images of n samples. A hash is known if the array with its name and ``has_`` is set.
+
+    Attributes:
+        content: The xxh3-64 of each image's bytes, uint64 [n].
+        perceptual: The perceptual hash of each image, uint64 [n].
+        has_content: bool [n].
+        has_perceptual: bool [n].
+        unreadable: The images that cannot be read or decoded: the samples' indices and the reasons.
+        even: The indices of the samples whose images have too little contrast for a perceptual hash.
+    """
+
+    content: NDArray[np.uint64]
+    perceptual: NDArray[np.uint64]
+    has_content: NDArray[np.bool_]
+    has_perceptual: NDArray[np.bool_]
+    unreadable: list[tuple[int, str]] = field(default_factory=list)
+    even: list[int] = field(default_factory=list)
+
+
+def hash_images(
+    source: ImageSource,
+    columns: ImageColumns,
+    indices: NDArray[np.int64],
+    *,
+    is_perceptual: bool,
+    advance: Callable[[int], object],
+) -> ImageHashes:
+    """Hash the images of some samples.
+
+    Args:
+        source: The source of the images.
+        columns: Its columns. If they have hashes of the bytes, the result contains these.
+        indices: The samples whose images to read.
+        is_perceptual: Whether to decode the images.
+        advance: A function to call with the number of images read since the last call.
+    """
+    num_samples = len(columns.sizes)
+    content, has_content = np.zeros(num_samples, np.uint64), np.zeros(num_samples, np.bool_)
+    if columns.content_hashes is not None:
+        content[:], has_content[:] = columns.content_hashes, columns.sizes >= 0
+    hashes = ImageHashes(
+        content=content,
+        perceptual=np.zeros(num_samples, np.uint64),
+        has_content=has_content,
+        has_perceptual=np.zeros(num_samples, np.bool_),
+    )
+    for chunk, results in map_images(source, indices, _reduce_image if is_perceptual else _hash_bytes):
+        _add_results(hashes, chunk.tolist(), results)
+        advance(len(chunk))
+    return hashes
+
+
+_Reduced = tuple[int, NDArray[np.float32] | Unreadable | None]
+"""The hash of an image's bytes; and the reduced picture, the reason why there is none, or None if none is needed."""
+
+
+def _hash_bytes(content: bytes) -> _Reduced:
+    return xxhash.xxh3_64_intdigest(content), None
+
+
+def _reduce_image(content: bytes) -> _Reduced:
+    """Hash an image's bytes and reduce the picture. Only the bytes of a damaged image are compared."""
+    picture: NDArray[np.float32] | Unreadable
+    try:
+        picture = reduce_picture(content)
+    except ValueError as error:
+        let_through(error)
+        picture = Unreadable(reason=str(error))
+    return xxhash.xxh3_64_intdigest(content), picture
+
+
+def _add_results(hashes: ImageHashes, indices: list[int], results: list[_Reduced | Unreadable]) -> None:
+    rows, pictures = list[int](), list[NDArray[np.float32]]()
+    for index, result in zip(indices, results, strict=True):
+        picture: NDArray[np.float32] | Unreadable | None
+        if isinstance(result, Unreadable):
+            picture = result
+        else:
+            hashes.content[index], picture = result
+            hashes.has_content[index] = True
+        if isinstance(picture, Unreadable):
+            hashes.unreadable.append((index, picture.reason))
+        elif picture is not None:
+            rows.append(index)
+            pictures.append(picture)
+    if rows:
+        hashes.perceptual[rows], has_contrast = hash_pictures(np.stack(pictures))
+        hashes.has_perceptual[rows] = has_contrast
+        hashes.even.extend(np.array(rows)[~has_contrast].tolist())
+
+
+def reduce_picture(content: bytes) -> Floats:
+    """Return the grey pixels that determine an image's hash, float32 [32, 32].
+
+    Each pixel is an average. A JPEG's pixels are decoded at a smaller scale, which changes their averages little.
+
+    Raises:
+        ValueError: If the image cannot be decoded.
+    """
+    picture = open_image(content)
+    pixels, scale = read_small(picture, SIDE)
+    height, width = picture.size
+    rows, columns = _make_averages(len(pixels), height / scale), _make_averages(pixels.shape[1], width / scale)
+    red, green, blue = (rows @ pixels[..., channel].astype(np.float32) for channel in range(3))
+    grey: Floats = (_GREY[0] * red + _GREY[1] * green + _GREY[2] * blue) @ columns.T
+    return grey
+
+
+def hash_pictures(reduced: Floats) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+    """Return the hashes of some reduced pictures.
+
+    Args:
+        reduced: float32 [n, 32, 32].
+
+    Returns:
+        The hashes, uint64 [n], and a mask of the pictures with enough contrast for a hash, bool [n].
+    """
+    waves = _make_waves()
+    frequencies = (waves @ reduced @ waves.T).reshape(len(reduced), NUM_FREQUENCIES**2)
+    bits = frequencies > np.median(frequencies, axis=1, keepdims=True)
+    hashes = np.packbits(bits, axis=1).view(">u8")[:, 0].astype(np.uint64)
+    contrast = np.sqrt((frequencies[:, 1:] ** 2).sum(axis=1)) / SIDE
+    return hashes, contrast >= MIN_CONTRAST
+
+
+def count_bits(words: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return the number of bits that are set in each word (Warren, "Hacker's Delight", section 5-1).
+
+    >>> count_bits(np.array([0, 5, 2**64 - 1], np.uint64)).tolist()
+    [0, 2, 64]
+    """
+    ones, twos, fours, bytes_ = (np.uint64(mask * 0x0101010101010101) for mask in (0x55, 0x33, 0x0F, 0x01))
+    words = words - ((words >> np.uint64(1)) & ones)
+    words = (words & twos) + ((words >> np.uint64(2)) & twos)
+    words = (words + (words >> np.uint64(4))) & fours
+    return ((words * bytes_) >> np.uint64(56)).astype(np.int64)
+
+
+def _make_averages(length: int, extent: float) -> Floats:
+    """Return the weights that reduce a side to 32 averages of equal parts of it, float32 [32, length].
+
+    ``extent`` is the picture's length in these pixels. The last pixel may reach beyond the picture.
+    """
+    bounds = np.linspace(0, extent, SIDE + 1)
+    starts = np.maximum(bounds[:-1, None], np.arange(length))
+    stops = np.minimum(bounds[1:, None], np.arange(1, length + 1))
+    weights: Floats = (np.maximum(stops - starts, 0) * (SIDE / extent)).astype(np.float32)
+    return weights
+
+
+@cache
+def _make_waves() -> Floats:
+    """Return the cosines of the frequencies 0 to 7 of an orthonormal DCT-II, float32 [8, 32]."""
+    frequencies = np.arange(NUM_FREQUENCIES)[:, None]
+    waves: NDArray[np.float64] = np.cos(np.pi / SIDE * (np.arange(SIDE) + 0.5) * frequencies) * np.sqrt(2 / SIDE)
+    waves[0] /= np.sqrt(2)
+    return waves.astype(np.float32)
+
+
+def find_near_pairs(hashes: NDArray[np.uint64], threshold: int) -> Iterator[tuple[Indices, Indices]]:
+    """Find all pairs of hashes that differ in at most ``threshold`` bits.
+
+    Args:
+        hashes: uint64 [n], all different.
+        threshold: At most :data:`shardio.viewer.MAX_THRESHOLD`.
+
+    Yields:
+        The indices of the first and the second hashes of some pairs. A pair may come several times.
+    """
+    num_kept = _choose_num_kept(len(hashes), threshold)
+    masks = _make_masks(threshold + num_kept)
+    for kept in combinations(masks, num_kept):
+        key = hashes & np.bitwise_or.reduce(np.array(kept, np.uint64))
+        order = np.argsort(key)
+        for first, second in _pairs_in_runs(key[order]):
+            pair = order[first], order[second]
+            is_near = count_bits(hashes[pair[0]] ^ hashes[pair[1]]) <= threshold
+            yield pair[0][is_near], pair[1][is_near]
+
+
+def join_groups(num_items: int, pairs: Iterator[tuple[Indices, Indices]]) -> Indices:
+    """Return the group of each item, given pairs of items in the same group: the smallest index in the group.
+
+    Returns:
+        int64 [num_items].
+    """
+    groups = np.arange(num_items)
+    for first, second in pairs:
+        while True:
+            of_first, of_second = groups[first], groups[second]
+            differ = of_first != of_second
+            if not differ.any():
+                break
+            first, second, of_first, of_second = (part[differ] for part in (first, second, of_first, of_second))
+            np.minimum.at(groups, np.maximum(of_first, of_second), np.minimum(of_first, of_second))
+            while not np.array_equal(groups, above := groups[groups]):  # Each item refers to its group's first one.
+                groups = above
+    return groups
+
+
+def _choose_num_kept(num_hashes: int, threshold: int) -> int:
+    """Return the number of bands that must agree. More bands mean more sorts, and fewer pairs to compare.
+
+    The estimate assumes that hashes are evenly distributed.
+    """
+
+    def cost(num_kept: int) -> float:
+        num_bands = threshold + num_kept
+        num_pairs = num_hashes**2 / 2 / 2 ** (NUM_BITS * num_kept / num_bands)
+        return comb(num_bands, num_kept) * (SORT_COST * num_hashes + num_pairs)
+
+    return min(range(1, MAX_KEPT_BANDS + 1), key=cost)
+
+
+def _make_masks(num_bands: int) -> list[int]:
+    """Return the bits of each band. Their widths differ by 1 at most."""
+    bounds = [NUM_BITS * band // num_bands for band in range(num_bands + 1)]
+    return [(1 << stop) - (1 << start) for start, stop in pairwise(bounds)]
+
+
+def _pairs_in_runs(key: NDArray[np.uint64]) -> Iterator[tuple[Indices, Indices]]:
+    """Yield all pairs of equal elements of a sorted array: first neighbours, then pairs two apart, and so on."""
+    first, distance = np.arange(len(key)), 0
+    while len(first):
+        distance += 1
+        first = first[: np.searchsorted(first, len(key) - distance)]
+        first = first[key[first] == key[first + distance]]
+        if len(first):
+            yield first, first + distance

@@ -1,4 +1,4 @@
-"""What a source contains: counts, histograms, and thumbnails of some images."""
+"""The overview of a source's contents: counts, histograms, and thumbnails of some images."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from shardio.images import Picture, Pixels, find_format, open_image, use_one_thread
 from shardio.images.formats import errors_of_pillow
 from shardio.images.jpeg.regions import Box
+from shardio.images.rendering import SCALES
 from shardio.order.words import make_rng_key, permute
 from shardio.process import count_processors, let_through
 from shardio.viewer.sources import FieldUse, ImageColumns, ImageSource, Unreadable, choose_evenly
@@ -26,81 +27,24 @@ Result = TypeVar("Result")
 IMAGES_PER_TASK = 16
 """The number of images that a thread reads at a time."""
 
-SCALES = (8, 4, 2)
-"""The factors by which JPEGs can be decoded smaller."""
-
-
-def read_small(picture: Picture, min_side: int) -> tuple[Pixels, int]:
-    """Decode a picture. A JPEG is decoded as small as possible, with both sides at least ``min_side`` pixels.
-
-    Returns:
-        The pixels, uint8 [height, width, 3], valid until the same thread decodes the next picture; and by how much they
-        are smaller: 1, 2, 4 or 8. The last ones may reach beyond the picture.
-
-    Raises:
-        ValueError: If the image is damaged.
-    """
-    height, width = picture.size
-    scales = SCALES if picture.can_scale else ()
-    scale = next((scale for scale in scales if min(height, width) >= scale * min_side), 1)
-    return picture.read(Box(0, 0, -(-height // scale), -(-width // scale)), scale), scale
-
-
-def map_images(
-    source: ImageSource, indices: NDArray[np.int64], use: Callable[[bytes], Result]
-) -> Iterator[tuple[NDArray[np.int64], list[Result | Unreadable]]]:
-    """Call a function with the image files of some samples, in threads. Few images are in memory at a time.
-
-    Args:
-        source: Where the images are.
-        indices: The samples' indices.
-        use: The function. A ValueError means that the image cannot be decoded.
-
-    Yields:
-        The indices of some samples, and their results, in order.
-    """
-    use_one_thread()
-    num_threads = count_processors()
-    with ThreadPoolExecutor(num_threads) as threads:
-        pending = deque[tuple[NDArray[np.int64], Future[list[Result | Unreadable]]]]()
-        try:
-            for start in range(0, len(indices), IMAGES_PER_TASK):
-                chunk = indices[start : start + IMAGES_PER_TASK]
-                pending.append((chunk, threads.submit(_use_images, source, chunk, use)))
-                if len(pending) > 2 * num_threads:
-                    done, future = pending.popleft()
-                    yield done, future.result()
-            for done, future in pending:
-                yield done, future.result()
-        finally:
-            for _, future in pending:
-                future.cancel()
-
-
-def _use_images(
-    source: ImageSource, indices: NDArray[np.int64], use: Callable[[bytes], Result]
-) -> list[Result | Unreadable]:
-    return [content if isinstance(content, Unreadable) else _try_use(content, use) for content in source.read(indices)]
-
-
-def _try_use(content: bytes, use: Callable[[bytes], Result]) -> Result | Unreadable:
-    try:
-        return use(content)
-    except ValueError as error:
-        let_through(error)
-        return Unreadable(reason=str(error) or type(error).__name__)
-
-
 MAX_BINS = 24
 """The maximum number of bins."""
 
 BINS_PER_OCTAVE = (4.0, 2.0, 1.0, 0.5, 0.25)
-"""How many bins a doubling may have, the most detailed first."""
+"""The possible numbers of bins for each doubling, the largest first."""
+
+MAX_HEADERS = 2000
+"""The maximum number of images whose headers are read. In a larger source, they are evenly spaced."""
+
+THUMBNAIL_SIDE = 256
+"""The maximum side of a thumbnail in pixels. Pages show them at up to half of it, for screens with fine pixels."""
+
+THUMBNAIL_QUALITY = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Histogram:
-    """The numbers of values in bins.
+    """A histogram: the number of values in each bin.
 
     Attributes:
         edges: The b + 1 bounds of the bins, ascending. A bin includes its lower bound, and the last one both bounds.
@@ -115,61 +59,16 @@ class Histogram:
         return {"edges": list(self.edges), "counts": list(self.counts)}
 
 
-def make_log_histogram(values: NDArray[np.int64]) -> Histogram:
-    """Return a histogram of positive integers whose bins are equally wide on a logarithmic scale.
-
-    The bounds are powers of two with simple exponents, rounded up. Smaller values than 1 count as 1.
-
-    >>> make_log_histogram(np.array([1, 2, 3, 8, 1000]))
-    Histogram(edges=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024), counts=(1, 2, 0, 1, 0, 0, 0, 0, 0, 1))
-    """
-    if not len(values):
-        return Histogram(edges=(), counts=())
-    values = np.maximum(values, 1)
-    low, high = math.log2(values.min()), math.log2(values.max())
-    for per_octave in BINS_PER_OCTAVE:
-        first, last = math.floor(low * per_octave), math.floor(high * per_octave) + 1
-        edges = np.unique(np.ceil(2 ** (np.arange(first, last + 1) / per_octave)).astype(np.int64))
-        if last - first <= MAX_BINS and len(edges) == last + 1 - first:
-            break
-    counts, _ = np.histogram(values, edges)
-    return Histogram(edges=tuple(edges.tolist()), counts=tuple(counts.tolist()))
-
-
-def take_most_common(counts: Counter[str], num_kept: int) -> tuple[list[tuple[str, int]], int, int]:
-    """Return the most frequent things with their counts, how many others there are, and the sum of their counts."""
-    common = counts.most_common(num_kept)
-    return common, len(counts) - len(common), counts.total() - sum(count for _, count in common)
-
-
-def describe_imbalance(counts: Sequence[int]) -> str:
-    """Return how unevenly things are distributed over classes, as text."""
-    smallest, largest = min(counts), max(counts)
-    if smallest == largest:
-        return f"{smallest} each"
-    ratio = f"the largest has {largest / smallest:.3g} times as many as the smallest"
-    return f"{smallest} to {largest} each, median {np.median(counts):g}; {ratio}"
-
-
-MAX_HEADERS = 2000
-"""The maximum number of images whose headers are read. In a larger source, they are evenly spaced."""
-
-THUMBNAIL_SIDE = 256
-"""The maximum side of a thumbnail in pixels. Pages show them at up to half of it, for screens with fine pixels."""
-
-THUMBNAIL_QUALITY = 80
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thumbnail:
-    """A sample's image, small.
+    """A sample's image at a small size.
 
     Attributes:
         key: The sample's key, or its path below the source.
         label: The name of its label; None if it has none.
         size: Height and width of the image in pixels; None if it cannot be decoded.
         jpeg: The small image as a JPEG; None if the image cannot be decoded.
-        reason: Why it cannot be decoded, or "".
+        reason: The reason why it cannot be decoded, or "".
     """
 
     key: str
@@ -190,9 +89,9 @@ class Headers:
 
     Attributes:
         num_images: The number of images that were examined.
-        sizes: How many of them have each height and width in pixels.
-        formats: How many of them have each format.
-        unreadable: The keys of the images whose headers cannot be read, and why.
+        sizes: The number of these images with each height and width in pixels.
+        formats: The number of these images with each format.
+        unreadable: The keys of the images whose headers cannot be read, and the reasons.
     """
 
     num_images: int
@@ -203,14 +102,14 @@ class Headers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """What a source contains.
+    """The contents of a source.
 
     Attributes:
         name: The name of the source.
-        facts: What is known of it as a whole.
+        facts: The facts about it as a whole.
         num_images: The number of samples with an image.
         num_image_bytes: The size of all images together.
-        fields: What its fields hold or, in a directory, its files by suffix.
+        fields: The uses of its fields or, in a directory, of its files by suffix.
         class_counts: The number of samples with each label; "" for samples without one, if others have one.
         file_sizes: The histogram of the sizes of all images in bytes.
         headers: The headers of some images.
@@ -250,13 +149,13 @@ class Overview:
 
 
 def look_at(source: ImageSource, *, num_thumbnails: int, seed: int | None = None) -> Overview:
-    """Return what a source contains. The time and memory for images do not grow with the source.
+    """Return an overview of a source. The time and memory for images do not grow with the source.
 
     Args:
         source: The source.
         num_thumbnails: The maximum number of thumbnails.
-        seed: The seed of a random choice of thumbnails, which come in the order of the source; None to space them
-            evenly.
+        seed: The seed of a random choice of thumbnails, which keep the order of the source; None for evenly spaced
+            ones.
 
     Raises:
         FormatError: If a file of the dataset is invalid.
@@ -316,14 +215,13 @@ def _shrink(content: bytes, side: int) -> tuple[tuple[int, int], bytes]:
 
 
 def _choose_randomly(indices: NDArray[np.int64], num_chosen: int, seed: int) -> NDArray[np.int64]:
-    """Return some elements, all equally likely, in ascending order."""
     size = np.array([len(indices)])
     rows = permute(np.arange(min(num_chosen, len(indices))), size, make_rng_key(seed, "view"))
     return indices[np.sort(rows)]
 
 
 def _count_classes(columns: ImageColumns) -> Counter[str]:
-    """Return the number of samples with each label. Labels with the same name are counted together."""
+    """Return the number of samples with each label, adding up labels with the same name."""
     counts = Counter[str]()
     of_label = np.bincount(columns.label_ids[columns.label_ids >= 0], minlength=len(columns.label_names))
     for name, count in zip(columns.label_names, of_label.tolist(), strict=True):
@@ -348,7 +246,6 @@ def _read_headers(source: ImageSource, indices: NDArray[np.int64]) -> Headers:
 
 
 def _read_header(content: bytes) -> tuple[tuple[int, int], str]:
-    """Return an image's height and width in pixels, and its format."""
     name = find_format(content)
     if name == "TIFF":  # Opening a TIFF would decode it.
         from PIL import Image
@@ -356,3 +253,100 @@ def _read_header(content: bytes) -> tuple[tuple[int, int], str]:
         with errors_of_pillow(), Image.open(io.BytesIO(content)) as image:
             return (image.height, image.width), name
     return open_image(content).size, name or "unknown"
+
+
+def read_small(picture: Picture, min_side: int) -> tuple[Pixels, int]:
+    """Decode a picture, and a JPEG as small as possible with both sides at least ``min_side`` pixels.
+
+    Returns:
+        The pixels, uint8 [height, width, 3], valid until the same thread decodes the next picture; and the factor by
+        which they are smaller: 1, 2, 4 or 8. The last pixels may reach beyond the picture.
+
+    Raises:
+        ValueError: If the image is damaged.
+    """
+    height, width = picture.size
+    scales = SCALES if picture.can_scale else ()
+    scale = next((scale for scale in scales if min(height, width) >= scale * min_side), 1)
+    return picture.read(Box(0, 0, -(-height // scale), -(-width // scale)), scale), scale
+
+
+def map_images(
+    source: ImageSource, indices: NDArray[np.int64], use: Callable[[bytes], Result]
+) -> Iterator[tuple[NDArray[np.int64], list[Result | Unreadable]]]:
+    """Call a function with the image files of some samples, in threads. Few images are in memory at a time.
+
+    Args:
+        source: The source of the images.
+        indices: The samples' indices.
+        use: The function. A ValueError means that the image cannot be decoded.
+
+    Yields:
+        The indices of some samples, and their results, in order.
+    """
+    use_one_thread()
+    num_threads = count_processors()
+    with ThreadPoolExecutor(num_threads) as threads:
+        pending = deque[tuple[NDArray[np.int64], Future[list[Result | Unreadable]]]]()
+        try:
+            for start in range(0, len(indices), IMAGES_PER_TASK):
+                chunk = indices[start : start + IMAGES_PER_TASK]
+                pending.append((chunk, threads.submit(_use_images, source, chunk, use)))
+                if len(pending) > 2 * num_threads:
+                    done, future = pending.popleft()
+                    yield done, future.result()
+            for done, future in pending:
+                yield done, future.result()
+        finally:
+            for _, future in pending:
+                future.cancel()
+
+
+def _use_images(
+    source: ImageSource, indices: NDArray[np.int64], use: Callable[[bytes], Result]
+) -> list[Result | Unreadable]:
+    return [content if isinstance(content, Unreadable) else _try_use(content, use) for content in source.read(indices)]
+
+
+def _try_use(content: bytes, use: Callable[[bytes], Result]) -> Result | Unreadable:
+    try:
+        return use(content)
+    except ValueError as error:
+        let_through(error)
+        return Unreadable(reason=str(error) or type(error).__name__)
+
+
+def make_log_histogram(values: NDArray[np.int64]) -> Histogram:
+    """Return a histogram of positive integers whose bins are equally wide on a logarithmic scale.
+
+    The bounds are powers of two with simple exponents, rounded up. Smaller values than 1 count as 1.
+
+    >>> make_log_histogram(np.array([1, 2, 3, 8, 1000]))
+    Histogram(edges=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024), counts=(1, 2, 0, 1, 0, 0, 0, 0, 0, 1))
+    """
+    if not len(values):
+        return Histogram(edges=(), counts=())
+    values = np.maximum(values, 1)
+    low, high = math.log2(values.min()), math.log2(values.max())
+    for per_octave in BINS_PER_OCTAVE:
+        first, last = math.floor(low * per_octave), math.floor(high * per_octave) + 1
+        edges = np.unique(np.ceil(2 ** (np.arange(first, last + 1) / per_octave)).astype(np.int64))
+        if last - first <= MAX_BINS and len(edges) == last + 1 - first:
+            break
+    counts, _ = np.histogram(values, edges)
+    return Histogram(edges=tuple(edges.tolist()), counts=tuple(counts.tolist()))
+
+
+def take_most_common(counts: Counter[str], num_kept: int) -> tuple[list[tuple[str, int]], int, int]:
+    """Return the most frequent names with their counts, the number of other names, and the sum of their counts."""
+    common = counts.most_common(num_kept)
+    return common, len(counts) - len(common), counts.total() - sum(count for _, count in common)
+
+
+def describe_imbalance(counts: Sequence[int]) -> str:
+    """Return a description of the balance of classes, given their counts."""
+    smallest, largest = min(counts), max(counts)
+    if smallest == largest:
+        return f"{smallest} each"
+    ratio = f"the largest has {largest / smallest:.3g} times as many as the smallest"
+    return f"{smallest} to {largest} each, median {np.median(counts):g}; {ratio}"

@@ -1,4 +1,4 @@
-"""Sources of images: directories and shards, as columns of what is known without decoding."""
+"""Sources of images: directories and shards, with columns of the facts that need no decoding."""
 
 from __future__ import annotations
 
@@ -20,10 +20,23 @@ from shardio.reading import SampleReader
 from shardio.shards import LABEL_FIELD, MANIFEST_NAME, Shard, open_table
 from shardio.storage import Location, RemoteAccess, parse_location, read_as_utf8
 
+SAMPLES_PER_LOOKUP = 512
+"""The number of samples to look up in an index at a time. The index reads as many together."""
+
+MAX_LABELS = 100_000
+"""The maximum number of labels whose names are read. Rarer labels share one name."""
+
+MAX_LABEL_LENGTH = 80
+"""The maximum length of a label's name in characters. In other tools' tars, the field may hold anything."""
+
+
+OTHER_LABEL, UNREADABLE_LABEL = "other", "unreadable"
+"""The names of rare labels and of unreadable ones."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldUse:
-    """How often samples have a field, or how many files have a suffix, and the size of all these contents in bytes."""
+    """The number of samples with a field, or of files with a suffix, and the size of all these contents in bytes."""
 
     name: str
     num_samples: int
@@ -36,11 +49,11 @@ class ImageColumns:
 
     Attributes:
         sizes: int64 [n], the size of each sample's image in bytes; -1 for samples without an image.
-        offsets: int64 [n], where the image's content begins in its tar; -1 if it is not in a tar.
+        offsets: int64 [n], the offset of the image's content in its tar; -1 if it is not in a tar.
         content_hashes: uint64 [n], the xxh3-64 of each content; None if it is unknown until the files are read.
         label_ids: int64 [n], a number for each distinct label; -1 for samples without a label.
         label_names: The name of each of these labels: the class name, if there is one.
-        fields: What all fields, or all files, hold.
+        fields: The uses of all fields, or of all files by suffix.
     """
 
     sizes: NDArray[np.int64]
@@ -61,7 +74,7 @@ class ImageColumns:
 
 
 def choose_evenly(indices: NDArray[np.int64], num_chosen: int) -> NDArray[np.int64]:
-    """Return evenly spaced elements, the first of as many equal parts; all of them if there are fewer.
+    """Return evenly spaced elements, the first of each of as many equal parts; all elements if there are fewer.
 
     >>> choose_evenly(np.arange(10), 4).tolist()
     [0, 2, 5, 7]
@@ -71,7 +84,7 @@ def choose_evenly(indices: NDArray[np.int64], num_chosen: int) -> NDArray[np.int
 
 
 class Place(NamedTuple):
-    """Where a sample's image is: the name of its shard and the offset in it; "" and None for a file of its own."""
+    """The place of a sample's image: the name of its shard and the offset in it; "" and None for a file of its own."""
 
     shard: str
     offset: int | None
@@ -79,7 +92,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
-    """Why an image cannot be read or decoded."""
+    """The reason why an image cannot be read or decoded."""
 
     reason: str
 
@@ -109,11 +122,11 @@ class ImageSource(ABC):
 
     @abstractmethod
     def places(self, indices: NDArray[np.int64], columns: ImageColumns) -> list[Place]:
-        """Return where the images of some samples are."""
+        """Return the places of some samples' images."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Return what is known of the source as a whole, as values for JSON, in the order in which to show them."""
+        """Return the facts about the source as a whole, as values for JSON, in the order in which to show them."""
 
     def contains(self, location: Location) -> bool:
         """Return whether a location is the file of one of the images."""
@@ -134,8 +147,8 @@ def open_source(name: str, access: RemoteAccess | None = None) -> ImageSource:
     """Open a packed directory, a manifest, tars in brace notation, a directory of tars, or a directory of images.
 
     Args:
-        name: What the user names.
-        access: How remote shards are reached.
+        name: The name that the user gave.
+        access: The access to remote shards.
 
     Raises:
         FileNotFoundError: If the source does not exist, or holds neither shards nor images.
@@ -152,7 +165,7 @@ def holds_shards(folder: Location) -> bool:
     """Return whether a folder holds a manifest or tars.
 
     Raises:
-        FormatError: If it holds tars without a manifest, and images: either may be what is meant.
+        FormatError: If it holds tars without a manifest, and images: the user may mean either.
     """
     names = folder.list()
     if MANIFEST_NAME in names:
@@ -185,7 +198,7 @@ class FolderImages(ImageSource):
     def __init__(self, name: str, root: Location) -> None:
         self.name = name
         self._root = root
-        self._paths = sorted(filter(_is_image, root.walk()), key=_split)
+        self._paths = sorted(filter(_is_image, root.walk()), key=_by_folder)
         self.num_samples = len(self._paths)
         if not self._paths:
             raise FileNotFoundError(f"{root} holds neither images ({', '.join(IMAGE_FIELDS)}) nor shards")
@@ -229,8 +242,8 @@ class FolderImages(ImageSource):
         if not location.exists():
             return False
         identity = location.stat().identity
-        alike = (path for path in self._paths if path.endswith(location.name))
-        return any(self._root.store.stat(path).identity == identity for path in alike)
+        with_name = (path for path in self._paths if path.endswith(location.name))
+        return any(self._root.store.stat(path).identity == identity for path in with_name)
 
     def close(self) -> None:
         """Do nothing: no file stays open."""
@@ -246,12 +259,11 @@ class FolderImages(ImageSource):
             return Unreadable(reason=str(error))
 
     def _find_size(self, path: str) -> int:
-        """Return a file's size in bytes, 0 if it cannot be found out: reading the file will say why."""
         try:
             return self._root.store.stat(path).size
         except OSError as error:
             let_through(error)
-            return 0
+            return 0  # Reading the file reports the error.
 
 
 def _suffix_of(path: str) -> str:
@@ -262,30 +274,17 @@ def _is_image(path: str) -> bool:
     return _suffix_of(path) in IMAGE_FIELDS
 
 
-def _split(path: str) -> tuple[str, str]:
-    """Return what images are sorted by: the folder, then the name."""
+def _by_folder(path: str) -> tuple[str, str]:
     folder, _, name = path.rpartition("/")
     return folder, name
-
-
-SAMPLES_PER_LOOKUP = 512
-"""The number of samples to look up in an index at a time: the index reads as many together."""
-
-MAX_LABELS = 100_000
-"""The maximum number of labels whose names are read. Rarer labels have one name."""
-
-MAX_LABEL_LENGTH = 80
-"""The maximum length of a label's name in characters. The field may hold anything in tars of other tools."""
-
-OTHER_LABEL, UNREADABLE_LABEL = "other", "unreadable"
 
 
 class ShardImages(ImageSource):
     """The images of a dataset in shards. The columns come from the indexes alone.
 
     Args:
-        name: What :func:`shardio.shards.open_table` accepts.
-        access: How remote shards are reached.
+        name: A name that :func:`shardio.shards.open_table` accepts.
+        access: The access to remote shards.
     """
 
     def __init__(self, name: str, access: RemoteAccess | None = None) -> None:
@@ -361,7 +360,6 @@ class ShardImages(ImageSource):
         self._reader.close()
 
     def _open(self, shard: int) -> Shard:
-        """Open a shard, and check that it is the one in the manifest."""
         opened = Shard(self._table.tars[shard], self._table.indexes[shard])
         if opened.entry != self._manifest.shards[shard]:
             opened.close()
@@ -372,7 +370,7 @@ class ShardImages(ImageSource):
         return opened
 
     def _read(self, indices: NDArray[np.int64], fields: Sequence[str]) -> list[bytes | Unreadable]:
-        """Return the first content that each sample has among some fields."""
+        """Return the first content of each sample among some fields."""
         try:
             stored = self._reader.read(indices, fields)
         except SampleError as error:
@@ -386,7 +384,7 @@ class ShardImages(ImageSource):
     def _name_labels(
         self, labels: NDArray[np.uint64], has_label: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-        """Return a number for each label, most frequent first, -1 for none; and the names of these labels."""
+        """Return a number for each label, -1 for none, with the most frequent label first; and the labels' names."""
         label_ids = np.full(len(labels), -1, np.int64)
         labelled = np.flatnonzero(has_label)
         _, firsts, ids, counts = np.unique(labels[labelled], return_index=True, return_inverse=True, return_counts=True)

@@ -9,7 +9,7 @@ __all__ = ["has_tiles"]
 
 def has_tiles(content: bytes) -> bool:
     """Return whether a JPEG has a tile table that matches it."""
-    if not _may_have_tiles(content):  # Nearly always, and much faster than reading the segments.
+    if not _may_have_tiles(content):  # This is nearly always so, and much faster than reading the segments.
         return False
     try:
         return read_tiles(content, read_head(content)) is not None
@@ -18,7 +18,7 @@ def has_tiles(content: bytes) -> bool:
 
 
 def _may_have_tiles(content: bytes) -> bool:
-    """Return whether a segment before the first scan begins as a tile table does; True if the segments are unusual."""
+    """Return whether a segment before the first scan begins like a tile table; True if the segments are unusual."""
     offset = 2
     while content[offset : offset + 1] == b"\xff" and offset + 4 <= len(content):
         marker = content[offset + 1]

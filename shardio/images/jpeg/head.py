@@ -1,4 +1,4 @@
-r"""The head of a JPEG file: its segments up to the entropy-coded data (annex B)."""
+"""The head of a JPEG file: its segments up to the entropy-coded data (annex B)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KNOWN = FRAME_MARKERS | {DHT, DAC, DQT, DRI, SOS, COM, *range(APP0, APP15 + 1)}
 
 
 class Segment(NamedTuple):
-    """A marker segment: its marker, the offset of the marker's 0xFF, and where the next segment begins."""
+    """A marker segment: its marker, the offset of the marker's 0xFF, and the offset of the next segment."""
 
     marker: int
     start: int
@@ -93,7 +93,7 @@ def read_head(content: bytes) -> JpegHead:
     """Parse the segments of a JPEG by their lengths.
 
     Raises:
-        ValueError: If the bytes do not follow the standard. The message says what is wrong, and where.
+        ValueError: If the bytes do not follow the standard. The message says what is wrong, and at which byte.
     """
     try:
         return _parse(content)
@@ -105,7 +105,7 @@ def why_irregular(head: JpegHead) -> str | None:
     """Return why parts of an image cannot be decoded on their own, or None if they can.
 
     This requires baseline or extended sequential Huffman coding, 8 bits per sample, and 1 or 3 components in one scan.
-    There are few different answers, all short, so that they can be counted.
+    There are few different answers, all short, so that a caller can count them.
     """
     if head.process not in (SOF0, SOF1):
         return "progressive" if head.process == SOF2 else f"coded by process SOF{head.process - SOF0}"

@@ -7,21 +7,21 @@ A pixel depends on its own blocks. Where chroma is subsampled, it also depends o
 which libjpeg's "fancy" upsampling interpolates (libjpeg-turbo, jdsample.c). So a part is cut out with a margin of one
 chroma sample. At the image's own borders, no margin is needed.
 
-libjpeg-turbo warns of what it ignores, guesses or makes up, and goes on. Pillow and OpenCV show the pixels whatever the
-warning. A warning is harmless if no pixel depends on what was wrong:
+libjpeg-turbo warns of data that it ignores, guesses or makes up, and continues. Pillow and OpenCV ignore all warnings.
+A warning is harmless if no pixel depends on the damage:
 
 =========================  ===========================================================================================
-damage to metadata         an incomplete ICC profile; a JFIF version other than 1; an unknown colour transform of
-                           Adobe's, for which libjpeg takes YCbCr; spectral parameters that a sequential scan ignores
+damage to metadata         an incomplete ICC profile; a JFIF version other than 1; an unknown Adobe colour
+                           transform, for which libjpeg takes YCbCr; spectral parameters that a sequential scan ignores
 padding                    bytes before a restart marker or the end-of-image marker that no code needed: at most
                            three, which encoders write to align data to 16 or 32 bits, or one byte repeated. libjpeg
                            counts only what its bit buffer does not hold already
 damage to pixels           everything else: data that ends early, unknown codes, wrong restart markers, scans in an
-                           impossible order, and other bytes that no code needed. Those are what a flipped bit leaves
+                           impossible order, and other bytes that no code needed. A flipped bit leaves such bytes
                            behind: the codes after it mean something else, and end before the data does
 =========================  ===========================================================================================
 
-libjpeg-turbo reports only its first warning. So the file is decoded again without what a warning may be harmless for.
+libjpeg-turbo reports only its first warning, so the file is decoded again without the parts whose damage is harmless.
 """
 
 from __future__ import annotations
@@ -45,6 +45,31 @@ MIN_SCALED_SIDE = 8
 """In pixels. simplejpeg takes a minimal size, not a scale. For sides of at least this length, it implies the scale."""
 
 _SIZE = struct.Struct(">HH")
+
+MAX_ALIGNMENT = 3
+"""The maximum number of bytes of any value that count as padding."""
+
+_SURPLUS = re.compile(r"Corrupt JPEG data: ([0-9]+) extraneous bytes before marker 0x(d[0-9])")
+
+_DAMAGE = re.compile(r"Corrupt JPEG data|Premature end|Invalid|Inconsistent")
+
+_MARKER = re.compile(rb"\xff+([^\x00\xff])", re.DOTALL)
+
+MAX_SIDE = 65500  # libjpeg's JPEG_MAX_DIMENSION
+
+
+JFIF, JFIF_MAJOR = b"JFIF\0", 5
+
+
+ADOBE, ADOBE_TRANSFORM = b"Adobe", 11
+"""The first bytes of segments' contents, and offsets of fields that libjpeg checks (jdmarker.c, jdapimin.c)."""
+
+_PAYLOAD = 4
+"""The offset of a segment's contents."""
+
+
+_YCC, _YCCK = 1, 2
+"""Values of Adobe's colour transform."""
 
 
 class Box(NamedTuple):
@@ -103,7 +128,7 @@ def cut_rows(content: bytes, head: JpegHead, box: Box, scale: int) -> tuple[byte
 
 
 def _margin(head: JpegHead, scale: int) -> tuple[int, int]:
-    """Return the size of one chroma sample in pixels, across and down; 0 in a direction that is not subsampled."""
+    """Return the size of one chroma sample in pixels, across and down; 0 in a direction without subsampling."""
     (across, down), (is_across, is_down) = head.sampling, head.is_subsampled
     return scale * across * is_across, scale * down * is_down
 
@@ -112,11 +137,11 @@ def _cover(start: int, length: int, unit: int, total: int, margin: int, min_leng
     """Return the units of a row that cover a part of it.
 
     Args:
-        start: Where the part begins.
+        start: The beginning of the part.
         length: The length of the part.
         unit: The length of a unit; the last unit ends with the row.
         total: The length of the row.
-        margin: How much to cover on both sides of the part, within the row.
+        margin: The length to cover on both sides of the part, within the row.
         min_length: The minimal length of all units together, unless the row is shorter.
 
     Returns:
@@ -140,26 +165,10 @@ def write_head(content: bytes, head: JpegHead, height: int, width: int) -> list[
     return parts
 
 
-MAX_ALIGNMENT = 3
-"""The maximum number of bytes of any value that count as padding."""
-
-_SURPLUS = re.compile(r"Corrupt JPEG data: ([0-9]+) extraneous bytes before marker 0x(d[0-9])")
-_DAMAGE = re.compile(r"Corrupt JPEG data|Premature end|Invalid|Inconsistent")
-_MARKER = re.compile(rb"\xff+([^\x00\xff])", re.DOTALL)
-
-_MAX_SIDE = 65500  # libjpeg's JPEG_MAX_DIMENSION
-
-_PAYLOAD = 4
-_JFIF, _JFIF_MAJOR = b"JFIF\0", 5
-_ADOBE, _ADOBE_TRANSFORM = b"Adobe", 11
-_YCC, _YCCK = 1, 2
-"""Where contents of segments begin, their first bytes, and offsets and values of fields (jdmarker.c, jdapimin.c)."""
-
-
 def write_harmless(content: bytes, head: JpegHead) -> bytes | None:
     """Return a JPEG with the same pixels as one that libjpeg-turbo complained about; None if its pixels are damaged.
 
-    libjpeg-turbo may still warn of padding, but of nothing else: read it without regard to warnings.
+    libjpeg-turbo may still warn of padding, but of nothing else: ignore warnings when reading the result.
     """
     clean = _write_clean_head(content, head, head.height, head.width) + content[head.scan_start :]
     return clean if _is_harmless(clean, content, head) else None
@@ -180,9 +189,9 @@ def _is_harmless(clean: bytes, content: bytes, head: JpegHead) -> bool:
 
 
 def refuse_damage(content: bytes, head: JpegHead) -> None:
-    """Raise ValueError if the pixels of a CMYK JPEG are damaged. The pixels themselves are made by Pillow.
+    """Raise ValueError if the pixels of a CMYK JPEG are damaged.
 
-    Pillow ignores libjpeg's warnings.
+    Pillow, which decodes such files, ignores libjpeg's warnings.
     """
     why = _complain(content, len(head.factors))
     if why is not None and _DAMAGE.match(why) and write_harmless(content, head) is None:
@@ -190,7 +199,6 @@ def refuse_damage(content: bytes, head: JpegHead) -> None:
 
 
 def _complain(content: bytes, num_components: int) -> str | None:
-    """Return libjpeg-turbo's error or first warning of a JPEG, or None."""
     try:
         simplejpeg.decode_jpeg(content, "CMYK" if num_components == 4 else "RGB")
     except ValueError as error:
@@ -199,26 +207,26 @@ def _complain(content: bytes, num_components: int) -> str | None:
 
 
 def _write_clean_head(content: bytes, head: JpegHead, height: int, width: int, *, left_out: int | None = None) -> bytes:
-    """Return a head without metadata, and with the values that libjpeg takes instead of those that it warns of."""
+    """Return a head without metadata. Values that libjpeg warns about become those that it assumes instead."""
     parts = map(bytes, write_head(content, head, height, width))
     return b"".join(_mend(part, head) for part in parts if part[1] != left_out)
 
 
 def _mend(segment: bytes, head: JpegHead) -> bytes:
     mended = bytearray(segment)
-    if segment[1] == APP0 and segment.startswith(_JFIF, _PAYLOAD):
-        mended[_PAYLOAD + _JFIF_MAJOR] = 1
-    if segment[1] == APP14 and segment.startswith(_ADOBE, _PAYLOAD) and len(segment) > _PAYLOAD + _ADOBE_TRANSFORM:
+    if segment[1] == APP0 and segment.startswith(JFIF, _PAYLOAD):
+        mended[_PAYLOAD + JFIF_MAJOR] = 1
+    if segment[1] == APP14 and segment.startswith(ADOBE, _PAYLOAD) and len(segment) > _PAYLOAD + ADOBE_TRANSFORM:
         assumed = _YCCK if len(head.factors) == 4 else _YCC
-        if segment[_PAYLOAD + _ADOBE_TRANSFORM] not in (0, assumed):
-            mended[_PAYLOAD + _ADOBE_TRANSFORM] = assumed
+        if segment[_PAYLOAD + ADOBE_TRANSFORM] not in (0, assumed):
+            mended[_PAYLOAD + ADOBE_TRANSFORM] = assumed
     if segment[1] == SOS and head.process in (SOF0, SOF1):
         mended[-3:] = b"\x00\x3f\x00"
     return bytes(mended)
 
 
 def _find_end(content: bytes, start: int) -> int | None:
-    """Return where the marker begins that ends an image, given where its first scan does; None without one."""
+    """Return the offset of the marker that ends an image, given that of its first scan; None if there is none."""
     while (found := _MARKER.search(content, start)) is not None:
         marker = found[1][0]
         if marker == EOI:
@@ -230,13 +238,13 @@ def _find_end(content: bytes, start: int) -> int | None:
 
 
 def _is_padding(data: bytes, num_surplus: int) -> bool:
-    """Return whether the last bytes of a scan or an interval, which no code needed, are padding."""
+    """Return whether the surplus bytes at the end of a scan or an interval are padding."""
     surplus = data.replace(b"\xff\0", b"\xff")[-num_surplus:]  # A stuffed zero may count or not.
     return num_surplus <= MAX_ALIGNMENT or len(set(surplus)) == 1 or set(data[-num_surplus:]) == {0xFF, 0}
 
 
 def _has_padded_intervals(content: bytes, head: JpegHead) -> bool:
-    """Return whether each restart interval can be decoded alone, with nothing left over but padding.
+    """Return whether each restart interval can be decoded alone, with only padding left over.
 
     An interval becomes an image of a single row of MCUs, or of as many rows as make its sides short enough.
     """
@@ -248,8 +256,8 @@ def _has_padded_intervals(content: bytes, head: JpegHead) -> bool:
         if stop is None or stop[1][0] != (EOI if is_last else RST0 + number % 8):
             return False
         if length not in heads:
-            num_rows = next(n for n in range(1, length + 1) if length % n == 0 and length // n * width <= _MAX_SIDE)
-            if num_rows * height > _MAX_SIDE:
+            num_rows = next(n for n in range(1, length + 1) if length % n == 0 and length // n * width <= MAX_SIDE)
+            if num_rows * height > MAX_SIDE:
                 return False
             size = num_rows * height, length // num_rows * width
             heads[length] = _write_clean_head(content, head, *size, left_out=DRI)
