@@ -16,10 +16,10 @@ from shardio.loader.batch_plans import BatchPlan, Planner, SampleSource, repeat_
 from shardio.loader.buffers import BufferPool, BufferWatch, Views
 from shardio.loader.executors.assembly import (
     Batch,
+    BatchChunk,
     BatchSettings,
     ChunkQueue,
     OutcomeHandler,
-    Part,
     choose_layout,
     cut_batch,
     finish_batch,
@@ -155,8 +155,8 @@ class Pipeline:
             self._give_up([batch])
             self._queue.drop(batch)
             return batch
-        if self._buffers.layout is None and (part := batch.parts[0]).columns:  # A collation's first batch.
-            layout = choose_layout([""] * len(part.columns), part.columns, num_rows=1)
+        if self._buffers.layout is None and (chunk := batch.chunks[0]).columns:  # A collation's first batch.
+            layout = choose_layout([""] * len(chunk.columns), chunk.columns, num_rows=1)
             self._buffers.lay_out(layout, self._settings.sizing.num_spare(layout))
         self._fill_up()  # Before the user computes, so that the workers do not run out of chunks.
         return batch
@@ -177,9 +177,9 @@ class Pipeline:
             if layout is not None and layout is not buffers.layout:
                 buffers.lay_out(layout, sizing.num_spare(layout))
             batch = Batch(buffer=buffers.take() if layout is not None and layout.columns else None)
-            batch.parts = cut_batch(plan, layout, sizing)
+            batch.chunks = cut_batch(plan, layout, sizing)
             self._batches.append(batch)
-            self._queue.add(batch, batch.parts)
+            self._queue.add(batch, batch.chunks)
 
     def _next_plan(self) -> BatchPlan | None:
         """Return the plan of the next batch to begin, or None if there is none."""
@@ -192,7 +192,7 @@ class Pipeline:
             return None
 
     def _make_probe(self, probe: Batch) -> None:
-        self._queue.add(probe, probe.parts)
+        self._queue.add(probe, probe.chunks)
         self._wait_for(probe)
 
     def _wait_for(self, batch: Batch) -> None:
@@ -207,9 +207,9 @@ class Pipeline:
 
     def _advance(self, timeout_s: float | None) -> None:
         """Apply the outcomes that have arrived; wait for some at most ``timeout_s``."""
-        for owner, part, outcome in self._queue.receive(timeout_s):
-            if self._handler.apply(owner, part, outcome):
-                self._queue.add(owner, [part])
+        for owner, chunk, outcome in self._queue.receive(timeout_s):
+            if self._handler.apply(owner, chunk, outcome):
+                self._queue.add(owner, [chunk])
 
     def _give_up(self, batches: Iterable[Batch]) -> None:
         """Return the buffers of batches that the user will not receive."""
@@ -410,30 +410,31 @@ class _Batches:
         if layout is not None and len(plan) > layout.num_rows:
             layout = replace(layout, num_rows=len(plan))
         executor.layout = layout
-        batch = Batch(parts=cut_batch(plan, layout, settings.sizing))
+        batch = Batch(chunks=cut_batch(plan, layout, settings.sizing))
         views: Views = {} if layout is None else layout.views(np.empty(layout.num_bytes, np.uint8))
         self._fill(batch, views)
         return batch, views
 
     def _fill(self, batch: Batch, views: Views | None = None) -> None:
-        for part in batch.parts:
-            while batch.error is None and self._handler.apply(batch, part, self._try(part, views or {})):
+        for chunk in batch.chunks:
+            while batch.error is None and self._handler.apply(batch, chunk, self._try(chunk, views or {})):
                 pass
 
-    def _try(self, part: Part, views: Views) -> Outcome:
-        """Make a part and return its outcome."""
+    def _try(self, chunk: BatchChunk, views: Views) -> Outcome:
+        """Make a chunk and return its outcome."""
         self._num_chunks += 1
-        chunk = Chunk(
+        request = Chunk(
             chunk_id=self._num_chunks,
-            samples=self._handler.source.dataset.locate(part.plan.indices),
-            rng_keys=part.plan.rng_keys,
+            samples=self._handler.source.dataset.locate(chunk.plan.indices),
+            rng_keys=chunk.plan.rng_keys,
             buffer_id=None,
-            row=part.row,
-            valid=part.plan.valid,
+            row=chunk.row,
+            valid=chunk.plan.valid,
             epoch_began=self._handler.tally.began,
         )
         try:
-            return self._builder.make(chunk, {column_index: view[chunk.rows] for column_index, view in views.items()})
+            rows = {column_index: view[request.rows] for column_index, view in views.items()}
+            return self._builder.make(request, rows)
         except Exception as error:  # Ctrl-C and the like end the epoch: the chunk is not at fault.
             let_through(error)
-            return Failed(chunk_id=chunk.chunk_id, failure=Failure(error=error))
+            return Failed(chunk_id=request.chunk_id, failure=Failure(error=error))

@@ -384,7 +384,7 @@ class SocketChannel:
         return describe_failure(error)
 
     def send(self, answer: Answer) -> None:
-        """Send an answer, a batch as a parcel."""
+        """Send an answer, a batch as an OutOfBandPickle."""
         descriptors = list[int]()
         arena, self._arena = self._arena, None
         try:

@@ -25,7 +25,7 @@ from shardio.loader.fetching.fetchers import FetchJob
 from shardio.loader.fetching.worker_process import SharedJob, run_worker_process
 from shardio.loader.fetching.workers import Answer, BeginEpoch, Begun, Fetched, FetchTask
 from shardio.loader.memory import Layout
-from shardio.loader.pickles import Memory, Parcel, unpack
+from shardio.loader.pickles import Memory, OutOfBandPickle, unpack
 from shardio.loader.processes.fork_server import describe_exit
 from shardio.loader.processes.wire import ForgetBuffers, NewBuffer, make_pair, receive, send_within
 from shardio.process import call_at_fork, count_processors
@@ -227,18 +227,18 @@ class FetchProcesses:
 
     def open(self, fetched: Fetched) -> Any:
         """Return the batch that a worker fetched."""
-        parcel: Parcel = fetched.content
+        pickled: OutOfBandPickle = fetched.content
         buffer, own = self._buffer_of_task.pop(fetched.task_id, None), self._owns.pop(fetched.task_id, None)
-        spans = {index: piece.span for index, piece in enumerate(parcel.pieces) if piece.content is None}
-        if parcel.is_in_buffer and spans:
+        spans = {index: piece.span for index, piece in enumerate(pickled.pieces) if piece.content is None}
+        if pickled.is_in_buffer and spans:
             assert buffer is not None, "the worker has put the batch there"
             views: dict[int, Memory] = self._buffers.hand_out(buffer, spans)
         else:
             if buffer is not None:
                 self._buffers.put_back([buffer])
             views = {} if own is None else {index: own[slice(*span)] for index, span in spans.items()}
-        self._fit(parcel.num_bytes)
-        return unpack(parcel, [views.get(index) for index in range(len(parcel.pieces))])
+        self._fit(pickled.num_bytes)
+        return unpack(pickled, [views.get(index) for index in range(len(pickled.pieces))])
 
     def release(self, worker_id: int) -> None:
         """End a worker that has nothing more to do."""

@@ -107,7 +107,7 @@ class Fetched:
     Attributes:
         task_id: The number of its task.
         worker_id: The worker that fetched it.
-        content: The batch; a Parcel if it comes from another process.
+        content: The batch; an OutOfBandPickle if it comes from another process.
         num_samples: How many samples it has.
         times: How long it took, and how long the worker waited for the request.
         state: The state after it; None if there is none, or if it was not due.

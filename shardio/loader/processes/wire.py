@@ -318,7 +318,7 @@ class Made:
             its memory, with a single row.
         times: How long it took.
         num_images_by_decoder: The number of images by decoder.
-        batch: The batch that a collation made, as a Structure if it comes from a worker process.
+        batch: The batch that a collation made, as a Pickle if it comes from a worker process.
     """
 
     chunk_id: int

@@ -235,9 +235,9 @@ def pack(made: Made, rows: Rows) -> Made:
     """
     from shardio.loader.pickles import take_memory_out  # It imports torch, which the collation needs, too.
 
-    structure, pieces = take_memory_out(made.batch)
+    pickled, pieces = take_memory_out(made.batch)
     columns = [_store("", [piece], rows.get(index)) for index, piece in enumerate(pieces)]
-    return replace(made, batch=structure, columns=columns)
+    return replace(made, batch=pickled, columns=columns)
 
 
 def _compact(name: str, values: list[Any], destination: NDArray[Any] | None) -> Column:
