@@ -21,6 +21,20 @@ from shardio.process import let_through
 from shardio.shared import SharedCount
 from shardio.world import find_worker
 
+OnError = Literal["raise", "replace", "skip"]
+
+MAX_REPLACEMENTS = 10
+"""The number of replacements tried for one sample. If all are unreadable, the storage is probably at fault."""
+
+MAX_NAMED = 8
+"""The number of samples that an error about a whole batch names."""
+
+Describe = Callable[[int], tuple[str, str]]
+"""A function from a sample's index to its key and location."""
+
+Read = Callable[[NDArray[np.int64], Words], Sequence[Any]]
+"""A function that reads n samples, given their indices and rng keys."""
+
 
 def check_quarantine(quarantine: str | os.PathLike[str]) -> Path:
     """Check that a quarantine file can be written, and return its absolute path.
@@ -67,18 +81,6 @@ def append_entry(path: Path, entry: dict[str, Any]) -> None:
         raise OSError(error.errno, f"{what}: {error.strerror or error}", str(path)) from error
 
 
-OnError = Literal["raise", "replace", "skip"]
-
-MAX_REPLACEMENTS = 10
-"""How many replacements are tried for one sample. If all of them are unreadable, the storage is probably at fault."""
-
-MAX_NAMED = 8
-"""How many samples an error about a whole batch names."""
-
-Describe = Callable[[int], tuple[str, str]]
-"""A function from a sample's index to its key and location."""
-
-
 class BadSamples:
     """A policy for unreadable samples.
 
@@ -86,7 +88,7 @@ class BadSamples:
         on_error: ``replace`` uses another sample instead. ``skip`` leaves the sample out, so its batch is smaller.
         quarantine: The file that logs replaced and skipped samples.
         num_samples: The number of samples in the dataset.
-        stages: What may fail: other errors are raised.
+        stages: The stages that may fail: other errors are raised.
 
     Attributes:
         on_error: As above.
@@ -183,10 +185,6 @@ def all_skipped(keys: Sequence[str]) -> SampleError:
         f"all samples of a batch were skipped ({named}), so the batch is empty: repair or remove these samples, or use "
         "on_error='replace'"
     )
-
-
-Read = Callable[[NDArray[np.int64], Words], Sequence[Any]]
-"""A function that reads n samples, given their indices and rng keys."""
 
 
 @dataclass(frozen=True, slots=True)

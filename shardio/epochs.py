@@ -21,6 +21,12 @@ MAX_EPOCH = 2**62
 NAMES = ("loader", "batch_sampler", "sampler", "dataset", "datasets")
 """Attributes that hold parts of a loader, sampler or dataset. Parts of torch's classes are found under any name."""
 
+Count = Callable[[], None]
+
+_RNG_KEYS: ContextVar[RngKeys | None] = ContextVar("rng_keys", default=None)
+
+_HELD: ContextVar[list[Count] | None] = ContextVar("held", default=None)
+
 
 def set_epoch(holder: Any, epoch: int, *, skip: tuple[type, ...] = ()) -> None:
     """Set the epoch of a loader, a sampler or a dataset, or of its parts if it has no ``set_epoch``.
@@ -86,11 +92,8 @@ def _torch_classes() -> tuple[type, ...]:
     return loaders[-1], torch_data.Dataset, torch_data.Sampler
 
 
-Count = Callable[[], None]
-
-
 class RngKeys:
-    """What a loader tells of the rng keys of its batches.
+    """The rng keys of a loader's batches.
 
     Attributes:
         make: Returns the rng key of the latest batch; None if it has none.
@@ -103,10 +106,6 @@ class RngKeys:
         """Return the rng key of the latest batch, and forget it; None if it has none."""
         make, self.make = self.make, None
         return None if make is None else make()
-
-
-_RNG_KEYS: ContextVar[RngKeys | None] = ContextVar("rng_keys", default=None)
-_HELD: ContextVar[list[Count] | None] = ContextVar("held", default=None)
 
 
 def counts_when_received(loader: object) -> bool:

@@ -32,6 +32,22 @@ PARTIAL_SUFFIX = ".partial"
 
 _UNFINISHED = re.compile(rf"\.(?P<target>.+)\.[0-9a-f]{{8}}{re.escape(PARTIAL_SUFFIX)}", re.DOTALL)
 
+POLL_S = 0.05
+"""The interval, in seconds, of attempts to take a lock."""
+
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # A FIFO must not block.
+
+FOLDER_MODE, FILE_MODE = 0o755, 0o644
+"""The modes of published folders and files, whatever the umask: all users may load them, only the owner may write."""
+
+_WRITABLE = stat.S_IWGRP | stat.S_IWOTH
+
+_FOLDER = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECTORY", 0)
+
+_NEW_FOLDER = _FOLDER | getattr(os, "O_NOFOLLOW", 0)
+
+_FILE = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)  # A FIFO must not block.
+
 
 @contextmanager
 def write_whole(path: Path, *, mode: int | None = None) -> Iterator[BinaryIO]:
@@ -129,11 +145,6 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-POLL_S = 0.05
-"""How often to try to take a lock, in seconds."""
-
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # A FIFO must not block.
-
 _log = logging.getLogger("shardio")
 
 
@@ -146,7 +157,7 @@ class WorkLock:
 
     Args:
         path: The file. It is created, and stays.
-        patience_s: How long to wait for another process, in seconds: longer than the work usually takes.
+        patience_s: The longest wait for another process, in seconds: longer than the work usually takes.
         mode: The file's permissions if this user creates it.
     """
 
@@ -163,7 +174,7 @@ class WorkLock:
             try:
                 yield
             finally:
-                if descriptor is not None and is_ours:  # Explicitly, because a forked child may have it, too.
+                if descriptor is not None and is_ours:  # Explicitly, because a forked child may also have it.
                     fcntl.flock(descriptor, fcntl.LOCK_UN)
         finally:
             if descriptor is not None:
@@ -211,15 +222,6 @@ class WorkLock:
                 os.getpid(),
             )
         return False
-
-
-FOLDER_MODE, FILE_MODE = 0o755, 0o644
-"""The modes of published folders and files, whatever the umask: all users may load them, only the owner may write."""
-
-_WRITABLE = stat.S_IWGRP | stat.S_IWOTH
-_FOLDER = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECTORY", 0)
-_NEW_FOLDER = _FOLDER | getattr(os, "O_NOFOLLOW", 0)
-_FILE = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)  # A FIFO must not block.
 
 
 class UntrustedError(Exception):

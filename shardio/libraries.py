@@ -79,7 +79,7 @@ def import_library(name: str) -> Any:
         import_torchvision()  # timm imports it as well.
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        missing = (error.name or name).partition(".")[0]  # What can be installed, not its submodule.
+        missing = (error.name or name).partition(".")[0]  # The part that can be installed, not its submodule.
         raise ValueError(f"{name}:… needs {missing}, which is not installed: pip install {missing}") from error
     except (ImportError, RuntimeError) as error:
         raise ValueError(

@@ -19,6 +19,8 @@ from pathlib import Path, PurePosixPath
 from types import CodeType
 from typing import IO, Any, TypeVar
 
+Owner = TypeVar("Owner")
+
 
 def count_processors() -> int:
     """Return how many processors this process may use, at least 1.
@@ -62,9 +64,6 @@ def _read(folder: Path, names: tuple[str, ...]) -> str:
         return " ".join((folder / name).read_text() for name in names)
     except OSError:  # Control groups may be invisible.
         return ""
-
-
-Owner = TypeVar("Owner")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +145,7 @@ def _call_each(watches: Iterator[_Watch], moment: str) -> None:
             owner, function = watch.owner(), getattr(watch, moment)
             if owner is not None and function is not None:
                 function(owner)
-    except BaseException:  # Ctrl-C, too: what the other watches hold must be released in any case.
+    except BaseException:  # Also Ctrl-C: the other watches must release what they hold in any case.
         _call_each(watches, moment)
         raise
 

@@ -34,7 +34,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _BLOCK = 4096
-"""How many values an iteration unpacks at a time."""
+"""The number of values that an iteration unpacks at a time."""
+
+LINE = 64
+"""The size of a processor's cache line in bytes. Each array starts on its own line, which is never reused."""
+
+ARENA_LINES = 1024
+"""The number of cache lines in an arena."""
 
 
 @total_ordering
@@ -243,13 +249,6 @@ def _pack_tuples(values: Sequence[tuple[Any, ...]], where: str) -> _Column:
 
 def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")  # Paths may hold bytes that are not UTF-8.
-
-
-LINE = 64
-"""The size of a processor's cache line in bytes. Each array starts on its own line, which is never reused."""
-
-ARENA_LINES = 1024
-"""The number of cache lines in an arena."""
 
 
 class SharedNumbers:

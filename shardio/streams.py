@@ -35,7 +35,7 @@ from shardio.shards.tar_scan import IncompleteTarError, StreamedSample, Streamed
 from shardio.storage import Location, ReplacedError, StoredFile, find_url, make_path, parse_location, read_pieces
 
 COMMAND = "pipe:"
-"""What the name of a stream begins with if the rest is a command, whose output is the stream."""
+"""The beginning of a stream's name if the rest is a command, whose output is the stream."""
 
 KNOWN_SCHEMES = frozenset({"pipe", "http", "https", "gs", "htgs", "hf", "ais", "sftp", "ftps", "scp"})
 """The schemes that WebDataset opens. Users may register more."""
@@ -47,10 +47,22 @@ MAX_POLL_MS = 2**31 - 1
 """The longest time that the system can wait for bytes, in milliseconds."""
 
 TERMINATION_S = 5.0
-"""How long to wait, in seconds, for a command to end before it is killed."""
+"""The time, in seconds, that a command gets to end before it is killed."""
 
 MAX_SAID = 400
-"""How many characters of a command's error output a message contains."""
+"""The number of characters of a command's error output in a message."""
+
+StreamNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A command, URL or path of a tar, a brace pattern of these, or a list of them."""
+
+_TAR = re.compile(r"[^\s/\\'\"=?&:;|<>()]+\.(?:tar\.[a-z0-9]+|tar|tgz)\b", re.IGNORECASE)
+"""The name of a tar in a command."""
+
+FIRST_WAIT_S = 0.1
+"""The upper bound of the first wait before a stream is opened again. It doubles each time."""
+
+MAX_WAIT_S = 20.0
+"""The longest wait."""
 
 
 class StreamFailureError(Exception):
@@ -119,7 +131,7 @@ def open_stream(name: str, location: Location | None, timeout_s: float) -> ByteS
     Args:
         name: What WebDataset opens.
         location: A stored tar to read instead; None if there is none.
-        timeout_s: How long to wait for bytes of a command, in seconds.
+        timeout_s: The longest wait for bytes of a command, in seconds.
 
     Raises:
         StreamFailureError: If it cannot be opened.
@@ -163,7 +175,7 @@ class CommandStream:
 
     Args:
         pipe: WebDataset's Pipe.
-        timeout_s: How long to wait for bytes, and for the command's end after the last one, in seconds.
+        timeout_s: The longest wait for bytes, and for the command's end after the last one, in seconds.
         errors: The file that its error output goes to, if the command has a session of its own.
     """
 
@@ -262,16 +274,9 @@ class ObjectStream:
         self._file.close()
 
 
-StreamNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""A command, URL or path of a tar, a brace pattern of these, or a list of them."""
-
-_TAR = re.compile(r"[^\s/\\'\"=?&:;|<>()]+\.(?:tar\.[a-z0-9]+|tar|tgz)\b", re.IGNORECASE)
-"""The name of a tar in a command."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSource:
-    """Where a stream comes from.
+    """The source of a stream.
 
     Attributes:
         name: What WebDataset opens. It may contain passwords or tokens, so it is not shown.
@@ -356,13 +361,6 @@ def _describe(name: str, index: int) -> str:
     return " ".join([f"stream {index} ({COMMAND}{words[0] if words else ''}", "…", *tars[-1:]]) + ")"
 
 
-FIRST_WAIT_S = 0.1
-"""The upper bound of the first wait before a stream is opened again. It doubles each time."""
-
-MAX_WAIT_S = 20.0
-"""The longest wait."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamPlace:
     """A place in a stream: that after a number of samples.
@@ -386,11 +384,11 @@ class ShardStream:
     returned exactly once. Streams of stored tars are not opened again, because stores repeat their requests themselves.
 
     Args:
-        source: Where the stream comes from.
+        source: The source of the stream.
         fields: The fields whose contents are needed.
-        start: Where to begin.
-        retries: How often in a row the stream is opened again without yielding a further sample.
-        timeout_s: How long to wait for bytes of a command, in seconds.
+        start: The place to begin.
+        retries: The number of times in a row that the stream is opened again without yielding a further sample.
+        timeout_s: The longest wait for bytes of a command, in seconds.
 
     Attributes:
         place: The place after the last sample that was returned.

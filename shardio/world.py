@@ -44,7 +44,7 @@ class Worker:
 
     Attributes:
         worker_id: Its number.
-        num_workers: How many workers its loader has.
+        num_workers: The number of workers of its loader.
         loader_seed: The seed that torch's loader drew for all of its workers; 0 in the training process.
     """
 
@@ -72,11 +72,11 @@ class WorkerRng:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """What a worker that is a thread is. The names are those of torch's class of this name.
+    """Information about a worker thread. The attributes are named as in torch's class of this name.
 
     Attributes:
         id: Its number.
-        num_workers: How many workers its loader has.
+        num_workers: The number of workers of its loader.
         seed: The seed of ``rng``.
         dataset: The loader's dataset, which all workers share; of an iterable one, this worker's copy.
         rng: Its own random number generators.

@@ -44,7 +44,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
             same batches as shardio.DataLoader.
         shuffle: Whether to shuffle, differently in each epoch.
         seed: The seed of the order and, in shardio.DataLoader, of shardio's transforms.
-        remainder: What happens to the last samples if they do not fill a batch on every rank: see
+        remainder: The treatment of the last samples if they do not fill a batch on every rank: see
             :class:`shardio.ShardDataset`. ``mask`` requires shardio.DataLoader.
         rank: The rank of this process; by default, that of torch.distributed or torchrun.
         world_size: The number of ranks; by default, that of torch.distributed or torchrun.

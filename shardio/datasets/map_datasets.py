@@ -357,7 +357,7 @@ class ShardMapDataset(MapDataset):
         max_pixels: The maximum number of pixels in an image.
         trusted: Whether pickled fields may be unpickled, which can run arbitrary code.
         classes: Class names, or another dataset that has them: labels follow this list instead of the dataset's own.
-        verify: When to compare samples with the index: ``first`` or ``off``.
+        verify: ``first`` compares samples with the index when they are first read; ``off`` does not.
         seed_transforms: Whether a sample's rng key seeds the global generators of torch, numpy and Python, and those of
             Albumentations, before your own transforms get its image. They then draw the same random numbers for it on
             any number of workers, and after a resumption.
@@ -366,7 +366,7 @@ class ShardMapDataset(MapDataset):
             [height, width, 3] in what it returns, also in dicts, lists and tuples, become tensors [3, height, width].
             Albumentations' transforms get the values as keyword arguments.
         decoders: Your own decoders: a function from bytes to the value, for each field that shardio shall not decode.
-        missing: What happens if a sample lacks a field other than the image: ``error``, or None as its value.
+        missing: The treatment of a sample that lacks a field other than the image: ``error``, or None as its value.
         storage_options: Settings of the store of a remote source, such as ``endpoint``, ``region``, ``profile``,
             ``retries`` or ``timeout_s``. By default, they come from the environment, as for the store's own tools.
         cache: For a remote source, a local folder in which processes and jobs of this machine keep what they have read;

@@ -43,6 +43,11 @@ _SHARDS = frozenset({"IterableDatasetShard", "BatchSamplerShard"})
 _SKIPPERS = frozenset({"SkipBatchSampler", "SkipDataLoader"})
 """Classes that ``accelerate.skip_first_batches`` creates."""
 
+Value = TypeVar("Value")
+
+Start = Callable[[Cursor, Split, int], Iterator[Value]]
+"""A function that iterates over a share, given a cursor, a split and the number of samples to leave out first."""
+
 
 def refuse_second_split(order: Any, world: World, *, has_loader: bool, gives_order: bool) -> None:
     """Check that no caller splits the samples of ``order`` again, or skips batches through a rebuilt loader.
@@ -158,7 +163,7 @@ class Ordered(Ranked):
         old_digest: The identity that earlier versions computed, which states may still hold; None if it is the same.
         num_all_samples: The number of samples in the whole dataset, over all ranks.
         shard_sizes: int64 [shards], the number of samples of each shard.
-        remainder: What happens to the samples that do not fill a step.
+        remainder: The treatment of samples that do not fill a step.
         batch_size: The batch size that the user set, if any.
     """
 
@@ -260,12 +265,6 @@ class Ordered(Ranked):
         return self.split(cursor, batch_size=self.batch_size or 1, remainder=self.remainder)
 
 
-Value = TypeVar("Value")
-
-Start = Callable[[Cursor, Split, int], Iterator[Value]]
-"""A function that iterates over a share, given a cursor, a split and the number of samples to leave out first."""
-
-
 class SampleIterator(Iterator[Value], Generic[Value]):
     """An iterator that yields the samples of a share and counts them. An error in one sample does not end it.
 
@@ -277,7 +276,7 @@ class SampleIterator(Iterator[Value], Generic[Value]):
 
     Args:
         order: Defines the share.
-        cursor: Where in the epoch the share begins.
+        cursor: The place in the epoch where the share begins.
         start: Iterates over the share.
     """
 
@@ -401,7 +400,7 @@ def read_ahead(
     Args:
         order: The order.
         dataset: The dataset.
-        cursor: Where the epoch begins.
+        cursor: The start of the epoch.
         split: The rank's share.
         inner_indices: Maps the order's indices to those of samples in the dataset; None if they are the same.
     """

@@ -1,4 +1,4 @@
-"""What all datasets share: indices, epochs, labels, transforms and the samples they yield."""
+"""The parts that all datasets share: indices, epochs, labels, transforms, and the samples that they yield."""
 
 from __future__ import annotations
 
@@ -22,6 +22,22 @@ from shardio.shared import SharedCell, SharedNumbers
 from shardio.transforms import Calls, Ragged, is_image_array, rng_keys_from_torch
 from shardio.values import check_integer
 from shardio.world import find_worker_over
+
+_BEGINNING = Cursor(epoch=0)
+
+_LOADERS_EPOCH: ContextVar[tuple[int, int] | None] = ContextVar("loaders_epoch", default=None)
+
+Transform = Callable[[Any], Any]
+
+Copied = TypeVar("Copied", bound="Transformed")
+
+TOO_LATE = (
+    "dataset.transform was set during an iteration, or persistent worker processes still hold the previous one: set "
+    "it before iterating, or create a new loader"
+)
+
+MAX_CHANNELS = 4
+"""The most channels of an image: red, green, blue and alpha."""
 
 
 def check_indices(indices: Any, num_samples: int) -> NDArray[np.int64]:
@@ -56,9 +72,6 @@ def check_integers(indices: Any) -> NDArray[Any]:
     return np.array([check_integer("an index", index) for index in indices], object)
 
 
-_BEGINNING = Cursor(epoch=0)
-
-
 class EpochCell:
     """The epoch and position at which the next iteration begins, the same in all workers of a loader.
 
@@ -68,7 +81,7 @@ class EpochCell:
     value, and the others use the same one.
 
     Attributes:
-        num_sets: How many times this process set the cell. A loader compares this count to detect a call by the user.
+        num_sets: The number of times that this process set the cell. A loader compares it to detect a call by the user.
     """
 
     def __init__(self, cursor: Cursor = _BEGINNING) -> None:
@@ -80,7 +93,7 @@ class EpochCell:
 
     @property
     def next(self) -> Cursor:
-        """Where the next iteration begins: the latest value, whichever process set it."""
+        """The start of the next iteration: the latest value, whichever process set it."""
         epoch, position = self._numbers.array[:2].tolist()
         return Cursor(epoch=epoch, position=position)
 
@@ -121,9 +134,6 @@ class EpochCell:
         copied = EpochCell(self.next)
         copied.num_sets = self.num_sets  # Otherwise a copied loader would take the epoch for one that was set since.
         return copied
-
-
-_LOADERS_EPOCH: ContextVar[tuple[int, int] | None] = ContextVar("loaders_epoch", default=None)
 
 
 @contextmanager
@@ -188,15 +198,6 @@ def follow_classes(
     return names, replace(decoder, labels=None if labels == tuple(range(len(labels))) else labels)
 
 
-Transform = Callable[[Any], Any]
-Copied = TypeVar("Copied", bound="Transformed")
-
-TOO_LATE = (
-    "dataset.transform was set during an iteration, or persistent worker processes still hold the previous one: set "
-    "it before iterating, or create a new loader"
-)
-
-
 SHARED = (EpochCell, MapEpoch, SharedCell)
 """Types of attributes whose changes worker processes see."""
 
@@ -243,7 +244,7 @@ class Transformed:
 
     @property
     def decode(self) -> Decode:
-        """What transforms receive: arrays or Pillow images."""
+        """The type of image that transforms receive: arrays or Pillow images."""
         return self.decoder.decode
 
     @property
@@ -274,10 +275,6 @@ class Transformed:
         """Raise RuntimeError if the transform was set after this copy was made for a worker process."""
         if self._shared_num_sets.values[0] != self._num_sets:
             raise RuntimeError(TOO_LATE)
-
-
-MAX_CHANNELS = 4
-"""The most channels of an image: red, green, blue and alpha."""
 
 
 class RaggedTensor(torch.Tensor):

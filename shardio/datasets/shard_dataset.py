@@ -70,7 +70,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.
         max_pixels: The maximum number of pixels in an image; a larger image is an error, because a small file can
             hold a huge image.
-        remainder: What happens to the last samples if they do not fill a batch on every rank. ``pad`` repeats some
+        remainder: The treatment of the last samples if they do not fill a batch on every rank. ``pad`` repeats some
             samples so that all ranks have the same number. ``mask`` does the same, and adds a last value ``valid``,
             which is false for repeats. ``keep`` gives some ranks one more sample. ``drop`` leaves the samples out.
         batch_size: The batch size of torch's DataLoader. Set it to get the same batches as from shardio.DataLoader,
@@ -96,7 +96,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
             [height, width, 3] in what it returns, also in dicts, lists and tuples, become tensors [3, height, width].
             Albumentations' transforms get the values as keyword arguments.
         decoders: Your own decoders: a function from bytes to the value, for each field that shardio shall not decode.
-        missing: What happens if a sample lacks a field other than the image: ``error``, or None as its value.
+        missing: The treatment of a sample that lacks a field other than the image: ``error``, or None as its value.
         storage_options: Settings of the store of a remote source, such as ``endpoint``, ``region``, ``profile``,
             ``retries`` or ``timeout_s``. By default, they come from the environment, as for the store's own tools.
         cache: For a remote source, a local folder in which processes and jobs of this machine keep what they have read;
@@ -186,12 +186,12 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
 
     @property
     def num_epoch_sets(self) -> int:
-        """How many times the epoch was set. A loader compares this count to detect a call by the user."""
+        """The number of times that the epoch was set. A loader compares this count to detect a call by the user."""
         return self._cell.num_sets
 
     @property
     def verify(self) -> Verify:
-        """When samples are compared with the index."""
+        """The setting that says when samples are compared with the index."""
         return self._verify
 
     @property

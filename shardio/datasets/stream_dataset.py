@@ -40,13 +40,18 @@ if TYPE_CHECKING:
 STATE_VERSION = 1
 """The version of the state's format and of the order. A state resumes only in the order in which it was saved."""
 
+_REMEDY = (
+    ". If the tar was made without tar --sort=name, the members of a sample may not be adjacent, and the field may "
+    "come later: index the tar (shardio index) and read it with ShardDataset"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamItem:
     """A sample that was read and not yet decoded.
 
     Attributes:
-        turn: Which of the worker's shards it is in, counting in their order.
+        turn: The number of its shard among those of the worker, in their order.
         shard: The shard's number in the dataset.
         before: The place before it in the shard.
         sample: The sample.
@@ -60,14 +65,14 @@ class StreamItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamPosition:
-    """How far a worker is in an epoch.
+    """The position of a worker in an epoch.
 
     Attributes:
         epoch: The epoch.
-        turn: Which of the worker's shards the window begins in, counting in their order.
-        place: Where in that shard it begins.
+        turn: The number of the shard, among those of the worker in their order, in which the window begins.
+        place: The place in that shard where it begins.
         window: The window's number.
-        num_yielded: How many samples of the window were yielded, in the window's order.
+        num_yielded: The number of samples of the window that were yielded, in the window's order.
         digest: The digest of the window's samples; 0 before one of them was yielded.
     """
 
@@ -154,7 +159,7 @@ class StreamIterator(Iterator[Any]):
         self._position, self._cut_short_by = position, None
         # The generator does not refer to this iterator, so that it is closed as soon as this is freed.
         self._values = self._share.values(position)
-        weakref.finalize(self, _close, self._values)  # At Python's exit, too, while commands can still be ended.
+        weakref.finalize(self, _close, self._values)  # Also at Python's exit, while commands can still be ended.
 
 
 class _Share:
@@ -284,12 +289,6 @@ def _read_state(state: Any, identity: dict[str, dict[str, Any]]) -> StreamPositi
     )
 
 
-_REMEDY = (
-    ". If the tar was made without tar --sort=name, the members of a sample may not be adjacent, and the field may "
-    "come later: index the tar (shardio index) and read it with ShardDataset"
-)
-
-
 class StreamDataset(Ranked, Transformed, IterableDataset[Any]):
     """An iterable-style dataset over tars that are read as streams: forwards, without an index.
 
@@ -339,13 +338,13 @@ class StreamDataset(Ranked, Transformed, IterableDataset[Any]):
         seed_transforms: Whether a sample's rng key seeds the global generators before your own transforms get it.
         transform_sample: A callable applied to each whole sample.
         decoders: Your own decoders: a function from bytes to the value, for each field that shardio shall not decode.
-        missing: What happens if a sample lacks a field other than the image: ``error``, or None as its value.
-        retries: How often a failed stream is opened again in a row without a further sample. Waits between the
-            attempts are random, grow exponentially, and take up to 20 s.
-        timeout_s: How long to wait for the next bytes of a command, in seconds, before it counts as failed.
+        missing: The treatment of a sample that lacks a field other than the image: ``error``, or None as its value.
+        retries: The number of times in a row that a failed stream is opened again without yielding a further sample.
+            Waits between the attempts are random, grow exponentially, and take up to 20 s.
+        timeout_s: The longest wait for the next bytes of a command, in seconds, before it counts as failed.
 
     Attributes:
-        sources: Where the streams come from. Their text shows no secrets.
+        sources: The sources of the streams. Their text shows no secrets.
         digest: The identity of the list of streams. It does not depend on their contents.
 
     Raises:

@@ -26,7 +26,7 @@ _OVERRIDABLE = frozenset(
         *("__parameters__", "__repr__", "__static_attributes__", "__str__", "__weakref__"),
     }
 )
-"""What a subclass may define without changing what is read."""
+"""The names that a subclass may define without changing how samples are read."""
 
 
 def find_overridden(kind: type) -> str:
@@ -41,7 +41,7 @@ def find_overridden(kind: type) -> str:
 
 
 class Concatenated(MapDataset):
-    """A ConcatDataset whose parts are decoded alike.
+    """A ConcatDataset whose parts are decoded in the same way.
 
     Random transforms depend on a sample's index in the ConcatDataset, so a dataset that is concatenated with itself
     looks different each time.
@@ -113,7 +113,7 @@ def why_not_concatenated(parts: Sequence[Unwrapped]) -> str | None:
 
 
 def _find_difference(one: FieldDecoder, other: FieldDecoder) -> str | None:
-    """Return the name of a setting in which two decoders differ; None if they decode alike."""
+    """Return the name of a setting in which two decoders differ; None if there is none."""
     if one is other:
         return None
     names = (field.name for field in fields(FieldDecoder))
@@ -121,12 +121,12 @@ def _find_difference(one: FieldDecoder, other: FieldDecoder) -> str | None:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two values are one object or have the same pickles. The ``==`` of people's objects may raise."""
+    """Return whether two values are one object or have the same pickles. The ``==`` of user objects may raise."""
     if one is other:
         return True
     try:
         return type(one) is type(other) and pickle.dumps(one) == pickle.dumps(other)
-    except Exception as error:  # People's classes may raise anything.
+    except Exception as error:  # User classes may raise anything.
         let_through(error)
         return False
 
@@ -152,7 +152,7 @@ class Unwrapped:
 
     @property
     def kind(self) -> str:
-        """What it is, for messages."""
+        """The kind of dataset, for messages."""
         return " of a ".join(type(each).__name__ for each in (*self.subsets, self.dataset))
 
     def __len__(self) -> int:

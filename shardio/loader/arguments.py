@@ -189,8 +189,8 @@ def make_bad_samples(
     """Return the policy for unreadable samples; None if they raise errors.
 
     Args:
-        on_error: What happens to them.
-        stages: What may fail.
+        on_error: The treatment of these samples.
+        stages: The stages that may fail.
         quarantine: The file that logs them.
         dataset: The loader's dataset.
 

@@ -78,7 +78,7 @@ class Planner(Protocol):
         """Return the plans of an epoch's batches, and the source of their samples.
 
         Args:
-            cursor: Where the epoch begins; None if the order is not shardio's.
+            cursor: The start of the epoch; None if the order is not shardio's.
             split: This rank's share, from the cursor to the end; None in the same case.
         """
 
@@ -122,7 +122,7 @@ class SamplerPlanner:
     Args:
         dataset: The loader's dataset, which is map-style.
         loader: The loader.
-        epochs: Where its epochs begin.
+        epochs: The positions at which its epochs begin.
 
     Attributes:
         counted: Counts the batches of the latest epoch.
@@ -186,8 +186,8 @@ class SamplerProgress:
     """An epoch of a loader's batch sampler, and how far the user is.
 
     Args:
-        position: Where the epoch begins; it is updated with each batch that the user receives.
-        indices: What the sampler yields.
+        position: The position at which the epoch begins; it is updated with each batch that the user receives.
+        indices: The indices that the sampler yields.
 
     Attributes:
         indices: As above.

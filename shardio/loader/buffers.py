@@ -24,9 +24,17 @@ from shardio.loader.memory import Layout, make_memory
 from shardio.process import call_at_fork
 
 SHARE = 0.5
-"""The share of the available memory that the buffers of one loader may take: the user's program needs some, too."""
+"""The share of the available memory that the buffers of one loader may take: the user's program also needs some."""
 
 _CGROUP = Path("/sys/fs/cgroup")
+
+Views = dict[int, NDArray[Any]]
+"""The columns of a buffer, by field index."""
+
+Spans = Mapping[int, tuple[int, int]]
+"""The first byte of each piece of a buffer, and the one after its last."""
+
+MemoryCallback = Callable[[NDArray[np.uint8]], None]
 
 
 def find_available_bytes() -> int:
@@ -49,7 +57,7 @@ def find_num_buffers(num_bytes: int, num_wanted: int) -> int:
 
     Args:
         num_bytes: The size of a buffer.
-        num_wanted: How many the loader wants to fill at a time.
+        num_wanted: The number that the loader wants to fill at a time.
 
     Raises:
         MemoryError: If there is no memory for two: one for the user, and one to fill.
@@ -65,22 +73,13 @@ def find_num_buffers(num_bytes: int, num_wanted: int) -> int:
     return max(min(num_buffers, num_wanted), 2)
 
 
-Views = dict[int, NDArray[Any]]
-"""The columns of a buffer, by field index."""
-
-Spans = Mapping[int, tuple[int, int]]
-"""The first byte of each piece of a buffer, and the one after its last."""
-
-MemoryCallback = Callable[[NDArray[np.uint8]], None]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferWatch:
-    """What a wrapper of a loader, such as a DevicePrefetcher, does with the buffers of the epochs that it begins.
+    """The interest of a wrapper of a loader, such as a DevicePrefetcher, in the buffers of the epochs that it begins.
 
     Attributes:
         callback: Called once with each buffer's memory, uint8 [n], which lives as long as any view of it.
-        num_held: How many batches the wrapper holds, besides those of the user.
+        num_held: The number of batches that the wrapper holds, besides those of the user.
     """
 
     callback: MemoryCallback
@@ -175,8 +174,8 @@ class BufferPool:
 
         Args:
             layout: The layout of a batch in a buffer.
-            num_spare: How many free buffers to keep, besides those for the watches. The pool drops any more, which it
-                created while the user kept batches.
+            num_spare: The number of free buffers to keep, besides those for the watches. The pool drops the others,
+                which it created while the user kept batches.
         """
         self.layout, self._num_spare = layout, num_spare
         self._drop_free()
@@ -267,5 +266,5 @@ class BufferPool:
 def map_in_torch(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
     """Map memory with torch, which keeps no descriptor: the user may hold many batches. Tensors may view it."""
     storage = torch.UntypedStorage.from_file(f"/proc/self/fd/{descriptor}", shared=True, nbytes=num_bytes)
-    memory = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]  # it takes storages, too
+    memory = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]  # it also takes storages
     return memory.numpy()

@@ -97,22 +97,22 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     Args:
         prefetch_factor: In shardio's worker processes, the number of batches that all workers together prepare in
             advance. By default 2, or more if batches are too small to keep all workers busy.
-        worker_method: What workers are that call the dataset: processes, or threads that share it. Threads copy and
+        worker_method: Whether workers that call the dataset are processes, or threads that share it. Threads copy and
             pickle nothing; see :func:`shardio.get_worker_info`.
-        snapshot_every_n_steps: After how many batches workers report the state of an iterable dataset that has one; 0
+        snapshot_every_n_steps: The number of batches after which workers report the state of an iterable dataset; 0
             for only at the beginning. A resumed run reads the batches since then again.
-        on_error: What happens to samples of a map-style dataset that cannot be read or decoded. ``raise`` raises an
+        on_error: The treatment of samples of a map-style dataset that cannot be read or decoded. ``raise`` raises an
             error that names the sample. ``replace`` uses another sample of the same dataset or Subset, chosen by the
             sample and, in shardio's datasets, the seed and the epoch. ``skip`` leaves the sample out, so the batch is
             smaller; a batch that would be empty raises an error. At the end of an epoch, a RuntimeWarning reports how
             many samples were replaced or skipped.
-        on_error_in: Where errors count as those of a sample: to ``read`` it, to ``decode`` it (also by your own
-            decoders), and in your own ``transform`` or ``transform_sample``. Any other error is raised. In datasets
-            that are not shardio's, all errors of ``__getitem__`` are of reading.
+        on_error_in: The stages in which errors count as those of a sample: to ``read`` it, to ``decode`` it (also by
+            your own decoders), and in your own ``transform`` or ``transform_sample``. Any other error is raised. In
+            datasets that are not shardio's, all errors of ``__getitem__`` are of reading.
         quarantine: The file that logs replaced and skipped samples, one JSON object per line. The constructor checks
             that it can be written; the first entry creates it.
         check_duplicates: Whether to raise an error when an epoch repeats a sample; see :func:`shardio.check.guard`.
-        device: Where batches are delivered, by :class:`shardio.DevicePrefetcher`; by default, they stay on the CPU.
+        device: The device to which :class:`shardio.DevicePrefetcher` copies batches; by default, they stay on the CPU.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -288,8 +288,8 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
 
         Args:
             callback: Receives the memory as a uint8 [n] array, and must not keep a reference to it.
-            num_held: How many batches the caller holds at a time, besides those that it has passed on. There is memory
-                for as many more batches then.
+            num_held: The number of batches that the caller holds at a time, besides those that it has passed on. The
+                loader then has memory for as many more batches.
         """
         return _find_own(self).watch_memory(callback, num_held=num_held)
 

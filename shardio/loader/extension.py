@@ -1,4 +1,4 @@
-"""What shardio adds to torch's DataLoader: arguments, order, state and executor, in one attribute."""
+"""The extension of torch's DataLoader: arguments, order, state and executor, in one attribute."""
 
 from __future__ import annotations
 
@@ -50,6 +50,11 @@ from shardio.order import Cursor, Progress, Remainder, Split
 
 _READ = ("dataset", "batch_size", "sampler", "batch_sampler", "collate_fn", "num_workers")
 """Attributes of a loader that wrappers read during an epoch."""
+
+_NAME = "_shardio"
+"""The only attribute of a loader that is shardio's and not one of its arguments."""
+
+Value = TypeVar("Value")
 
 
 class MadeBatches:
@@ -164,11 +169,6 @@ def make_delivery(loader: Any, extension: Extension) -> Iterable[Any] | None:
 
 _log = logging.getLogger("shardio")
 
-_NAME = "_shardio"
-"""The only attribute of a loader that is shardio's and not one of its arguments."""
-
-Value = TypeVar("Value")
-
 
 class Shown(Generic[Value]):
     """A read-only attribute of a loader that, unlike a property, lets subclasses and programs use its name.
@@ -203,7 +203,7 @@ class Extension:
         owner: Returns the loader; None if that is gone, or if this is the extension of a copy.
         arguments: As above.
         order: The loader's order; None if that is not shardio's.
-        epochs: Where the loader's epochs begin, if the order is not shardio's.
+        epochs: The positions at which the loader's epochs begin, if the order is not shardio's.
         delivery: The wrapper over the loader's batches; None if the user asked for none.
         is_in_accelerate: Whether Accelerate has prepared the loader.
 
@@ -311,7 +311,7 @@ class Extension:
 
         Args:
             loader: The loader.
-            sampler: What they draw from; by default, the loader's ``_index_sampler``.
+            sampler: The sampler that they draw from; by default, the loader's ``_index_sampler``.
         """
         if self.order is None:
             # Not the loader's length: like torch, do not ask an iterable dataset for its own.

@@ -20,6 +20,9 @@ from functools import cache
 from shardio.errors import copy_mark
 from shardio.process import call_at_fork
 
+PATIENCE_S = 5.0
+"""The time, in seconds, that Python's shutdown waits for batches that other threads have requested."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
@@ -72,10 +75,6 @@ def _as_runtime_error(error: BaseException) -> BaseException:
     portable = RuntimeError(f"{type(error).__name__}: {error}")
     copy_mark(error, portable)
     return portable
-
-
-PATIENCE_S = 5.0
-"""How long Python's shutdown waits for batches that other threads have requested."""
 
 
 class _Gate:

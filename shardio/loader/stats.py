@@ -20,7 +20,7 @@ class LoaderStats:
         num_samples: The number of samples in them.
         elapsed_s: The time from ``iter(loader)`` to the last batch.
         first_batch_s: The time from ``iter(loader)`` to the first batch; None before it.
-        wait_for_data_s: How long the training process waited for batches.
+        wait_for_data_s: The time that the training process waited for batches.
         num_workers: The number of workers; 0 if the calling process makes the batches.
         read_s: The time for reading bytes, summed over all workers.
         transform_s: The time for reading images' headers and drawing the transforms' parameters, or in your own code
@@ -92,7 +92,7 @@ class Tally:
 
     @property
     def num_bad(self) -> int:
-        """How many samples were replaced or skipped."""
+        """The number of samples that were replaced or skipped."""
         return self.num_replaced + self.num_skipped
 
     def count_batch(self, num_samples: int, num_images_by_decoder: Counter[DecoderName], wait_s: float) -> None:

@@ -32,7 +32,7 @@ MAX_LANES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderSettings:
-    """How an epoch is ordered. The order never depends on the world size, the workers or the batch size.
+    """The order of epochs. It never depends on the world size, the workers or the batch size.
 
     Attributes:
         shuffle: Whether the epoch is shuffled. If not, position p holds sample p.
@@ -192,7 +192,7 @@ class StreamOrder:
         Args:
             epoch: The epoch.
             window: The window's number among those of the worker.
-            num_samples: How many samples it has.
+            num_samples: The number of samples in it.
         """
         rows = np.arange(num_samples, dtype=np.int64)
         if not self.shuffle:

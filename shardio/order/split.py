@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 from shardio.order.epoch_order import EpochOrder
 
 Remainder = Literal["pad", "mask", "keep", "drop"]
-"""What happens to the samples that do not fill a step. See :class:`Split`."""
+"""The treatment of samples that do not fill a step. See :class:`Split`."""
+
+POSITIONS_AT_ONCE = 4096
+"""The smallest number of positions whose order is computed at once, apart from the last ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +102,6 @@ class Split:
         quotient, num_longer = divmod(stop - start, self.world_size)
         first = start + self.rank * quotient + min(self.rank, num_longer)
         return first, quotient + (self.rank < num_longer), 1
-
-
-POSITIONS_AT_ONCE = 4096
-"""The smallest number of positions whose order is computed at once, apart from the last ones."""
 
 
 def iterate_steps(

@@ -11,6 +11,9 @@ from shardio.order.epoch_order import OrderSettings
 from shardio.order.split import Split
 from shardio.values import check_integer
 
+STATE_VERSION = 1
+"""The version of the order, and of the state's format. A state resumes only in the order in which it was saved."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
@@ -25,7 +28,7 @@ class Progress:
     """A rank's progress in an epoch.
 
     Attributes:
-        cursor: Where the epoch began.
+        cursor: The start of the epoch.
         split: The rank's share from there on.
         num_batches: The number of delivered batches.
         is_finished: Whether another batch was requested after the last one.
@@ -68,7 +71,7 @@ class EpochCounter:
     then has no samples left.
 
     Attributes:
-        next: Where the next epoch begins.
+        next: The start of the next epoch.
         progress: The progress of the latest epoch; None before the first one and after ``load``.
     """
 
@@ -119,10 +122,6 @@ class EpochCounter:
         self.next = Cursor(epoch=cursor.epoch if repeats else cursor.epoch + 1)
         self._is_loaded = self._is_set = False
         return cursor
-
-
-STATE_VERSION = 1
-"""The version of the order, and of the state's format. A state resumes only in the order in which it was saved."""
 
 
 def dump_state(cursor: Cursor, settings: OrderSettings, digest: str, num_samples: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ change between releases, and an order must not.
 An alternating Feistel network (Luby and Rackoff 1988; with halves of unequal width, Schneier and
 Kelsey 1996) permutes 0 … 2**bits - 1, where 2**bits >= n. Cycle walking (Black and Rogaway, "Ciphers with
 arbitrary finite domains", 2002) keeps the result below n. Nothing is stored, so a window may be as
-long as the dataset. Packing and the split into training and validation data use it, too.
+long as the dataset. Packing and the split into training and validation data also use it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,12 @@ GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 _DERIVE = np.uint64(0xD1B54A32D192ED03)
 """Keeps the rng keys derived from a key apart from the words of the key's own stream."""
+
+NUM_ROUNDS = 12
+
+MIN_BITS = np.uint64(6)
+"""The width of the smallest network, in bits. In narrower ones, twelve rounds over halves of one or two bits
+are visibly uneven (chi-square over keys at n = 5 and 6). A short window takes more steps of cycle walking instead."""
 
 
 def mix64(words: Words) -> Words:
@@ -75,13 +81,6 @@ def augment_rng_keys(seed: int, epoch: int, indices: NDArray[np.int64], repetiti
 def to_unit(words: Words) -> NDArray[np.float64]:
     """Map the upper 53 bits of words to float64 in [0, 1)."""
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-NUM_ROUNDS = 12
-
-MIN_BITS = np.uint64(6)
-"""The width of the smallest network, in bits. In narrower ones, twelve rounds over halves of one or two bits
-are visibly uneven (chi-square over keys at n = 5 and 6). A short window takes more steps of cycle walking instead."""
 
 
 def permute(index: NDArray[np.int64], size: NDArray[np.int64], rng_key: Words) -> NDArray[np.int64]:

@@ -30,6 +30,30 @@ if TYPE_CHECKING:
 Columns = Mapping[str, Sequence[bytes | None]]
 """For each field, the content of each sample, or None if the sample lacks the field."""
 
+Item = TypeVar("Item")
+
+NUM_THREADS = 16
+"""The number of calls that are made at a time."""
+
+Verify = Literal["first", "off"]
+"""The time at which samples are compared with the index file: when they are first read, or never."""
+
+Result = TypeVar("Result")
+
+MAX_FAILURES = 3
+"""How often to fetch a remote sample, or open a shard, that is damaged. Then the store's copy is damaged, too."""
+
+MAX_OPEN_SHARDS = 1024
+"""The maximum number of shards that a reader keeps open, at about 5 kB each. Other shards are reopened as needed."""
+
+LabelledFile = tuple[str, int]
+"""An image's path or, if it is in a remote store, its URL; and its label."""
+
+Value = TypeVar("Value")
+
+LocatedSample = tuple[int, Any]
+"""The place of a reader among those that were joined, and what it needs to find the sample."""
+
 
 class StoredSamples(Sequence[Sample]):
     """Samples in columns, so that many small ones cost little. Single samples are created on demand.
@@ -39,7 +63,7 @@ class StoredSamples(Sequence[Sample]):
         num_samples: The number of samples.
         describe: A function that returns the key of the sample in a row, and where some of its fields are stored.
         list_keys: A function that returns the keys of all samples.
-        remedy: What else to do about a sample that lacks a field, for messages.
+        remedy: Another remedy for a sample that lacks a field, for messages.
     """
 
     def __init__(
@@ -83,12 +107,6 @@ class StoredSamples(Sequence[Sample]):
         return Sample(key=key, fields=fields, origin=origin)
 
 
-Item = TypeVar("Item")
-
-NUM_THREADS = 16
-"""How many calls are made at a time."""
-
-
 def map_in_threads(function: Callable[[Item], object], items: Sequence[Item]) -> list[StoreError]:
     """Call a function with each item, in several threads. They do not keep the process from exiting.
 
@@ -114,10 +132,6 @@ def map_in_threads(function: Callable[[Item], object], items: Sequence[Item]) ->
     for thread in threads:
         thread.join()
     return errors
-
-
-Verify = Literal["first", "off"]
-"""When samples are compared with the index file: when they are first read, or never."""
 
 
 class Seen:
@@ -179,15 +193,6 @@ class _SeenOfShard:
 
 def _bits_of(samples: NDArray[np.int64]) -> NDArray[np.uint8]:
     return np.left_shift(np.uint8(1), (samples & 7).astype(np.uint8))
-
-
-Result = TypeVar("Result")
-
-MAX_FAILURES = 3
-"""How often to fetch a remote sample, or open a shard, that is damaged. Then the store's copy is damaged, too."""
-
-MAX_OPEN_SHARDS = 1024
-"""The maximum number of shards that a reader keeps open, at about 5 kB each. Other shards are reopened as needed."""
 
 
 class SampleReader:
@@ -414,10 +419,6 @@ def _keys(inner: NDArray[np.int64], opened: Shard) -> list[str]:
     return opened.index.keys(inner)
 
 
-LabelledFile = tuple[str, int]
-"""An image's path or, if it is in a remote store, its URL; and its label."""
-
-
 class FileReader:
     """A reader of labelled image files. Each file is a sample, and its path or URL is the sample's key.
 
@@ -508,11 +509,6 @@ def _write_label(path: str, label: int) -> bytes:
             f"the labels in ImageFolder.samples must be integers, got {label!r} for {path}: set integer labels there. "
             "To return other targets, override __getitem__"
         ) from None
-
-
-Value = TypeVar("Value")
-LocatedSample = tuple[int, Any]
-"""The place of a reader among those that were joined, and what it needs to find the sample."""
 
 
 class JoinedReader:

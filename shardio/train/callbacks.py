@@ -32,6 +32,51 @@ if TYPE_CHECKING:
 
     from shardio.train.step import TrainStep
 
+LOG = "log.jsonl"
+
+PAGE, PICTURE = "report.html", "report.png"
+
+MAX_MARKED = 16  # With more epochs, only some are marked, so that their numbers do not overlap.
+
+Points = list[tuple[int, float]]  # (step, value)
+
+PANELS: dict[str, Callable[[StepRecord | EpochResult], float]] = {
+    "loss": lambda figures: figures.loss,
+    "images/s": lambda figures: figures.images_per_s,
+    "learning rate": lambda figures: figures.lr,
+    "time spent waiting for data [%]": lambda figures: 100 * figures.data_wait_share,
+}
+"""The panels of the plot, and the value that each shows."""
+
+COLUMNS: dict[str, Callable[[EpochResult], str]] = {
+    "epoch": lambda result: str(result.epoch),
+    "loss": lambda result: f"{result.loss:.4f}",
+    "accuracy": lambda result: f"{result.accuracy:.1%}",
+    "validation loss": lambda result: "–" if result.val_loss is None else f"{result.val_loss:.4f}",
+    "validation accuracy": lambda result: "–" if result.val_accuracy is None else f"{result.val_accuracy:.1%}",
+    "images/s": lambda result: f"{result.images_per_s:,.0f}",
+    "waiting for data": lambda result: f"{result.data_wait_share:.1%}",
+    "learning rate": lambda result: f"{result.lr:.3g}",
+}
+"""The columns of the table of epochs, and the text of their cells."""
+
+LOOKS: dict[str, dict[str, Any]] = {
+    "steps": {"color": "#7aa6d8", "linewidth": 1.0, "marker": ".", "markersize": 3},
+    "epochs": {"color": "#17408b", "linewidth": 1.6, "marker": "o", "markersize": 4},
+    "validation": {"color": "#d9731a", "linewidth": 1.6, "marker": "s", "markersize": 4},
+    "planned": {"color": "#f3c48b", "linewidth": 4.0},
+    "taken": {"color": "#1b57a8", "linewidth": 1.2, "marker": ".", "markersize": 4},
+}
+"""The style of each curve. Markers show single points, which make no line."""
+
+CSS = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1200px; margin: 2em auto }
+img { width: 100% }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1em 0 }
+th, td { padding: .25em .8em; text-align: right; border-bottom: 1px solid #ddd }
+.best { font-weight: bold; background: #fff3e0 }
+"""
+
 
 class Callback:
     """The base class of callbacks. Its methods do nothing: override those that you need.
@@ -170,9 +215,6 @@ class SizeHints(Callback):
             )
 
 
-LOG = "log.jsonl"
-
-
 class JsonLog(Callback):
     """A callback that writes ``log.jsonl``.
 
@@ -258,48 +300,6 @@ def read_log(path: Path) -> Iterator[dict[str, Any]]:
 
 def _dump(line: dict[str, Any]) -> bytes:
     return json.dumps(line).encode() + b"\n"
-
-
-PAGE, PICTURE = "report.html", "report.png"
-MAX_MARKED = 16  # With more epochs, only some are marked, so that their numbers do not overlap.
-Points = list[tuple[int, float]]  # (step, value)
-
-PANELS: dict[str, Callable[[StepRecord | EpochResult], float]] = {
-    "loss": lambda figures: figures.loss,
-    "images/s": lambda figures: figures.images_per_s,
-    "learning rate": lambda figures: figures.lr,
-    "time spent waiting for data [%]": lambda figures: 100 * figures.data_wait_share,
-}
-"""The panels of the plot, and the value that each shows."""
-
-COLUMNS: dict[str, Callable[[EpochResult], str]] = {
-    "epoch": lambda result: str(result.epoch),
-    "loss": lambda result: f"{result.loss:.4f}",
-    "accuracy": lambda result: f"{result.accuracy:.1%}",
-    "validation loss": lambda result: "–" if result.val_loss is None else f"{result.val_loss:.4f}",
-    "validation accuracy": lambda result: "–" if result.val_accuracy is None else f"{result.val_accuracy:.1%}",
-    "images/s": lambda result: f"{result.images_per_s:,.0f}",
-    "waiting for data": lambda result: f"{result.data_wait_share:.1%}",
-    "learning rate": lambda result: f"{result.lr:.3g}",
-}
-"""The columns of the table of epochs, and the text of their cells."""
-
-LOOKS: dict[str, dict[str, Any]] = {
-    "steps": {"color": "#7aa6d8", "linewidth": 1.0, "marker": ".", "markersize": 3},
-    "epochs": {"color": "#17408b", "linewidth": 1.6, "marker": "o", "markersize": 4},
-    "validation": {"color": "#d9731a", "linewidth": 1.6, "marker": "s", "markersize": 4},
-    "planned": {"color": "#f3c48b", "linewidth": 4.0},
-    "taken": {"color": "#1b57a8", "linewidth": 1.2, "marker": ".", "markersize": 4},
-}
-"""The style of each curve. Markers show single points, which make no line."""
-
-CSS = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1200px; margin: 2em auto }
-img { width: 100% }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1em 0 }
-th, td { padding: .25em .8em; text-align: right; border-bottom: 1px solid #ddd }
-.best { font-weight: bold; background: #fff3e0 }
-"""
 
 
 class HtmlReport(Callback):

@@ -17,6 +17,31 @@ import torch
 from shardio.errors import FormatError
 from shardio.files import write_whole
 
+FORMAT = 1
+"""The version of the format. It increases when older files can no longer be read."""
+
+PARTS: dict[str, type] = {
+    "config": dict,
+    "model": dict,
+    "step": dict,
+    "results": list,
+    "is_within_epoch": bool,
+    "times": dict,
+    "ranks": list,
+}
+"""The parts of a run's checkpoint, and their types."""
+
+_SEED, _GENERATORS = "_base_seed", "_generators"
+"""Keys of loaders' states: those of shardio's, and the first one also of torchdata's."""
+
+_LOADABLE = {
+    *(type(None), bool, int, float, complex, str, bytes, bytearray),
+    *(torch.Tensor, torch.nn.Parameter, torch.Size, torch.dtype, torch.device),
+}
+"""Types of values without parts that torch loads without executing code."""
+
+LAST, BEST = "last.pt", "best.pt"
+
 
 def seed_everything(*words: int) -> None:
     """Seed torch, numpy and Python's ``random`` with integers, such as seed, rank and epoch.
@@ -96,32 +121,6 @@ def _tf32_products() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-FORMAT = 1
-"""The version of the format. It increases when older files can no longer be read."""
-
-PARTS: dict[str, type] = {
-    "config": dict,
-    "model": dict,
-    "step": dict,
-    "results": list,
-    "is_within_epoch": bool,
-    "times": dict,
-    "ranks": list,
-}
-"""The parts of a run's checkpoint, and their types."""
-
-_SEED, _GENERATORS = "_base_seed", "_generators"
-"""Keys of loaders' states: those of shardio's, and the first one also of torchdata's."""
-
-_LOADABLE = {
-    *(type(None), bool, int, float, complex, str, bytes, bytearray),
-    *(torch.Tensor, torch.nn.Parameter, torch.Size, torch.dtype, torch.device),
-}
-"""Types of values without parts that torch loads without executing code."""
-
-LAST, BEST = "last.pt", "best.pt"
 
 
 def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None:

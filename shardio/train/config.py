@@ -29,6 +29,29 @@ ScheduleName = Literal["onecycle", "cosine", "cyclic", "step", "plateau", "const
 MAY_CHANGE = ("epochs", "steps_per_epoch", "patience", "device", "directory", "resume", "log_every", "checkpoint_every")
 """Settings that may differ when a run resumes. New ``epochs`` change later learning rates."""
 
+FIRST, LAST = 1 / 25, 1 / 25e4
+"""The first and last rates of onecycle, as shares of the highest.
+
+torch's ``OneCycleLR`` sets them by ``div_factor`` and ``final_div_factor``.
+"""
+
+LOWEST = 1 / 10
+"""The lowest rate of cyclic, as a share of the highest."""
+
+CUT = 1 / 10
+"""The factor by which step and plateau cut the rate."""
+
+OPTIMIZERS: dict[OptimizerName, tuple[type[torch.optim.Optimizer], tuple[str, ...]]] = {
+    "adamw": (torch.optim.AdamW, ("lr", "weight_decay")),
+    "adam": (torch.optim.Adam, ("lr", "weight_decay")),
+    "sgd": (torch.optim.SGD, ("lr", "weight_decay", "momentum")),
+    "rmsprop": (torch.optim.RMSprop, ("lr", "weight_decay", "momentum")),
+}
+"""The classes of the optimisers, and the settings that they take.
+
+To add an optimiser, add a line here, and its name to ``config.OptimizerName``.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
@@ -188,19 +211,6 @@ def _check_data(data: Mapping[str, float | str]) -> dict[str, float | str]:
     return {str(name): check_plain(f"data[{str(name)!r}]", value) for name, value in data.items()}
 
 
-FIRST, LAST = 1 / 25, 1 / 25e4
-"""The first and last rates of onecycle, as shares of the highest.
-
-torch's ``OneCycleLR`` sets them by ``div_factor`` and ``final_div_factor``.
-"""
-
-LOWEST = 1 / 10
-"""The lowest rate of cyclic, as a share of the highest."""
-
-CUT = 1 / 10
-"""The factor by which step and plateau cut the rate."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LrPlan:
     """The lengths that the learning rates of a run depend on.
@@ -331,18 +341,6 @@ class LrSchedule:
         self._scheduler.load_state_dict(saved)
         for group, highest in zip(self._optimizer.param_groups, saved["base_lrs"], strict=True):
             group["lr"] = highest * self._factor(saved["last_epoch"], self.plan)
-
-
-OPTIMIZERS: dict[OptimizerName, tuple[type[torch.optim.Optimizer], tuple[str, ...]]] = {
-    "adamw": (torch.optim.AdamW, ("lr", "weight_decay")),
-    "adam": (torch.optim.Adam, ("lr", "weight_decay")),
-    "sgd": (torch.optim.SGD, ("lr", "weight_decay", "momentum")),
-    "rmsprop": (torch.optim.RMSprop, ("lr", "weight_decay", "momentum")),
-}
-"""The classes of the optimisers, and the settings that they take.
-
-To add an optimiser, add a line here, and its name to ``config.OptimizerName``.
-"""
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:

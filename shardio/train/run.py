@@ -56,6 +56,9 @@ LOCK = ".run.lock"
 
 _log = logging.getLogger("shardio")
 
+FOR_LOADING, FOR_STEPS = 1, 2
+"""Purposes of random numbers. What a loader draws to start workers must not affect steps."""
+
 
 @contextmanager
 def claimed(directory: Path | None) -> Iterator[None]:
@@ -174,10 +177,6 @@ def _may_start_over(best: Path, config: TrainConfig, last_epoch: int | None) -> 
         return False
     state = load_checkpoint(best)
     return len(state["results"]) == 1 and not config.find_differences(state["config"])
-
-
-FOR_LOADING, FOR_STEPS = 1, 2
-"""Purposes of random numbers. What a loader draws to start workers must not affect steps."""
 
 
 class TrainRun:

@@ -59,7 +59,7 @@ def make_executor(
         loader: The loader.
         settings: Its attributes.
         order: The loader's order; None if that is not shardio's.
-        epochs: Where the loader's epochs begin, if the order is not shardio's.
+        epochs: The positions at which the loader's epochs begin, if the order is not shardio's.
         bad_samples: The policy for unreadable samples; None raises their errors.
         watches: Those of the epoch that begins; the loader changes them.
     """

@@ -21,6 +21,12 @@ from shardio.loader.fetching.fetchers import WorkerMethod, is_iterable
 from shardio.loader.stats import LoaderStats
 from shardio.order import Cursor, EpochCounter, Split
 
+TorchDataLoader = torch.utils.data.dataloader.DataLoader
+"""torch's class itself. Programs replace the name in torch by shardio's class."""
+
+_VALUES = (bool, int, float, str, MethodType)
+"""Types whose instances are compared by value. Methods are created at each access and compare by their objects."""
+
 
 class BatchIterator(Protocol):
     """The batches of one epoch, in their order.
@@ -71,7 +77,7 @@ class Executor(Protocol):
         """Begin an epoch and return its batches.
 
         Args:
-            cursor: Where the epoch begins; None if the order is not shardio's.
+            cursor: The start of the epoch; None if the order is not shardio's.
             split: This rank's share, from the cursor to the end; None in the same case.
         """
 
@@ -82,16 +88,9 @@ class Executor(Protocol):
         """Return the statistics of the latest epoch; None if this executor has none."""
 
 
-TorchDataLoader = torch.utils.data.dataloader.DataLoader
-"""torch's class itself. Programs replace the name in torch by shardio's class."""
-
-_VALUES = (bool, int, float, str, MethodType)
-"""Types whose instances are compared by value. Methods are created at each access and compare by their objects."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExecutorSettings:
-    """What an executor is made from. If it changes, the loader needs another executor.
+    """The settings that an executor is made from. If one changes, the loader needs another executor.
 
     Attributes:
         datasets: The loader's dataset; for torch's Subsets and ConcatDatasets, also the datasets in them.
@@ -99,17 +98,17 @@ class ExecutorSettings:
         is_ours: Whether shardio's own code can make the batches.
         batch_size: The samples of a full batch; None if a batch sampler decides, or for single samples.
         batch_sampler: Yields the indices of each batch, where the dataset and ``batch_size`` allow it.
-        num_workers: How many workers there are.
+        num_workers: The number of workers.
         collate_fn: Makes a batch of samples.
         worker_init_fn: Called in each worker that calls the dataset.
-        multiprocessing_context: How workers that call the dataset start.
+        multiprocessing_context: The start method of workers that call the dataset.
         generator: Seeds workers that call the dataset, and rng keys where the order is not shardio's.
-        timeout_s: How long to wait for a batch; 0 waits indefinitely.
-        prefetch_factor: How many batches are made ahead; a DefaultPrefetch if the user did not set it.
+        timeout_s: The longest wait for a batch, in seconds; 0 waits indefinitely.
+        prefetch_factor: The number of batches that are made ahead; a DefaultPrefetch if the user did not set it.
         persistent_workers: Whether the workers serve several epochs.
-        worker_method: What workers are that call the dataset.
+        worker_method: The kind of workers that call the dataset.
         in_order: Whether batches are delivered in order.
-        snapshot_every_n_steps: How often the user's dataset is asked for its state.
+        snapshot_every_n_steps: The number of batches after which the user's dataset is asked for its state.
         pin_memory: The argument of torch's loader.
         pin_memory_device: The argument of torch's loader.
         pins: Whether batches are copied to torch's pinned memory: whether that is wanted and CUDA is available.

@@ -53,9 +53,9 @@ class Fetching:
 
     Args:
         loader: The loader, which owns this executor.
-        epochs: Where its epochs begin.
-        worker_method: What its workers are.
-        snapshot_every_n_steps: How often workers report the state of an iterable dataset.
+        epochs: The positions at which its epochs begin.
+        worker_method: The kind of its workers.
+        snapshot_every_n_steps: The number of batches after which workers report the state of an iterable dataset.
         bad_samples: The policy for samples that raise errors; None raises them.
     """
 
@@ -144,7 +144,7 @@ class FetchedBatches:
     """The batches of one epoch, with what torch's iterators add: pinned memory, and a warning of a wrong length.
 
     Args:
-        batches: Where they come from.
+        batches: The source of the batches.
         loader: The loader.
         bad_samples: The policy for samples that raise errors, which warns of them at the end.
     """

@@ -59,7 +59,7 @@ class WorkerInit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """What inner loaders are made from, except for their datasets and samplers.
+    """The settings of inner loaders, except for their datasets and samplers.
 
     Attributes:
         settings: The settings of the user's loader.
@@ -217,7 +217,7 @@ class OrderedWorkers:
     """The base class of these executors. It keeps the executor of an inner loader, whose workers may persist.
 
     Args:
-        options: What the inner loader is made from.
+        options: The settings of the inner loader.
         bad_samples: The policy for unreadable samples; None raises their errors.
     """
 

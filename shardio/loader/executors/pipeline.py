@@ -49,9 +49,9 @@ class Pipeline:
         plans: The plan of each batch.
         workers: Makes the batches.
         buffers: Holds them.
-        settings: What all batches of the loader have in common.
+        settings: The settings of all batches of the loader.
         tally: The running counts of the epoch.
-        timeout_s: How long to wait for a batch; 0 waits forever.
+        timeout_s: The longest wait for a batch, in seconds; 0 waits forever.
         closes_workers: Whether the worker processes end with the epoch.
     """
 
@@ -223,9 +223,9 @@ class WorkerProcesses:
 
     Args:
         planner: Plans the batches of an epoch.
-        settings: What all batches of the loader have in common.
+        settings: The settings of all batches of the loader.
         watches: Those of the epoch that begins.
-        timeout_s: How long to wait for a batch; 0 waits forever.
+        timeout_s: The longest wait for a batch, in seconds; 0 waits forever.
         closes_workers: Whether the worker processes end with each epoch. Their fork server stays for the next ones.
     """
 
@@ -320,7 +320,7 @@ class CallingProcess:
 
     Args:
         planner: Plans the batches of an epoch.
-        settings: What all batches of the loader have in common.
+        settings: The settings of all batches of the loader.
 
     Attributes:
         layout: The layout of batches in memory; None before the first one.

@@ -30,6 +30,11 @@ from shardio.loader.fetching.workers import (
 from shardio.loader.stats import Tally
 from shardio.process import let_through, no_end
 
+_WORKERS_ENDED = (
+    "this iterator's workers were ended before its last batch: iterate over the loader again. Workers end when another "
+    "iterator resumes from a loaded state, or a framework shuts them down"
+)
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Pending:
@@ -41,12 +46,6 @@ class _Pending:
     answer: Fetched | FetchFailed | WorkerExhausted | None = None
 
 
-_WORKERS_ENDED = (
-    "this iterator's workers were ended before its last batch: iterate over the loader again. Workers end when another "
-    "iterator resumes from a loaded state, or a framework shuts them down"
-)
-
-
 class TimedOutError(RuntimeError):
     """No batch arrived within ``timeout``."""
 
@@ -56,12 +55,12 @@ class WorkerBatches:
 
     Args:
         workers: The workers that fetch them.
-        indices: What each consists of.
-        position: Where the epoch begins; it is updated with each batch that the user receives.
+        indices: The indices of each batch.
+        position: The position at which the epoch begins; it is updated with each batch that the user receives.
         task_ids: New numbers for tasks.
         tally: Counts what is delivered.
         in_order: Whether the batches are delivered in the order of the indices.
-        timeout_s: How long to wait for a batch; 0 waits indefinitely.
+        timeout_s: The longest wait for a batch, in seconds; 0 waits indefinitely.
         state_every: After how many of its batches each worker reports its state; 0 for never.
         closes_workers: Whether the workers end with the epoch.
 
@@ -334,9 +333,9 @@ class CallerBatches:
     """The batches of one epoch. Each is fetched when it is requested.
 
     Args:
-        job: What to fetch.
-        indices: What each batch consists of.
-        position: Where the epoch begins; it is updated with each batch that the user receives.
+        job: The settings of the loader.
+        indices: The indices of each batch.
+        position: The position at which the epoch begins; it is updated with each batch that the user receives.
         tally: Counts what is delivered.
 
     Attributes:

@@ -26,12 +26,89 @@ from shardio.order import derive_rng_key, make_rng_key
 from shardio.process import describe_error, let_through
 
 WorkerMethod = Literal["multiprocessing", "thread"]
-"""What workers are. The names are those of torch's ``WorkerInfo.worker_method``."""
+"""The kinds of workers. The names are those of torch's ``WorkerInfo.worker_method``."""
+
+SNAPSHOT = "_snapshot"
+
+SNAPSHOT_STEP = "_snapshot_step"
+
+STEPS_SINCE_SNAPSHOT = "_steps_since_snapshot"
+
+LAST_YIELDED_WORKER_ID = "_last_yielded_worker_id"
+
+MAIN_SNAPSHOT = "_main_snapshot"
+
+WORKER_SNAPSHOTS = "_worker_snapshots"
+
+ITERATOR_FINISHED = "_iterator_finished"
+
+NUM_WORKERS = "_num_workers"
+
+NUM_YIELDED = "_num_yielded"
+
+INDEX_SAMPLER_STATE = "_index_sampler_state"
+
+SAMPLER_ITER_STATE = "_sampler_iter_state"
+
+SAMPLER_ITER_YIELDED = "_sampler_iter_yielded"
+
+LEN_CALLED = "_IterableDataset_len_called"
+
+SHARED_SEED = "_shared_seed"
+
+BASE_SEED = "_base_seed"
+
+WORKER_ID = "worker_id"
+
+FETCHER_STATE = "fetcher_state"
+
+DATASET_ITER_STATE = "dataset_iter_state"
+
+FETCHER_ENDED = "fetcher_ended"
+
+DATASET_STATE = "dataset_state"
+
+GENERATORS = "_generators"
+"""The generators of random numbers from which the sampler draws, as they were when the epoch began."""
+
+DRAWS_SEED = "_draws_seed"
+"""Whether the seed of the workers was drawn when the epoch began, not earlier."""
+
+DELIVERED_AHEAD = "_delivered_ahead"
+"""With ``in_order=False``: the numbers of batches that were delivered although an earlier one was not."""
+
+SAMPLER_EPOCH = "_sampler_epoch"
+"""The epoch that was set on a sampler such as torch's DistributedSampler."""
+
+NUM_SAMPLES = "_num_samples"
+"""The number of delivered samples of the epoch, for the random numbers of shardio's transforms."""
+
+SAMPLER_SAMPLES_YIELDED = "_sampler_samples_yielded"
+"""The number of samples that torch's BatchSampler has yielded: a resumed run may have batches of another size."""
+
+BATCH_SIZE = "_batch_size"
+"""The size of the batches; 0 if a sampler determines it."""
+
+NUM_EPOCHS_OF_SEED = "_num_epochs_of_seed"
+"""The number of epochs that the workers' seed served before this one."""
+
+NUM_SINCE_STATE = "num_batches_since_state"
+"""The number of a worker's batches that were delivered after it reported its state."""
+
+_GLOBALS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
+    "torch": (torch.get_rng_state, torch.set_rng_state),
+    "python": (random.getstate, random.setstate),
+    "numpy": (np.random.get_state, np.random.set_state),  # Users' samplers draw from it.
+}
+"""The global generators of a process by name: how to get and to set their states."""
+
+States = dict[str, Any]
+"""States of global generators by name: those of torch's CPU generator, and of the modules random and numpy.random."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FetchJob:
-    """What every worker of a loader needs.
+    """The settings that every worker of a loader needs.
 
     Attributes:
         dataset: The user's dataset.
@@ -41,7 +118,7 @@ class FetchJob:
         drop_last: Whether an iterable dataset's last batch is left out if it is not full.
         collate_fn: Makes a batch of samples or, without batches, converts one sample.
         worker_init_fn: Called by each worker before its first batch.
-        num_workers: How many workers there are; 0 if the calling process fetches.
+        num_workers: The number of workers; 0 if the calling process fetches.
         bad_samples: The policy for samples of a map-style dataset that raise errors; None raises them.
     """
 
@@ -77,66 +154,6 @@ def make_failing_job(error: Exception) -> FetchJob:
         worker_init_fn=fail,
         num_workers=1,
     )
-
-
-SNAPSHOT = "_snapshot"
-SNAPSHOT_STEP = "_snapshot_step"
-STEPS_SINCE_SNAPSHOT = "_steps_since_snapshot"
-LAST_YIELDED_WORKER_ID = "_last_yielded_worker_id"
-MAIN_SNAPSHOT = "_main_snapshot"
-WORKER_SNAPSHOTS = "_worker_snapshots"
-ITERATOR_FINISHED = "_iterator_finished"
-NUM_WORKERS = "_num_workers"
-NUM_YIELDED = "_num_yielded"
-INDEX_SAMPLER_STATE = "_index_sampler_state"
-SAMPLER_ITER_STATE = "_sampler_iter_state"
-SAMPLER_ITER_YIELDED = "_sampler_iter_yielded"
-LEN_CALLED = "_IterableDataset_len_called"
-SHARED_SEED = "_shared_seed"
-BASE_SEED = "_base_seed"
-WORKER_ID = "worker_id"
-FETCHER_STATE = "fetcher_state"
-DATASET_ITER_STATE = "dataset_iter_state"
-FETCHER_ENDED = "fetcher_ended"
-DATASET_STATE = "dataset_state"
-
-GENERATORS = "_generators"
-"""The generators of random numbers from which the sampler draws, as they were when the epoch began."""
-
-DRAWS_SEED = "_draws_seed"
-"""Whether the seed of the workers was drawn when the epoch began, not earlier."""
-
-DELIVERED_AHEAD = "_delivered_ahead"
-"""With ``in_order=False``: the numbers of batches that were delivered although an earlier one was not."""
-
-SAMPLER_EPOCH = "_sampler_epoch"
-"""The epoch that was set on a sampler such as torch's DistributedSampler."""
-
-NUM_SAMPLES = "_num_samples"
-"""How many samples of the epoch were delivered, for the random numbers of shardio's transforms."""
-
-SAMPLER_SAMPLES_YIELDED = "_sampler_samples_yielded"
-"""How many samples torch's BatchSampler has yielded: a resumed run may have batches of another size."""
-
-BATCH_SIZE = "_batch_size"
-"""The size of the batches; 0 if a sampler determines it."""
-
-NUM_EPOCHS_OF_SEED = "_num_epochs_of_seed"
-"""How many epochs the workers' seed served before this one."""
-
-NUM_SINCE_STATE = "num_batches_since_state"
-"""How many batches of a worker were delivered since its state was reported."""
-
-
-_GLOBALS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
-    "torch": (torch.get_rng_state, torch.set_rng_state),
-    "python": (random.getstate, random.setstate),
-    "numpy": (np.random.get_state, np.random.set_state),  # Users' samplers draw from it.
-}
-"""The global generators of a process by name: how to get and to set their states."""
-
-States = dict[str, Any]
-"""States of global generators by name: those of torch's CPU generator, and of the modules random and numpy.random."""
 
 
 def capture(names: Iterable[str]) -> States:
@@ -276,7 +293,7 @@ class Fetcher(Protocol):
 
 
 class DatasetEndError(Exception):
-    """An iterable dataset has no further batch. People's own code may raise StopIteration by mistake."""
+    """An iterable dataset has no further batch. It is not a StopIteration, which user code may raise by mistake."""
 
 
 def make_fetcher(job: FetchJob, state: dict[str, Any] | None, *, follows_end: bool = False) -> Fetcher:
@@ -285,7 +302,7 @@ def make_fetcher(job: FetchJob, state: dict[str, Any] | None, *, follows_end: bo
     The dataset's state is restored first, because its ``__iter__`` may depend on that.
 
     Args:
-        job: What to fetch.
+        job: The settings of the loader.
         state: The state to resume from; None to begin.
         follows_end: Whether the state is that of the end of the epoch before. It is restored, and an epoch begins.
 

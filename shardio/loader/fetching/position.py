@@ -1,4 +1,4 @@
-"""What a sampler yields in an epoch, where the user is in it, and the state that describes that."""
+"""The positions of samplers, workers and epochs, and their states."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _HAS_ENDED = "has_ended"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerPosition:
-    """Where a sampler is.
+    """The position of a sampler.
 
     Attributes:
-        num_yielded: How many times it has yielded.
-        num_samples: How many samples that were; None if the batches are not those of torch's BatchSampler.
+        num_yielded: The number of values that it has yielded.
+        num_samples: The number of samples in these values; None if the batches are not those of torch's BatchSampler.
         sampler_state: The state of the sampler; None if it has none.
         iterator_state: That of its iterator.
     """
@@ -54,7 +54,7 @@ class Indices:
         generators: The generators from which the sampler draws; None for those of the process.
 
     Attributes:
-        position: Where the sampler is.
+        position: The position of the sampler.
     """
 
     def __init__(self, sampler: Any, generators: OwnGenerators | None) -> None:
@@ -62,7 +62,7 @@ class Indices:
         self._batches = _BatchIterator(sampler) if type(sampler) is BatchSampler else None
         with drawing_from(self._generators):
             self._iterator: Iterator[Any] = self._batches or iter(sampler)
-        self._prepared = list[Any]()  # What was drawn, but not yielded.
+        self._prepared = list[Any]()  # Drawn, but not yielded.
         self.position = SamplerPosition()
         self._track()
 
@@ -160,7 +160,7 @@ class _BatchIterator(Iterator[list[Any]]):
     As in torch, a batch size that the program sets applies to the next batch or, with ``drop_last``, the next epoch.
 
     Attributes:
-        num_samples: How many samples were yielded.
+        num_samples: The number of yielded samples.
         has_ended: Whether the sampler has yielded all.
     """
 
@@ -222,12 +222,12 @@ class _BatchIterator(Iterator[list[Any]]):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class WorkerPosition:
-    """Where a worker is.
+    """The position of a worker.
 
     Attributes:
         state: The latest state of its dataset and iterator that the user has received batches up to; None if there is
             none, or if it is at the beginning.
-        num_since: How many of its batches were delivered since.
+        num_since: The number of its batches that were delivered since.
         is_exhausted: Whether its part of an iterable dataset was at its end.
     """
 
@@ -238,23 +238,23 @@ class WorkerPosition:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EpochPosition:
-    """Where an epoch is: the batches that the user received, not those that were requested ahead.
+    """The position of an epoch: after the batches that the user received, not those that were requested ahead.
 
     Attributes:
-        num_workers: How many workers there are; 0 if the calling process fetches.
+        num_workers: The number of workers; 0 if the calling process fetches.
         is_iterable: Whether the dataset is an IterableDataset.
         random_states: The generators as they were when the epoch began.
-        workers: Where each worker is. The calling process counts as one.
-        num_yielded: How many batches were delivered.
-        num_samples: How many samples they had; 0 if the user's dataset makes them.
+        workers: The position of each worker. The calling process counts as one.
+        num_yielded: The number of delivered batches.
+        num_samples: The number of samples in them; 0 if the user's dataset makes the batches.
         batch_size: The size of the batches; 0 if a sampler determines it, and None if it is not known.
         sampler_epoch: The epoch that was set on the sampler; None if it has no ``set_epoch``.
-        sampler: Where the sampler was after the batches that were delivered without a gap.
+        sampler: The position of the sampler after the batches that were delivered without a gap.
         ahead: The numbers of batches that were delivered although an earlier one was not.
         last_worker_id: The worker that made the latest batch.
         base_seed: The seed of the workers; None if it is not known.
         draws_seed: Whether it was drawn when the epoch began, not earlier.
-        num_epochs_of_seed: How many epochs of that seed were begun before.
+        num_epochs_of_seed: The number of earlier epochs with that seed.
         follows_end: Whether the states of the workers are those of the end of the epoch before.
         len_called: What ``len(loader)`` said of an iterable dataset, as StatefulDataLoader's states have it.
         is_finished: Whether the epoch is over. The generators are those of its end then.

@@ -50,18 +50,20 @@ from shardio.loader.processes.wire import MAX_DESCRIPTORS, ForgetBuffers, NewBuf
 from shardio.process import describe_error, let_through
 
 _ALIGNMENT = 64
-"""Where buffers begin, in bytes: a multiple of the size of every dtype."""
+"""The alignment of buffers in bytes: a multiple of the size of every dtype."""
+
+_MapOfFunctions = dict[Any, Callable[..., Any]]
 
 
 @dataclass(kw_only=True, eq=False)
 class JobMemory:
-    """Where a job is in the memory that comes with this message.
+    """The place of a job in the memory that comes with this message.
 
     Attributes:
         num_bytes: The size of the memory.
         pickle_bytes: The size of the pickle, with which it begins.
         spans: The first byte of each buffer, and the one after its last.
-        num_descriptors: How many descriptors follow, in :class:`MoreDescriptors`.
+        num_descriptors: The number of descriptors that follow, in :class:`MoreDescriptors`.
     """
 
     num_bytes: int
@@ -150,7 +152,7 @@ def receive_job(end: socket.socket) -> FetchJob | None:
     content = io.BytesIO(memory[: message.pickle_bytes].tobytes())
     try:
         job: FetchJob = _Unpickler(content, [memory[slice(*span)] for span in message.spans], descriptors).load()
-    except Exception as error:  # People's modules may raise anything.
+    except Exception as error:  # User modules may raise anything.
         let_through(error)
         add_note(error, "while loading the dataset in a worker process")
         return make_failing_job(error)
@@ -275,9 +277,6 @@ def _can_pickle(value: Any) -> bool:
             let_through(error)
             return False
     return True
-
-
-_MapOfFunctions = dict[Any, Callable[..., Any]]
 
 
 def find_collate(collate_fn: Callable[[Any], Any], arena: Arena | None) -> Callable[[Any], Any]:
@@ -433,17 +432,17 @@ def run_worker_process(end: socket.socket, job: FetchJob | None, worker_id: int,
 
     Args:
         end: This side's end of the socket pair.
-        job: What to fetch; None if it comes through the socket pair.
+        job: The settings of the loader; None if they come through the socket pair.
         worker_id: The number of the worker.
         base_seed: The seed of worker 0.
     """
     torch.set_num_threads(1)
     if job is None and (job := receive_job(end)) is None:
         return
-    seed_process(base_seed, worker_id)  # After the modules of the dataset are imported: they may seed, too.
-    # torch has no public function for this, and people's code asks torch.
+    seed_process(base_seed, worker_id)  # After the modules of the dataset are imported: they may also seed.
+    # torch has no public function for this, and user code asks torch.
     torch.utils.data._utils.worker._worker_info = torch.utils.data._utils.worker.WorkerInfo(
         id=worker_id, num_workers=job.num_workers, seed=base_seed + worker_id, dataset=job.dataset
     )
-    with suppress(KeyboardInterrupt):  # The training process raises it, too.
+    with suppress(KeyboardInterrupt):  # The training process also raises it.
         FetchWorker(worker_id, job, SocketChannel(end)).run()

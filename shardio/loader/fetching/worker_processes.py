@@ -31,11 +31,23 @@ from shardio.loader.processes.wire import ForgetBuffers, NewBuffer, make_pair, r
 from shardio.process import call_at_fork, count_processors
 
 JOIN_S = 5.0
-"""How long to wait for a process that has closed its connection."""
+"""The time, in seconds, to wait for a process that has closed its connection."""
 
 
 STOPPED_S = 30.0
-"""How long a worker process may be stopped, as by SIGSTOP, while the loader waits for it."""
+"""The time, in seconds, that a worker process may be stopped, as by SIGSTOP, while the loader waits for it."""
+
+CHECK_S = 5.0
+"""The interval, in seconds, of checks of a silent worker process."""
+
+JOIN_S = 5.0
+"""The time, in seconds, that a worker process gets to finish its batch before it is terminated."""
+
+MAX_SENT = 8
+"""The most unanswered requests of a worker process. More would fill its socket, and block both sides."""
+
+GROWTH = 1.25
+"""When batches grow, the size of new buffers relative to the largest batch so far."""
 
 
 def is_stopped(process_id: int) -> bool:
@@ -71,19 +83,6 @@ def describe_death(process: BaseProcess) -> WorkerError:
         signal.SIGSEGV: "A library crashed in the dataset or collate_fn: use num_workers=0 and faulthandler to find it",
     }
     return WorkerError(f"{what}. {causes.get(-code, 'Another process may have ended it')}")
-
-
-CHECK_S = 5.0
-"""How often a silent worker process is checked."""
-
-JOIN_S = 5.0
-"""How long a worker process may take to finish what it is fetching before it is terminated."""
-
-MAX_SENT = 8
-"""How many requests a worker process may have unanswered. More would fill its socket, and block both sides."""
-
-GROWTH = 1.25
-"""How much larger than the largest batch so far buffers become when batches grow."""
 
 
 class _Process:
@@ -146,14 +145,14 @@ class FetchProcesses:
     """The worker processes of one loader.
 
     Args:
-        job: What they fetch.
+        job: The settings of the loader.
         base_seed: The seed of the first one.
         context: Starts processes: a context of multiprocessing, or torch.multiprocessing.
-        max_tasks: How many batches are fetched ahead.
+        max_tasks: The number of batches that are fetched ahead.
 
     Attributes:
         members: The processes.
-        max_tasks: How many batches may be fetched ahead; fewer if there is too little memory.
+        max_tasks: The number of batches that may be fetched ahead; less if memory is short.
     """
 
     def __init__(self, job: FetchJob, base_seed: int, context: Any, max_tasks: int) -> None:
@@ -178,7 +177,7 @@ class FetchProcesses:
                 # That takes a second of a processor, so the first batch does not wait for more processes than fit.
                 for _ in range(1, min(count_processors(), job.num_workers)):
                     self._start_another()
-        except BaseException:  # After Ctrl-C, too, no process may stay.
+        except BaseException:  # No process may stay, even after Ctrl-C.
             self.close()
             raise
 

@@ -26,6 +26,13 @@ from shardio.loader.stats import Tally
 from shardio.process import describe_error, no_end
 from shardio.world import WorkerInfo, WorkerRng, being_worker, has_asked
 
+JOIN_S = 5.0
+"""The time, in seconds, that closing workers waits for threads that are fetching. Later, they end by themselves."""
+
+_Requests = SimpleQueue["BeginEpoch | FetchTask | None"]
+
+_Answers = SimpleQueue["Answer | WorkerError"]
+
 
 def count_samples(job: FetchJob, samples: Any) -> int:
     """Return how many samples a fetcher has returned."""
@@ -36,8 +43,8 @@ def measure_since(began: float, idle_s: float = 0.0) -> StageTimes:
     """Return the times of a batch: since it was begun, all is the user's code.
 
     Args:
-        began: When it was begun, by ``time.perf_counter``.
-        idle_s: How long the worker waited before, in seconds.
+        began: The time when it was begun, by ``time.perf_counter``.
+        idle_s: The time that the worker waited before, in seconds.
     """
     python_s = time.perf_counter() - began
     return StageTimes(transform_s=python_s, python_s=python_s, idle_s=idle_s)
@@ -55,8 +62,8 @@ class BeginEpoch:
 
     Attributes:
         epoch_id: Its number among the epochs of these workers.
-        state: Where the worker's part of the epoch begins; None for the beginning.
-        num_to_skip: How many batches to leave out from there.
+        state: The state in which the worker's part of the epoch begins; None for the beginning.
+        num_to_skip: The number of batches to skip from there.
         follows_end: Whether the state is that of the end of the epoch before.
         state_every: After how many batches the worker reports its state; 0 for never.
     """
@@ -74,7 +81,7 @@ class FetchTask:
 
     Attributes:
         task_id: Its number, larger than that of every earlier one.
-        index: What the sampler yielded: the indices of a batch, or the index of a sample.
+        index: The sampler's value: the indices of a batch, or the index of a sample.
         buffer_id: The memory for the batch's tensors; None if the worker makes some.
     """
 
@@ -108,8 +115,8 @@ class Fetched:
         task_id: The number of its task.
         worker_id: The worker that fetched it.
         content: The batch; an OutOfBandPickle if it comes from another process.
-        num_samples: How many samples it has.
-        times: How long it took, and how long the worker waited for the request.
+        num_samples: The number of samples in it.
+        times: The time that it took, and the time that the worker waited for the request.
         state: The state after it; None if there is none, or if it was not due.
     """
 
@@ -147,7 +154,7 @@ class FetchWorkers(Protocol):
 
     Attributes:
         members: The processes or threads.
-        max_tasks: How many batches may be fetched ahead now.
+        max_tasks: The number of batches that may be fetched ahead now.
     """
 
     max_tasks: int
@@ -189,7 +196,7 @@ def seed_process(base_seed: int, worker_id: int) -> None:
     """Seed the global generators of Python, torch and numpy of a worker process."""
     random.seed(base_seed + worker_id)
     torch.manual_seed(base_seed + worker_id)
-    np.random.seed(_find_numpy_seed(base_seed, worker_id))  # People's code draws from it.
+    np.random.seed(_find_numpy_seed(base_seed, worker_id))  # User code draws from it.
 
 
 def make_rng(base_seed: int, worker_id: int) -> WorkerRng:
@@ -230,7 +237,7 @@ class FetchWorker:
 
     Args:
         worker_id: Its number.
-        job: What to fetch. In a process of its own, a copy.
+        job: The settings. A worker process has a copy.
         channel: The way to the loader.
     """
 
@@ -305,13 +312,6 @@ class FetchWorker:
         return fetcher.state()
 
 
-JOIN_S = 5.0
-"""How long to wait for threads that are fetching, when the workers are closed. Afterwards, they end by themselves."""
-
-_Requests = SimpleQueue["BeginEpoch | FetchTask | None"]
-_Answers = SimpleQueue["Answer | WorkerError"]
-
-
 class QueueChannel:
     """The channel of a worker thread.
 
@@ -352,13 +352,13 @@ class FetchThreads:
     """The worker threads of one loader.
 
     Args:
-        job: What they fetch.
+        job: The settings of the loader.
         base_seed: The seed of the first one's generators.
-        max_tasks: How many batches are fetched ahead.
+        max_tasks: The number of batches that are fetched ahead.
 
     Attributes:
         members: The threads.
-        max_tasks: How many batches are fetched ahead.
+        max_tasks: The number of batches that are fetched ahead.
     """
 
     def __init__(self, job: FetchJob, base_seed: int, max_tasks: int) -> None:

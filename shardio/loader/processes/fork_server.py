@@ -38,6 +38,23 @@ from shardio.process import call_at_fork, start_process
 PYTESTS_NOTE = "PYTEST_CURRENT_TEST"
 """The environment variable in which pytest notes the current test, on which code in workers rarely depends."""
 
+CLOSE_S = 5.0
+"""The time, in seconds, that a fork server gets to end all worker processes or itself before they are killed."""
+
+REUSE_OF_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(128 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
+"""Settings of glibc's malloc for user code, which makes new arrays for each image.
+
+By default, malloc returns the memory of these arrays to the kernel, which must clear the pages again for the next
+image. For 600 kB of float32, that takes 150 µs.
+"""
+
+MAX_DEATHS = 3
+"""The number of deaths over one chunk alone, or of failed starts in a row, that raises an error."""
+
+EXIT_S = 1.0
+"""The time, in seconds, that a process may take to exit after it closed its end. Its own exit code says more than that
+of a kill."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Surroundings:
@@ -85,17 +102,6 @@ def find_surroundings() -> Surroundings:
     )
 
 
-CLOSE_S = 5.0
-"""How long a fork server may take to end all worker processes or itself before they are killed."""
-
-REUSE_OF_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(128 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
-"""Settings of glibc's malloc for people's code, which makes new arrays for each image.
-
-By default, malloc returns the memory of these arrays to the kernel, which must clear the pages again for the next
-image. For 600 kB of float32, that takes 150 µs.
-"""
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class RunningServer:
     """A fork server that runs.
@@ -103,7 +109,7 @@ class RunningServer:
     Attributes:
         process: The process.
         end: This side's end of its socket pair.
-        surroundings: What people's code may depend on; None if it runs none.
+        surroundings: The surroundings that user code may depend on; None if it runs none.
         digest: A hash of the setup that it has.
         owner_id: The process that started it.
     """
@@ -139,7 +145,7 @@ class RunningServer:
 
 
 class _Kept:
-    """The fork server that no loader uses, and that has imported people's code: at most one."""
+    """The fork server, at most one, that has imported user code and that no loader uses."""
 
     def __init__(self) -> None:
         self._servers: deque[RunningServer] = deque()  # Its methods are atomic: any thread may free a loader.
@@ -233,14 +239,10 @@ def _start_process(descriptor: int, setup: WorkerSetup) -> subprocess.Popen[byte
         [descriptor, os.getpid()],
         environment=environment,
         descriptors=[descriptor],
-        # Readers hold absolute paths, and this directory may be gone. But people's code may open files.
+        # Readers hold absolute paths, and this directory may be gone. But user code may open files.
         cwd=None if setup.runs_user_code else "/",
         stdout=None,  # People print in their transforms.
     )
-
-
-MAX_DEATHS = 3
-"""The number of deaths over one chunk alone, or of failed starts in a row, that raises an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,10 +250,10 @@ class Death:
     """The death and restart of worker processes. All unanswered chunks must be submitted again.
 
     Attributes:
-        cause: How they died, for messages.
+        cause: The cause of death, for messages.
         in_flight: The ids of the chunks that they were making.
         was_ready: Whether one of them had started.
-        num_processes: How many died at the same time.
+        num_processes: The number of processes that died at the same time.
     """
 
     cause: str
@@ -294,15 +296,11 @@ def warn_of(death: Death) -> None:
     warnings.warn(said, RuntimeWarning, stacklevel=2)
 
 
-EXIT_S = 1.0
-"""How long a process that closed its end may take to exit. Its own exit code says more than the signal of a kill."""
-
-
 class ForkServer:
     """A fork server for one pool of worker processes after another, so that their imports are done once.
 
     It starts with its first worker process. If it ended before, the next worker process starts another one. When this
-    object is freed, a fork server that has imported people's code is kept for the next ForkServer; any other one ends.
+    object is freed, a fork server that has imported user code is kept for the next ForkServer; any other one ends.
     """
 
     def __init__(self) -> None:
@@ -320,7 +318,7 @@ class ForkServer:
     def set_up(self, setup: WorkerSetup) -> None:
         """Determine what worker processes that are started from now on need before their first chunk.
 
-        People's code may depend on this process's environment variables, module search path and working directory. If
+        User code may depend on this process's environment variables, module search path and working directory. If
         they have changed, or a module was reloaded, the next worker process starts another fork server.
         """
         self._setup = setup
@@ -338,7 +336,7 @@ class ForkServer:
         Args:
             worker_id: Its number, larger than that of every earlier worker process of the pool.
             num_threads: The number of chunks that it makes at a time.
-            patience_s: How long the fork server may read nothing.
+            patience_s: The longest time in which the fork server may read nothing.
         """
         running = self._running or self._start()
         ours, theirs = make_pair()
@@ -360,7 +358,7 @@ class ForkServer:
         Args:
             worker_id: Its number.
             is_exiting: Whether it has closed its end.
-            patience_s: How long the fork server may take to answer.
+            patience_s: The longest time that the fork server may take to answer.
         """
         request = EndWorker(worker_id=worker_id, patience_s=EXIT_S if is_exiting else 0.0)
         match self._ask(request, request.patience_s + patience_s):

@@ -31,10 +31,10 @@ from shardio.loader.processes.worker_process import MemoryWatch
 from shardio.process import call_at_fork, count_processors
 
 PATIENCE_S = 5.0
-"""How long all processes may be silent before they are pinged, and how long an answer may take."""
+"""The time, in seconds, that all processes may be silent before they are pinged, and that an answer may take."""
 
 STARTUP_PATIENCE_S = 120.0
-"""How long a process may take to start, even from a slow disk or a network file system."""
+"""The time, in seconds, that a process may take to start, even from a slow disk or a network file system."""
 
 
 class _Process:
@@ -70,12 +70,12 @@ class WorkerPool:
 
     Args:
         server: Starts and ends them. No other pool that is open has it.
-        setup: What they need before their first chunk.
-        num_threads: How many chunks they make at a time.
+        setup: The setup that each receives before its first chunk.
+        num_threads: The number of chunks that they make at a time.
 
     Attributes:
         server: The same fork server, for another pool when this one is closed.
-        num_threads: How many chunks are made at a time.
+        num_threads: The number of chunks that they make at a time.
         is_closed: Whether the pool was closed.
         memory: The memory that each worker process takes.
     """
@@ -89,11 +89,11 @@ class WorkerPool:
         self._chunk_ids, self._worker_ids = count(), count()
         self._processes: list[_Process] = []
         self._dying: dict[_Process, str] = {}  # Unreachable processes, and why they are killed.
-        self._heard_at = time.monotonic()  # When a process was heard of last.
+        self._heard_at = time.monotonic()  # The time of the latest message of any process.
         self._finalizer = weakref.finalize(self, _close_all, server, self._processes, os.getpid())
         call_at_fork(self, after_in_child=WorkerPool.leave_to_parent)
         server.set_up(setup)
-        # People's code may hold the GIL, and draws from generators that all threads of a process share.
+        # User code may hold the GIL, and draws from generators that all threads of a process share.
         is_split = setup.runs_user_code
         for threads in [1] * num_threads if is_split else divide_threads(num_threads, count_processors()):
             self._processes.append(_Process(server, next(self._worker_ids), threads))

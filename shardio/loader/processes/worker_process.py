@@ -70,6 +70,16 @@ if TYPE_CHECKING:
 GROWTH_BYTES = 1 << 30
 """A worker process may use twice its initial memory and this much more before a warning."""
 
+Rows = Mapping[int, NDArray[Any]]
+"""The destination of a chunk's n values, by column: [n, *shape of an item]."""
+
+_MappedBuffer = tuple[Layout, NDArray[np.uint8]]
+
+_MakeChunk = Callable[[Chunk, _MappedBuffer | None, float], Outcome]
+
+CHECK_EXIT_S = 0.01
+"""The interval, in seconds, in which the fork server checks for the exit of a worker process."""
+
 
 def read_private_bytes() -> int:
     """Return the anonymous memory of this process in bytes, including what the fork server had; 0 if it is unknown.
@@ -126,10 +136,6 @@ def _describe(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
 
 
-Rows = Mapping[int, NDArray[Any]]
-"""The destination of a chunk's n values, by column: [n, *shape of an item]."""
-
-
 class ChunkBuilder:
     """A builder of chunks, for any number of threads at a time.
 
@@ -155,9 +161,9 @@ class ChunkBuilder:
         """Make a chunk.
 
         Args:
-            chunk: What to make.
+            chunk: The chunk.
             rows: The destinations of fixed-size columns. A column that does not fit is returned instead.
-            idle_s: How long the thread waited for the chunk.
+            idle_s: The time that the thread waited for the chunk, in seconds.
 
         Raises:
             SampleError: If a sample cannot be read or decoded.
@@ -186,7 +192,7 @@ class ChunkBuilder:
                 _store(name, made.images, place) if destination is None else None
                 for made, destination, place in zip(rendered, given, places, strict=True)
             ]
-        if calls.elapsed_s:  # Planning has decoded images for people's own transforms.
+        if calls.elapsed_s:  # Planning has decoded images for the user's transforms.
             transform_s = calls.elapsed_s
         decode_s = time.perf_counter() - began - read_s - transform_s
         times = StageTimes(
@@ -233,7 +239,7 @@ def pack(made: Made, rows: Rows) -> Made:
         made: The batch.
         rows: The destinations of its pieces of memory, each with one row. One that does not fit is sent instead.
     """
-    from shardio.loader.pickles import take_memory_out  # It imports torch, which the collation needs, too.
+    from shardio.loader.pickles import take_memory_out  # It imports torch, which the collation also needs.
 
     pickled, pieces = take_memory_out(made.batch)
     columns = [_store("", [piece], rows.get(index)) for index, piece in enumerate(pieces)]
@@ -257,10 +263,6 @@ def _store(name: str, values: list[Any], destination: NDArray[Any] | None) -> Co
     for row, value in zip(destination, stored, strict=True):
         row[...] = value
     return None
-
-
-_MappedBuffer = tuple[Layout, NDArray[np.uint8]]
-_MakeChunk = Callable[[Chunk, _MappedBuffer | None, float], Outcome]
 
 
 class WorkerProcess:
@@ -384,10 +386,6 @@ def run_worker_process(end: socket.socket, setup: WorkerSetup | Failure, num_thr
     os._exit(0)
 
 
-CHECK_EXIT_S = 0.01
-"""How often the fork server checks whether a worker process that should exit has done so."""
-
-
 class ForkServerProcess:
     """The state of a fork server.
 
@@ -418,7 +416,7 @@ class ForkServerProcess:
                 case EndAllWorkers():
                     self.end_all()
                     if isinstance(setup, Failure):
-                        return  # The next pool gets a new process, which imports people's modules again.
+                        return  # The next pool gets a new process, which imports the user's modules again.
                     send(self._end, AllWorkersEnded())
 
     def end_all(self) -> None:
