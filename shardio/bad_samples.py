@@ -171,7 +171,6 @@ class BadSamples:
             warnings.warn(said, RuntimeWarning, stacklevel=3)
 
     def _draw(self, index: int, replacement_rng_key: np.uint64, num_tries: int) -> int:
-        """Return the index of another sample."""
         stream = derive_rng_key(np.array([replacement_rng_key], np.uint64), make_rng_key(0, "replace"))
         word = random_words(stream, np.array([num_tries], dtype=np.uint64))
         other = int(word[0] % np.uint64(self._num_samples))

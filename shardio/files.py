@@ -192,7 +192,6 @@ class WorkLock:
         return descriptor
 
     def _take(self, descriptor: int) -> bool:
-        """Take the lock. Return whether this process holds it."""
         num_tries = 1 if self._is_stuck else 1 + int(self._patience_s / POLL_S)
         for tried in range(num_tries):  # Counted, so that the time while this process is suspended is not.
             if tried:

@@ -154,8 +154,6 @@ class SharedList(MutableSequence[T], Generic[T]):
 
 
 class _Column(Protocol):
-    """Values of one type."""
-
     def __len__(self) -> int: ...
 
     def take(self, start: int, stop: int) -> list[Any]:
@@ -177,8 +175,6 @@ class _Numbers:
 
 
 class _Texts:
-    """Strings or bytes, end to end."""
-
     def __init__(self, values: Sequence[Any], *, is_text: bool) -> None:
         self._is_text = is_text
         joined = _encode("".join(values)) if is_text else b"".join(values)
@@ -200,8 +196,6 @@ class _Texts:
 
 
 class _Tuples:
-    """Tuples of one length, by element."""
-
     def __init__(self, columns: list[_Column], num_values: int) -> None:
         self._columns, self._num_values = columns, num_values
 

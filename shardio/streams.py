@@ -41,10 +41,10 @@ KNOWN_SCHEMES = frozenset({"pipe", "http", "https", "gs", "htgs", "hf", "ais", "
 """The schemes that WebDataset opens. Users may register more."""
 
 PIPE_BYTES = 2**20
-"""The size to which a pipe is enlarged, so that a command goes on while samples are decoded."""
+"""The size to which a pipe is enlarged, in bytes. A command can then continue while samples are decoded."""
 
 MAX_POLL_MS = 2**31 - 1
-"""The longest time that the system can wait for bytes, in milliseconds."""
+"""The longest wait for bytes that the system supports, in milliseconds."""
 
 TERMINATION_S = 5.0
 """The time, in seconds, that a command gets to end before it is killed."""
@@ -62,15 +62,15 @@ FIRST_WAIT_S = 0.1
 """The upper bound of the first wait before a stream is opened again. It doubles each time."""
 
 MAX_WAIT_S = 20.0
-"""The longest wait."""
+"""The longest wait before a stream is opened again."""
 
 
 class StreamFailureError(Exception):
     """A stream failed. Opening it again may help.
 
     Args:
-        cause: Why.
-        is_permanent: Whether it would fail again.
+        cause: The cause, as text.
+        is_permanent: Whether opening it again cannot help.
     """
 
     def __init__(self, cause: str, *, is_permanent: bool = False) -> None:
@@ -90,11 +90,11 @@ class ByteStream(Protocol):
         """
 
     def close(self) -> None:
-        """Release everything that the stream uses, wherever it is."""
+        """Release everything that the stream uses, at any point of the stream."""
 
 
 def is_opened_by_webdataset(name: str) -> bool:
-    """Return whether WebDataset opens a stream, which is then no location of shardio's.
+    """Return whether WebDataset opens a stream, instead of one of shardio's stores.
 
     Raises:
         ImportError: If WebDataset is not installed but needed.
@@ -129,7 +129,7 @@ def open_stream(name: str, location: Location | None, timeout_s: float) -> ByteS
     """Open a stream.
 
     Args:
-        name: What WebDataset opens.
+        name: The name that WebDataset takes.
         location: A stored tar to read instead; None if there is none.
         timeout_s: The longest wait for bytes of a command, in seconds.
 
@@ -231,7 +231,7 @@ class CommandStream:
             self._errors.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        """Send a signal to the command, and to the processes that it has started if they are a group of their own."""
+        """Send a signal to the command and, if it has its own group, to the processes that it has started."""
         if self._errors is None:
             self._process.send_signal(number)
         else:
@@ -240,7 +240,7 @@ class CommandStream:
 
 
 class FileStream:
-    """A file object, such as an opener returns that a user has registered with WebDataset."""
+    """A file object, such as that of an opener that a user has registered with WebDataset."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -279,7 +279,7 @@ class StreamSource:
     """The source of a stream.
 
     Attributes:
-        name: What WebDataset opens. It may contain passwords or tokens, so it is not shown.
+        name: The name that WebDataset takes. It may contain passwords or tokens, so it is not shown.
         shown: The name in messages and states: of a command, only the program and the tar; of a URL, no query.
         location: The location of a stored tar, which needs no WebDataset; None for other streams.
     """
@@ -349,7 +349,7 @@ def _make_source(name: str, index: int) -> StreamSource:
 
 
 def _describe(name: str, index: int) -> str:
-    """Return a name without what may be secret."""
+    """Return a name without parts that may be secret."""
     if not name.startswith(COMMAND):
         return re.sub(r"//.*@", "//", re.split(r"[?#]", name)[0]) if find_url(name) else name
     try:
@@ -363,11 +363,11 @@ def _describe(name: str, index: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamPlace:
-    """A place in a stream: that after a number of samples.
+    """The place in a stream after a number of samples.
 
     Attributes:
         num_samples: The number of samples.
-        digest: The digest of the last one: see :class:`StreamedSample`.
+        digest: The digest of the last of these samples: see :class:`StreamedSample`.
     """
 
     num_samples: int = 0
@@ -378,7 +378,7 @@ _BEGINNING = StreamPlace()
 
 
 class ShardStream:
-    """Reads the samples of a stream. A context manager closes it.
+    """A reader of the samples of a stream. A context manager closes it.
 
     If the stream fails, it is opened again, and the samples that were already returned are skipped. Each sample is thus
     returned exactly once. Streams of stored tars are not opened again, because stores repeat their requests themselves.
@@ -439,7 +439,6 @@ class ShardStream:
         return sample
 
     def _may_end(self, error: BaseException) -> bool:
-        """Return whether opening the stream again may help."""
         if self._source.location is not None:
             return False
         return isinstance(error, IncompleteTarError) or (
@@ -463,7 +462,6 @@ class ShardStream:
         return sample
 
     def _open(self) -> None:
-        """Open the stream at the place that was reached."""
         stream = self._stream = open_stream(self._source.name, self._source.location, self._timeout_s)
         self._tar = StreamedTar(self._source.shown, stream.read, self._fields)
         self._samples = self._tar.samples()

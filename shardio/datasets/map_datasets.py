@@ -285,7 +285,6 @@ def _list_files(root: Location, kept: str | os.PathLike[str] | None) -> CachedFi
 
 
 def _find_local(root: Location) -> dict[str, list[str]]:
-    """Return the paths of the files in each class folder, sorted by class."""
     if not root.is_folder():
         raise FileNotFoundError(f"the directory {root} does not exist")
     entries = [name for name in root.list() if not name.startswith(".")]
@@ -302,7 +301,6 @@ def _find_local(root: Location) -> dict[str, list[str]]:
 
 
 def _find_listed(listing: Listing) -> dict[str, list[str]]:
-    """Return the URLs of the files in each class folder, sorted by class."""
     folder, found = listing.folder, {name: list[str]() for name in listing.folders}
     start, prefix = len(f"{folder.key}/" if folder.key else ""), folder.store.prefix
     for key in listing.keys:
@@ -319,7 +317,6 @@ def _no_class_folders(root: Location) -> FileNotFoundError:
 def _label_images(
     paths: Mapping[str, list[str]], labels: Mapping[str, int], root: Location, listing: Path | None
 ) -> tuple[list[tuple[str, int]], list[Path]]:
-    """Return the (path, label) of each image, and all other files."""
     samples = []
     others = list[Path]()
     for name, files in paths.items():

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 
 _METHODS = frozenset({"__iter__", "__len__", "set_epoch"})
-"""The methods in which a wrapper calls what it wraps. Only the local variables of their frames are read: reading those
-of a training loop would keep a batch alive."""
+"""The methods in which a wrapper calls the wrapped object. Only the local variables of their frames are read: reading
+those of a training loop would keep a batch alive."""
 
 _SHARDS = frozenset({"IterableDatasetShard", "BatchSamplerShard"})
-"""Classes of Accelerate and Transformers that give each process a part of what they wrap."""
+"""Classes of Accelerate and Transformers that give each process a part of the samples of the wrapped object."""
 
 _SKIPPERS = frozenset({"SkipBatchSampler", "SkipDataLoader"})
 """Classes that ``accelerate.skip_first_batches`` creates."""
@@ -100,7 +100,7 @@ def _num_parts(caller: Any) -> int:
         return caller.num_replicas
     if _SHARDS & {kind.__name__ for kind in type(caller).__mro__}:
         return int(caller.num_processes)
-    return 1  # In other classes, such attributes may describe what they wrap.
+    return 1  # In other classes, such attributes may describe the wrapped object.
 
 
 class Ranked:
@@ -272,12 +272,12 @@ class SampleIterator(Iterator[Value], Generic[Value]):
     of the batch.
 
     StatefulDataLoader saves the state of each worker's iterator after every batch and sends it with the batch. So a
-    state counts what was received, not what was prefetched. It fits only the same rank and worker.
+    state counts the samples that were received, not those that were prefetched. It fits only the same rank and worker.
 
     Args:
-        order: Defines the share.
+        order: The order, which defines the share.
         cursor: The place in the epoch where the share begins.
-        start: Iterates over the share.
+        start: A function that iterates over the share.
     """
 
     _num_to_drop: int
@@ -413,9 +413,9 @@ def read_ahead(
 
 
 def _windows(order: Ordered, split: Split) -> tuple[int | None, int | None]:
-    """Return how many of a rank's samples lie in the rest of the first window, and in each further one, of all lanes.
+    """Return the number of a rank's samples in the rest of the first window of all lanes, and in each further window.
 
-    Without shuffling, there are none.
+    Both are None without shuffling.
     """
     if not order.shuffle:
         return None, None

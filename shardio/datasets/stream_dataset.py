@@ -157,7 +157,7 @@ class StreamIterator(Iterator[Any]):
 
     def _begin(self, position: StreamPosition) -> None:
         self._position, self._cut_short_by = position, None
-        # The generator does not refer to this iterator, so that it is closed as soon as this is freed.
+        # The generator does not refer to this iterator, so it is closed as soon as the iterator is freed.
         self._values = self._share.values(position)
         weakref.finalize(self, _close, self._values)  # Also at Python's exit, while commands can still be ended.
 
@@ -165,15 +165,15 @@ class StreamIterator(Iterator[Any]):
 class _Share:
     """A worker's share of the streams.
 
-    Samples are read into a window of the size of the dataset's buffer, and yielded in the order of a bijection. While a
-    window is yielded, the next one is read at the same pace, so that no batch waits for a whole window.
+    Samples are read into a window of the size of the dataset's buffer, and yielded in the order of a permutation. While
+    a window is yielded, the next one is read at the same pace, so no batch waits for a whole window.
     """
 
     def __init__(self, dataset: StreamDataset, order: StreamOrder) -> None:
         self._dataset, self._order = dataset, order
 
     def identity(self) -> dict[str, dict[str, Any]]:
-        """Return what a state must have in common with this share."""
+        """Return the values that a state must have in common with this share."""
         dataset, order = self._dataset, self._order
         return {
             "dataset": {"digest": dataset.digest, "streams": order.num_shards},
@@ -191,7 +191,7 @@ class _Share:
         }
 
     def values(self, start: StreamPosition) -> Generator[tuple[Any, StreamPosition], None, None]:
-        """Yield the values from a position on, each with the position after it. Broken values are errors."""
+        """Yield the values from a position on, each with the position after it. A Broken value holds an error."""
         dataset, shuffles = self._dataset, self._order.shuffle
         chunk_size = dataset.decoder.chunk_size
         window_size = dataset.buffer if shuffles else chunk_size
@@ -210,7 +210,7 @@ class _Share:
                     del window[row]
                 after = start
                 for first in range(start.num_yielded, len(rows), chunk_size):
-                    # Before the last sample of a window is yielded, where the next one begins must be known.
+                    # The start of the next window must be known before the last sample of a window is yielded.
                     following += islice(items, min(chunk_size, window_size - len(following)))
                     chunk = [window.pop(row) for row in rows[first : first + chunk_size]]
                     values = dataset.decode_items(chunk, start.epoch, self._order)
@@ -250,7 +250,6 @@ def _close(values: Generator[Any, None, None]) -> None:
 
 
 def _digest(items: Sequence[StreamItem]) -> int:
-    """Return a digest of samples and of the shards that they are in."""
     numbers = np.array([(item.turn, item.sample.digest) for item in items], np.uint64)
     return xxhash.xxh3_64_intdigest(numbers.tobytes())
 
@@ -300,9 +299,9 @@ class StreamDataset(Ranked, Transformed, IterableDataset[Any]):
     tars as there are workers on all ranks, preferably several times as many, of equal sizes.
 
     **The ranks get different numbers of samples**, because the sizes of the tars are unknown. A training loop that
-    synchronises its ranks must end the epoch after the same number of batches on all of them, such as
-    ``itertools.islice(loader, num_batches)``, or use torch's ``Join``. To get equal ranks, index the tars (``shardio
-    index``) or pack them, and use ShardDataset.
+    synchronises its ranks must end the epoch after the same number of batches on all of them, for example with
+    ``itertools.islice(loader, num_batches)``, or use torch's ``Join``. To give all ranks the same number of samples,
+    index the tars (``shardio index``) or pack them, and use ShardDataset.
 
     A stream cannot gather the members of a sample that are not adjacent in the tar, as after ``tar`` without
     ``--sort=name``. If some follow after other samples, an error says so. ShardDataset reads such tars.
@@ -324,8 +323,9 @@ class StreamDataset(Ranked, Transformed, IterableDataset[Any]):
         seed: The seed of the order and of the transforms.
         buffer: With ``shuffle``, the number of samples that a worker reads and shuffles together. It holds as many
             undecoded samples in memory.
-        transform: A callable applied to each image, or a ``Compose`` with ``fields``, applied to several fields alike.
-        decode: ``array`` or ``pil``: what the transform gets.
+        transform: A callable applied to each image, or a ``Compose`` with ``fields``, applied to several fields in the
+            same way.
+        decode: ``array`` or ``pil``: the type of image that the transform gets.
         orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.
         max_pixels: The maximum number of pixels in an image; a larger image is an error.
         rank: The rank of this process; by default, that of torch.distributed or torchrun.

@@ -56,7 +56,6 @@ def _has_order(loader: Any) -> bool:
 
 
 def _has_state(loader: Any) -> bool:
-    """Whether the loader can save its position."""
     if (extension := _find_stateful(loader)) is None:
         return False
     parts = (loader.dataset, loader.sampler, loader.batch_sampler)
@@ -349,7 +348,6 @@ def _find_own(loader: Any) -> Extension:
 
 
 def _find_stateful(loader: Any) -> Extension | None:
-    """Return a loader's extension if that has a state."""
     extension = find_extension(loader)
     if extension is None or (extension.order is None and is_torchs(loader, extension.arguments.worker_method)):
         return None

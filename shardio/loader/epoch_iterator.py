@@ -235,7 +235,6 @@ class WorkersIterator(EpochIterator, _MultiProcessingDataLoaderIter):
 
     @property
     def _shutdown(self) -> bool:  # type: ignore[override]  # torch's is an attribute
-        """Whether no further batch can be requested."""
         return self._is_over
 
     def _shutdown_workers(self) -> None:
@@ -326,7 +325,6 @@ class PreparedEpoch(LoaderIterator):
         return progress
 
     def _leave(self) -> None:
-        """Remove the epoch from Accelerate's list of loaders in flight."""
         if self._is_listed:
             self._is_listed = False
             self._gradients.end()

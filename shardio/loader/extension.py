@@ -60,8 +60,8 @@ Value = TypeVar("Value")
 class MadeBatches:
     """A loader's batches as its executor makes them, for wrappers that the loader's extension holds.
 
-    It has the attributes of the loader. What wrappers need of shardio comes from the extension, because subclasses of
-    the loader may use the names.
+    It has the attributes of the loader. Its own methods call the extension, not the loader, because subclasses of the
+    loader may use the same names.
 
     Args:
         loader: The loader.
@@ -125,7 +125,6 @@ class DeliveredBatches(LoaderIterator):
         self._reset(loader, first_iter=True)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        """Begin the loader's next epoch."""
         self._batches: Any = iter(self._delivery)
         self._begins: Any = loader
         self._adopt(loader, loader._index_sampler)
@@ -197,12 +196,12 @@ class Extension:
 
     Args:
         loader: The loader, whose attributes torch has set.
-        arguments: Those of its arguments that are shardio's.
+        arguments: The arguments that torch's loader does not have.
 
     Attributes:
         owner: Returns the loader; None if that is gone, or if this is the extension of a copy.
-        arguments: As above.
-        order: The loader's order; None if that is not shardio's.
+        arguments: The arguments that torch's loader does not have.
+        order: The loader's order; None if it is not shardio's.
         epochs: The positions at which the loader's epochs begin, if the order is not shardio's.
         delivery: The wrapper over the loader's batches; None if the user asked for none.
         is_in_accelerate: Whether Accelerate has prepared the loader.
@@ -221,8 +220,8 @@ class Extension:
         self._latest: object = None  # A token for the latest epoch.
         self._persistent: Callable[[], EpochIterator | None] = _none  # The iterator whose workers persist.
         self._warned_of = set[Split]()  # Epochs without batches.
-        self._made: tuple[ExecutorSettings, Executor] | None = None  # The latest executor, and what it was made from.
-        self._watches: list[BufferWatch] = []  # Those of the epoch that begins.
+        self._made: tuple[ExecutorSettings, Executor] | None = None  # The latest executor, and its settings.
+        self._watches: list[BufferWatch] = []  # For the epoch that begins.
         check_samplers_dataset(loader.dataset, _find_drawing_sampler(loader), compares_digests=True)
         check_policy(
             arguments.on_error,
@@ -274,7 +273,7 @@ class Extension:
 
     def iterate(self, loader: Any) -> Any:
         """Begin the loader's next epoch and return an iterator over its batches, on the CPU."""
-        # As in torch, all iterators of persistent workers are one object. In shardio's order, each has an epoch.
+        # As in torch, all iterators of persistent workers are one object. In shardio's order, each has its own epoch.
         return TorchDataLoader.__iter__(loader) if self.order is None else loader._get_iterator()
 
     def make_iterator(self, loader: Any) -> Any:
@@ -307,7 +306,7 @@ class Extension:
         return self.split(Cursor(epoch=0), batch_size=batch_size, drop_last=drop_last).num_batches
 
     def find_length(self, loader: Any, sampler: Any = None) -> Callable[[], int]:
-        """Return the length of the loader's iterators, which does not need the loader any more.
+        """Return a function that returns the length of the loader's iterators, without needing the loader.
 
         Args:
             loader: The loader.
@@ -325,7 +324,7 @@ class Extension:
         return self.order.ordered.dump_cursor(self.order.update_counter().now)
 
     def load(self, loader: Any, state: dict[str, Any]) -> None:
-        """Begin the next epoch where a state says.
+        """Begin the next epoch at the position of a state.
 
         Raises:
             StateError: If the state does not fit the loader.
@@ -351,7 +350,7 @@ class Extension:
         Args:
             loader: The loader.
             sampler: Its ``_index_sampler``.
-            made: That of the iterator's epoch before; None for its first one.
+            made: The executor of the iterator's previous epoch, and its settings; None for its first epoch.
         """
         if made is not None:
             self._made = made  # Each of several iterators with persistent workers has an executor of its own.
@@ -448,9 +447,8 @@ def extend(loader: Any, arguments: OwnArguments) -> None:
 
 
 def _find_drawing_sampler(loader: Any) -> Any:
-    """Return the sampler of single samples."""
     return getattr(loader.batch_sampler, "sampler", loader.sampler)
 
 
 def _none() -> None:
-    """Return None, like a weak reference to what no longer exists."""
+    """Return None, like a dead weak reference."""

@@ -131,7 +131,6 @@ class KeyedShards(Mapping[str, dict[str, Any]]):
         self._known = None
 
     def _find(self, key: str) -> int | None:
-        """Return the index of the sample with a key; None if there is none."""
         if self._known is None:
             self._known = self._read_lookup()
         found = self._known.find(key)

@@ -1,7 +1,4 @@
-"""Read the fields of samples, given the samples' indices.
-
-Samples of remote shards are compared each time, because their bytes may be fetched again.
-"""
+"""Readers, which return the fields of samples in shards, or of image files, given the samples' indices or paths."""
 
 from __future__ import annotations
 
@@ -36,12 +33,14 @@ NUM_THREADS = 16
 """The number of calls that are made at a time."""
 
 Verify = Literal["first", "off"]
-"""The time at which samples are compared with the index file: when they are first read, or never."""
+"""Compare samples with the index file when they are first read, or never. Samples of remote shards are compared each
+time, because their bytes may be fetched again."""
 
 Result = TypeVar("Result")
 
 MAX_FAILURES = 3
-"""How often to fetch a remote sample, or open a shard, that is damaged. Then the store's copy is damaged, too."""
+"""The number of times to fetch a damaged remote sample, or to open a damaged shard. Then, the store's copy is
+probably damaged."""
 
 MAX_OPEN_SHARDS = 1024
 """The maximum number of shards that a reader keeps open, at about 5 kB each. Other shards are reopened as needed."""
@@ -52,16 +51,16 @@ LabelledFile = tuple[str, int]
 Value = TypeVar("Value")
 
 LocatedSample = tuple[int, Any]
-"""The place of a reader among those that were joined, and what it needs to find the sample."""
+"""The number of a reader among those that were joined, and the sample in the form that this reader takes."""
 
 
 class StoredSamples(Sequence[Sample]):
-    """Samples in columns, so that many small ones cost little. Single samples are created on demand.
+    """Samples in columns, because many small objects would be slow. Single samples are created on demand.
 
     Args:
         columns: The contents by field, in the order in which the fields were requested.
         num_samples: The number of samples.
-        describe: A function that returns the key of the sample in a row, and where some of its fields are stored.
+        describe: A function that returns the key of the sample in a row, and the place where some fields are stored.
         list_keys: A function that returns the keys of all samples.
         remedy: Another remedy for a sample that lacks a field, for messages.
     """
@@ -108,11 +107,11 @@ class StoredSamples(Sequence[Sample]):
 
 
 def map_in_threads(function: Callable[[Item], object], items: Sequence[Item]) -> list[StoreError]:
-    """Call a function with each item, in several threads. They do not keep the process from exiting.
+    """Call a function with each item, in several daemon threads.
 
     Returns:
-        The errors of stores that kept failing: repeating such a request takes as long again. Other errors are ignored,
-        because what could not be fetched is fetched again when it is read, which reports the error with the sample.
+        The errors of stores that kept failing, because repeating such a request takes as long again. Other errors are
+        ignored: reading the item fetches it again, and reports the error with the sample.
     """
     remaining = iter(items)  # Threads share it: next() is atomic for iterators of sequences.
     errors = list[StoreError]()
@@ -135,9 +134,9 @@ def map_in_threads(function: Callable[[Item], object], items: Sequence[Item]) ->
 
 
 class Seen:
-    """The samples seen so far, that is, compared with the index file. Threads can share it.
+    """The samples *seen* so far, which means compared with the index file. Threads can share it.
 
-    If two threads record samples at the same moment, one record may be lost. Those samples are then compared again.
+    If two threads record samples at the same moment, one record may be lost. Its samples are then compared again.
 
     Args:
         shard_sizes: int64 [shards], the number of samples in each shard.
@@ -171,7 +170,7 @@ class _SeenOfShard:
         self._num_unseen = num_samples  # Approximate: threads update it concurrently.
 
     def find_unseen(self, samples: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-        """Return which samples were not seen, bool [n], or None if all were seen."""
+        """Return a mask of the samples that were not seen, bool [n]; None if all were seen."""
         bits = self._bits  # Read once: another thread may drop them.
         if not len(bits):
             return None
@@ -179,7 +178,6 @@ class _SeenOfShard:
         return unseen if unseen.any() else None
 
     def add(self, samples: NDArray[np.int64]) -> None:
-        """Record that samples were seen."""
         bits = self._bits
         if not len(bits) or not self._is_kept:
             return
@@ -206,7 +204,7 @@ class SampleReader:
         verify: ``first`` compares samples when they are first read; ``off`` compares nothing.
 
     Raises:
-        ValueError: If ``verify`` is not one of these.
+        ValueError: If ``verify`` is neither.
     """
 
     def __init__(self, table: ShardTable, verify: Verify = "first") -> None:
@@ -277,7 +275,7 @@ class SampleReader:
     def locate(
         self, shard: int, inner: NDArray[np.int64], fields: Sequence[str]
     ) -> tuple[StoredFile, NDArray[np.int64], NDArray[np.int64]]:
-        """Return a shard's tar, and where it holds some fields of some samples.
+        """Locate some fields of some samples in a shard's tar.
 
         Args:
             shard: The shard's place in the manifest.
@@ -329,7 +327,7 @@ class SampleReader:
     def _read_again(
         self, shard: int, inner: NDArray[np.int64], fields: Sequence[str], error: SampleError
     ) -> list[list[bytes | None]]:
-        """Read samples again because one is damaged. If its bytes came over a network, fetch them again."""
+        """Read samples again because one is damaged. If its bytes came over a network, they are fetched again."""
         num_failures = Counter[int]()
         while True:
             sample, opened = int(inner[error.row]), self._get_open(shard)
@@ -347,8 +345,8 @@ class SampleReader:
     def _use(self, shard: int, use: Callable[[Shard], Result]) -> Result:
         """Call a function with an open shard.
 
-        If the shard's files were replaced, or a remote index was damaged on the way, call it again with the current
-        files. A remote store is asked for their versions again, because those that are known may be outdated.
+        If the shard's files were replaced, or a remote index was damaged in transit, call it again with the current
+        files. Ask a remote store for their versions again, because the known ones may be outdated.
         """
         num_failures = 0
         while True:
@@ -366,7 +364,7 @@ class SampleReader:
                 map_locations(Location.exists, [self._table.tars[shard], self._table.indexes[shard]])
 
     def _open_remote(self, shards: Sequence[int]) -> None:
-        """Open remote shards at the same time, because opening one takes several requests.
+        """Open remote shards in parallel, because opening one takes several requests.
 
         Raises:
             StoreError: If a remote store keeps failing.
@@ -479,7 +477,7 @@ class FileReader:
         present = [files.read_present(key) for key in keys]
         missing = [key for key, content in zip(keys, present, strict=True) if content is None]
         if len(missing) > 1:
-            # At the same time. The sample with an error is found below.
+            # In parallel. The sample with an error is found below.
             with suppress(FileNotFoundError, PermissionError, ReplacedError):
                 files.prefetch(missing, is_urgent=True)
         return [
@@ -501,7 +499,6 @@ class FileReader:
 
 
 def _write_label(path: str, label: int) -> bytes:
-    """Encode a label as shards store it."""
     try:
         return b"%d" % operator.index(label)
     except TypeError:  # b"%d" alone would truncate floats.
@@ -561,7 +558,7 @@ class JoinedReader:
             reader.close()
 
     def _take(self, part: int, samples: list[Any]) -> Any:
-        """Return what a reader needs to find samples: an array of indices, or a list."""
+        # A SampleReader takes an array of indices, any other reader a list.
         return np.array(samples, np.int64) if isinstance(self._readers[part], SampleReader) else samples
 
 

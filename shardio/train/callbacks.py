@@ -1,7 +1,6 @@
-"""Additions to a training run that leave its loop unchanged: logs and the report.
+"""Callbacks, which add logs, plots, a report and other functions to a training run without changing its loop.
 
-Plots need matplotlib (shardio's extra ``plot``). They do not use pyplot, whose state belongs to
-the user.
+Plots need matplotlib (shardio's extra ``plot``). They do not use pyplot, whose state belongs to the user.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ LOG = "log.jsonl"
 
 PAGE, PICTURE = "report.html", "report.png"
 
-MAX_MARKED = 16  # With more epochs, only some are marked, so that their numbers do not overlap.
+MAX_MARKED = 16  # The most epochs that are marked: the numbers of more would overlap.
 
 Points = list[tuple[int, float]]  # (step, value)
 
@@ -108,19 +107,19 @@ class Callback:
         """Handle the metrics of all epochs at the end of training."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs, such as averaged weights. Checkpoints hold that of rank 0.
+        """Return the state that a resumed run needs, such as averaged weights. Checkpoints hold that of rank 0.
 
         It may contain tensors, numpy arrays, numbers, strings, and dicts, lists, tuples and sets of these.
         """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned, unless it was empty. Called before :meth:`on_start`."""
+        """Load the value of :meth:`state_dict`, unless it was empty. Called before :meth:`on_start`."""
         raise NotImplementedError(f"{type(self).__name__} has a state_dict, so it needs a load_state_dict")
 
 
 def name_callbacks(callbacks: Iterable[Callback]) -> dict[str, Callback]:
-    """Return callbacks by names that are the same in a resumed run: their classes, numbered where one has several."""
+    """Return callbacks by names that stay the same in a resumed run: their classes, numbered if one occurs twice."""
     named: dict[str, Callback] = {}
     counts = Counter[str]()
     for callback in callbacks:
@@ -166,8 +165,8 @@ class Compile(Callback):
 class GradientPenalty(Callback):
     """A callback that adds ``weight`` times the gradient's norm to the loss, to smooth it.
 
-    As in torch's "Automatic Mixed Precision examples", the gradient is computed from the scaled
-    loss, so that fp16 does not underflow, and unscaled before its norm is computed.
+    As in torch's "Automatic Mixed Precision examples", the gradient is computed from the scaled loss, because fp16
+    could underflow, and unscaled before its norm is computed.
     """
 
     def __init__(self, weight: float) -> None:
@@ -184,9 +183,8 @@ class GradientPenalty(Callback):
 class SizeHints(Callback):
     """A callback that warns once about layer and batch sizes that leave a GPU's tensor cores idle.
 
-    Sizes should be multiples of 8 (NVIDIA, "Train With Mixed Precision", "Tensor Core shape
-    constraints"). The image channels and the number of classes are exempt, because the task fixes
-    them.
+    Sizes should be multiples of 8 (NVIDIA, "Train With Mixed Precision", "Tensor Core shape constraints"). The image
+    channels and the number of classes are exempt, because the task fixes both.
     """
 
     def __init__(self) -> None:
@@ -218,8 +216,8 @@ class SizeHints(Callback):
 class JsonLog(Callback):
     """A callback that writes ``log.jsonl``.
 
-    Each line is a JSON object: a StepRecord (kind ``steps``) or an EpochResult (kind ``epoch``). A
-    resumed run first removes the lines of the steps that it repeats.
+    Each line is a JSON object: a StepRecord (kind ``steps``) or an EpochResult (kind ``epoch``). A resumed run first
+    removes the lines of the steps that it repeats.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -319,10 +317,9 @@ class HtmlReport(Callback):
 class RatePlot(Callback):
     """A callback that plots planned and actual learning rates when training ends, on rank 0.
 
-    One actual rate is plotted for each line of the log, every ``log_every`` steps, including lines
-    from before the run was resumed. ``plateau`` has no plan. Actual rates lag behind the plan by the steps that fp16
-    skipped. They also differ from the plan if the number of ranks changed, because that changes
-    the steps per epoch.
+    One actual rate is plotted for each line of the log, every ``log_every`` steps, including lines from before the run
+    was resumed. ``plateau`` has no plan. Actual rates lag behind the plan by the steps that fp16 skipped. They also
+    differ from the plan if the number of ranks changed, because that changes the steps per epoch.
 
     Args:
         path: The PNG file. Its directory is created if it is missing.
@@ -373,8 +370,8 @@ def plot_rates(path: Path, planned: Points | None, taken: Points) -> None:
 def write_report(directory: Path, config: TrainConfig | None = None) -> Path | None:
     """Write ``report.html``, a self-contained page, and its plot ``report.png`` from a run's log.
 
-    The report of an interrupted run shows what was logged. Without matplotlib or without lines in
-    the log, there is no plot, and the page says so.
+    The report of an interrupted run shows the logged metrics. Without matplotlib, or without lines in the log, there is
+    no plot, and the page says so.
 
     Args:
         directory: The run's directory.
@@ -409,7 +406,7 @@ def make_curves(records: list[StepRecord], results: list[EpochResult]) -> dict[s
     for label, value_of in PANELS.items():
         steps = [(record.step, value_of(record)) for record in records]
         curves[label] = {"steps": steps, "epochs": [(result.step, value_of(result)) for result in results]}
-    curves["learning rate"]["epochs"] = []  # They repeat values of the steps, and lines between them would be wrong.
+    curves["learning rate"]["epochs"] = []  # They repeat values of the steps; lines between them would be wrong.
     curves["loss"]["validation"] = [(one.step, one.val_loss) for one in results if one.val_loss is not None]
     return curves
 

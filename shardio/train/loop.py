@@ -124,7 +124,6 @@ def _train(
 def _make_run(
     model: nn.Module, batches: DevicePrefetcher, config: TrainConfig, callbacks: Sequence[Callback], world: World
 ) -> TrainRun:
-    """Return the run, with its model moved to the device and connected to the other ranks."""
     layout = torch.channels_last if config.channels_last else torch.preserve_format
     model.to(batches.device, memory_format=layout)  # type: ignore[call-overload]  # torch's stubs lack it
     wrapped = model

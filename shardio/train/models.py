@@ -181,7 +181,6 @@ _FACTORIES: dict[str, Callable[[str, int, int, bool], nn.Module]] = {
 
 
 def _check_known(name: str, known: list[str], library: str) -> None:
-    """Raise ValueError if a library does not have a model."""
     if name not in known:
         near = get_close_matches(name, known)
         remedy = f"did you mean {', '.join(near)}?" if near else f"see its documentation for its {len(known)} models"
@@ -190,7 +189,6 @@ def _check_known(name: str, known: list[str], library: str) -> None:
 
 @contextmanager
 def _errors_name_the_model(name: str, image_size: int, pretrained: bool) -> Iterator[None]:
-    """Add the model and a remedy to the errors of its library."""
     try:
         yield
     except OSError as error:

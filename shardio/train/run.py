@@ -98,7 +98,6 @@ class _Lock:
         self._descriptor = _lock(directory)
 
     def release(self) -> None:
-        """Release the lock if this process holds it."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -371,7 +370,6 @@ class TrainRun:
             save_checkpoint(self._directory / name, state)
 
     def _check_weights(self) -> None:
-        """Raise an error if weights are not finite. A finite loss may have a NaN gradient."""
         norms = torch.stack(torch._foreach_norm([weight.detach() for weight in self.step.parameters]))
         if not norms.isfinite().all():
             raise NonFiniteLossError(

@@ -126,7 +126,6 @@ class Fetching:
         return self._tally.sum_up()
 
     def _find_workers(self) -> FetchWorkers | None:
-        """Return the workers of the epoch before, if they persist."""
         persistent = self._persistent
         if persistent is not None and not persistent.workers.belongs_here:
             self._persistent = None  # This process is a fork of the one that has the workers.
@@ -237,11 +236,9 @@ class _PersistentBatches:
         self.is_closed = False
 
     def __next__(self) -> Any:
-        """Return the next batch, or a Failure instead."""
         return next(self.batches)
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Wait up to ``timeout_s`` for the next batch; return whether it is there."""
         return self.batches.is_ready(timeout_s)
 
     def close(self) -> None:
@@ -250,7 +247,6 @@ class _PersistentBatches:
             self.end_workers()
 
     def end_workers(self) -> None:
-        """End the workers."""
         self.is_closed = True
         self.batches.close()
         self.workers.close()

@@ -1,4 +1,4 @@
-"""Make batches of shardio's datasets, in worker processes or in the calling process."""
+"""Executors that make batches of shardio's datasets, in worker processes or in the calling process."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Pipeline:
     Args:
         source: The source of the samples.
         plans: The plan of each batch.
-        workers: Makes the batches.
-        buffers: Holds them.
+        workers: The worker processes.
+        buffers: The buffers of the batches.
         settings: The settings of all batches of the loader.
         tally: The running counts of the epoch.
         timeout_s: The longest wait for a batch, in seconds; 0 waits forever.
@@ -97,7 +97,7 @@ class Pipeline:
             if self._settings.bad_samples is not None:
                 self._settings.bad_samples.warn(self._tally.num_bad, self._source.epoch)
             raise
-        except BaseException:  # After Ctrl-C, say, a message may be cut off, so the next epoch starts new workers.
+        except BaseException:  # Ctrl-C, for example, may cut a message off, so the next epoch starts new workers.
             self._closes_workers = True
             self.close()
             raise
@@ -144,7 +144,7 @@ class Pipeline:
             self.close()
 
     def _take(self) -> Batch:
-        """Return the next batch, once it is finished or has failed, and begin another one."""
+        """Return the next batch after it is finished or has failed, and begin another one."""
         self._fill_up()
         if not self._batches:
             raise StopIteration
@@ -162,7 +162,6 @@ class Pipeline:
         return batch
 
     def _fill_up(self) -> None:
-        """Begin batches until enough of them are made ahead."""
         sizing, buffers = self._settings.sizing, self._buffers
         while len(self._batches) < sizing.num_ahead(buffers.layout) and (plan := self._next_plan()) is not None:
             layout = buffers.layout
@@ -171,7 +170,7 @@ class Pipeline:
                 layout, error = probe_layout(plan, self._make_probe, self._source, num_rows)
                 if error is not None:
                     self._batches.append(Batch(error=error))
-                    return  # The user gets this error first: further ones may each take as long, such as time-outs.
+                    return  # The user gets this error first: each further one, such as a time-out, may take as long.
             if layout is not None and self._settings.collation is None and len(plan) > layout.num_rows:
                 layout = replace(layout, num_rows=len(plan))
             if layout is not None and layout is not buffers.layout:
@@ -182,7 +181,6 @@ class Pipeline:
             self._queue.add(batch, batch.chunks)
 
     def _next_plan(self) -> BatchPlan | None:
-        """Return the plan of the next batch to begin, or None if there is none."""
         try:
             return next(self._plans, None)
         except Exception as error:  # A user's sampler failed. Every request after its batches raises its error.
@@ -196,7 +194,6 @@ class Pipeline:
         self._wait_for(probe)
 
     def _wait_for(self, batch: Batch) -> None:
-        """Wait until a batch is finished or has failed."""
         timeout_s = self._timeout_s
         deadline = time.monotonic() + timeout_s if timeout_s else None
         while not batch.is_over:
@@ -206,13 +203,13 @@ class Pipeline:
             self._advance(left_s)
 
     def _advance(self, timeout_s: float | None) -> None:
-        """Apply the outcomes that have arrived; wait for some at most ``timeout_s``."""
+        """Wait up to ``timeout_s`` for outcomes, and apply them."""
         for owner, chunk, outcome in self._queue.receive(timeout_s):
             if self._handler.apply(owner, chunk, outcome):
                 self._queue.add(owner, [chunk])
 
     def _give_up(self, batches: Iterable[Batch]) -> None:
-        """Return the buffers of batches that the user will not receive."""
+        """Take back the buffers of batches that the user will not receive."""
         self._buffers.collect()
         self._buffers.drop([batch.buffer for batch in batches if batch.buffer is not None and not batch.is_made])
         self._buffers.put_back([batch.buffer for batch in batches if batch.buffer is not None and batch.is_made])
@@ -222,11 +219,11 @@ class WorkerProcesses:
     """An executor that makes batches in worker processes, several ahead.
 
     Args:
-        planner: Plans the batches of an epoch.
+        planner: The planner of the batches.
         settings: The settings of all batches of the loader.
-        watches: Those of the epoch that begins.
+        watches: The watches of the epoch that begins.
         timeout_s: The longest wait for a batch, in seconds; 0 waits forever.
-        closes_workers: Whether the worker processes end with each epoch. Their fork server stays for the next ones.
+        closes_workers: Whether the worker processes end with each epoch. Their fork server stays.
     """
 
     def __init__(
@@ -280,7 +277,7 @@ class WorkerProcesses:
         return replace(stats, worker_bytes=tuple(self._workers.memory.bytes_by_worker.values()))
 
     def _find_workers(self) -> tuple[WorkerPool, BufferPool]:
-        """Return the worker processes and buffers for the next epoch: those of the latest one, if they persist."""
+        # Those of the latest epoch, if they persist.
         if not self._closes_workers and (latest := self._latest()) is not None:
             latest.close()
         found = self._usable_workers() or self._make_workers()
@@ -295,7 +292,6 @@ class WorkerProcesses:
         return None if self._closes_workers and not self._is_unused else (workers, buffers)
 
     def _free_server(self) -> ForkServer | None:
-        """Return the fork server of the latest worker processes, if they have ended."""
         workers = self._workers
         return workers.server if workers is not None and workers.is_closed and workers.belongs_here else None
 
@@ -319,7 +315,7 @@ class CallingProcess:
     """An executor that makes batches in the process and thread that request them.
 
     Args:
-        planner: Plans the batches of an epoch.
+        planner: The planner of the batches.
         settings: The settings of all batches of the loader.
 
     Attributes:
@@ -348,8 +344,6 @@ class CallingProcess:
 
 
 class _Batches:
-    """The batches of one epoch."""
-
     def __init__(self, executor: CallingProcess, plans: Iterator[BatchPlan], handler: OutcomeHandler) -> None:
         self._executor, self._handler = executor, handler
         self._reader = handler.source.dataset.dataset.reader
@@ -358,11 +352,6 @@ class _Batches:
         self._plans: Iterator[BatchPlan] | None = plans
 
     def __next__(self) -> Any:
-        """Return the next batch, or a Failure instead.
-
-        Raises:
-            StopIteration: If the epoch has no further batch.
-        """
         assert self._plans is not None, "it was not closed"
         began = time.perf_counter()
         handler = self._handler
@@ -381,18 +370,15 @@ class _Batches:
         return finish_batch(handler.source.decoder, batch, views, handler.tally, began, self._executor.settings)
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Return True: a request makes the batch."""
         return True
 
     members = ()
 
     def close(self) -> None:
-        """Stop, and close files."""
         self._plans = None
         self._reader.close()
 
     def end_workers(self) -> None:
-        """End the epoch: there are no workers."""
         self.close()
 
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -421,7 +407,6 @@ class _Batches:
                 pass
 
     def _try(self, chunk: BatchChunk, views: Views) -> Outcome:
-        """Make a chunk and return its outcome."""
         self._num_chunks += 1
         request = Chunk(
             chunk_id=self._num_chunks,

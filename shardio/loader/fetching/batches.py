@@ -38,8 +38,6 @@ _WORKERS_ENDED = (
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Pending:
-    """A batch that was requested and not delivered."""
-
     number: int
     worker_id: int
     after: SamplerPosition
@@ -252,7 +250,6 @@ class WorkerBatches:
                 self._exhaust(answer.worker_id)
 
     def _exhaust(self, worker_id: int) -> None:
-        """Request other batches instead of those that a worker cannot fetch."""
         self._exhausted[worker_id] = True
         for task_id, pending in list(self._pending.items()):
             if pending.worker_id == worker_id and pending.answer is None:
@@ -263,14 +260,12 @@ class WorkerBatches:
         self._fill_up()
 
     def _note_end(self, answer: WorkerExhausted) -> None:
-        """Note that the user has received all batches of a worker."""
         worker = self._position.workers[answer.worker_id]
         worker.is_exhausted = True
         if answer.state is not None:
             worker.state, worker.num_since = answer.state, 0
 
     def _fill_up(self) -> None:
-        """Request batches until enough of them are pending."""
         while (
             self._sampler_error is None
             and len(self._pending) < self.workers.max_tasks

@@ -170,11 +170,9 @@ class Epochs:
         return states
 
     def _find_sampler(self, loader: Any) -> Any:
-        """Return the sampler that the loader draws from."""
         return loader._index_sampler if self.sampler is None else self.sampler
 
     def _find_generators(self, loader: Any) -> list[torch.Generator]:
-        """Return the generators that the user passed to a loader or its samplers."""
         samplers = _find_samplers(self._find_sampler(loader))
         found = [loader.generator, *(getattr(sampler, "generator", None) for sampler in samplers)]
         return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
@@ -194,7 +192,6 @@ def _find_samplers(outermost: Any) -> list[Any]:
 
 
 def _find_epoch_samplers(outermost: Any) -> list[Any]:
-    """Return the samplers of a loader that have an epoch, such as torch's DistributedSampler."""
     return [
         sampler
         for sampler in _find_samplers(outermost)

@@ -174,8 +174,6 @@ class _Sending:
 
 
 class _Sent:
-    """A descriptor in a job's pickle."""
-
     def __init__(self, number: int) -> None:
         self._number = number
 
@@ -185,8 +183,6 @@ class _Sent:
 
 @dataclass(frozen=True, slots=True)
 class _Received:
-    """A descriptor that was received."""
-
     descriptor: int
 
     def detach(self) -> int:
@@ -212,7 +208,6 @@ def _take(number: int) -> _Received:
 
 
 def _find(descriptors: Sequence[int], number: int) -> _Received:
-    """Return a descriptor that was received."""
     return _Received(descriptors[number])
 
 

@@ -131,13 +131,11 @@ class _Process:
             raise describe_stop(process)
 
     def close(self) -> None:
-        """Close this side's end, which ends the process."""
         if self.end is not None:
             self.end.close()
 
     @property
     def is_open(self) -> bool:
-        """Whether this side's end is open."""
         return self.end is not None and self.end.fileno() >= 0
 
 
@@ -257,7 +255,6 @@ class FetchProcesses:
             self._buffers.put_back([buffer])
 
     def _fit(self, num_bytes: int) -> None:
-        """Use larger buffers if a batch was larger than those."""
         layout = self._buffers.layout
         if num_bytes <= (0 if layout is None else layout.num_bytes) or self._unstarted:
             return  # Only those that have started learn of buffers.
@@ -329,7 +326,6 @@ class FetchProcesses:
             answers.append(answer)
 
     def _leave_to_parent(self) -> None:
-        """Close all ends in a forked child, so that the worker processes do not outlive the parent."""
         for worker in self._workers:
             worker.close()
 
@@ -379,7 +375,6 @@ def _close(workers: list[_Process], process_id: int) -> None:
 
 
 def _join(processes: Sequence[BaseProcess]) -> None:
-    """Wait until processes have ended, for at most :data:`JOIN_S`."""
     deadline = time.monotonic() + JOIN_S
     for process in processes:
         process.join(max(deadline - time.monotonic(), 0.0))

@@ -1,4 +1,4 @@
-"""Workers that call the user's dataset: their interface, their messages, and those that are threads."""
+"""Workers that call the user's dataset: their interface, their messages, and worker threads."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _Answers = SimpleQueue["Answer | WorkerError"]
 
 
 def count_samples(job: FetchJob, samples: Any) -> int:
-    """Return how many samples a fetcher has returned."""
+    """Return the number of samples that a fetcher has returned."""
     return len(samples) if job.is_batched and hasattr(samples, "__len__") else 1
 
 
 def measure_since(began: float, idle_s: float = 0.0) -> StageTimes:
-    """Return the times of a batch: since it was begun, all is the user's code.
+    """Return the times of a batch, all of which passed in the user's code.
 
     Args:
         began: The time when it was begun, by ``time.perf_counter``.
@@ -61,11 +61,11 @@ class BeginEpoch:
     """A request to begin an epoch. The worker answers with :class:`Begun`.
 
     Attributes:
-        epoch_id: Its number among the epochs of these workers.
+        epoch_id: The number of the epoch among those of these workers.
         state: The state in which the worker's part of the epoch begins; None for the beginning.
         num_to_skip: The number of batches to skip from there.
-        follows_end: Whether the state is that of the end of the epoch before.
-        state_every: After how many batches the worker reports its state; 0 for never.
+        follows_end: Whether the state was saved at the end of the previous epoch.
+        state_every: The number of batches after which the worker reports its state; 0 for never.
     """
 
     epoch_id: int
@@ -95,10 +95,10 @@ class Begun:
     """The answer to :class:`BeginEpoch`.
 
     Attributes:
-        epoch_id: That of the request.
+        epoch_id: The number in the request.
         worker_id: The worker.
         state: The state of the worker's dataset and its iterator; None if they have none.
-        failure: Why the worker cannot fetch anything. It answers every task with it.
+        failure: The reason why the worker cannot fetch anything. It answers every task with it.
     """
 
     epoch_id: int
@@ -117,7 +117,7 @@ class Fetched:
         content: The batch; an OutOfBandPickle if it comes from another process.
         num_samples: The number of samples in it.
         times: The time that it took, and the time that the worker waited for the request.
-        state: The state after it; None if there is none, or if it was not due.
+        state: The state after the batch; None if there is none, or if it was not due.
     """
 
     task_id: int
@@ -164,7 +164,7 @@ class FetchWorkers(Protocol):
 
     @property
     def belongs_here(self) -> bool:
-        """Whether this process started the workers, instead of one that it was forked from."""
+        """Whether this process started the workers; false in a forked child."""
 
     def begin(self, requests: Sequence[BeginEpoch]) -> None:
         """Begin an epoch: one request for each worker."""
@@ -183,7 +183,7 @@ class FetchWorkers(Protocol):
         """Return the batch that a worker fetched. This is called once for each answer that is delivered."""
 
     def drop(self, task_id: int) -> None:
-        """Drop the batch of a task that is not needed any more."""
+        """Drop the batch of a task, which is no longer needed."""
 
     def release(self, worker_id: int) -> None:
         """End a worker that has nothing more to do."""
@@ -210,7 +210,7 @@ def make_rng(base_seed: int, worker_id: int) -> WorkerRng:
 
 
 def _find_numpy_seed(base_seed: int, worker_id: int) -> list[int]:
-    """Return uint32 [4]. torch computes the same words, by numpy's SeedSequence with this entropy."""
+    # uint32 [4]. torch computes the same words, by numpy's SeedSequence with this entropy.
     entropy = (worker_id, base_seed & 0xFFFFFFFF, base_seed >> 32, 0)
     words: list[int] = np.random.SeedSequence(entropy).generate_state(4).tolist()
     return words
@@ -226,14 +226,14 @@ class Channel(Protocol):
         """Send an answer. If a batch cannot be sent, its error is sent instead."""
 
     def find_collate(self, task: FetchTask, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return a function that makes the same batches, in memory from which a task's batch can be sent."""
+        """Return a function that makes the same batches, if possible in memory that need not be copied to be sent."""
 
     def describe(self, error: Exception) -> Failure:
-        """Return an error as it can be sent."""
+        """Return an error in a form that can be sent."""
 
 
 class FetchWorker:
-    """A worker.
+    """A worker, which answers requests one after another.
 
     Args:
         worker_id: Its number.
@@ -304,7 +304,6 @@ class FetchWorker:
             return FetchFailed(**named, failure=self._channel.describe(no_end(error)))
 
     def _due_state(self, fetcher: Fetcher) -> dict[str, Any] | None:
-        """Return the state after a batch; None if it is not due, or if there is none."""
         self._num_since_state += 1
         if not self._state_every or self._num_since_state < self._state_every:
             return None
@@ -318,10 +317,10 @@ class QueueChannel:
     Args:
         requests: The worker's requests.
         answers: The answers of all workers.
-        is_closed: Set when the requests that are left need no answer.
+        is_closed: Set when the remaining requests need no answer.
 
     Attributes:
-        has_asked: Whether the dataset asked which worker it is in, when it had made a batch; None before.
+        has_asked: Whether the dataset had asked which worker it is in when it made its latest batch; None before.
     """
 
     def __init__(self, requests: _Requests, answers: _Answers, is_closed: threading.Event) -> None:
@@ -441,7 +440,7 @@ class FetchThreads:
 
 
 def _share(job: FetchJob) -> FetchJob:
-    """Return the job of one worker: as in processes, each iteration of an iterable dataset has its own attributes."""
+    # As in processes, each worker's iteration of an iterable dataset has its own attributes.
     return replace(job, dataset=copy(job.dataset)) if job.is_iterable else job
 
 

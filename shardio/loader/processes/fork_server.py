@@ -58,12 +58,12 @@ of a kill."""
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Surroundings:
-    """The settings and modules of this process at one moment.
+    """The settings and modules of a process at one moment, on which user code may depend.
 
     Attributes:
         cwd: The working directory; None if it is gone.
-        environment: The environment variables, with pytest's note of the current test as an empty string: otherwise,
-            each test of a suite would start a fork server of its own.
+        environment: The environment variables, with an empty string as pytest's note of the current test: otherwise,
+            each test of a suite would start its own fork server.
         module_path: ``sys.path``.
         specs: The spec of each imported module. A module that is reloaded gets a new one.
     """
@@ -104,14 +104,14 @@ def find_surroundings() -> Surroundings:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RunningServer:
-    """A fork server that runs.
+    """A running fork server.
 
     Attributes:
         process: The process.
         end: This side's end of its socket pair.
-        surroundings: The surroundings that user code may depend on; None if it runs none.
-        digest: A hash of the setup that it has.
-        owner_id: The process that started it.
+        surroundings: The surroundings of its user code; None if it runs none.
+        digest: A hash of its setup.
+        owner_id: The id of the process that started it.
     """
 
     process: subprocess.Popen[bytes]
@@ -121,13 +121,13 @@ class RunningServer:
     owner_id: int = field(default_factory=os.getpid)
 
     def is_usable(self, setup: WorkerSetup) -> bool:
-        """Return whether worker processes with a setup can be forked from it as from a new one."""
+        """Return whether it is as good as a new fork server for worker processes with some setup."""
         if self.process.poll() is not None or setup.runs_user_code != (self.surroundings is not None):
             return False
         return self.surroundings is None or self.surroundings.are_current
 
     def close(self, patience_s: float) -> int:
-        """Wait until it has ended all worker processes and itself; kill them after ``patience_s``."""
+        """Wait until all worker processes and it have ended; kill them after ``patience_s``. Return its exit code."""
         with suppress(OSError):  # It has died.
             self.end.shutdown(socket.SHUT_RDWR)  # Closing alone has no effect while another process has a copy.
         self.end.close()
@@ -139,13 +139,13 @@ class RunningServer:
         return self.process.wait()
 
     def leave_to_parent(self) -> None:
-        """Close the end in a forked child, so that the fork server does not outlive the parent."""
+        """Close the end in a forked child. Otherwise, the fork server would outlive the parent."""
         self.end.close()
         self.process.returncode = 0  # It is not a child of this process, which cannot wait for it.
 
 
 class _Kept:
-    """The fork server, at most one, that has imported user code and that no loader uses."""
+    """The keeper of at most one fork server that has imported user code, and that no loader uses."""
 
     def __init__(self) -> None:
         self._servers: deque[RunningServer] = deque()  # Its methods are atomic: any thread may free a loader.
@@ -171,17 +171,14 @@ class _Kept:
         self._servers.append(running)
 
     def end(self) -> None:
-        """End the fork server."""
         while (running := self._pop()) is not None:
             running.close(CLOSE_S)
 
     def exit(self) -> None:
-        """End the fork server because Python exits."""
         self._is_exiting = True
         self.end()
 
     def leave_to_parent(self) -> None:
-        """Forget it in a forked child."""
         while (running := self._pop()) is not None:
             running.leave_to_parent()
 
@@ -201,7 +198,7 @@ def start_server(setup: WorkerSetup) -> RunningServer:
 
 
 def release(running: RunningServer) -> None:
-    """Keep a fork server that no loader uses any more for the next one, or end it."""
+    """Keep a fork server for the next loader, or end it."""
     if os.getpid() != running.owner_id:
         return
     if running.surroundings is None or running.process.poll() is not None:
@@ -263,7 +260,7 @@ class Death:
 
 
 def describe_exit(process: str, code: int) -> str:
-    """Return how a process ended, in the words of torch's DataLoader, by which programs know a dead worker.
+    """Describe the end of a process in the words of torch's DataLoader, by which programs recognize a dead worker.
 
     Args:
         process: Its name, such as ``DataLoader worker (pid 12)``.
@@ -297,10 +294,10 @@ def warn_of(death: Death) -> None:
 
 
 class ForkServer:
-    """A fork server for one pool of worker processes after another, so that their imports are done once.
+    """A fork server for one pool of worker processes after another, which imports their modules once.
 
-    It starts with its first worker process. If it ended before, the next worker process starts another one. When this
-    object is freed, a fork server that has imported user code is kept for the next ForkServer; any other one ends.
+    The first worker process starts it. If it has ended, the next worker process starts another one. When this object is
+    freed, a fork server that has imported user code is kept for the next ForkServer; any other one ends.
     """
 
     def __init__(self) -> None:
@@ -316,7 +313,7 @@ class ForkServer:
         return self._running is not None and self._finalizer.alive  # Finalizers run in any order when Python exits.
 
     def set_up(self, setup: WorkerSetup) -> None:
-        """Determine what worker processes that are started from now on need before their first chunk.
+        """Set the setup of the worker processes that are started from now on.
 
         User code may depend on this process's environment variables, module search path and working directory. If
         they have changed, or a module was reloaded, the next worker process starts another fork server.
@@ -376,7 +373,6 @@ class ForkServer:
         self._close(CLOSE_S)
 
     def _start(self) -> RunningServer:
-        """Start a fork server, or take the one that was kept."""
         running = start_server(self._setup)
         self._running, self._finalizer = running, weakref.finalize(self, release, running)
         self._send_setup(running)

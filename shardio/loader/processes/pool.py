@@ -1,4 +1,4 @@
-"""The pool of a loader's worker processes: the training process starts them, sends them chunks and restarts them."""
+"""The pool of a loader's worker processes, in the training process, which starts and restarts them and sends chunks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STARTUP_PATIENCE_S = 120.0
 
 
 class _Process:
-    """One worker process: this side's end of the socket pair, and the chunks that it has not answered."""
+    """A worker process: this side's end of the socket pair, and the unanswered chunks."""
 
     def __init__(self, server: ForkServer, worker_id: int, num_threads: int) -> None:
         self.worker_id = worker_id
@@ -54,11 +54,10 @@ class _Process:
 
     @property
     def patience_s(self) -> float:
-        """How long it may be silent."""
         return PATIENCE_S if self.is_ready else STARTUP_PATIENCE_S
 
     def await_end(self) -> None:
-        """Wait until the process, which was killed, cannot write to buffers any more."""
+        """Wait until the killed process can no longer write to buffers."""
         closed = select.poll()
         closed.register(self.end, 0)  # Its end is closed after its memory is unmapped.
         if not closed.poll(1000 * CLOSE_S):
@@ -69,15 +68,15 @@ class WorkerPool:
     """The worker processes of one loader. They end when the pool is closed or freed.
 
     Args:
-        server: Starts and ends them. No other pool that is open has it.
+        server: The fork server, which starts and ends them. No other open pool has it.
         setup: The setup that each receives before its first chunk.
         num_threads: The number of chunks that they make at a time.
 
     Attributes:
-        server: The same fork server, for another pool when this one is closed.
+        server: The fork server, for another pool when this one is closed.
         num_threads: The number of chunks that they make at a time.
         is_closed: Whether the pool was closed.
-        memory: The memory that each worker process takes.
+        memory: The memory of each worker process.
     """
 
     def __init__(self, server: ForkServer, setup: WorkerSetup, num_threads: int) -> None:
@@ -88,7 +87,7 @@ class WorkerPool:
         self._process_id = os.getpid()
         self._chunk_ids, self._worker_ids = count(), count()
         self._processes: list[_Process] = []
-        self._dying: dict[_Process, str] = {}  # Unreachable processes, and why they are killed.
+        self._dying: dict[_Process, str] = {}  # Unreachable processes, and the reasons why they are killed.
         self._heard_at = time.monotonic()  # The time of the latest message of any process.
         self._finalizer = weakref.finalize(self, _close_all, server, self._processes, os.getpid())
         call_at_fork(self, after_in_child=WorkerPool.leave_to_parent)
@@ -179,7 +178,7 @@ class WorkerPool:
                     received.append(message)
 
     def _check_life(self, now: float) -> None:
-        """Ping processes with unanswered chunks; give up those that have not answered in time."""
+        # Ping processes with unanswered chunks; give up those that have not answered in time.
         for process in self._processes:
             if not process.unanswered:
                 continue
@@ -236,7 +235,7 @@ class WorkerPool:
 
 
 def divide_threads(num_threads: int, num_processors: int) -> list[int]:
-    """Return the number of threads of each process: one, or more if that would be more processes than processors.
+    """Return the number of threads of each process: one, or more if there are fewer processors than threads.
 
     Threads that share a process wait for the GIL a tenth of the time.
     """

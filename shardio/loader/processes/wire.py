@@ -6,8 +6,8 @@ never waits in the middle of a message. Both ends belong to this package: no oth
 The dataclasses have no ``__slots__``, because Python pickles dataclasses with slots ten times more slowly. They are not
 frozen and do not compare, because such dataclasses take three times as long to define, whenever a fork server starts.
 
-What a worker process can import is sent by name. What it cannot import, because it was defined in the user's script or
-notebook, or is a lambda or a closure, is sent by value, so the script does not run again.
+Objects that a worker process can import are sent by name. Others, such as lambdas, closures and definitions in the
+user's script or notebook, are sent by value, so the script does not run again.
 """
 
 from __future__ import annotations
@@ -349,7 +349,7 @@ def dump_setup(setup: WorkerSetup) -> bytes:
 
 
 def load_setup(content: bytes | bytearray) -> WorkerSetup | Failure:
-    """Return the setup, or why it cannot be loaded in this process."""
+    """Return the setup, or the failure to load it in this process."""
     try:
         if b"torchvision" in content:
             from shardio.libraries import import_library

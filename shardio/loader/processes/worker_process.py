@@ -1,13 +1,13 @@
-"""Fork servers and the worker processes forked from them: what runs outside of the training process.
+"""The code of fork servers, and of the worker processes forked from them.
 
-It imports torch and people's code only if a transform of theirs needs that, and never runs their script.
+A fork server imports the modules that worker processes need, and reads their setup once. A fork then takes 1 ms instead
+of the 150 ms of the imports, and the worker processes share the memory of both. The fork server has one thread, so its
+forks are safe.
 
-It is forked by a fork server, and has one end of a socket pair, over which it receives buffers and chunks. It ends as
-soon as the other end is closed.
+A worker process receives buffers and chunks over one end of a socket pair. It imports torch and user code only if a
+user's transform needs them, and it never runs the user's script.
 
-It imports what they need and reads their setup once. A fork then takes 1 ms instead of the 150 ms of the imports, and
-worker processes share the memory of both. It has one thread, so that its forks are safe. It ends, and ends all worker
-processes, as soon as the other end of its socket pair is closed.
+Both end as soon as the other end of their socket pair is closed. A fork server then ends all its worker processes.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ CHECK_EXIT_S = 0.01
 
 
 def read_private_bytes() -> int:
-    """Return the anonymous memory of this process in bytes, including what the fork server had; 0 if it is unknown.
+    """Return the anonymous memory of this process in bytes, including that of the fork server; 0 if it is unknown.
 
     Buffers and files are not counted.
     """
@@ -111,7 +111,7 @@ class MemoryWatch:
         self._limits: dict[int, int] = {}
 
     def record(self, worker_id: int, num_bytes: int) -> None:
-        """Note the memory of a worker process; warn when it has grown much, and whenever it has doubled after that."""
+        """Note the memory of a worker process; warn after much growth, and each time that it doubles from then on."""
         self.bytes_by_worker[worker_id] = num_bytes
         first = self._firsts.setdefault(worker_id, num_bytes)
         if self._warns and num_bytes > self._limits.setdefault(worker_id, 2 * first + GROWTH_BYTES):
@@ -125,7 +125,7 @@ class MemoryWatch:
             )
 
     def forget(self, worker_id: int) -> str:
-        """Stop watching a worker process that has died, and return what its memory was, for messages."""
+        """Stop watching a worker process that has died; return its last known memory as text for messages."""
         self._firsts.pop(worker_id, None)
         self._limits.pop(worker_id, None)
         num_bytes = self.bytes_by_worker.pop(worker_id, 0)
@@ -233,11 +233,11 @@ class ChunkBuilder:
 
 
 def pack(made: Made, rows: Rows) -> Made:
-    """Return a batch that a collation made as it is sent to another process.
+    """Pickle the batch of a collation without its memory, to send it to another process.
 
     Args:
         made: The batch.
-        rows: The destinations of its pieces of memory, each with one row. One that does not fit is sent instead.
+        rows: The destinations of its pieces of memory, each with one row. A piece that does not fit is sent instead.
     """
     from shardio.loader.pickles import take_memory_out  # It imports torch, which the collation also needs.
 
@@ -247,7 +247,7 @@ def pack(made: Made, rows: Rows) -> Made:
 
 
 def _compact(name: str, values: list[Any], destination: NDArray[Any] | None) -> Column:
-    """Return a column as it is sent: labels as int64 [n]; None for arrays that were copied to the buffer."""
+    """Return a column in the form in which it is sent: labels as int64 [n]; None for arrays copied to the buffer."""
     if name in ("label", LABEL_FIELD) and None not in values:
         return np.array(values, np.int64)
     return _store(name, values, destination)
@@ -270,7 +270,7 @@ class WorkerProcess:
 
     Args:
         end: The end of the socket pair.
-        setup: Reads and decodes samples, or why that is impossible: all chunks fail then.
+        setup: The reader and decoder of samples, or the failure to load them: all chunks fail then.
     """
 
     def __init__(self, end: socket.socket, setup: WorkerSetup | Failure) -> None:
@@ -342,7 +342,7 @@ class WorkerProcess:
             del buffer  # Otherwise it would stay mapped until the next chunk arrives.
 
     def _report_memory(self) -> None:
-        """Tell the training process how much memory this process takes between two chunks, if that has changed."""
+        # Between two chunks.
         num_bytes = read_private_bytes()
         if abs(num_bytes - self._reported_bytes) > self._reported_bytes // 16:
             self._reported_bytes = num_bytes
@@ -436,7 +436,7 @@ class ForkServerProcess:
 
 
 def _load(content: bytes | bytearray) -> WorkerSetup | Failure:
-    """Return the setup, and prepare the memory that worker processes are going to share."""
+    """Return the setup, and prepare the memory that worker processes will share."""
     if gc.get_freeze_count():  # A setup before this one may have left cycles.
         gc.unfreeze()
         gc.collect()
@@ -451,7 +451,6 @@ def _load(content: bytes | bytearray) -> WorkerSetup | Failure:
 
 
 def _end_process(process_id: int, patience_s: float) -> int:
-    """Wait until a child exits, kill it after ``patience_s``, and return its exit code."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         ended, status = os.waitpid(process_id, os.WNOHANG)
