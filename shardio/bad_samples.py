@@ -71,7 +71,7 @@ def append_entry(path: Path, entry: dict[str, Any]) -> None:
     """
     line = json.dumps(entry, ensure_ascii=False).encode(errors="surrogateescape") + b"\n"
     try:
-        # A single short write in append mode, so that lines of several processes do not mix.
+        # A single short write in append mode: lines of several processes do not mix.
         with path.open("ab", buffering=0) as file:
             if file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -91,7 +91,7 @@ class BadSamples:
         stages: The stages that may fail: other errors are raised.
 
     Attributes:
-        on_error: As above.
+        on_error: ``replace`` or ``skip``.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class BadSamples:
         self._count = SharedCount(0)
 
     def find(self, error: BaseException) -> SampleError | None:
-        """Return the error as that of a sample to replace or leave out; None if the error must be raised."""
+        """Return the error of the sample that must be replaced or left out; None if the error must be raised."""
         return as_sample_error(error, self._stages)
 
     def decide(
@@ -122,7 +122,8 @@ class BadSamples:
         Args:
             error: The error of the unreadable sample.
             index: The index of the unreadable sample.
-            replacement_rng_key: Draws the replacement. Like the rng key of the transforms, it belongs to the row.
+            replacement_rng_key: The rng key that draws the replacement. Like that of the transforms, it belongs to the
+                row.
             num_tries: The number of replacements already tried for this row.
             epoch: The epoch, if known.
             describe: Returns a sample's key and location; None if the dataset cannot.
@@ -195,7 +196,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A placeholder for a sample that cannot be made, so that the others are still delivered."""
+    """A placeholder for a sample that cannot be made. The others are still delivered."""
 
     error: Exception
 

@@ -1,4 +1,4 @@
-"""DataLoader: torch's DataLoader with workers of shardio's, a state and, for shardio's datasets, its order."""
+"""DataLoader: torch's DataLoader with shardio's workers, a resumable state and, for shardio's datasets, their order."""
 
 from __future__ import annotations
 
@@ -83,13 +83,15 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     >>> loader = DataLoader(ShardDataset("out", shuffle=True), batch_size=128)  # doctest: +SKIP
     >>> for images, labels in loader: ...  # doctest: +SKIP
 
-    On Linux, ``num_workers`` worker processes of shardio's (or fewer with as many threads, on few processors) decode
-    shardio's datasets (and subclasses that override nothing) and torch's Subsets and ConcatDatasets of the map-style
-    ones, with any transform and ``collate_fn`` that can be pickled, if none of these is used: ``batch_size=None``,
-    ``worker_init_fn``, ``multiprocessing_context``. Otherwise, as in torch, workers have a copy of the dataset and call
-    its methods. All of them write to memory that is reused when a batch is freed, so its tensors cannot be enlarged in
-    place. In shardio's datasets, before ``collate_fn``, the first sample's rng key seeds the generators of torch, numpy
-    and Python, unless the dataset has ``seed_transforms=False``.
+    On Linux, shardio's worker processes decode shardio's datasets (and subclasses that override nothing), and torch's
+    Subsets and ConcatDatasets of the map-style ones. The transform and ``collate_fn`` must be picklable, and
+    ``batch_size=None``, ``worker_init_fn`` and ``multiprocessing_context`` must not be used. There are ``num_workers``
+    processes or, on few processors, fewer processes with as many threads. Otherwise, as in torch, workers have a copy
+    of the dataset and call its methods.
+
+    All workers write to memory that is reused when a batch is freed, so its tensors cannot be enlarged in place. In
+    shardio's datasets, before ``collate_fn``, the first sample's rng key seeds the generators of torch, numpy and
+    Python, unless the dataset has ``seed_transforms=False``.
 
     All arguments not listed here are those of ``torch.utils.data.DataLoader``.
 
@@ -281,7 +283,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
         warnings.warn(NO_STATE, RuntimeWarning, stacklevel=2)
 
     def watch_memory(self, callback: MemoryCallback, *, num_held: int = 0) -> AbstractContextManager[None]:
-        """Call a function once for each block of memory that holds batches of the epochs that begin in the block.
+        """Call a function once for each piece of memory that holds batches of the epochs that begin in the context.
 
         Batches of other epochs lie in other memory.
 
@@ -295,8 +297,8 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     def start_workers(self) -> None:
         """Start the next epoch's worker processes now instead of when it begins, for example before building a model.
 
-        This does not wait for them. It does nothing if they are there already, without workers, or if the dataset's
-        own methods make the samples.
+        This does not wait for the processes. It does nothing if they are running already, if there are no workers, or
+        if the dataset's own methods make the samples.
         """
         with own_tensors():
             _find_own(self).find_executor(self).start_workers()

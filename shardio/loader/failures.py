@@ -43,7 +43,7 @@ class Failure:
         return self.error
 
     def renewed(self) -> Failure:
-        """Return the same failure with an error of its own, for one that is raised several times.
+        """Return the same failure with a copy of the error, for one that is raised several times.
 
         An error's traceback holds every frame that it has passed, and so the loader that has raised it.
         """

@@ -20,7 +20,7 @@ from shardio.images import holds_images
 from shardio.transforms import Ragged
 
 MIN_BYTES = 4096
-"""Smaller pieces of memory, except images, are not stored in buffers, so that keeping them does not keep a buffer."""
+"""Smaller pieces of memory, except images, are not stored in buffers. Otherwise, keeping one would keep a buffer."""
 
 ALIGNMENT = 4096
 """Each array begins on its own page."""

@@ -1,4 +1,4 @@
-"""The executor for any dataset, which makes batches as torch's DataLoader does."""
+"""The executor for any dataset, which calls it and collates its samples as torch's DataLoader does."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def can_fetch(loader: Any, worker_method: WorkerMethod) -> bool:
 
 
 def starts_threads(context: Any) -> bool:
-    """Return whether a context of multiprocessing starts threads that look like processes, as some libraries' do."""
+    """Return whether a context of multiprocessing starts threads instead of processes, as that of some libraries."""
     kind = getattr(context, "Process", BaseProcess)
     return not (isinstance(kind, type) and issubclass(kind, BaseProcess))
 
 
 class Fetching:
-    """An executor that gets samples from the user's dataset, and collates them as the user says.
+    """An executor that gets samples from the user's dataset and collates them with the loader's ``collate_fn``.
 
     Args:
         loader: The loader, which owns this executor.
@@ -101,7 +101,7 @@ class Fetching:
             tally,
             in_order=loader.in_order,
             timeout_s=loader.timeout,
-            # A map-style dataset cannot skip: only an iterator can be asked for what comes next.
+            # A map-style dataset reports its state after each batch, because it cannot skip batches to resume.
             state_every=-(-self._snapshot_every_n_steps // loader.num_workers) if position.is_iterable else 1,
             closes_workers=not loader.persistent_workers,
         )
@@ -140,7 +140,7 @@ class Fetching:
 
 
 class FetchedBatches:
-    """The batches of one epoch, with what torch's iterators add: pinned memory, and a warning of a wrong length.
+    """The batches of one epoch, in pinned memory if requested, with torch's warning of a wrong length.
 
     Args:
         batches: The source of the batches.
@@ -222,10 +222,10 @@ class FetchedBatches:
 
 
 class _PersistentBatches:
-    """The batches of the latest epoch of persistent workers: as in torch, all iterators of the loader share them.
+    """The batches of the latest epoch of persistent workers. As in torch, all iterators of the loader share them.
 
     Attributes:
-        batches: Those of the latest epoch.
+        batches: The batches of the latest epoch.
         workers: The workers.
         is_closed: Whether the workers have ended.
     """
@@ -242,7 +242,7 @@ class _PersistentBatches:
         return self.batches.is_ready(timeout_s)
 
     def close(self) -> None:
-        """End the workers if the epoch is not over: an error may have lost an answer of theirs."""
+        """End the workers if the epoch is not over, because an error may have lost one of their answers."""
         if self.batches.is_open:
             self.end_workers()
 
@@ -257,7 +257,7 @@ class _PersistentBatches:
 
 
 def make_job(loader: Any, bad_samples: BadSamples | None) -> FetchJob:
-    """Return what the workers of a loader need."""
+    """Return the settings that the workers of a loader need."""
     return FetchJob(
         dataset=loader.dataset,
         is_iterable=is_iterable(loader),

@@ -1,8 +1,8 @@
 """A worker process that calls the user's dataset and sends batches in buffers.
 
-The job is pickled once, with what multiprocessing can send to a process that it starts: locks, queues, tensors in
-shared memory. Large buffers, such as those of arrays, are outside of the pickle. Each worker maps them: it has a copy
-of the pages that it writes to, and of no others.
+The job is pickled once for all workers. It may hold everything that multiprocessing can send to a process that it
+starts: locks, queues, tensors in shared memory. The memory of arrays stays outside the pickle. Each worker maps it, and
+copies only the pages that it writes to.
 """
 
 from __future__ import annotations
@@ -45,12 +45,9 @@ from shardio.loader.fetching.workers import (
     seed_process,
 )
 from shardio.loader.memory import MIN_BYTES, make_memory, map_memory
-from shardio.loader.pickles import Arena, Memory, pack
+from shardio.loader.pickles import ALIGNMENT, Arena, Memory, pack
 from shardio.loader.processes.wire import MAX_DESCRIPTORS, ForgetBuffers, NewBuffer, receive_all, send, write_all
 from shardio.process import describe_error, let_through
-
-_ALIGNMENT = 64
-"""The alignment of buffers in bytes: a multiple of the size of every dtype."""
 
 _MapOfFunctions = dict[Any, Callable[..., Any]]
 
@@ -124,7 +121,7 @@ class SharedJob:
             send(MoreDescriptors(), self._descriptors[start : start + MAX_DESCRIPTORS])
 
     def _add(self, buffer: pickle.PickleBuffer) -> tuple[int, int]:
-        self.write(bytes(-self._stop % _ALIGNMENT))
+        self.write(bytes(-self._stop % ALIGNMENT))
         start = self._stop
         with buffer.raw() as content:
             self.write(content)  # type: ignore[arg-type]  # any buffer
@@ -135,7 +132,7 @@ class SharedJob:
 def receive_job(end: socket.socket) -> FetchJob | None:
     """Return the job that was sent to this process; None if the other end is closed.
 
-    If the job cannot be loaded, return one that begins with the error.
+    If the job cannot be loaded, return one that answers every request with the error.
     """
     messages = receive_all(end, os.getppid())
     if (received := next(messages, None)) is None:
@@ -160,13 +157,13 @@ def receive_job(end: socket.socket) -> FetchJob | None:
 
 
 class _Sending:
-    """What Python's reductions look for: the process that is being started, which receives descriptors."""
+    """A stand-in for the process that is being started, to which multiprocessing's reductions add descriptors."""
 
     def __init__(self) -> None:
         self.descriptors = list[int]()
 
     def duplicate_for_child(self, descriptor: int) -> int:
-        """Add a descriptor to those that are sent; return its number among them."""
+        """Add a descriptor to be sent, and return its number."""
         self.descriptors.append(descriptor)
         return len(self.descriptors) - 1
 
@@ -196,7 +193,7 @@ class _Unpickler(pickle.Unpickler):
         self._find = partial(_find, descriptors)  # Not a method: the unpickler would keep itself.
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a name stands for: instead of :func:`_take`, what has the descriptors."""
+        """Return the object of a name, and for :func:`_take` a function that has the descriptors."""
         if (module, name) == (__name__, _take.__name__):
             return self._find
         return super().find_class(module, name)
@@ -213,7 +210,7 @@ def _find(descriptors: Sequence[int], number: int) -> _Received:
 
 @contextmanager
 def _sending() -> Iterator[_Sending]:
-    """Pretend in the block that a process is being started: multiprocessing's reductions work only then."""
+    """Pretend in the block that a process is being started, because multiprocessing's reductions work only then."""
     sending = _Sending()
     context.set_spawning_popen(sending)  # type: ignore[arg-type]  # it has what they use
     try:
@@ -223,7 +220,7 @@ def _sending() -> Iterator[_Sending]:
 
 
 def _name_attribute(error: Exception, job: FetchJob) -> None:
-    """Add to an error of pickling the attribute and the argument at fault, and what to do."""
+    """Add the attribute at fault, and a remedy, to an error of pickling a job."""
     for field in fields(FetchJob):
         if not _can_pickle(value := getattr(job, field.name)):
             path, found = _find_attribute(field.name, value)
@@ -237,7 +234,7 @@ def _name_attribute(error: Exception, job: FetchJob) -> None:
 
 
 def _find_attribute(path: str, value: Any) -> tuple[str, Any]:
-    """Return the path of the innermost part of a value that cannot be pickled, and that part."""
+    """Return the innermost part of a value that cannot be pickled, after its path."""
     seen = set[int]()
     while id(value) not in seen:
         seen.add(id(value))
@@ -278,13 +275,13 @@ def find_collate(collate_fn: Callable[[Any], Any], arena: Arena | None) -> Calla
     """Return a function that makes the same batches as ``collate_fn``, if possible with their tensors in a buffer.
 
     Args:
-        collate_fn: The loader's.
+        collate_fn: The loader's function.
         arena: The buffer; None if there is none.
     """
     if collate_fn is not default_collate:
         return collate_fn
     functions: _MapOfFunctions = dict(default_collate_fn_map)
-    # People may have registered functions of their own for these.
+    # The user may have registered other functions for these types.
     if functions.get(torch.Tensor) is collate_tensor_fn:
         functions[torch.Tensor] = partial(_collate_tensors, arena)
         if functions.get(np.ndarray) is collate_numpy_array_fn:
@@ -328,7 +325,7 @@ def _is_like(first: torch.Tensor, other: Any) -> bool:
 
 
 def _make(arena: Arena | None, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
-    """Return a tensor in the buffer; None if it is small, or does not fit."""
+    """Return an empty tensor in the buffer; None if it is small, or does not fit."""
     num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if arena is None or num_bytes < MIN_BYTES or (memory := arena.take(num_bytes)) is None:
         return None
@@ -407,7 +404,7 @@ class SocketChannel:
 
 
 def _fail(answer: Answer, error: Exception) -> Answer:
-    """Return what to answer instead of something that cannot be sent."""
+    """Return the answer that replaces one that cannot be sent."""
     failure = describe_failure(error)
     if isinstance(answer, Begun):
         return replace(answer, state=None, failure=failure)
@@ -415,7 +412,7 @@ def _fail(answer: Answer, error: Exception) -> Answer:
 
 
 def _without_state(answer: Answer, error: Exception) -> Answer:
-    """Return an answer with an unknown state in place of one that cannot be sent."""
+    """Return an answer with an UnknownState in place of a state that cannot be sent."""
     if isinstance(answer, FetchFailed) or answer.state is None:
         return _fail(answer, error)
     unknown = UnknownState(reason=f"the state of the dataset cannot be pickled ({describe_error(error)})")

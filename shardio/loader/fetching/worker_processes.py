@@ -30,10 +30,6 @@ from shardio.loader.processes.fork_server import describe_exit
 from shardio.loader.processes.wire import ForgetBuffers, NewBuffer, make_pair, receive, send_within
 from shardio.process import call_at_fork, count_processors
 
-JOIN_S = 5.0
-"""The time, in seconds, to wait for a process that has closed its connection."""
-
-
 STOPPED_S = 30.0
 """The time, in seconds, that a worker process may be stopped, as by SIGSTOP, while the loader waits for it."""
 
@@ -41,7 +37,7 @@ CHECK_S = 5.0
 """The interval, in seconds, of checks of a silent worker process."""
 
 JOIN_S = 5.0
-"""The time, in seconds, that a worker process gets to finish its batch before it is terminated."""
+"""The time, in seconds, that a worker process gets to end, or to finish its batch before it is terminated."""
 
 MAX_SENT = 8
 """The most unanswered requests of a worker process. More would fill its socket, and block both sides."""
@@ -51,7 +47,7 @@ GROWTH = 1.25
 
 
 def is_stopped(process_id: int) -> bool:
-    """Return whether a signal has stopped a process; false where the operating system does not tell."""
+    """Return whether a signal has stopped a process; false if the operating system does not say."""
     with suppress(OSError):
         status = Path(f"/proc/{process_id}/stat").read_bytes()  # proc(5): after the name comes the state.
         return status.rpartition(b")")[2].split()[0] == b"T"
@@ -86,7 +82,7 @@ def describe_death(process: BaseProcess) -> WorkerError:
 
 
 class _Process:
-    """One worker process, once it was started: this side's end of the socket pair, and the unanswered requests."""
+    """A worker process, perhaps not started yet: this side's end of the socket pair, and the unsent requests."""
 
     def __init__(self) -> None:
         self.process: BaseProcess | None = None
@@ -96,8 +92,8 @@ class _Process:
         self._next_look, self._stopped_from = 0.0, math.inf
 
     def start(self, context: Any, job: FetchJob | None, worker_id: int, base_seed: int) -> None:
-        """Start it; the arguments are those of :func:`run_worker_process`."""
-        self.end, theirs = make_pair()  # Before the fork, so that the child closes this side's end.
+        """Start the process. The arguments are those of :func:`run_worker_process`."""
+        self.end, theirs = make_pair()  # Before the fork, because the child must close this side's end.
         self.end.setblocking(False)
         with theirs:
             if context.get_start_method() == "forkserver":
@@ -107,18 +103,18 @@ class _Process:
         self.process = process
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
-        """Send a message unless the process was released or has died, which an answer that is missing shows.
+        """Send a message unless the process was released or has died: a missing answer shows that.
 
         Raises:
             WorkerError: If it has died or does not continue while its socket is full.
         """
         if self.end is not None and self.is_open:
             with suppress(ConnectionError):
-                while not send_within(CHECK_S, self.end, message, descriptors):  # It may fetch a batch for long.
+                while not send_within(CHECK_S, self.end, message, descriptors):  # One batch may take long to fetch.
                     self.check_life()
 
     def check_life(self) -> None:
-        """Raise WorkerError if the process has died, or has been stopped for long. It may be slow for any time."""
+        """Raise WorkerError if the process has died, or has been stopped for long. A slow process is no error."""
         process, now = self.process, time.monotonic()
         assert process is not None, "it was started"
         if not process.is_alive():
@@ -145,7 +141,7 @@ class FetchProcesses:
     Args:
         job: The settings of the loader.
         base_seed: The seed of the first one.
-        context: Starts processes: a context of multiprocessing, or torch.multiprocessing.
+        context: A context of multiprocessing, or torch.multiprocessing, which starts the processes.
         max_tasks: The number of batches that are fetched ahead.
 
     Attributes:
@@ -172,7 +168,7 @@ class FetchProcesses:
             if not is_forked:
                 self._shared = SharedJob(job)  # Meanwhile, the first process imports torch.
                 self._send_job(self._workers[0])
-                # That takes a second of a processor, so the first batch does not wait for more processes than fit.
+                # The import takes a second of a processor, so no more processes than processors start at once.
                 for _ in range(1, min(count_processors(), job.num_workers)):
                     self._start_another()
         except BaseException:  # No process may stay, even after Ctrl-C.
@@ -257,7 +253,7 @@ class FetchProcesses:
     def _fit(self, num_bytes: int) -> None:
         layout = self._buffers.layout
         if num_bytes <= (0 if layout is None else layout.num_bytes) or self._unstarted:
-            return  # Only those that have started learn of buffers.
+            return  # Only started workers learn of buffers.
         size = num_bytes if layout is None else int(num_bytes * GROWTH)
         self.max_tasks = min(self.max_tasks, find_num_buffers(size, self.max_tasks + 1) - 1)
         if self.max_tasks < len(self._workers) and not self._has_warned:
@@ -331,7 +327,7 @@ class FetchProcesses:
 
 
 def _await_fork_server() -> None:
-    """Wait while multiprocessing's fork server is stopped: starting a process would wait for it without a bound.
+    """Wait while multiprocessing's fork server is stopped, because starting a process would wait for it forever.
 
     Raises:
         WorkerError: If it does not continue.
