@@ -76,9 +76,9 @@ class EpochCell:
     """The epoch and position at which the next iteration begins, the same in all workers of a loader.
 
     Workers start asynchronously: before they run, the training process may already set the next epoch. So a worker's
-    first iteration begins at the value that was current when its process was started. Later iterations happen in
-    persistent workers only, and torch does not report when they begin. The first worker to begin reads the latest
-    value, and the others use the same one.
+    first iteration begins at the value that was current when its process was started. Only persistent workers have
+    later iterations, and torch does not report their beginnings. The first worker to begin reads the latest value, and
+    the others use the same one.
 
     Attributes:
         num_sets: The number of times that this process set the cell. A loader compares it to detect a call by the user.
@@ -98,13 +98,13 @@ class EpochCell:
         return Cursor(epoch=epoch, position=position)
 
     def set(self, cursor: Cursor) -> None:
-        """Set where the next iteration begins, for all processes that share the cell."""
+        """Set the start of the next iteration, for all processes that share the cell."""
         self._numbers.array[:2] = cursor.epoch, cursor.position
         self._own = cursor
         self.num_sets += 1
 
     def start(self, dataset: Any) -> Cursor:
-        """Start an iteration over ``dataset``; return where it begins."""
+        """Start an iteration over ``dataset``; return the cursor at which it begins."""
         worker = find_worker_over(dataset)
         # A dataset that wraps this one may iterate over it any number of times per epoch.
         if worker is None:
@@ -206,7 +206,7 @@ class Transformed:
     """A dataset whose transform can be read and set.
 
     Attributes:
-        decoder: Decodes the stored fields.
+        decoder: The decoder of the stored fields.
     """
 
     def __init__(self, decoder: FieldDecoder) -> None:
@@ -268,7 +268,7 @@ class Transformed:
         return self.decoder.seed_transforms
 
     def remote_samples(self) -> RemoteSamples | None:
-        """Return what can be read ahead of the samples; None if they are local."""
+        """Return the samples for reading ahead; None if they are local."""
         return None
 
     def check_transform(self) -> None:
@@ -292,14 +292,14 @@ def decode_samples(
     """Return the samples that a dataset yields, decoded from stored ones.
 
     These are tuples of values, or bare values: images are uint8 tensors [3, height, width], or tuples of these for a
-    MultiCrop. What follows the images in a Compose with fields is a tensor, too: a mask [height, width], or a
-    RaggedTensor of boxes, labels or points. ``transform_sample`` may return anything else.
+    MultiCrop. Fields that follow the images in a Compose are also tensors: a mask [height, width], or a RaggedTensor of
+    boxes, labels or points. ``transform_sample`` may return anything else.
 
     Args:
-        decoder: Decodes them.
+        decoder: The decoder.
         stored: n samples.
         rng_keys: uint64 [n], one for each sample's random transforms.
-        calls: Makes and times the calls of the user's own code; by default, a new one.
+        calls: The caller and timer of user code; by default, a new one.
 
     Raises:
         SampleError: If a field is missing or cannot be decoded.

@@ -30,9 +30,10 @@ _OVERRIDABLE = frozenset(
 
 
 def find_overridden(kind: type) -> str:
-    """Return the name of a member of shardio's datasets that a subclass of theirs overrides; "" if there is none.
+    """Return the name of a member of shardio's dataset that a subclass overrides; "" if there is none.
 
-    A subclass may choose its samples when it is made, and add members. Any other change is the user's own dataset.
+    A subclass may choose its samples in its constructor, and add members. With any other change, it is the user's own
+    dataset.
     """
     ours = next(each for each in kind.__mro__ if each in (ShardDataset, ShardMapDataset, ImageFolder))
     added = {name: None for each in kind.__mro__[: kind.__mro__.index(ours)] for name in vars(each)}
@@ -97,7 +98,7 @@ class Concatenated(MapDataset):
 
 
 def why_not_concatenated(parts: Sequence[Unwrapped]) -> str | None:
-    """Return why the datasets of a ConcatDataset cannot be read as one; None if they can."""
+    """Return the reason why the datasets of a ConcatDataset cannot be read as one; None if they can."""
     first = parts[0].dataset
     for number, part in enumerate(parts):
         dataset = part.dataset
@@ -175,7 +176,7 @@ class Unwrapped:
         return check_indices(indices, len(self.dataset))
 
     def locate(self, indices: NDArray[np.int64]) -> Any:
-        """Return what the reader of the inner dataset needs to find samples."""
+        """Return samples in the form that the reader of the inner dataset takes."""
         return self.dataset.locate(self.inner_indices(indices))
 
     def describe(self, index: int) -> tuple[str, str]:
@@ -195,7 +196,8 @@ class Unwrapped:
             seed: The seed of the order or of the dataset.
             epoch: The epoch's number.
             indices: int64 [n], the samples' indices in the outermost dataset.
-            repetitions: uint64 [n], how often a sampler returned each sample earlier in the epoch; None if never.
+            repetitions: uint64 [n], the number of times that a sampler returned each sample earlier in the epoch; None
+                if never.
 
         Returns:
             Two arrays uint64 [n].
@@ -209,8 +211,8 @@ class Unwrapped:
 def unwrap(dataset: Any) -> Unwrapped:
     """Unwrap torch's Subsets and ConcatDatasets at any depth.
 
-    A subclass may override anything, so it is not unwrapped. A ConcatDataset whose parts are not all shardio's, or not
-    decoded alike, stays as it is.
+    A subclass may override anything, so it is not unwrapped. A ConcatDataset stays as it is if not all parts are
+    shardio's datasets, or if they are decoded in different ways.
     """
     subsets = []
     while type(dataset) is Subset:

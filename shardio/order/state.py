@@ -29,7 +29,7 @@ class Progress:
 
     Attributes:
         cursor: The start of the epoch.
-        split: The rank's share from there on.
+        split: The rank's share from the cursor on.
         num_batches: The number of delivered batches.
         is_finished: Whether another batch was requested after the last one.
     """
@@ -41,7 +41,7 @@ class Progress:
 
     @property
     def now(self) -> Cursor:
-        """The cursor once every rank has received this many batches, or all of its batches."""
+        """The cursor after every rank has received this many batches, or all of its batches."""
         # With `keep`, a rank may finish before the others. Its epoch then ends when it requests another batch.
         position = self.split.num_samples if self.is_finished else self.split.position_after(self.num_batches)
         return Cursor(epoch=self.cursor.epoch, position=position)
@@ -107,12 +107,12 @@ class EpochCounter:
         self.progress = None
 
     def find_start(self, num_samples: int) -> Cursor:
-        """Return where the next epoch begins, given the number of samples in an epoch."""
+        """Return the start of the next epoch, given the number of samples in an epoch."""
         is_over = self.next.position >= num_samples and not self._is_set
         return Cursor(epoch=self.next.epoch + 1) if is_over else self.next
 
     def start(self, num_samples: int, *, repeats: bool = False) -> Cursor:
-        """Begin an epoch and return where it starts. The caller sets ``progress``.
+        """Begin an epoch and return its start. The caller sets ``progress``.
 
         Args:
             num_samples: The number of samples in a whole epoch.
@@ -185,7 +185,7 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
 
 
 def _read_integer(state: dict[str, Any], name: str) -> int | None:
-    """Return an integer of a state, or None if it is not one. Some checkpoints turn integers into numpy's."""
+    """Return an integer of a state, or None if it is not one. Some checkpoints turn integers into numpy integers."""
     try:
         return check_integer(name, state.get(name))  # type: ignore[arg-type]  # it may be anything
     except TypeError:

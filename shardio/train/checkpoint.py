@@ -1,4 +1,4 @@
-"""Everything that a run needs to resume, in one file that is written atomically."""
+"""Checkpoints: the state that a training run needs to resume, in one file that is written atomically."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PARTS: dict[str, type] = {
 """The parts of a run's checkpoint, and their types."""
 
 _SEED, _GENERATORS = "_base_seed", "_generators"
-"""Keys of loaders' states: those of shardio's, and the first one also of torchdata's."""
+"""Keys in the states of shardio's loaders; torchdata's loaders have the first one."""
 
 _LOADABLE = {
     *(type(None), bool, int, float, complex, str, bytes, bytearray),
@@ -84,7 +84,7 @@ def load_random_states(states: dict[str, Any], device: torch.device) -> None:
 
 @contextmanager
 def algorithms(*, deterministic: bool, tf32: bool = False) -> Iterator[None]:
-    """Restrict torch to deterministic algorithms, or let it find the fastest for each size; allow TF32 by choice."""
+    """Restrict torch to deterministic algorithms, or let it find the fastest for each size; optionally allow TF32."""
     was_deterministic, warned_only = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -127,8 +127,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None
     """Write a state to a file. It may contain tensors, numpy arrays, numbers, strings, and containers of these.
 
     Raises:
-        OSError: If the file cannot be written, for example because the disk is full. The previous
-            file is kept.
+        OSError: If the file cannot be written, for example because the disk is full. The previous file is kept.
     """
     path = Path(path)
     try:
@@ -142,7 +141,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None
 
 @contextmanager
 def _checksums() -> Iterator[None]:
-    """Make torch write checksums, which loading verifies, even if the user turned them off."""
+    # Loading verifies the checksums, so torch must write them even if the user turned them off.
     are_written = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(True)
     try:
@@ -152,7 +151,7 @@ def _checksums() -> Iterator[None]:
 
 
 def _save(state: dict[str, Any], file: BinaryIO) -> None:
-    """Save a state. Raise the operating system's error, which torch hides in a RuntimeError."""
+    # torch hides the operating system's error in a RuntimeError.
     failure: OSError | None = None
     try:
         torch.save(state, file)
@@ -167,8 +166,7 @@ def _save(state: dict[str, Any], file: BinaryIO) -> None:
 def load_checkpoint(path: str | os.PathLike[str], map_location: str | torch.device | None = "cpu") -> dict[str, Any]:
     """Load the state that :func:`save_checkpoint` wrote. No code in the file is executed.
 
-    ``load_checkpoint("run/best.pt")["model"]`` is the ``state_dict`` of the model without its
-    wrappers.
+    ``load_checkpoint("run/best.pt")["model"]`` is the ``state_dict`` of the model without its wrappers.
 
     Args:
         path: The file.
@@ -206,7 +204,7 @@ def load_checkpoint(path: str | os.PathLike[str], map_location: str | torch.devi
 
 
 def _find_safe_globals() -> list[Any]:
-    """Return what loads numpy's arrays and scalars, which users' states may contain."""
+    """Return the functions and types that load numpy's arrays and scalars, which users' states may contain."""
     functions = {"_reconstruct": np.empty(0).__reduce__()[0], "scalar": np.float64(0).__reduce__()[0]}
     named = [
         (function, f"numpy.{core}.multiarray.{name}")  # numpy 2 has renamed the module.
@@ -271,10 +269,10 @@ def are_equal(one: Any, other: Any) -> bool:
 def find_shared_state(states: Sequence[Any]) -> Any:
     """Return the state that loaders of any number of ranks can load to begin an epoch; None if there is none.
 
-    Without shardio's order, the states of ranks differ in what the epoch has drawn: seeds, and states of generators.
+    Without shardio's order, the states of ranks differ in seeds and in the states of generators, which the epoch drew.
 
     Args:
-        states: Those of all ranks at the end of an epoch.
+        states: The states of all ranks at the end of an epoch.
     """
     compared = [_leave_out_draws(state, keeps_generators=False) for state in states]
     if not all(are_equal(compared[0], other) for other in compared):

@@ -1,4 +1,4 @@
-"""TrainRun: the progress of a training run and its metrics, which it saves and resumes."""
+"""TrainRun: the progress and the metrics of a training run, and the lock of its directory."""
 
 from __future__ import annotations
 
@@ -57,18 +57,17 @@ LOCK = ".run.lock"
 _log = logging.getLogger("shardio")
 
 FOR_LOADING, FOR_STEPS = 1, 2
-"""Purposes of random numbers. What a loader draws to start workers must not affect steps."""
+"""Purposes of random numbers. The numbers that a loader draws to start workers must not affect steps."""
 
 
 @contextmanager
 def claimed(directory: Path | None) -> Iterator[None]:
     """Hold the lock of a run's directory, and create the directory if it is missing.
 
-    Without a directory, do nothing. Rank 0 holds the lock for all ranks, which fail together. The
-    lock ends with its process. Worker processes that torch forks close their copy of the lock's
-    descriptor, so a killed run can be resumed while its workers still exist. On NFS, the lock
-    works between machines if the server has a lock service. On a file system without locks, a
-    warning is logged.
+    Without a directory, do nothing. Rank 0 holds the lock for all ranks, which fail together. The lock ends with its
+    process. Worker processes that torch forks close their copy of the lock's descriptor, so a killed run can be resumed
+    while its workers still exist. On NFS, the lock works between machines if the server has a lock service. On a file
+    system without locks, a warning is logged.
 
     Raises:
         BusyError: If another run holds the lock.
@@ -94,7 +93,6 @@ class _Lock:
         call_at_fork(self, after_in_child=_Lock.release)
 
     def take(self, directory: Path) -> None:
-        """Take the lock, unless the file system has none."""
         self._descriptor = _lock(directory)
 
     def release(self) -> None:
@@ -139,8 +137,8 @@ def prepare_directory(directory: Path, config: TrainConfig) -> bool:
     """Remove outdated files, and return whether there is a checkpoint to resume from.
 
     Raises:
-        StateError: If ranks see different directories, or the directory holds another tool's log
-            or a run without its last checkpoint. In these cases, nothing is removed.
+        StateError: If ranks see different directories, or the directory holds another tool's log or a run without its
+            last checkpoint. In these cases, nothing is removed.
         FormatError: If the best checkpoint cannot be read.
     """
     last = directory / LAST
@@ -167,8 +165,7 @@ def _prepare(directory: Path, config: TrainConfig) -> bool:
 def _may_start_over(best: Path, config: TrainConfig, last_epoch: int | None) -> bool:
     """Return whether a run without its last checkpoint was killed in its first epoch, before it could write one.
 
-    Its log then ends in epoch 0. Its best checkpoint, which is written first, is of that epoch and
-    of the same settings.
+    Its log then ends in epoch 0. Its best checkpoint, which is written first, has that epoch and the same settings.
     """
     if not best.exists():
         return not last_epoch
@@ -379,7 +376,7 @@ class TrainRun:
             )
 
     def _load(self, state: dict[str, Any], path: Path) -> None:
-        """Resume from a checkpoint. Keep no reference to its weights, to free their memory."""
+        # Keep no reference to the weights in the state, to free their memory.
         check_parts(state, path)
         if differences := self.config.find_differences(state["config"]):
             raise StateError(

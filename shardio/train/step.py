@@ -1,4 +1,4 @@
-"""From microbatches to steps of the optimiser, and the evaluation of a model."""
+"""TrainStep, which turns microbatches into steps of the optimiser, and the evaluation of a model."""
 
 from __future__ import annotations
 
@@ -53,14 +53,12 @@ class TrainStep:
     3
 
     Args:
-        model: A module that maps inputs to outputs. It may be compiled, scripted or wrapped in
-            DistributedDataParallel.
+        model: A module that maps inputs to outputs. It may be compiled, scripted or wrapped in DistributedDataParallel.
         optimizer: The optimiser of the model's parameters.
         schedule: The learning rate schedule, stepped after each step that is not skipped.
         precision: ``bf16`` and ``fp16`` compute under autocast. ``fp16`` also uses a GradScaler.
-        accumulate: Microbatches per full step. It does not decide where a step ends
-            (``ends_step`` does) and does not change the result: it only keeps gradients in fp16's
-            range while they accumulate.
+        accumulate: Microbatches per full step. It does not decide where a step ends (``ends_step`` does) and does not
+            change the result: it only keeps gradients in fp16's range while they accumulate.
         loss_fn: A function that maps outputs and labels to the mean loss of the samples.
         clip_norm: The total norm that the gradients are clipped to, or None.
         clip_value: The magnitude that each gradient element is clipped to, or None.
@@ -153,7 +151,7 @@ class TrainStep:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state that :meth:`state_dict` returned."""
         own, saved = self.optimizer.param_groups, state["optimizer"]
-        # Whether it is fused depends on this device, not on the one that the state was saved on.
+        # This device decides whether the optimiser is fused, not the one that the state was saved on.
         groups = [
             {**group, "fused": mine["fused"]} if "fused" in mine else group
             for group, mine in zip(saved["param_groups"], own, strict=False)
@@ -185,8 +183,8 @@ class TrainStep:
 
     def _step_optimizer(self) -> bool:
         """Step the optimiser through the scaler, unless a gradient is not finite; return whether it was stepped."""
-        # A fused optimiser is called in any case, and skips the step on the device. The scale then tells, which is
-        # lowered after a skipped step. Asking for it waits for the device.
+        # A fused optimiser is called in any case, and skips the step on the device. A lower scale then shows the skip.
+        # Reading the scale waits for the device.
         is_fused = self.scaler.is_enabled() and getattr(self.optimizer, "_step_supports_amp_scaling", False)
         calls, scale = list[bool](), self.scale if is_fused else 0.0
         hook = self.optimizer.register_step_post_hook(lambda *_: calls.append(True))
@@ -200,8 +198,7 @@ class TrainStep:
     def _weight_by_samples(self) -> None:
         """Weight the group's gradients by its number of samples, before ranks exchange them.
 
-        Until the last microbatch, the weight assumes a full group of microbatches as large as the
-        first.
+        Until the last microbatch, the weight assumes a full group of microbatches as large as the first.
         """
         num_planned = self._first_size * self.accumulate
         if self._num_samples != num_planned:
