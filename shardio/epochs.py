@@ -1,4 +1,4 @@
-"""The protocol of loaders, samplers and wrappers: set the epoch, count batches, pass on their rng keys.
+"""The protocol of loaders, samplers and wrappers, which set the epoch, count batches and pass on their rng keys.
 
 A loader's state counts the batches that the user received, but a prefetcher requests batches before the user does. So
 the loader provides a function that counts a batch, and the outermost wrapper calls it when the user receives the
@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import Any
 
 MAX_EPOCH = 2**62
-"""Epochs are below this, so that later ones also fit in 64 bits."""
+"""Epochs are below this number: later ones then also fit in 64 bits."""
 
 NAMES = ("loader", "batch_sampler", "sampler", "dataset", "datasets")
 """Attributes that hold parts of a loader, sampler or dataset. Parts of torch's classes are found under any name."""
@@ -109,7 +109,7 @@ class RngKeys:
 
 
 def counts_when_received(loader: object) -> bool:
-    """Return whether a loader counts batches with :func:`hand_over`, so that its state is never ahead of the user.
+    """Return whether a loader counts batches with :func:`hand_over`. Its state is then never ahead of the user.
 
     Such a loader has a true attribute of this name. Other loaders count batches when they are requested.
     """
@@ -171,7 +171,7 @@ def counted_at_once() -> Iterator[list[Count]]:
 
 
 def find_rng_keys() -> RngKeys | None:
-    """Return where the caller wants the rng keys of batches; None if it wants none."""
+    """Return the object through which the caller requests rng keys of batches; None if it requests none."""
     return _RNG_KEYS.get()
 
 

@@ -120,7 +120,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def mark_sample(error: Exception, stage: Stage, row: int, key: str, where: str, during: str) -> None:
-    """Add to an error of the user's own code which sample it is about. The error keeps its type and its text.
+    """Mark an error of user code with the sample that it is about. The error keeps its type and its text.
 
     Args:
         error: The error.
@@ -141,19 +141,19 @@ def is_marked(error: Exception) -> bool:
 
 
 def move_mark(error: Exception, first_row: int) -> None:
-    """Count the row of a marked error from an earlier first row on."""
+    """Add ``first_row`` to the row of a marked error."""
     if (mark := getattr(error, _MARK, None)) is not None:
         mark["row"] += first_row
 
 
 def copy_mark(error: BaseException, other: BaseException) -> None:
-    """Mark another error with the sample that an error is marked with, if it is."""
+    """Mark another error with the sample of an error, if that is marked."""
     if (mark := getattr(error, _MARK, None)) is not None:
         setattr(other, _MARK, mark)
 
 
 def as_sample_error(error: BaseException, stages: Collection[Stage]) -> SampleError | None:
-    """Return the SampleError that an error is or stands for, if it is about one of the stages; None otherwise."""
+    """Return a SampleError, or one for a marked error, if it is about one of the stages; None otherwise."""
     if isinstance(error, MemoryError):
         return None  # The sample is not necessarily at fault.
     if not isinstance(error, SampleError):

@@ -82,7 +82,7 @@ def number_classes(found: Sequence[str], classes: Sequence[str], where: str) -> 
 
 
 def _refuse_twins(names: Sequence[str], where: str) -> None:
-    """Raise ValueError if two names differ only in how Unicode composes letters: they are one class."""
+    """Raise ValueError if two names differ only in Unicode's composition of letters: they are one class."""
     if all(map(str.isascii, names)):
         return
     seen = dict[str, str]()

@@ -347,7 +347,8 @@ class ShardMapDataset(MapDataset):
         source: A packed directory, its manifest, a directory of tars, a tar, a brace pattern, or a list of tars and
             patterns.
         fields: The fields of a sample: a tuple of names, or one name for bare values.
-        transform: A callable applied to each image, or a ``Compose`` with ``fields``, applied to several fields alike.
+        transform: A callable applied to each image, or a ``Compose`` with ``fields``, applied to several fields in the
+            same way.
         decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, but Pillow images to torchvision and
             timm pipelines that convert Pillow images; ``pil`` always passes Pillow images.
         orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.

@@ -56,6 +56,7 @@ def _has_order(loader: Any) -> bool:
 
 
 def _has_state(loader: Any) -> bool:
+    """Whether the loader can save its position."""
     if (extension := _find_stateful(loader)) is None:
         return False
     parts = (loader.dataset, loader.sampler, loader.batch_sampler)

@@ -1,14 +1,14 @@
-"""Random words that are a pure function of their rng key, and the bijections made of them.
+"""Random words that are a pure function of their rng key, and permutations made of them.
 
-The words are SplitMix64's (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014): word ``i`` of key ``k`` is ``mix64(k + (i + 1) * GAMMA)``. Words do not depend on each other,
-so whole vectors are computed at once. numpy's own generators are not used because their streams may
-change between releases, and an order must not.
+The words are those of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
+2014): word ``i`` of key ``k`` is ``mix64(k + (i + 1) * GAMMA)``. Words do not depend on each other, so whole vectors
+are computed at once. numpy's own generators are not used because their streams may change between releases, and an
+order must not.
 
-An alternating Feistel network (Luby and Rackoff 1988; with halves of unequal width, Schneier and
-Kelsey 1996) permutes 0 … 2**bits - 1, where 2**bits >= n. Cycle walking (Black and Rogaway, "Ciphers with
-arbitrary finite domains", 2002) keeps the result below n. Nothing is stored, so a window may be as
-long as the dataset. Packing and the split into training and validation data also use it.
+An alternating Feistel network (Luby and Rackoff 1988; with halves of unequal width, Schneier and Kelsey 1996) permutes
+0 … 2**bits - 1, where 2**bits >= n. Cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002)
+keeps the result below n. Nothing is stored, so a window may be as long as the dataset. Packing and the split into
+training and validation data also use these permutations.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ def open(  # noqa: A001  # As in tarfile and PIL.Image.
             a private one, which is removed at the end.
         cache_size: Its size, such as ``"200GB"``; by default, a fifth of the free space, and at most 32 GiB if the
             cache is private.
-        cache_shared: Whether other users share the folder ``cache``, so that copies that they wrote are believed.
+        cache_shared: Whether to share the folder ``cache`` with other users, and to trust copies that they wrote.
             Otherwise, only this user and root may be able to write to it.
 
     Returns:

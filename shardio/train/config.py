@@ -1,9 +1,8 @@
 """The settings of a training run, its learning rates and its optimisers.
 
-A rate depends only on the step, so a run can resume anywhere, and its rates are known in advance.
-They equal those of torch's ``OneCycleLR``, ``CyclicLR``, ``StepLR``, and ``CosineAnnealingLR``
-after ``LinearLR``. Only ``plateau``, which is torch's ``ReduceLROnPlateau``, depends on the
-losses.
+A rate depends only on the step, so a run can resume anywhere, and its rates are known in advance. They equal those of
+torch's ``OneCycleLR``, ``CyclicLR``, ``StepLR``, and ``CosineAnnealingLR`` after ``LinearLR``. Only ``plateau``, which
+is torch's ``ReduceLROnPlateau``, depends on the losses.
 """
 
 from __future__ import annotations

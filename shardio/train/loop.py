@@ -1,4 +1,4 @@
-"""The training loop."""
+"""The training loop, and the assembly of a run from a model, a loader and settings."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _train(
     callbacks: Sequence[Callback],
     world: World,
 ) -> list[EpochResult]:
-    """Train on this rank. On return, everything that refers to other ranks is freed."""
+    # A function of its own: its return frees everything that refers to other ranks.
     batches.start_workers()  # They start while the model is moved and the optimizer is made.
     val_batches = None if val_loader is None else prefetch(val_loader, config, batches.device)
     run = _make_run(model, batches, config, callbacks, world)

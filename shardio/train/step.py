@@ -290,15 +290,14 @@ def _make_mixing(loader: Any, config: TrainConfig) -> BatchTransform:
 def evaluate(model: nn.Module, loader: Iterable[Any], config: TrainConfig) -> Score:
     """Evaluate a model on the batches of all ranks. Every rank must call this.
 
-    The model does not change. Images are neither mixed nor erased, and labels are not smoothed,
-    whatever the settings. The score is exact if the loader yields each sample once, or marks
-    repeats with False in a last field, bool [N], as shardio's loaders do with
-    ``remainder="mask"``. If the loader pads without marks, a RuntimeWarning is issued.
+    The model does not change. Images are neither mixed nor erased, and labels are not smoothed, with any settings. The
+    score is exact if the loader yields each sample once, or marks repeats with False in a last field, bool [N], as
+    shardio's loaders do with ``remainder="mask"``. If the loader pads without marks, a RuntimeWarning is issued.
 
     Args:
         model: A module on the device that maps images to outputs [N, classes].
         loader: An iterable of batches that start with images and labels.
-        config: The settings: device, precision, and how images are normalised.
+        config: The settings: device, precision, and the normalisation of images.
 
     Returns:
         The score over all ranks.
@@ -340,7 +339,7 @@ def prefetch(
 ) -> DevicePrefetcher:
     """Return a loader whose images arrive on the device, normalised, in the dtype that the model computes in.
 
-    Then the transforms are applied to each batch.
+    The transforms are then applied to each batch.
     """
     return DevicePrefetcher(
         loader,
@@ -387,7 +386,7 @@ def warn_of_repeats(loader: Any, world: World, *, stacklevel: int) -> None:
 
 
 def _find_padding(loader: Any) -> tuple[int, int, str]:
-    """Return the numbers of samples and ranks, and what pads; 0, 1 and "" without padding."""
+    """Return the numbers of samples and ranks, and a description of the padding order; 0, 1 and "" without padding."""
     dataset: Any = getattr(loader, "dataset", None)
     sampler: Any = getattr(loader, "sampler", None)
     if not isinstance(sampler, DistributedSampler):  # EpochSampler is one.
