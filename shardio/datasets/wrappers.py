@@ -29,109 +29,6 @@ _OVERRIDABLE = frozenset(
 """The names that a subclass may define without changing how samples are read."""
 
 
-def find_overridden(kind: type) -> str:
-    """Return the name of a member of shardio's dataset that a subclass overrides; "" if there is none.
-
-    A subclass may choose its samples in its constructor, and add members. With any other change, it is the user's own
-    dataset.
-    """
-    ours = next(each for each in kind.__mro__ if each in (ShardDataset, ShardMapDataset, ImageFolder))
-    added = {name: None for each in kind.__mro__[: kind.__mro__.index(ours)] for name in vars(each)}
-    names = (name for name in added if hasattr(ours, name) and name not in _OVERRIDABLE)
-    return next(names, "")
-
-
-class Concatenated(MapDataset):
-    """A ConcatDataset whose parts are decoded in the same way.
-
-    Random transforms depend on a sample's index in the ConcatDataset, so a dataset that is concatenated with itself
-    looks different each time.
-
-    Args:
-        concat: The ConcatDataset.
-        parts: Its datasets, unwrapped, for which :func:`why_not_concatenated` returns None.
-    """
-
-    def __init__(self, concat: ConcatDataset[Any], parts: Sequence[Unwrapped]) -> None:
-        inner = [part.dataset for part in parts]
-        super().__init__(inner[0].decoder, JoinedReader([each.reader for each in inner]))
-        self.map_epoch = inner[0].map_epoch
-        self._concat, self._parts = concat, parts
-
-    @property
-    def datasets(self) -> tuple[Any, ...]:
-        """The user's datasets: the ConcatDataset and all those in it."""
-        return (self._concat, *(dataset for part in self._parts for dataset in part.datasets))
-
-    def locate(self, indices: NDArray[np.int64]) -> list[LocatedSample]:
-        located: list[Any] = [None] * len(indices)
-        for number, rows, inner in self._divide(indices):
-            for row, sample in zip(rows.tolist(), self._parts[number].locate(inner), strict=True):
-                located[row] = (number, sample)
-        return located
-
-    def remote_samples(self) -> RemoteSamples | None:
-        parts = [part.dataset.remote_samples() for part in self._parts]
-        if not any(parts):
-            return None
-        return RemoteParts(
-            parts,
-            lambda indices: (
-                (number, self._parts[number].inner_indices(inner)) for number, _, inner in self._divide(indices)
-            ),
-        )
-
-    def _divide(self, indices: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield the number of each part, the rows of its samples, and their indices in it."""
-        stops = np.array(self._concat.cumulative_sizes)
-        numbers = np.searchsorted(stops, indices, side="right")
-        for number in np.unique(numbers).tolist():
-            rows = np.flatnonzero(numbers == number)
-            yield number, rows, indices[rows] - (stops[number - 1] if number else 0)
-
-    def check_transform(self) -> None:
-        for part in self._parts:
-            part.dataset.check_transform()
-
-    def __len__(self) -> int:
-        return len(self._concat)
-
-
-def why_not_concatenated(parts: Sequence[Unwrapped]) -> str | None:
-    """Return the reason why the datasets of a ConcatDataset cannot be read as one; None if they can."""
-    first = parts[0].dataset
-    for number, part in enumerate(parts):
-        dataset = part.dataset
-        if not isinstance(dataset, ShardMapDataset | ImageFolder | Concatenated):
-            return f"its dataset {number} is a {part.kind}"
-        if not isinstance(dataset, Concatenated) and (overridden := find_overridden(type(dataset))):
-            return f"its dataset {number} is a {part.kind}, which overrides {overridden}"
-        if (name := _find_difference(first.decoder, dataset.decoder)) is not None:
-            return f"its datasets 0 and {number} differ in {name}"
-        if first.map_epoch.known != dataset.map_epoch.known:
-            return f"its datasets 0 and {number} differ in their epoch (see set_epoch)"
-    return None
-
-
-def _find_difference(one: FieldDecoder, other: FieldDecoder) -> str | None:
-    """Return the name of a setting in which two decoders differ; None if there is none."""
-    if one is other:
-        return None
-    names = (field.name for field in fields(FieldDecoder))
-    return next((name for name in names if not _is_same(getattr(one, name), getattr(other, name))), None)
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two values are one object or have the same pickles. The ``==`` of user objects may raise."""
-    if one is other:
-        return True
-    try:
-        return type(one) is type(other) and pickle.dumps(one) == pickle.dumps(other)
-    except Exception as error:  # User classes may raise anything.
-        let_through(error)
-        return False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unwrapped:
     """A dataset and the Subsets around it.
@@ -234,3 +131,106 @@ def _take(subset_indices: Any, indices: NDArray[Any]) -> NDArray[Any]:
     if isinstance(subset_indices, torch.Tensor | np.ndarray):  # Indexing a tensor one by one takes 2.4 µs.
         return check_integers(np.asarray(subset_indices)[indices])
     return check_integers([subset_indices[index] for index in indices.tolist()])
+
+
+class Concatenated(MapDataset):
+    """A ConcatDataset whose parts are decoded in the same way.
+
+    Random transforms depend on a sample's index in the ConcatDataset, so a dataset that is concatenated with itself
+    looks different each time.
+
+    Args:
+        concat: The ConcatDataset.
+        parts: Its datasets, unwrapped, for which :func:`why_not_concatenated` returns None.
+    """
+
+    def __init__(self, concat: ConcatDataset[Any], parts: Sequence[Unwrapped]) -> None:
+        inner = [part.dataset for part in parts]
+        super().__init__(inner[0].decoder, JoinedReader([each.reader for each in inner]))
+        self.map_epoch = inner[0].map_epoch
+        self._concat, self._parts = concat, parts
+
+    @property
+    def datasets(self) -> tuple[Any, ...]:
+        """The user's datasets: the ConcatDataset and all those in it."""
+        return (self._concat, *(dataset for part in self._parts for dataset in part.datasets))
+
+    def locate(self, indices: NDArray[np.int64]) -> list[LocatedSample]:
+        located: list[Any] = [None] * len(indices)
+        for number, rows, inner in self._divide(indices):
+            for row, sample in zip(rows.tolist(), self._parts[number].locate(inner), strict=True):
+                located[row] = (number, sample)
+        return located
+
+    def remote_samples(self) -> RemoteSamples | None:
+        parts = [part.dataset.remote_samples() for part in self._parts]
+        if not any(parts):
+            return None
+        return RemoteParts(
+            parts,
+            lambda indices: (
+                (number, self._parts[number].inner_indices(inner)) for number, _, inner in self._divide(indices)
+            ),
+        )
+
+    def _divide(self, indices: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield the number of each part, the rows of its samples, and their indices in it."""
+        stops = np.array(self._concat.cumulative_sizes)
+        numbers = np.searchsorted(stops, indices, side="right")
+        for number in np.unique(numbers).tolist():
+            rows = np.flatnonzero(numbers == number)
+            yield number, rows, indices[rows] - (stops[number - 1] if number else 0)
+
+    def check_transform(self) -> None:
+        for part in self._parts:
+            part.dataset.check_transform()
+
+    def __len__(self) -> int:
+        return len(self._concat)
+
+
+def why_not_concatenated(parts: Sequence[Unwrapped]) -> str | None:
+    """Return the reason why the datasets of a ConcatDataset cannot be read as one; None if they can."""
+    first = parts[0].dataset
+    for number, part in enumerate(parts):
+        dataset = part.dataset
+        if not isinstance(dataset, ShardMapDataset | ImageFolder | Concatenated):
+            return f"its dataset {number} is a {part.kind}"
+        if not isinstance(dataset, Concatenated) and (overridden := find_overridden(type(dataset))):
+            return f"its dataset {number} is a {part.kind}, which overrides {overridden}"
+        if (name := _find_difference(first.decoder, dataset.decoder)) is not None:
+            return f"its datasets 0 and {number} differ in {name}"
+        if first.map_epoch.known != dataset.map_epoch.known:
+            return f"its datasets 0 and {number} differ in their epoch (see set_epoch)"
+    return None
+
+
+def find_overridden(kind: type) -> str:
+    """Return the name of a member of shardio's dataset that a subclass overrides; "" if there is none.
+
+    A subclass may choose its samples in its constructor, and add members. With any other change, it is the user's own
+    dataset.
+    """
+    ours = next(each for each in kind.__mro__ if each in (ShardDataset, ShardMapDataset, ImageFolder))
+    added = {name: None for each in kind.__mro__[: kind.__mro__.index(ours)] for name in vars(each)}
+    names = (name for name in added if hasattr(ours, name) and name not in _OVERRIDABLE)
+    return next(names, "")
+
+
+def _find_difference(one: FieldDecoder, other: FieldDecoder) -> str | None:
+    """Return the name of a setting in which two decoders differ; None if there is none."""
+    if one is other:
+        return None
+    names = (field.name for field in fields(FieldDecoder))
+    return next((name for name in names if not _is_same(getattr(one, name), getattr(other, name))), None)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Return whether two values are one object or have the same pickles. The ``==`` of user objects may raise."""
+    if one is other:
+        return True
+    try:
+        return type(one) is type(other) and pickle.dumps(one) == pickle.dumps(other)
+    except Exception as error:  # User classes may raise anything.
+        let_through(error)
+        return False

@@ -86,49 +86,6 @@ class RemoteSamples(Protocol):
         """
 
 
-class ReadAhead:
-    """A thread that fetches the samples that one rank reads soon, up to the end of the rank's next window.
-
-    Args:
-        samples: The samples.
-        windows: The indices of the rank's samples in the order of the epoch: int64 arrays, one for each window.
-    """
-
-    def __init__(self, samples: RemoteSamples, windows: Iterator[NDArray[np.int64]]) -> None:
-        self._samples, self._windows = samples, windows
-        self._num_read = 0
-        self._moved = threading.Condition()
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="shardio-read-ahead", daemon=True)
-        self._thread.start()
-
-    def advance(self, num_samples: int) -> None:
-        """Note that the rank has read that many further samples."""
-        self._num_read += num_samples
-        if self._moved.acquire(blocking=False):  # Never wait: the thread looks again soon.
-            self._moved.notify_all()
-            self._moved.release()
-
-    def close(self) -> None:
-        """Stop. Requests that are in progress are finished."""
-        self._is_closed = True
-
-    def _run(self) -> None:
-        num_before = begin = 0
-        for window in self._windows:
-            while self._num_read < begin and not self._is_closed:
-                with self._moved:
-                    self._moved.wait(CHECK_S)
-            if self._is_closed:
-                return
-            begin, num_before = num_before, num_before + len(window)
-            map_in_threads(self._fetch, self._samples.plan(window, begin))
-
-    def _fetch(self, fetch: Callable[[], object]) -> None:
-        if not self._is_closed:
-            fetch()
-
-
 def read_windows_ahead(
     samples: RemoteSamples, upcoming: Iterator[NDArray[np.int64]], first: int | None = None, size: int | None = None
 ) -> AbstractContextManager[Callable[[int], object]]:
@@ -196,69 +153,53 @@ def _cut(arrays: Iterator[NDArray[np.int64]], lengths: Iterator[int]) -> Iterato
         yield np.concatenate(pending)
 
 
-class RemoteFiles:
-    """Remote files as samples: see :class:`RemoteSamples`.
+class ReadAhead:
+    """A thread that fetches the samples that one rank reads soon, up to the end of the rank's next window.
 
     Args:
-        files: The files.
-        list_keys: A function that returns the keys of the files of some samples, given the samples' indices.
+        samples: The samples.
+        windows: The indices of the rank's samples in the order of the epoch: int64 arrays, one for each window.
     """
 
-    def __init__(self, files: CachedFiles, list_keys: Callable[[NDArray[np.int64]], Sequence[str]]) -> None:
-        self._files, self._list_keys = files, list_keys
+    def __init__(self, samples: RemoteSamples, windows: Iterator[NDArray[np.int64]]) -> None:
+        self._samples, self._windows = samples, windows
+        self._num_read = 0
+        self._moved = threading.Condition()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="shardio-read-ahead", daemon=True)
+        self._thread.start()
 
-    def choose_lengths(self, first: int | None, size: int | None) -> Iterator[int]:
-        mean = max(1, int(self._files.listing.sizes.mean()))
-        largest = min(MAX_BYTES, self._files.store.cache_bytes // SHARE_FOR_FILES) // mean
-        return repeat(max(1, min(MAX_FILES, largest)))
+    def advance(self, num_samples: int) -> None:
+        """Note that the rank has read that many further samples."""
+        self._num_read += num_samples
+        if self._moved.acquire(blocking=False):  # Never wait: the thread looks again soon.
+            self._moved.notify_all()
+            self._moved.release()
 
-    def plan(self, indices: NDArray[np.int64], num_before: int) -> list[Callable[[], object]]:
-        keys = self._list_keys(indices)
-        starts = range(0, len(keys), FILES_TOGETHER)
-        return [partial(self._files.prefetch, keys[start : start + FILES_TOGETHER]) for start in starts]
+    def close(self) -> None:
+        """Stop. Requests that are in progress are finished."""
+        self._is_closed = True
 
+    def _run(self) -> None:
+        num_before = begin = 0
+        for window in self._windows:
+            while self._num_read < begin and not self._is_closed:
+                with self._moved:
+                    self._moved.wait(CHECK_S)
+            if self._is_closed:
+                return
+            begin, num_before = num_before, num_before + len(window)
+            map_in_threads(self._fetch, self._samples.plan(window, begin))
 
-class RemoteParts:
-    """The samples of several datasets: see :class:`RemoteSamples`.
-
-    Args:
-        parts: The remote samples of each dataset; None for a local one.
-        divide: A function that divides indices among the datasets. It yields the number of a dataset, and the indices
-            of samples in it, in the same order.
-    """
-
-    def __init__(
-        self,
-        parts: Sequence[RemoteSamples | None],
-        divide: Callable[[NDArray[np.int64]], Iterator[tuple[int, NDArray[np.int64]]]],
-    ) -> None:
-        self._parts, self._divide = parts, divide
-
-    def choose_lengths(self, first: int | None, size: int | None) -> Iterator[int]:
-        return map(min, zip(*(part.choose_lengths(first, size) for part in self._parts if part), strict=True))
-
-    def plan(self, indices: NDArray[np.int64], num_before: int) -> list[Callable[[], object]]:
-        divided = self._divide(indices)
-        plans = [part.plan(inner, num_before) for number, inner in divided if (part := self._parts[number])]
-        # In turn, because the samples of all datasets are mixed.
-        return [fetch for fetch in chain.from_iterable(zip_longest(*plans)) if fetch is not None]
+    def _fetch(self, fetch: Callable[[], object]) -> None:
+        if not self._is_closed:
+            fetch()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Range:
-    """A range that is fetched at once.
-
-    Attributes:
-        file: The tar.
-        start: Its first byte.
-        stop: The byte after its last.
-        row: The first row of the window that needs it.
-    """
-
-    file: StoredFile
-    start: int
-    stop: int
-    row: int
+def find_remote_shards(table: ShardTable, fields: Sequence[str]) -> RemoteShards | None:
+    """Return a dataset's shards for reading ahead; None if they are local or have no cache."""
+    cache_bytes = next((tar.store.cache_bytes for tar in table.tars if not tar.store.is_local), None)
+    return None if cache_bytes is None else RemoteShards(table, fields, cache_bytes)
 
 
 class RemoteShards:
@@ -306,10 +247,21 @@ class RemoteShards:
         return _join(file, starts[present] - BLOCK, stops[present], np.repeat(rows, present.sum(axis=1)), max_bytes)
 
 
-def find_remote_shards(table: ShardTable, fields: Sequence[str]) -> RemoteShards | None:
-    """Return a dataset's shards for reading ahead; None if they are local or have no cache."""
-    cache_bytes = next((tar.store.cache_bytes for tar in table.tars if not tar.store.is_local), None)
-    return None if cache_bytes is None else RemoteShards(table, fields, cache_bytes)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Range:
+    """A range that is fetched at once.
+
+    Attributes:
+        file: The tar.
+        start: Its first byte.
+        stop: The byte after its last.
+        row: The first row of the window that needs it.
+    """
+
+    file: StoredFile
+    start: int
+    stop: int
+    row: int
 
 
 def _join(
@@ -353,3 +305,51 @@ def _group(ranges: Sequence[_Range]) -> list[list[_Range]]:
         growing[name].append(each)
         sizes[name] += each.stop - each.start
     return groups
+
+
+class RemoteFiles:
+    """Remote files as samples: see :class:`RemoteSamples`.
+
+    Args:
+        files: The files.
+        list_keys: A function that returns the keys of the files of some samples, given the samples' indices.
+    """
+
+    def __init__(self, files: CachedFiles, list_keys: Callable[[NDArray[np.int64]], Sequence[str]]) -> None:
+        self._files, self._list_keys = files, list_keys
+
+    def choose_lengths(self, first: int | None, size: int | None) -> Iterator[int]:
+        mean = max(1, int(self._files.listing.sizes.mean()))
+        largest = min(MAX_BYTES, self._files.store.cache_bytes // SHARE_FOR_FILES) // mean
+        return repeat(max(1, min(MAX_FILES, largest)))
+
+    def plan(self, indices: NDArray[np.int64], num_before: int) -> list[Callable[[], object]]:
+        keys = self._list_keys(indices)
+        starts = range(0, len(keys), FILES_TOGETHER)
+        return [partial(self._files.prefetch, keys[start : start + FILES_TOGETHER]) for start in starts]
+
+
+class RemoteParts:
+    """The samples of several datasets: see :class:`RemoteSamples`.
+
+    Args:
+        parts: The remote samples of each dataset; None for a local one.
+        divide: A function that divides indices among the datasets. It yields the number of a dataset, and the indices
+            of samples in it, in the same order.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[RemoteSamples | None],
+        divide: Callable[[NDArray[np.int64]], Iterator[tuple[int, NDArray[np.int64]]]],
+    ) -> None:
+        self._parts, self._divide = parts, divide
+
+    def choose_lengths(self, first: int | None, size: int | None) -> Iterator[int]:
+        return map(min, zip(*(part.choose_lengths(first, size) for part in self._parts if part), strict=True))
+
+    def plan(self, indices: NDArray[np.int64], num_before: int) -> list[Callable[[], object]]:
+        divided = self._divide(indices)
+        plans = [part.plan(inner, num_before) for number, inner in divided if (part := self._parts[number])]
+        # In turn, because the samples of all datasets are mixed.
+        return [fetch for fetch in chain.from_iterable(zip_longest(*plans)) if fetch is not None]

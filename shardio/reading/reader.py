@@ -106,93 +106,6 @@ class StoredSamples(Sequence[Sample]):
         return Sample(key=key, fields=fields, origin=origin)
 
 
-def map_in_threads(function: Callable[[Item], object], items: Sequence[Item]) -> list[StoreError]:
-    """Call a function with each item, in several daemon threads.
-
-    Returns:
-        The errors of stores that kept failing, because repeating such a request takes as long again. Other errors are
-        ignored: reading the item fetches it again, and reports the error with the sample.
-    """
-    remaining = iter(items)  # Threads share it: next() is atomic for iterators of sequences.
-    errors = list[StoreError]()
-
-    def work() -> None:
-        for item in remaining:
-            try:
-                function(item)
-            except StoreError as error:  # noqa: PERF203  # A request takes much longer.
-                errors.append(error)
-            except (ShardioError, OSError, EOFError):
-                continue
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(NUM_THREADS, len(items)))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return errors
-
-
-class Seen:
-    """The samples *seen* so far, which means compared with the index file. Threads can share it.
-
-    If two threads record samples at the same moment, one record may be lost. Its samples are then compared again.
-
-    Args:
-        shard_sizes: int64 [shards], the number of samples in each shard.
-    """
-
-    def __init__(self, shard_sizes: NDArray[np.int64]) -> None:
-        self._shard_sizes = shard_sizes
-        self._seen: dict[tuple[int, tuple[str, ...]], _SeenOfShard] = {}
-
-    def of_shard(self, shard: int, fields: Sequence[str], tar: StoredFile) -> _SeenOfShard:
-        """Return the record of the samples of a shard that were seen with these fields.
-
-        Args:
-            shard: The shard's place in the manifest.
-            fields: The names of the fields that are read.
-            tar: The shard's open tar. If its version has changed, the record starts empty.
-        """
-        name = shard, tuple(fields)
-        seen = self._seen.get(name)
-        if seen is None or seen.version != tar.version:
-            seen = self._seen[name] = _SeenOfShard(int(self._shard_sizes[shard]), tar.version, is_kept=tar.is_local)
-        return seen
-
-
-class _SeenOfShard:
-    __slots__ = ("_bits", "_is_kept", "_num_unseen", "version")
-
-    def __init__(self, num_samples: int, version: str, *, is_kept: bool = True) -> None:
-        self.version, self._is_kept = version, is_kept
-        self._bits = np.packbits(np.arange(-num_samples % 8 + num_samples) >= num_samples, bitorder="little")
-        self._num_unseen = num_samples  # Approximate: threads update it concurrently.
-
-    def find_unseen(self, samples: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-        """Return a mask of the samples that were not seen, bool [n]; None if all were seen."""
-        bits = self._bits  # Read once: another thread may drop them.
-        if not len(bits):
-            return None
-        unseen: NDArray[np.bool_] = (bits[samples >> 3] & _bits_of(samples)) == 0
-        return unseen if unseen.any() else None
-
-    def add(self, samples: NDArray[np.int64]) -> None:
-        bits = self._bits
-        if not len(bits) or not self._is_kept:
-            return
-        np.bitwise_or.at(bits, samples >> 3, _bits_of(samples))
-        self._num_unseen -= len(samples)
-        if self._num_unseen <= 0:
-            self._num_unseen = int(np.unpackbits(~bits).sum())
-            if self._num_unseen == 0:
-                self._bits = bits[:0]  # All were seen: the bits are no longer needed.
-
-
-def _bits_of(samples: NDArray[np.int64]) -> NDArray[np.uint8]:
-    return np.left_shift(np.uint8(1), (samples & 7).astype(np.uint8))
-
-
 class SampleReader:
     """A reader of a dataset's samples by their indices in manifest order. Threads can share it.
 
@@ -417,6 +330,66 @@ def _keys(inner: NDArray[np.int64], opened: Shard) -> list[str]:
     return opened.index.keys(inner)
 
 
+class Seen:
+    """The samples *seen* so far, which means compared with the index file. Threads can share it.
+
+    If two threads record samples at the same moment, one record may be lost. Its samples are then compared again.
+
+    Args:
+        shard_sizes: int64 [shards], the number of samples in each shard.
+    """
+
+    def __init__(self, shard_sizes: NDArray[np.int64]) -> None:
+        self._shard_sizes = shard_sizes
+        self._seen: dict[tuple[int, tuple[str, ...]], _SeenOfShard] = {}
+
+    def of_shard(self, shard: int, fields: Sequence[str], tar: StoredFile) -> _SeenOfShard:
+        """Return the record of the samples of a shard that were seen with these fields.
+
+        Args:
+            shard: The shard's place in the manifest.
+            fields: The names of the fields that are read.
+            tar: The shard's open tar. If its version has changed, the record starts empty.
+        """
+        name = shard, tuple(fields)
+        seen = self._seen.get(name)
+        if seen is None or seen.version != tar.version:
+            seen = self._seen[name] = _SeenOfShard(int(self._shard_sizes[shard]), tar.version, is_kept=tar.is_local)
+        return seen
+
+
+class _SeenOfShard:
+    __slots__ = ("_bits", "_is_kept", "_num_unseen", "version")
+
+    def __init__(self, num_samples: int, version: str, *, is_kept: bool = True) -> None:
+        self.version, self._is_kept = version, is_kept
+        self._bits = np.packbits(np.arange(-num_samples % 8 + num_samples) >= num_samples, bitorder="little")
+        self._num_unseen = num_samples  # Approximate: threads update it concurrently.
+
+    def find_unseen(self, samples: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Return a mask of the samples that were not seen, bool [n]; None if all were seen."""
+        bits = self._bits  # Read once: another thread may drop them.
+        if not len(bits):
+            return None
+        unseen: NDArray[np.bool_] = (bits[samples >> 3] & _bits_of(samples)) == 0
+        return unseen if unseen.any() else None
+
+    def add(self, samples: NDArray[np.int64]) -> None:
+        bits = self._bits
+        if not len(bits) or not self._is_kept:
+            return
+        np.bitwise_or.at(bits, samples >> 3, _bits_of(samples))
+        self._num_unseen -= len(samples)
+        if self._num_unseen <= 0:
+            self._num_unseen = int(np.unpackbits(~bits).sum())
+            if self._num_unseen == 0:
+                self._bits = bits[:0]  # All were seen: the bits are no longer needed.
+
+
+def _bits_of(samples: NDArray[np.int64]) -> NDArray[np.uint8]:
+    return np.left_shift(np.uint8(1), (samples & 7).astype(np.uint8))
+
+
 class FileReader:
     """A reader of labelled image files. Each file is a sample, and its path or URL is the sample's key.
 
@@ -575,3 +548,30 @@ def _put(values: Sequence[Value], column: list[Value], rows: Sequence[int]) -> N
 
 
 Reader = SampleReader | FileReader | JoinedReader
+
+
+def map_in_threads(function: Callable[[Item], object], items: Sequence[Item]) -> list[StoreError]:
+    """Call a function with each item, in several daemon threads.
+
+    Returns:
+        The errors of stores that kept failing, because repeating such a request takes as long again. Other errors are
+        ignored: reading the item fetches it again, and reports the error with the sample.
+    """
+    remaining = iter(items)  # Threads share it: next() is atomic for iterators of sequences.
+    errors = list[StoreError]()
+
+    def work() -> None:
+        for item in remaining:
+            try:
+                function(item)
+            except StoreError as error:  # noqa: PERF203  # A request takes much longer.
+                errors.append(error)
+            except (ShardioError, OSError, EOFError):
+                continue
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(NUM_THREADS, len(items)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors

@@ -98,47 +98,6 @@ def choose_layout(names: Sequence[str], sample: Sequence[Column], num_rows: int)
     return Layout(num_rows=num_rows, columns=columns)
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class BatchChunk:
-    """A chunk of a batch, before and after it is made."""
-
-    plan: BatchPlan
-    row: int
-    columns: list[Column] | None = None
-    batch: Any = None  # Made by a collation.
-    num_images_by_decoder: Counter[DecoderName] = field(default_factory=Counter)
-    num_tries: Counter[int] = field(default_factory=Counter)  # Of replacements, by row.
-    skipped: list[str] = field(default_factory=list)  # Keys.
-    num_deaths: int = 0  # Of worker processes that were making only this chunk.
-    is_suspect: bool = False  # It may have killed a worker process.
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Batch:
-    """A batch that is being made, or is ready to be taken."""
-
-    buffer: Buffer | None = None
-    chunks: list[BatchChunk] = field(default_factory=list)
-    error: BaseException | None = None
-    is_probe: bool = False  # Made to find the layout of batches, not for the user.
-
-    @property
-    def is_made(self) -> bool:
-        return all(chunk.columns is not None for chunk in self.chunks)
-
-    @property
-    def is_over(self) -> bool:
-        return self.error is not None or self.is_made
-
-    @property
-    def num_samples(self) -> int:
-        return sum(len(chunk.plan) for chunk in self.chunks)
-
-    @property
-    def num_images_by_decoder(self) -> Counter[DecoderName]:
-        return sum((chunk.num_images_by_decoder for chunk in self.chunks), Counter())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSettings:
     """The settings of all batches of a loader.
@@ -174,6 +133,47 @@ class BatchSettings:
         )
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Batch:
+    """A batch that is being made, or is ready to be taken."""
+
+    buffer: Buffer | None = None
+    chunks: list[BatchChunk] = field(default_factory=list)
+    error: BaseException | None = None
+    is_probe: bool = False  # Made to find the layout of batches, not for the user.
+
+    @property
+    def is_made(self) -> bool:
+        return all(chunk.columns is not None for chunk in self.chunks)
+
+    @property
+    def is_over(self) -> bool:
+        return self.error is not None or self.is_made
+
+    @property
+    def num_samples(self) -> int:
+        return sum(len(chunk.plan) for chunk in self.chunks)
+
+    @property
+    def num_images_by_decoder(self) -> Counter[DecoderName]:
+        return sum((chunk.num_images_by_decoder for chunk in self.chunks), Counter())
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class BatchChunk:
+    """A chunk of a batch, before and after it is made."""
+
+    plan: BatchPlan
+    row: int
+    columns: list[Column] | None = None
+    batch: Any = None  # Made by a collation.
+    num_images_by_decoder: Counter[DecoderName] = field(default_factory=Counter)
+    num_tries: Counter[int] = field(default_factory=Counter)  # Of replacements, by row.
+    skipped: list[str] = field(default_factory=list)  # Keys.
+    num_deaths: int = 0  # Of worker processes that were making only this chunk.
+    is_suspect: bool = False  # It may have killed a worker process.
+
+
 def cut_batch(plan: BatchPlan, layout: Layout | None, sizing: ChunkSizing) -> list[BatchChunk]:
     """Cut a batch into chunks of about equal size."""
     cuts = np.linspace(0, len(plan), sizing.num_chunks(len(plan), layout) + 1).astype(int).tolist()
@@ -204,6 +204,119 @@ def probe_layout(
             return None, probe.error
         # The policy for bad samples handles this one when its batch is made.
     return None, None
+
+
+Entry = tuple[Batch, BatchChunk]
+"""A chunk does not refer to its batch: such cycles would keep buffers alive until the garbage collector runs."""
+
+
+class ChunkQueue:
+    """The unfinished chunks of batches.
+
+    Args:
+        workers: The worker processes.
+        buffers: The buffers of the batches.
+        source: The source of the samples.
+        tally: Counts restarts.
+    """
+
+    def __init__(self, workers: WorkerPool, buffers: BufferPool, source: SampleSource, tally: Tally) -> None:
+        self._workers, self._buffers, self._source, self._tally = workers, buffers, source, tally
+        self._in_flight: dict[int, Entry] = {}  # By chunk id.
+        self._pending: deque[Entry] = deque()
+        self._num_failed_starts = 0
+
+    def add(self, batch: Batch, chunks: Iterable[BatchChunk]) -> None:
+        """Queue chunks of a batch."""
+        self._pending.extend((batch, chunk) for chunk in chunks)
+        self._submit()
+
+    def receive(self, timeout_s: float | None) -> Iterator[tuple[Batch, BatchChunk, Outcome]]:
+        """Wait for outcomes and yield them; yield nothing if none arrives within ``timeout_s`` or a shorter time.
+
+        The caller must apply each outcome before it requests the next one. A death moves unfinished chunks to other
+        buffers, so an outcome that arrived earlier but is applied afterwards would finish a chunk in the wrong buffer.
+
+        Raises:
+            WorkerError: If worker processes cannot start.
+        """
+        self._submit()
+        for received in self._workers.receive(timeout_s):
+            if isinstance(received, Death):
+                self._redo(received)
+            elif (entry := self._in_flight.pop(received.chunk_id, None)) is not None:  # None if it was dropped.
+                self._num_failed_starts = 0
+                yield (*entry, received)
+
+    def drop(self, batch: Batch) -> None:
+        """Remove all chunks of a batch that failed."""
+        self._in_flight = {chunk_id: entry for chunk_id, entry in self._in_flight.items() if entry[0] is not batch}
+
+    def clear(self) -> list[Batch]:
+        """Remove everything; return the batches."""
+        batches = dict.fromkeys(batch for batch, _ in (*self._in_flight.values(), *self._pending))
+        self._in_flight.clear()
+        self._pending.clear()
+        return list(batches)
+
+    def _submit(self) -> None:
+        # A suspect is made alone, with nothing else in flight.
+        requests = []
+        while self._pending and not (self._in_flight and (self._pending[0][1].is_suspect or self._tries_suspect)):
+            batch, chunk = self._pending.popleft()
+            if batch.error is not None:
+                continue
+            request = Chunk(
+                chunk_id=self._workers.next_chunk_id(),
+                samples=self._source.dataset.locate(chunk.plan.indices),
+                rng_keys=chunk.plan.rng_keys,
+                buffer_id=None if batch.buffer is None else batch.buffer.buffer_id,
+                row=chunk.row,
+                valid=chunk.plan.valid,
+                epoch_began=self._tally.began,
+            )
+            self._in_flight[request.chunk_id] = batch, chunk
+            requests.append(request)
+        if requests:
+            self._workers.submit(requests)
+
+    @property
+    def _tries_suspect(self) -> bool:
+        _, chunk = next(iter(self._in_flight.values()))  # A suspect is the only one.
+        return chunk.is_suspect
+
+    def _redo(self, death: Death) -> None:
+        """Queue all unfinished batches again, in other buffers.
+
+        The chunks that a dead process was making are suspects. Each is then made alone: if it kills another process,
+        the chunk is at fault.
+        """
+        self._tally.num_worker_restarts += death.num_processes
+        self._buffers.retire()
+        self._num_failed_starts = 0 if death.was_ready else self._num_failed_starts + 1
+        if self._num_failed_starts == MAX_DEATHS:
+            raise startup_error(death)
+        is_fatal = False
+        for batch, chunk in [self._in_flight[i] for i in death.in_flight if i in self._in_flight]:
+            chunk.is_suspect = True
+            chunk.num_deaths += death.was_ready and len(death.in_flight) == 1
+            if chunk.num_deaths == MAX_DEATHS:
+                keys = [self._source.dataset.describe(index)[0] for index in chunk.plan.indices.tolist()]
+                batch.error, is_fatal = samples_error(keys, death), True
+        entries = []
+        for batch in self.clear():
+            if batch.buffer is not None:
+                self._buffers.drop([batch.buffer])
+                batch.buffer = self._buffers.take() if batch.error is None else None
+            if batch.error is None:
+                for chunk in batch.chunks:
+                    if len(chunk.plan):
+                        chunk.columns = None  # Finished columns are in the old buffer.
+                        entries.append((batch, chunk))
+        self._pending.extend(sorted(entries, key=lambda entry: not entry[1].is_suspect))
+        self._submit()
+        if not is_fatal:  # Otherwise an error reports it.
+            warn_of(death)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,116 +488,3 @@ def _as_images(name: str, column: torch.Tensor) -> torch.Tensor:
     """Return images [N, height, width, 3] as [N, 3, height, width], and any other column unchanged."""
     item = column.numpy()[:0]
     return column.permute(0, 3, 1, 2) if is_image(name, item.dtype, item.shape[1:]) else column
-
-
-Entry = tuple[Batch, BatchChunk]
-"""A chunk does not refer to its batch: such cycles would keep buffers alive until the garbage collector runs."""
-
-
-class ChunkQueue:
-    """The unfinished chunks of batches.
-
-    Args:
-        workers: The worker processes.
-        buffers: The buffers of the batches.
-        source: The source of the samples.
-        tally: Counts restarts.
-    """
-
-    def __init__(self, workers: WorkerPool, buffers: BufferPool, source: SampleSource, tally: Tally) -> None:
-        self._workers, self._buffers, self._source, self._tally = workers, buffers, source, tally
-        self._in_flight: dict[int, Entry] = {}  # By chunk id.
-        self._pending: deque[Entry] = deque()
-        self._num_failed_starts = 0
-
-    def add(self, batch: Batch, chunks: Iterable[BatchChunk]) -> None:
-        """Queue chunks of a batch."""
-        self._pending.extend((batch, chunk) for chunk in chunks)
-        self._submit()
-
-    def receive(self, timeout_s: float | None) -> Iterator[tuple[Batch, BatchChunk, Outcome]]:
-        """Wait for outcomes and yield them; yield nothing if none arrives within ``timeout_s`` or a shorter time.
-
-        The caller must apply each outcome before it requests the next one. A death moves unfinished chunks to other
-        buffers, so an outcome that arrived earlier but is applied afterwards would finish a chunk in the wrong buffer.
-
-        Raises:
-            WorkerError: If worker processes cannot start.
-        """
-        self._submit()
-        for received in self._workers.receive(timeout_s):
-            if isinstance(received, Death):
-                self._redo(received)
-            elif (entry := self._in_flight.pop(received.chunk_id, None)) is not None:  # None if it was dropped.
-                self._num_failed_starts = 0
-                yield (*entry, received)
-
-    def drop(self, batch: Batch) -> None:
-        """Remove all chunks of a batch that failed."""
-        self._in_flight = {chunk_id: entry for chunk_id, entry in self._in_flight.items() if entry[0] is not batch}
-
-    def clear(self) -> list[Batch]:
-        """Remove everything; return the batches."""
-        batches = dict.fromkeys(batch for batch, _ in (*self._in_flight.values(), *self._pending))
-        self._in_flight.clear()
-        self._pending.clear()
-        return list(batches)
-
-    def _submit(self) -> None:
-        # A suspect is made alone, with nothing else in flight.
-        requests = []
-        while self._pending and not (self._in_flight and (self._pending[0][1].is_suspect or self._tries_suspect)):
-            batch, chunk = self._pending.popleft()
-            if batch.error is not None:
-                continue
-            request = Chunk(
-                chunk_id=self._workers.next_chunk_id(),
-                samples=self._source.dataset.locate(chunk.plan.indices),
-                rng_keys=chunk.plan.rng_keys,
-                buffer_id=None if batch.buffer is None else batch.buffer.buffer_id,
-                row=chunk.row,
-                valid=chunk.plan.valid,
-                epoch_began=self._tally.began,
-            )
-            self._in_flight[request.chunk_id] = batch, chunk
-            requests.append(request)
-        if requests:
-            self._workers.submit(requests)
-
-    @property
-    def _tries_suspect(self) -> bool:
-        _, chunk = next(iter(self._in_flight.values()))  # A suspect is the only one.
-        return chunk.is_suspect
-
-    def _redo(self, death: Death) -> None:
-        """Queue all unfinished batches again, in other buffers.
-
-        The chunks that a dead process was making are suspects. Each is then made alone: if it kills another process,
-        the chunk is at fault.
-        """
-        self._tally.num_worker_restarts += death.num_processes
-        self._buffers.retire()
-        self._num_failed_starts = 0 if death.was_ready else self._num_failed_starts + 1
-        if self._num_failed_starts == MAX_DEATHS:
-            raise startup_error(death)
-        is_fatal = False
-        for batch, chunk in [self._in_flight[i] for i in death.in_flight if i in self._in_flight]:
-            chunk.is_suspect = True
-            chunk.num_deaths += death.was_ready and len(death.in_flight) == 1
-            if chunk.num_deaths == MAX_DEATHS:
-                keys = [self._source.dataset.describe(index)[0] for index in chunk.plan.indices.tolist()]
-                batch.error, is_fatal = samples_error(keys, death), True
-        entries = []
-        for batch in self.clear():
-            if batch.buffer is not None:
-                self._buffers.drop([batch.buffer])
-                batch.buffer = self._buffers.take() if batch.error is None else None
-            if batch.error is None:
-                for chunk in batch.chunks:
-                    if len(chunk.plan):
-                        chunk.columns = None  # Finished columns are in the old buffer.
-                        entries.append((batch, chunk))
-        self._pending.extend(sorted(entries, key=lambda entry: not entry[1].is_suspect))
-        self._submit()
-        if not is_fatal:  # Otherwise an error reports it.
-            warn_of(death)

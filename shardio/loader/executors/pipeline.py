@@ -41,6 +41,102 @@ SUPERSEDED = (
 )
 
 
+class WorkerProcesses:
+    """An executor that makes batches in worker processes, several ahead.
+
+    Args:
+        planner: The planner of the batches.
+        settings: The settings of all batches of the loader.
+        watches: The watches of the epoch that begins.
+        timeout_s: The longest wait for a batch, in seconds; 0 waits forever.
+        closes_workers: Whether the worker processes end with each epoch. Their fork server stays.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        settings: BatchSettings,
+        watches: Sequence[BufferWatch],
+        *,
+        timeout_s: float,
+        closes_workers: bool,
+    ) -> None:
+        self._planner, self._settings, self._watches = planner, settings, watches
+        self._timeout_s, self._closes_workers = timeout_s, closes_workers
+        self._workers: WorkerPool | None = None
+        self._buffers: BufferPool | None = None
+        self._is_unused = False  # Whether the workers were started for an epoch that has not begun.
+        self._latest: Callable[[], Pipeline | None] = _none
+        self._tally = Tally(num_workers=settings.sizing.num_threads)
+
+    def start(self, cursor: Cursor | None, split: Split | None) -> Pipeline:
+        """Begin an epoch and return its batches. If the worker processes persist, this ends an unfinished epoch."""
+        began = time.perf_counter()
+        workers, buffers = self._find_workers()
+        buffers.watch(self._watches)
+        plans, source = self._planner.plan(cursor, split)
+        self._tally = self._settings.begin_tally(source.decoder, workers.num_threads, began)
+        pipeline = Pipeline(
+            source,
+            plans,
+            workers,
+            buffers,
+            self._settings,
+            self._tally,
+            timeout_s=self._timeout_s,
+            closes_workers=self._closes_workers,
+        )
+        self._latest = weakref.ref(pipeline)
+        return pipeline
+
+    def start_workers(self) -> None:
+        """Start the worker processes of the next epoch now, unless they are there already."""
+        if self._usable_workers() is None:
+            self._make_workers()
+            self._is_unused = True
+
+    def stats(self) -> LoaderStats:
+        """Return the statistics of the latest epoch."""
+        stats = self._tally.sum_up()
+        if self._workers is None:
+            return stats
+        return replace(stats, worker_bytes=tuple(self._workers.memory.bytes_by_worker.values()))
+
+    def _find_workers(self) -> tuple[WorkerPool, BufferPool]:
+        # Those of the latest epoch, if they persist.
+        if not self._closes_workers and (latest := self._latest()) is not None:
+            latest.close()
+        found = self._usable_workers() or self._make_workers()
+        self._is_unused = False
+        return found
+
+    def _usable_workers(self) -> tuple[WorkerPool, BufferPool] | None:
+        """Return the worker processes that the next epoch can use, and their buffers."""
+        workers, buffers = self._workers, self._buffers
+        if workers is None or buffers is None or workers.is_closed or not workers.belongs_here:
+            return None
+        return None if self._closes_workers and not self._is_unused else (workers, buffers)
+
+    def _free_server(self) -> ForkServer | None:
+        workers = self._workers
+        return workers.server if workers is not None and workers.is_closed and workers.belongs_here else None
+
+    def _make_workers(self) -> tuple[WorkerPool, BufferPool]:
+        dataset = self._planner.dataset.dataset
+        num_threads = self._settings.sizing.num_threads
+        setup = WorkerSetup(reader=dataset.reader, decoder=dataset.decoder, collation=self._settings.collation)
+        workers = WorkerPool(self._free_server() or ForkServer(), setup, num_threads)
+        buffers = BufferPool(workers.announce, workers.forget)
+        if self._buffers is not None and self._buffers.layout is not None:
+            buffers.lay_out(self._buffers.layout, self._settings.sizing.num_spare(self._buffers.layout))
+        self._workers, self._buffers = workers, buffers
+        return workers, buffers
+
+
+def _none() -> None:
+    """Return None, like a reference to a pipeline before there is one."""
+
+
 class Pipeline:
     """The batches of one epoch, made by worker processes that serve only this epoch.
 
@@ -213,102 +309,6 @@ class Pipeline:
         self._buffers.collect()
         self._buffers.drop([batch.buffer for batch in batches if batch.buffer is not None and not batch.is_made])
         self._buffers.put_back([batch.buffer for batch in batches if batch.buffer is not None and batch.is_made])
-
-
-class WorkerProcesses:
-    """An executor that makes batches in worker processes, several ahead.
-
-    Args:
-        planner: The planner of the batches.
-        settings: The settings of all batches of the loader.
-        watches: The watches of the epoch that begins.
-        timeout_s: The longest wait for a batch, in seconds; 0 waits forever.
-        closes_workers: Whether the worker processes end with each epoch. Their fork server stays.
-    """
-
-    def __init__(
-        self,
-        planner: Planner,
-        settings: BatchSettings,
-        watches: Sequence[BufferWatch],
-        *,
-        timeout_s: float,
-        closes_workers: bool,
-    ) -> None:
-        self._planner, self._settings, self._watches = planner, settings, watches
-        self._timeout_s, self._closes_workers = timeout_s, closes_workers
-        self._workers: WorkerPool | None = None
-        self._buffers: BufferPool | None = None
-        self._is_unused = False  # Whether the workers were started for an epoch that has not begun.
-        self._latest: Callable[[], Pipeline | None] = _none
-        self._tally = Tally(num_workers=settings.sizing.num_threads)
-
-    def start(self, cursor: Cursor | None, split: Split | None) -> Pipeline:
-        """Begin an epoch and return its batches. If the worker processes persist, this ends an unfinished epoch."""
-        began = time.perf_counter()
-        workers, buffers = self._find_workers()
-        buffers.watch(self._watches)
-        plans, source = self._planner.plan(cursor, split)
-        self._tally = self._settings.begin_tally(source.decoder, workers.num_threads, began)
-        pipeline = Pipeline(
-            source,
-            plans,
-            workers,
-            buffers,
-            self._settings,
-            self._tally,
-            timeout_s=self._timeout_s,
-            closes_workers=self._closes_workers,
-        )
-        self._latest = weakref.ref(pipeline)
-        return pipeline
-
-    def start_workers(self) -> None:
-        """Start the worker processes of the next epoch now, unless they are there already."""
-        if self._usable_workers() is None:
-            self._make_workers()
-            self._is_unused = True
-
-    def stats(self) -> LoaderStats:
-        """Return the statistics of the latest epoch."""
-        stats = self._tally.sum_up()
-        if self._workers is None:
-            return stats
-        return replace(stats, worker_bytes=tuple(self._workers.memory.bytes_by_worker.values()))
-
-    def _find_workers(self) -> tuple[WorkerPool, BufferPool]:
-        # Those of the latest epoch, if they persist.
-        if not self._closes_workers and (latest := self._latest()) is not None:
-            latest.close()
-        found = self._usable_workers() or self._make_workers()
-        self._is_unused = False
-        return found
-
-    def _usable_workers(self) -> tuple[WorkerPool, BufferPool] | None:
-        """Return the worker processes that the next epoch can use, and their buffers."""
-        workers, buffers = self._workers, self._buffers
-        if workers is None or buffers is None or workers.is_closed or not workers.belongs_here:
-            return None
-        return None if self._closes_workers and not self._is_unused else (workers, buffers)
-
-    def _free_server(self) -> ForkServer | None:
-        workers = self._workers
-        return workers.server if workers is not None and workers.is_closed and workers.belongs_here else None
-
-    def _make_workers(self) -> tuple[WorkerPool, BufferPool]:
-        dataset = self._planner.dataset.dataset
-        num_threads = self._settings.sizing.num_threads
-        setup = WorkerSetup(reader=dataset.reader, decoder=dataset.decoder, collation=self._settings.collation)
-        workers = WorkerPool(self._free_server() or ForkServer(), setup, num_threads)
-        buffers = BufferPool(workers.announce, workers.forget)
-        if self._buffers is not None and self._buffers.layout is not None:
-            buffers.lay_out(self._buffers.layout, self._settings.sizing.num_spare(self._buffers.layout))
-        self._workers, self._buffers = workers, buffers
-        return workers, buffers
-
-
-def _none() -> None:
-    """Return None, like a reference to a pipeline before there is one."""
 
 
 class CallingProcess:

@@ -46,95 +46,6 @@ GROWTH = 1.25
 """When batches grow, the size of new buffers relative to the largest batch so far."""
 
 
-def is_stopped(process_id: int) -> bool:
-    """Return whether a signal has stopped a process; false if the operating system does not say."""
-    with suppress(OSError):
-        status = Path(f"/proc/{process_id}/stat").read_bytes()  # proc(5): after the name comes the state.
-        return status.rpartition(b")")[2].split()[0] == b"T"
-    return False
-
-
-def describe_stop(process: BaseProcess) -> WorkerError:
-    """Return the error for a worker process that does not continue after it was stopped."""
-    return WorkerError(
-        f"DataLoader worker (pid(s) {process.pid}) has been stopped by a signal for {STOPPED_S:.0f} s, so its batch "
-        "does not arrive. Iterate over the loader again. If a job must be suspended, suspend all of its processes"
-    )
-
-
-def describe_death(process: BaseProcess) -> WorkerError:
-    """Return the error for a worker process that has closed its end."""
-    process.join(JOIN_S)
-    code = process.exitcode
-    what = f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly"
-    if code is None:
-        return WorkerError(f"{what}: it closed its connection but still runs; it may have closed all of its files")
-    what = f"{what}: {describe_exit(f'DataLoader worker (pid {process.pid})', code)}"
-    if code >= 0:
-        return WorkerError(f"{what}. Standard error may show why. Use num_workers=0 to debug")
-    causes: dict[int, str] = {
-        signal.SIGKILL: "Memory has probably run out: use fewer workers, a smaller prefetch_factor or smaller batches",
-        signal.SIGBUS: "Shared memory has probably run out: use fewer workers or smaller batches, or give the "
-        "container more memory (docker run --memory, and --shm-size if the dataset shares tensors itself)",
-        signal.SIGSEGV: "A library crashed in the dataset or collate_fn: use num_workers=0 and faulthandler to find it",
-    }
-    return WorkerError(f"{what}. {causes.get(-code, 'Another process may have ended it')}")
-
-
-class _Process:
-    """A worker process, perhaps not started yet: this side's end of the socket pair, and the unsent requests."""
-
-    def __init__(self) -> None:
-        self.process: BaseProcess | None = None
-        self.end: socket.socket | None = None
-        self.num_sent = 0
-        self.waiting: deque[BeginEpoch | FetchTask] = deque()
-        self._next_look, self._stopped_from = 0.0, math.inf
-
-    def start(self, context: Any, job: FetchJob | None, worker_id: int, base_seed: int) -> None:
-        """Start the process. The arguments are those of :func:`run_worker_process`."""
-        self.end, theirs = make_pair()  # Before the fork, because the child must close this side's end.
-        self.end.setblocking(False)
-        with theirs:
-            if context.get_start_method() == "forkserver":
-                _await_fork_server()
-            process = context.Process(target=run_worker_process, args=(theirs, job, worker_id, base_seed), daemon=True)
-            process.start()
-        self.process = process
-
-    def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
-        """Send a message unless the process was released or has died: a missing answer shows that.
-
-        Raises:
-            WorkerError: If it has died or does not continue while its socket is full.
-        """
-        if self.end is not None and self.is_open:
-            with suppress(ConnectionError):
-                while not send_within(CHECK_S, self.end, message, descriptors):  # One batch may take long to fetch.
-                    self.check_life()
-
-    def check_life(self) -> None:
-        """Raise WorkerError if the process has died, or has been stopped for long. A slow process is no error."""
-        process, now = self.process, time.monotonic()
-        assert process is not None, "it was started"
-        if not process.is_alive():
-            raise describe_death(process)
-        if now < self._next_look:
-            return
-        self._next_look = now + CHECK_S
-        self._stopped_from = min(self._stopped_from, now) if is_stopped(process.pid or 0) else math.inf
-        if now - self._stopped_from >= STOPPED_S:
-            raise describe_stop(process)
-
-    def close(self) -> None:
-        if self.end is not None:
-            self.end.close()
-
-    @property
-    def is_open(self) -> bool:
-        return self.end is not None and self.end.fileno() >= 0
-
-
 class FetchProcesses:
     """The worker processes of one loader.
 
@@ -326,24 +237,6 @@ class FetchProcesses:
             worker.close()
 
 
-def _await_fork_server() -> None:
-    """Wait while multiprocessing's fork server is stopped, because starting a process would wait for it forever.
-
-    Raises:
-        WorkerError: If it does not continue.
-    """
-    # Python has no public name for it. It is None before the first process.
-    process_id = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
-    deadline = time.monotonic() + STOPPED_S
-    while process_id is not None and is_stopped(process_id):
-        if time.monotonic() >= deadline:
-            raise WorkerError(
-                f"multiprocessing's fork server (pid {process_id}) has been stopped by a signal for {STOPPED_S:.0f} s, "
-                f"so no worker can start: continue it (kill -CONT {process_id})"
-            )
-        time.sleep(min(CHECK_S, STOPPED_S) / 10)  # Nothing tells when a process continues.
-
-
 def _announce(workers: Sequence[_Process], buffer_id: int, layout: Layout, descriptor: int) -> None:
     for worker in workers:
         worker.send(NewBuffer(buffer_id=buffer_id, layout=layout), [descriptor])
@@ -374,3 +267,110 @@ def _join(processes: Sequence[BaseProcess]) -> None:
     deadline = time.monotonic() + JOIN_S
     for process in processes:
         process.join(max(deadline - time.monotonic(), 0.0))
+
+
+class _Process:
+    """A worker process, perhaps not started yet: this side's end of the socket pair, and the unsent requests."""
+
+    def __init__(self) -> None:
+        self.process: BaseProcess | None = None
+        self.end: socket.socket | None = None
+        self.num_sent = 0
+        self.waiting: deque[BeginEpoch | FetchTask] = deque()
+        self._next_look, self._stopped_from = 0.0, math.inf
+
+    def start(self, context: Any, job: FetchJob | None, worker_id: int, base_seed: int) -> None:
+        """Start the process. The arguments are those of :func:`run_worker_process`."""
+        self.end, theirs = make_pair()  # Before the fork, because the child must close this side's end.
+        self.end.setblocking(False)
+        with theirs:
+            if context.get_start_method() == "forkserver":
+                _await_fork_server()
+            process = context.Process(target=run_worker_process, args=(theirs, job, worker_id, base_seed), daemon=True)
+            process.start()
+        self.process = process
+
+    def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
+        """Send a message unless the process was released or has died: a missing answer shows that.
+
+        Raises:
+            WorkerError: If it has died or does not continue while its socket is full.
+        """
+        if self.end is not None and self.is_open:
+            with suppress(ConnectionError):
+                while not send_within(CHECK_S, self.end, message, descriptors):  # One batch may take long to fetch.
+                    self.check_life()
+
+    def check_life(self) -> None:
+        """Raise WorkerError if the process has died, or has been stopped for long. A slow process is no error."""
+        process, now = self.process, time.monotonic()
+        assert process is not None, "it was started"
+        if not process.is_alive():
+            raise describe_death(process)
+        if now < self._next_look:
+            return
+        self._next_look = now + CHECK_S
+        self._stopped_from = min(self._stopped_from, now) if is_stopped(process.pid or 0) else math.inf
+        if now - self._stopped_from >= STOPPED_S:
+            raise describe_stop(process)
+
+    def close(self) -> None:
+        if self.end is not None:
+            self.end.close()
+
+    @property
+    def is_open(self) -> bool:
+        return self.end is not None and self.end.fileno() >= 0
+
+
+def _await_fork_server() -> None:
+    """Wait while multiprocessing's fork server is stopped, because starting a process would wait for it forever.
+
+    Raises:
+        WorkerError: If it does not continue.
+    """
+    # Python has no public name for it. It is None before the first process.
+    process_id = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
+    deadline = time.monotonic() + STOPPED_S
+    while process_id is not None and is_stopped(process_id):
+        if time.monotonic() >= deadline:
+            raise WorkerError(
+                f"multiprocessing's fork server (pid {process_id}) has been stopped by a signal for {STOPPED_S:.0f} s, "
+                f"so no worker can start: continue it (kill -CONT {process_id})"
+            )
+        time.sleep(min(CHECK_S, STOPPED_S) / 10)  # Nothing tells when a process continues.
+
+
+def is_stopped(process_id: int) -> bool:
+    """Return whether a signal has stopped a process; false if the operating system does not say."""
+    with suppress(OSError):
+        status = Path(f"/proc/{process_id}/stat").read_bytes()  # proc(5): after the name comes the state.
+        return status.rpartition(b")")[2].split()[0] == b"T"
+    return False
+
+
+def describe_stop(process: BaseProcess) -> WorkerError:
+    """Return the error for a worker process that does not continue after it was stopped."""
+    return WorkerError(
+        f"DataLoader worker (pid(s) {process.pid}) has been stopped by a signal for {STOPPED_S:.0f} s, so its batch "
+        "does not arrive. Iterate over the loader again. If a job must be suspended, suspend all of its processes"
+    )
+
+
+def describe_death(process: BaseProcess) -> WorkerError:
+    """Return the error for a worker process that has closed its end."""
+    process.join(JOIN_S)
+    code = process.exitcode
+    what = f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly"
+    if code is None:
+        return WorkerError(f"{what}: it closed its connection but still runs; it may have closed all of its files")
+    what = f"{what}: {describe_exit(f'DataLoader worker (pid {process.pid})', code)}"
+    if code >= 0:
+        return WorkerError(f"{what}. Standard error may show why. Use num_workers=0 to debug")
+    causes: dict[int, str] = {
+        signal.SIGKILL: "Memory has probably run out: use fewer workers, a smaller prefetch_factor or smaller batches",
+        signal.SIGBUS: "Shared memory has probably run out: use fewer workers or smaller batches, or give the "
+        "container more memory (docker run --memory, and --shm-size if the dataset shares tensors itself)",
+        signal.SIGSEGV: "A library crashed in the dataset or collate_fn: use num_workers=0 and faulthandler to find it",
+    }
+    return WorkerError(f"{what}. {causes.get(-code, 'Another process may have ended it')}")

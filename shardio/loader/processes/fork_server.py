@@ -56,243 +56,6 @@ EXIT_S = 1.0
 of a kill."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Surroundings:
-    """The settings and modules of a process at one moment, on which user code may depend.
-
-    Attributes:
-        cwd: The working directory; None if it is gone.
-        environment: The environment variables, with an empty string as pytest's note of the current test: otherwise,
-            each test of a suite would start its own fork server.
-        module_path: ``sys.path``.
-        specs: The spec of each imported module. A module that is reloaded gets a new one.
-    """
-
-    cwd: str | None
-    environment: Mapping[str, str]
-    module_path: tuple[str, ...]
-    specs: Mapping[str, object]
-
-    @property
-    def are_current(self) -> bool:
-        """Whether no setting has changed since, and no module was reloaded.
-
-        Files of modules may have changed: this process still has the code that it imported.
-        """
-        now = find_surroundings()
-        if (self.cwd, self.environment, self.module_path) != (now.cwd, now.environment, now.module_path):
-            return False
-        # Specs of the same file are equal, but not the same object.
-        return all(now.specs.get(name, spec) is spec for name, spec in self.specs.items())
-
-
-def find_surroundings() -> Surroundings:
-    """Return the present surroundings."""
-    try:
-        cwd = str(Path.cwd())
-    except FileNotFoundError:
-        cwd = None
-    modules: dict[str, object] = dict(sys.modules)  # Some values are not modules.
-    return Surroundings(
-        cwd=cwd,
-        environment={name: "" if name == PYTESTS_NOTE else value for name, value in os.environ.items()},
-        module_path=tuple(map(str, sys.path)),
-        # ``vars``, because attributes of modules that are loaded on demand would load them.
-        specs={name: vars(each).get("__spec__") for name, each in modules.items() if isinstance(each, ModuleType)},
-    )
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class RunningServer:
-    """A running fork server.
-
-    Attributes:
-        process: The process.
-        end: This side's end of its socket pair.
-        surroundings: The surroundings of its user code; None if it runs none.
-        digest: A hash of its setup.
-        owner_id: The id of the process that started it.
-    """
-
-    process: subprocess.Popen[bytes]
-    end: socket.socket
-    surroundings: Surroundings | None
-    digest: bytes = b""
-    owner_id: int = field(default_factory=os.getpid)
-
-    def is_usable(self, setup: WorkerSetup) -> bool:
-        """Return whether it is as good as a new fork server for worker processes with some setup."""
-        if self.process.poll() is not None or setup.runs_user_code != (self.surroundings is not None):
-            return False
-        return self.surroundings is None or self.surroundings.are_current
-
-    def close(self, patience_s: float) -> int:
-        """Wait until all worker processes and it have ended; kill them after ``patience_s``. Return its exit code."""
-        with suppress(OSError):  # It has died.
-            self.end.shutdown(socket.SHUT_RDWR)  # Closing alone has no effect while another process has a copy.
-        self.end.close()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(patience_s)
-        # The worker processes are in its group. If it was killed, they are still there, and the group has its number.
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        return self.process.wait()
-
-    def leave_to_parent(self) -> None:
-        """Close the end in a forked child. Otherwise, the fork server would outlive the parent."""
-        self.end.close()
-        self.process.returncode = 0  # It is not a child of this process, which cannot wait for it.
-
-
-class _Kept:
-    """The keeper of at most one fork server that has imported user code, and that no loader uses."""
-
-    def __init__(self) -> None:
-        self._servers: deque[RunningServer] = deque()  # Its methods are atomic: any thread may free a loader.
-        self._is_exiting = False
-        call_at_fork(self, after_in_child=_Kept.leave_to_parent)
-        atexit.register(self.exit)
-
-    def take(self, setup: WorkerSetup) -> RunningServer | None:
-        """Return the fork server if it is as good as a new one; otherwise, end it."""
-        if not setup.runs_user_code or (running := self._pop()) is None:
-            return None
-        if running.is_usable(setup):
-            return running
-        running.close(CLOSE_S)
-        return None
-
-    def keep(self, running: RunningServer) -> None:
-        """Keep a fork server, and end the one before. Nothing is kept while Python exits."""
-        if self._is_exiting:
-            running.close(CLOSE_S)
-            return
-        self.end()
-        self._servers.append(running)
-
-    def end(self) -> None:
-        while (running := self._pop()) is not None:
-            running.close(CLOSE_S)
-
-    def exit(self) -> None:
-        self._is_exiting = True
-        self.end()
-
-    def leave_to_parent(self) -> None:
-        while (running := self._pop()) is not None:
-            running.leave_to_parent()
-
-    def _pop(self) -> RunningServer | None:
-        try:
-            return self._servers.popleft()
-        except IndexError:
-            return None
-
-
-_kept = _Kept()
-
-
-def start_server(setup: WorkerSetup) -> RunningServer:
-    """Return the fork server that was kept, or a new one."""
-    return _kept.take(setup) or _start(setup)
-
-
-def release(running: RunningServer) -> None:
-    """Keep a fork server for the next loader, or end it."""
-    if os.getpid() != running.owner_id:
-        return
-    if running.surroundings is None or running.process.poll() is not None:
-        running.close(CLOSE_S)
-    else:
-        _kept.keep(running)
-
-
-def end_kept() -> None:
-    """End the fork server that is kept for the next loader, if there is one."""
-    _kept.end()
-
-
-def _start(setup: WorkerSetup) -> RunningServer:
-    end, theirs = make_pair()
-    try:
-        with theirs:
-            surroundings = find_surroundings() if setup.runs_user_code else None
-            process = _start_process(theirs.fileno(), setup)
-        end.setblocking(False)
-    except BaseException:  # Ctrl-C must not leave it open either.
-        end.close()
-        raise
-    return RunningServer(process=process, end=end, surroundings=surroundings)
-
-
-def _start_process(descriptor: int, setup: WorkerSetup) -> subprocess.Popen[bytes]:
-    # Libraries would start a thread for each core. A fork server must have no threads, and decode threads already keep
-    # all cores busy.
-    environment = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS"), "1")
-    if setup.runs_user_code:
-        environment |= {name: value for name, value in REUSE_OF_MEMORY.items() if name not in os.environ}
-    return start_process(
-        "shardio.loader.processes.worker_process:main",
-        [descriptor, os.getpid()],
-        environment=environment,
-        descriptors=[descriptor],
-        # Readers hold absolute paths, and this directory may be gone. But user code may open files.
-        cwd=None if setup.runs_user_code else "/",
-        stdout=None,  # People print in their transforms.
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
-    """The death and restart of worker processes. All unanswered chunks must be submitted again.
-
-    Attributes:
-        cause: The cause of death, for messages.
-        in_flight: The ids of the chunks that they were making.
-        was_ready: Whether one of them had started.
-        num_processes: The number of processes that died at the same time.
-    """
-
-    cause: str
-    in_flight: tuple[int, ...]
-    was_ready: bool
-    num_processes: int = 1
-
-
-def describe_exit(process: str, code: int) -> str:
-    """Describe the end of a process in the words of torch's DataLoader, by which programs recognize a dead worker.
-
-    Args:
-        process: Its name, such as ``DataLoader worker (pid 12)``.
-        code: Its exit code; negative for a signal.
-    """
-    if code >= 0:
-        return f"{process} exited unexpectedly with exit code {code}"
-    names = {each.value: f" ({each.name})" for each in signal.Signals}  # Real-time signals have none.
-    return f"{process} is killed by signal: {signal.strsignal(-code)}{names.get(-code, '')}"
-
-
-def startup_error(death: Death) -> WorkerError:
-    """Return the error for worker processes that cannot start, given the latest death."""
-    return WorkerError(f"worker processes cannot start ({death.cause}): standard error may show the reason")
-
-
-def samples_error(keys: Sequence[str], death: Death) -> WorkerError:
-    """Return the error for samples over which too many worker processes died, given the latest death."""
-    return WorkerError(
-        f"{MAX_DEATHS} worker processes died while processing the same samples. The last one: {death.cause}. "
-        f"Memory may have run out (use fewer workers or smaller images), or one of these samples crashes the "
-        f"decoder: {', '.join(keys)}"
-    )
-
-
-def warn_of(death: Death) -> None:
-    """Warn of a death after which the epoch continues."""
-    it, its = ("it was", "its") if death.num_processes == 1 else ("they were", "their")
-    said = f"{death.cause}; {it} restarted; {its} unfinished batches are being redone"
-    warnings.warn(said, RuntimeWarning, stacklevel=2)
-
-
 class ForkServer:
     """A fork server for one pool of worker processes after another, which imports their modules once.
 
@@ -421,3 +184,240 @@ class ForkServer:
             self._running.leave_to_parent()
             self._running = None
             self._finalizer.detach()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """The death and restart of worker processes. All unanswered chunks must be submitted again.
+
+    Attributes:
+        cause: The cause of death, for messages.
+        in_flight: The ids of the chunks that they were making.
+        was_ready: Whether one of them had started.
+        num_processes: The number of processes that died at the same time.
+    """
+
+    cause: str
+    in_flight: tuple[int, ...]
+    was_ready: bool
+    num_processes: int = 1
+
+
+def describe_exit(process: str, code: int) -> str:
+    """Describe the end of a process in the words of torch's DataLoader, by which programs recognize a dead worker.
+
+    Args:
+        process: Its name, such as ``DataLoader worker (pid 12)``.
+        code: Its exit code; negative for a signal.
+    """
+    if code >= 0:
+        return f"{process} exited unexpectedly with exit code {code}"
+    names = {each.value: f" ({each.name})" for each in signal.Signals}  # Real-time signals have none.
+    return f"{process} is killed by signal: {signal.strsignal(-code)}{names.get(-code, '')}"
+
+
+def startup_error(death: Death) -> WorkerError:
+    """Return the error for worker processes that cannot start, given the latest death."""
+    return WorkerError(f"worker processes cannot start ({death.cause}): standard error may show the reason")
+
+
+def samples_error(keys: Sequence[str], death: Death) -> WorkerError:
+    """Return the error for samples over which too many worker processes died, given the latest death."""
+    return WorkerError(
+        f"{MAX_DEATHS} worker processes died while processing the same samples. The last one: {death.cause}. "
+        f"Memory may have run out (use fewer workers or smaller images), or one of these samples crashes the "
+        f"decoder: {', '.join(keys)}"
+    )
+
+
+def warn_of(death: Death) -> None:
+    """Warn of a death after which the epoch continues."""
+    it, its = ("it was", "its") if death.num_processes == 1 else ("they were", "their")
+    said = f"{death.cause}; {it} restarted; {its} unfinished batches are being redone"
+    warnings.warn(said, RuntimeWarning, stacklevel=2)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RunningServer:
+    """A running fork server.
+
+    Attributes:
+        process: The process.
+        end: This side's end of its socket pair.
+        surroundings: The surroundings of its user code; None if it runs none.
+        digest: A hash of its setup.
+        owner_id: The id of the process that started it.
+    """
+
+    process: subprocess.Popen[bytes]
+    end: socket.socket
+    surroundings: Surroundings | None
+    digest: bytes = b""
+    owner_id: int = field(default_factory=os.getpid)
+
+    def is_usable(self, setup: WorkerSetup) -> bool:
+        """Return whether it is as good as a new fork server for worker processes with some setup."""
+        if self.process.poll() is not None or setup.runs_user_code != (self.surroundings is not None):
+            return False
+        return self.surroundings is None or self.surroundings.are_current
+
+    def close(self, patience_s: float) -> int:
+        """Wait until all worker processes and it have ended; kill them after ``patience_s``. Return its exit code."""
+        with suppress(OSError):  # It has died.
+            self.end.shutdown(socket.SHUT_RDWR)  # Closing alone has no effect while another process has a copy.
+        self.end.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(patience_s)
+        # The worker processes are in its group. If it was killed, they are still there, and the group has its number.
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.wait()
+
+    def leave_to_parent(self) -> None:
+        """Close the end in a forked child. Otherwise, the fork server would outlive the parent."""
+        self.end.close()
+        self.process.returncode = 0  # It is not a child of this process, which cannot wait for it.
+
+
+def start_server(setup: WorkerSetup) -> RunningServer:
+    """Return the fork server that was kept, or a new one."""
+    return _kept.take(setup) or _start(setup)
+
+
+def release(running: RunningServer) -> None:
+    """Keep a fork server for the next loader, or end it."""
+    if os.getpid() != running.owner_id:
+        return
+    if running.surroundings is None or running.process.poll() is not None:
+        running.close(CLOSE_S)
+    else:
+        _kept.keep(running)
+
+
+def end_kept() -> None:
+    """End the fork server that is kept for the next loader, if there is one."""
+    _kept.end()
+
+
+class _Kept:
+    """The keeper of at most one fork server that has imported user code, and that no loader uses."""
+
+    def __init__(self) -> None:
+        self._servers: deque[RunningServer] = deque()  # Its methods are atomic: any thread may free a loader.
+        self._is_exiting = False
+        call_at_fork(self, after_in_child=_Kept.leave_to_parent)
+        atexit.register(self.exit)
+
+    def take(self, setup: WorkerSetup) -> RunningServer | None:
+        """Return the fork server if it is as good as a new one; otherwise, end it."""
+        if not setup.runs_user_code or (running := self._pop()) is None:
+            return None
+        if running.is_usable(setup):
+            return running
+        running.close(CLOSE_S)
+        return None
+
+    def keep(self, running: RunningServer) -> None:
+        """Keep a fork server, and end the one before. Nothing is kept while Python exits."""
+        if self._is_exiting:
+            running.close(CLOSE_S)
+            return
+        self.end()
+        self._servers.append(running)
+
+    def end(self) -> None:
+        while (running := self._pop()) is not None:
+            running.close(CLOSE_S)
+
+    def exit(self) -> None:
+        self._is_exiting = True
+        self.end()
+
+    def leave_to_parent(self) -> None:
+        while (running := self._pop()) is not None:
+            running.leave_to_parent()
+
+    def _pop(self) -> RunningServer | None:
+        try:
+            return self._servers.popleft()
+        except IndexError:
+            return None
+
+
+_kept = _Kept()
+
+
+def _start(setup: WorkerSetup) -> RunningServer:
+    end, theirs = make_pair()
+    try:
+        with theirs:
+            surroundings = find_surroundings() if setup.runs_user_code else None
+            process = _start_process(theirs.fileno(), setup)
+        end.setblocking(False)
+    except BaseException:  # Ctrl-C must not leave it open either.
+        end.close()
+        raise
+    return RunningServer(process=process, end=end, surroundings=surroundings)
+
+
+def _start_process(descriptor: int, setup: WorkerSetup) -> subprocess.Popen[bytes]:
+    # Libraries would start a thread for each core. A fork server must have no threads, and decode threads already keep
+    # all cores busy.
+    environment = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS"), "1")
+    if setup.runs_user_code:
+        environment |= {name: value for name, value in REUSE_OF_MEMORY.items() if name not in os.environ}
+    return start_process(
+        "shardio.loader.processes.worker_process:main",
+        [descriptor, os.getpid()],
+        environment=environment,
+        descriptors=[descriptor],
+        # Readers hold absolute paths, and this directory may be gone. But user code may open files.
+        cwd=None if setup.runs_user_code else "/",
+        stdout=None,  # People print in their transforms.
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Surroundings:
+    """The settings and modules of a process at one moment, on which user code may depend.
+
+    Attributes:
+        cwd: The working directory; None if it is gone.
+        environment: The environment variables, with an empty string as pytest's note of the current test: otherwise,
+            each test of a suite would start its own fork server.
+        module_path: ``sys.path``.
+        specs: The spec of each imported module. A module that is reloaded gets a new one.
+    """
+
+    cwd: str | None
+    environment: Mapping[str, str]
+    module_path: tuple[str, ...]
+    specs: Mapping[str, object]
+
+    @property
+    def are_current(self) -> bool:
+        """Whether no setting has changed since, and no module was reloaded.
+
+        Files of modules may have changed: this process still has the code that it imported.
+        """
+        now = find_surroundings()
+        if (self.cwd, self.environment, self.module_path) != (now.cwd, now.environment, now.module_path):
+            return False
+        # Specs of the same file are equal, but not the same object.
+        return all(now.specs.get(name, spec) is spec for name, spec in self.specs.items())
+
+
+def find_surroundings() -> Surroundings:
+    """Return the present surroundings."""
+    try:
+        cwd = str(Path.cwd())
+    except FileNotFoundError:
+        cwd = None
+    modules: dict[str, object] = dict(sys.modules)  # Some values are not modules.
+    return Surroundings(
+        cwd=cwd,
+        environment={name: "" if name == PYTESTS_NOTE else value for name, value in os.environ.items()},
+        module_path=tuple(map(str, sys.path)),
+        # ``vars``, because attributes of modules that are loaded on demand would load them.
+        specs={name: vars(each).get("__spec__") for name, each in modules.items() if isinstance(each, ModuleType)},
+    )

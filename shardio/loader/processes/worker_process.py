@@ -81,6 +81,216 @@ CHECK_EXIT_S = 0.01
 """The interval, in seconds, in which the fork server checks for the exit of a worker process."""
 
 
+def main() -> None:
+    """Run a fork server. The command line names the descriptor of its socket and the parent process."""
+    descriptor, parent_id = map(int, sys.argv[1:])
+    if isinstance(sys.stdout, TextIOWrapper):  # It is None if standard output is closed.
+        sys.stdout.reconfigure(line_buffering=True)  # Worker processes are killed and would not write what is left.
+    server = ForkServerProcess(socket.socket(fileno=descriptor))
+    try:
+        with suppress(ConnectionError, StopIteration):  # The other end was closed, perhaps before the first message.
+            server.run(parent_id)
+    finally:
+        server.end_all()
+    os._exit(0)  # Taking the interpreter apart takes longer than several forks.
+
+
+class ForkServerProcess:
+    """The state of a fork server.
+
+    Args:
+        end: The end of its socket pair.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._process_ids: dict[int, int] = {}  # Of worker processes that were not waited for, by worker id.
+
+    def run(self, parent_id: int) -> None:
+        """Start and end worker processes until the other end is closed, or the process ``parent_id`` has ended."""
+        setup: WorkerSetup | Failure | None = None
+        for message, descriptors in receive_all(self._end, parent_id):
+            match message:
+                case bytes() | bytearray():
+                    setup = None  # Not two at a time.
+                    setup = _load(message)
+                case StartWorker():
+                    assert setup is not None, "it is the first message"
+                    with socket.socket(fileno=descriptors[0]) as end:
+                        self._process_ids[message.worker_id] = self._fork(end, setup, message.num_threads)
+                case EndWorker():
+                    process_id = self._process_ids.pop(message.worker_id)
+                    code = _end_process(process_id, message.patience_s)
+                    send(self._end, WorkerEnded(process_id=process_id, exit_code=code))
+                case EndAllWorkers():
+                    self.end_all()
+                    if isinstance(setup, Failure):
+                        return  # The next pool gets a new process, which imports the user's modules again.
+                    send(self._end, AllWorkersEnded())
+
+    def end_all(self) -> None:
+        """Kill all worker processes."""
+        for process_id in self._process_ids.values():
+            os.kill(process_id, signal.SIGKILL)
+        for process_id in self._process_ids.values():
+            os.waitpid(process_id, 0)
+        self._process_ids.clear()
+
+    def _fork(self, end: socket.socket, setup: WorkerSetup | Failure, num_threads: int) -> int:
+        server_id, process_id = os.getpid(), os.fork()
+        if process_id == 0:
+            self._end.close()  # Only the fork server may keep it open.
+            run_worker_process(end, setup, num_threads, server_id)
+        return process_id
+
+
+def _load(content: bytes | bytearray) -> WorkerSetup | Failure:
+    """Return the setup, and prepare the memory that worker processes will share."""
+    if gc.get_freeze_count():  # A setup before this one may have left cycles.
+        gc.unfreeze()
+        gc.collect()
+    gc.disable()  # Looking for cycles takes 5 ms here, and imports leave few behind.
+    setup = load_setup(content)
+    if isinstance(setup, WorkerSetup) and setup.decoder.image_names:
+        find_kernel()  # It is loaded once for all worker processes.
+    # The collector of cycles would write to all objects, and pages that are written to are not shared.
+    gc.freeze()
+    gc.enable()
+    return setup
+
+
+def _end_process(process_id: int, patience_s: float) -> int:
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(process_id, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(CHECK_EXIT_S)  # waitpid has no timeout.
+    os.kill(process_id, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(process_id, 0)[1])
+
+
+def run_worker_process(end: socket.socket, setup: WorkerSetup | Failure, num_threads: int, parent_id: int) -> NoReturn:
+    """Make this process, which was just forked, a worker process; see :class:`WorkerProcess`."""
+    try:
+        with suppress(ConnectionError):  # The other end was closed during a message.
+            WorkerProcess(end, setup).run(num_threads, parent_id)
+    except BaseException:  # It must not return to what the fork server was doing.
+        traceback.print_exc()
+        os._exit(1)
+    # Do not wait for threads that are decoding, or reading from a slow disk.
+    os._exit(0)
+
+
+class WorkerProcess:
+    """The state of a worker process: its buffers, and the pending chunks.
+
+    Args:
+        end: The end of the socket pair.
+        setup: The reader and decoder of samples, or the failure to load them: all chunks fail then.
+    """
+
+    def __init__(self, end: socket.socket, setup: WorkerSetup | Failure) -> None:
+        self._end, self._setup = end, setup
+        self._buffers: dict[int, _MappedBuffer] = {}
+        self._chunks: SimpleQueue[Chunk] = SimpleQueue()
+        self._newest = self._cancelled = -1
+        self._epoch_began = 0.0
+        self._reported_bytes = 0
+
+    def run(self, num_threads: int, parent_id: int) -> None:
+        """Make chunks in ``num_threads`` until the other end is closed, or the process ``parent_id`` has ended."""
+        send(self._end, Pong())
+        ignore_pillows_warnings()
+        setup = self._setup
+        if isinstance(setup, Failure):
+            make = partial(_fail, setup)
+        else:
+            make = partial(_make, ChunkBuilder(setup.reader, setup.decoder, setup.collation))
+            setup.decoder.diverge()
+            if setup.runs_user_code and (torch := sys.modules.get("torch")) is not None:
+                torch.set_num_threads(1)  # As torch's own workers do.
+        for _ in range(num_threads):
+            threading.Thread(target=self._run_thread, args=(make,), daemon=True).start()
+        for message, descriptors in receive_all(self._end, parent_id):
+            self._handle(message, descriptors)
+
+    def _handle(self, message: Any, descriptors: list[int]) -> None:
+        match message:
+            case NewBuffer():
+                self._buffers[message.buffer_id] = message.layout, map_memory(descriptors[0], message.layout.num_bytes)
+                os.close(descriptors[0])
+            case ForgetBuffers():
+                for buffer_id in message.buffer_ids:
+                    self._buffers.pop(buffer_id, None)
+            case list():
+                for chunk in message:
+                    if chunk.epoch_began > self._epoch_began:
+                        self._epoch_began = chunk.epoch_began
+                        if isinstance(self._setup, WorkerSetup):
+                            self._setup.reader.close()  # Opening files again notices those that changed between epochs.
+                    self._newest = chunk.chunk_id
+                    self._chunks.put(chunk)
+            case Cancel():
+                self._cancelled = self._newest
+            case Ping():
+                # This thread must never wait for the training process, which may be waiting for it. If there is no
+                # room for an answer, the unread messages already show that this process is alive.
+                with suppress(BlockingIOError):
+                    send(self._end, Pong(), flags=socket.MSG_DONTWAIT)
+
+    def _run_thread(self, make: _MakeChunk) -> None:
+        try:
+            self._make_chunks(make)
+        except BaseException:  # Otherwise the process would still answer, but never finish this thread's chunks.
+            traceback.print_exc()
+            os._exit(1)
+
+    def _make_chunks(self, make: _MakeChunk) -> None:
+        while True:
+            began = time.perf_counter()
+            chunk = self._chunks.get()
+            # A buffer may be forgotten at any time, but not before its chunks are cancelled.
+            buffer = None if chunk.buffer_id is None else self._buffers.get(chunk.buffer_id)
+            if chunk.chunk_id > self._cancelled:
+                self._report_memory()
+                idle_s = time.perf_counter() - max(began, chunk.epoch_began)
+                self._report(make(chunk, buffer, idle_s))
+            del buffer  # Otherwise it would stay mapped until the next chunk arrives.
+
+    def _report_memory(self) -> None:
+        # Between two chunks.
+        num_bytes = read_private_bytes()
+        if abs(num_bytes - self._reported_bytes) > self._reported_bytes // 16:
+            self._reported_bytes = num_bytes
+            with suppress(ConnectionError):  # The other end is closed; the next report notices it.
+                send(self._end, WorkerMemory(num_bytes=num_bytes))
+
+    def _report(self, outcome: Outcome) -> None:
+        try:
+            send(self._end, outcome)
+        except ConnectionError:
+            os._exit(0)  # The other end is closed.
+        except Exception as error:  # The outcome cannot be pickled, or there is no memory for it.
+            send(self._end, Failed(chunk_id=outcome.chunk_id, failure=describe_failure(error)))
+
+
+def _make(builder: ChunkBuilder, chunk: Chunk, buffer: _MappedBuffer | None, idle_s: float) -> Outcome:
+    try:
+        rows: Rows = {}
+        if buffer is not None:
+            layout, memory = buffer
+            rows = {column_index: column[chunk.rows] for column_index, column in layout.views(memory).items()}
+        made = builder.make(chunk, rows, idle_s)
+        return pack(made, rows) if builder.collates else made
+    except BaseException as error:  # The training process raises it.
+        return Failed(chunk_id=chunk.chunk_id, failure=describe_failure(error))
+
+
+def _fail(failure: Failure, chunk: Chunk, buffer: _MappedBuffer | None, idle_s: float) -> Outcome:
+    return Failed(chunk_id=chunk.chunk_id, failure=failure)
+
+
 def read_private_bytes() -> int:
     """Return the anonymous memory of this process in bytes, including that of the fork server; 0 if it is unknown.
 
@@ -92,48 +302,6 @@ def read_private_bytes() -> int:
     except OSError:  # /proc is not mounted.
         return 0
     return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE")
-
-
-class MemoryWatch:
-    """The latest memory of each worker process of a pool.
-
-    Args:
-        warns: Whether to warn of growth.
-
-    Attributes:
-        bytes_by_worker: The memory of each living worker process, by its id.
-    """
-
-    def __init__(self, *, warns: bool) -> None:
-        self.bytes_by_worker: dict[int, int] = {}
-        self._warns = warns
-        self._firsts: dict[int, int] = {}
-        self._limits: dict[int, int] = {}
-
-    def record(self, worker_id: int, num_bytes: int) -> None:
-        """Note the memory of a worker process; warn after much growth, and each time that it doubles from then on."""
-        self.bytes_by_worker[worker_id] = num_bytes
-        first = self._firsts.setdefault(worker_id, num_bytes)
-        if self._warns and num_bytes > self._limits.setdefault(worker_id, 2 * first + GROWTH_BYTES):
-            self._limits[worker_id] = 2 * num_bytes
-            warnings.warn(
-                f"a worker process uses {_describe(num_bytes)} of memory, {_describe(num_bytes - first)} more than at "
-                "its start. If it keeps growing, your transform, decoders or collate_fn leak memory: watch "
-                "loader.stats().worker_bytes",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-
-    def forget(self, worker_id: int) -> str:
-        """Stop watching a worker process that has died; return its last known memory as text for messages."""
-        self._firsts.pop(worker_id, None)
-        self._limits.pop(worker_id, None)
-        num_bytes = self.bytes_by_worker.pop(worker_id, 0)
-        return f" (it used {_describe(num_bytes)} of memory before its last chunks)" if num_bytes else ""
-
-
-def _describe(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
 
 
 class ChunkBuilder:
@@ -265,211 +433,43 @@ def _store(name: str, values: list[Any], destination: NDArray[Any] | None) -> Co
     return None
 
 
-class WorkerProcess:
-    """The state of a worker process: its buffers, and the pending chunks.
+class MemoryWatch:
+    """The latest memory of each worker process of a pool.
 
     Args:
-        end: The end of the socket pair.
-        setup: The reader and decoder of samples, or the failure to load them: all chunks fail then.
+        warns: Whether to warn of growth.
+
+    Attributes:
+        bytes_by_worker: The memory of each living worker process, by its id.
     """
 
-    def __init__(self, end: socket.socket, setup: WorkerSetup | Failure) -> None:
-        self._end, self._setup = end, setup
-        self._buffers: dict[int, _MappedBuffer] = {}
-        self._chunks: SimpleQueue[Chunk] = SimpleQueue()
-        self._newest = self._cancelled = -1
-        self._epoch_began = 0.0
-        self._reported_bytes = 0
+    def __init__(self, *, warns: bool) -> None:
+        self.bytes_by_worker: dict[int, int] = {}
+        self._warns = warns
+        self._firsts: dict[int, int] = {}
+        self._limits: dict[int, int] = {}
 
-    def run(self, num_threads: int, parent_id: int) -> None:
-        """Make chunks in ``num_threads`` until the other end is closed, or the process ``parent_id`` has ended."""
-        send(self._end, Pong())
-        ignore_pillows_warnings()
-        setup = self._setup
-        if isinstance(setup, Failure):
-            make = partial(_fail, setup)
-        else:
-            make = partial(_make, ChunkBuilder(setup.reader, setup.decoder, setup.collation))
-            setup.decoder.diverge()
-            if setup.runs_user_code and (torch := sys.modules.get("torch")) is not None:
-                torch.set_num_threads(1)  # As torch's own workers do.
-        for _ in range(num_threads):
-            threading.Thread(target=self._run_thread, args=(make,), daemon=True).start()
-        for message, descriptors in receive_all(self._end, parent_id):
-            self._handle(message, descriptors)
+    def record(self, worker_id: int, num_bytes: int) -> None:
+        """Note the memory of a worker process; warn after much growth, and each time that it doubles from then on."""
+        self.bytes_by_worker[worker_id] = num_bytes
+        first = self._firsts.setdefault(worker_id, num_bytes)
+        if self._warns and num_bytes > self._limits.setdefault(worker_id, 2 * first + GROWTH_BYTES):
+            self._limits[worker_id] = 2 * num_bytes
+            warnings.warn(
+                f"a worker process uses {_describe(num_bytes)} of memory, {_describe(num_bytes - first)} more than at "
+                "its start. If it keeps growing, your transform, decoders or collate_fn leak memory: watch "
+                "loader.stats().worker_bytes",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
-    def _handle(self, message: Any, descriptors: list[int]) -> None:
-        match message:
-            case NewBuffer():
-                self._buffers[message.buffer_id] = message.layout, map_memory(descriptors[0], message.layout.num_bytes)
-                os.close(descriptors[0])
-            case ForgetBuffers():
-                for buffer_id in message.buffer_ids:
-                    self._buffers.pop(buffer_id, None)
-            case list():
-                for chunk in message:
-                    if chunk.epoch_began > self._epoch_began:
-                        self._epoch_began = chunk.epoch_began
-                        if isinstance(self._setup, WorkerSetup):
-                            self._setup.reader.close()  # Opening files again notices those that changed between epochs.
-                    self._newest = chunk.chunk_id
-                    self._chunks.put(chunk)
-            case Cancel():
-                self._cancelled = self._newest
-            case Ping():
-                # This thread must never wait for the training process, which may be waiting for it. If there is no
-                # room for an answer, the unread messages already show that this process is alive.
-                with suppress(BlockingIOError):
-                    send(self._end, Pong(), flags=socket.MSG_DONTWAIT)
-
-    def _run_thread(self, make: _MakeChunk) -> None:
-        try:
-            self._make_chunks(make)
-        except BaseException:  # Otherwise the process would still answer, but never finish this thread's chunks.
-            traceback.print_exc()
-            os._exit(1)
-
-    def _make_chunks(self, make: _MakeChunk) -> None:
-        while True:
-            began = time.perf_counter()
-            chunk = self._chunks.get()
-            # A buffer may be forgotten at any time, but not before its chunks are cancelled.
-            buffer = None if chunk.buffer_id is None else self._buffers.get(chunk.buffer_id)
-            if chunk.chunk_id > self._cancelled:
-                self._report_memory()
-                idle_s = time.perf_counter() - max(began, chunk.epoch_began)
-                self._report(make(chunk, buffer, idle_s))
-            del buffer  # Otherwise it would stay mapped until the next chunk arrives.
-
-    def _report_memory(self) -> None:
-        # Between two chunks.
-        num_bytes = read_private_bytes()
-        if abs(num_bytes - self._reported_bytes) > self._reported_bytes // 16:
-            self._reported_bytes = num_bytes
-            with suppress(ConnectionError):  # The other end is closed; the next report notices it.
-                send(self._end, WorkerMemory(num_bytes=num_bytes))
-
-    def _report(self, outcome: Outcome) -> None:
-        try:
-            send(self._end, outcome)
-        except ConnectionError:
-            os._exit(0)  # The other end is closed.
-        except Exception as error:  # The outcome cannot be pickled, or there is no memory for it.
-            send(self._end, Failed(chunk_id=outcome.chunk_id, failure=describe_failure(error)))
+    def forget(self, worker_id: int) -> str:
+        """Stop watching a worker process that has died; return its last known memory as text for messages."""
+        self._firsts.pop(worker_id, None)
+        self._limits.pop(worker_id, None)
+        num_bytes = self.bytes_by_worker.pop(worker_id, 0)
+        return f" (it used {_describe(num_bytes)} of memory before its last chunks)" if num_bytes else ""
 
 
-def _make(builder: ChunkBuilder, chunk: Chunk, buffer: _MappedBuffer | None, idle_s: float) -> Outcome:
-    try:
-        rows: Rows = {}
-        if buffer is not None:
-            layout, memory = buffer
-            rows = {column_index: column[chunk.rows] for column_index, column in layout.views(memory).items()}
-        made = builder.make(chunk, rows, idle_s)
-        return pack(made, rows) if builder.collates else made
-    except BaseException as error:  # The training process raises it.
-        return Failed(chunk_id=chunk.chunk_id, failure=describe_failure(error))
-
-
-def _fail(failure: Failure, chunk: Chunk, buffer: _MappedBuffer | None, idle_s: float) -> Outcome:
-    return Failed(chunk_id=chunk.chunk_id, failure=failure)
-
-
-def run_worker_process(end: socket.socket, setup: WorkerSetup | Failure, num_threads: int, parent_id: int) -> NoReturn:
-    """Make this process, which was just forked, a worker process; see :class:`WorkerProcess`."""
-    try:
-        with suppress(ConnectionError):  # The other end was closed during a message.
-            WorkerProcess(end, setup).run(num_threads, parent_id)
-    except BaseException:  # It must not return to what the fork server was doing.
-        traceback.print_exc()
-        os._exit(1)
-    # Do not wait for threads that are decoding, or reading from a slow disk.
-    os._exit(0)
-
-
-class ForkServerProcess:
-    """The state of a fork server.
-
-    Args:
-        end: The end of its socket pair.
-    """
-
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
-        self._process_ids: dict[int, int] = {}  # Of worker processes that were not waited for, by worker id.
-
-    def run(self, parent_id: int) -> None:
-        """Start and end worker processes until the other end is closed, or the process ``parent_id`` has ended."""
-        setup: WorkerSetup | Failure | None = None
-        for message, descriptors in receive_all(self._end, parent_id):
-            match message:
-                case bytes() | bytearray():
-                    setup = None  # Not two at a time.
-                    setup = _load(message)
-                case StartWorker():
-                    assert setup is not None, "it is the first message"
-                    with socket.socket(fileno=descriptors[0]) as end:
-                        self._process_ids[message.worker_id] = self._fork(end, setup, message.num_threads)
-                case EndWorker():
-                    process_id = self._process_ids.pop(message.worker_id)
-                    code = _end_process(process_id, message.patience_s)
-                    send(self._end, WorkerEnded(process_id=process_id, exit_code=code))
-                case EndAllWorkers():
-                    self.end_all()
-                    if isinstance(setup, Failure):
-                        return  # The next pool gets a new process, which imports the user's modules again.
-                    send(self._end, AllWorkersEnded())
-
-    def end_all(self) -> None:
-        """Kill all worker processes."""
-        for process_id in self._process_ids.values():
-            os.kill(process_id, signal.SIGKILL)
-        for process_id in self._process_ids.values():
-            os.waitpid(process_id, 0)
-        self._process_ids.clear()
-
-    def _fork(self, end: socket.socket, setup: WorkerSetup | Failure, num_threads: int) -> int:
-        server_id, process_id = os.getpid(), os.fork()
-        if process_id == 0:
-            self._end.close()  # Only the fork server may keep it open.
-            run_worker_process(end, setup, num_threads, server_id)
-        return process_id
-
-
-def _load(content: bytes | bytearray) -> WorkerSetup | Failure:
-    """Return the setup, and prepare the memory that worker processes will share."""
-    if gc.get_freeze_count():  # A setup before this one may have left cycles.
-        gc.unfreeze()
-        gc.collect()
-    gc.disable()  # Looking for cycles takes 5 ms here, and imports leave few behind.
-    setup = load_setup(content)
-    if isinstance(setup, WorkerSetup) and setup.decoder.image_names:
-        find_kernel()  # It is loaded once for all worker processes.
-    # The collector of cycles would write to all objects, and pages that are written to are not shared.
-    gc.freeze()
-    gc.enable()
-    return setup
-
-
-def _end_process(process_id: int, patience_s: float) -> int:
-    deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(process_id, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(CHECK_EXIT_S)  # waitpid has no timeout.
-    os.kill(process_id, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(process_id, 0)[1])
-
-
-def main() -> None:
-    """Run a fork server. The command line names the descriptor of its socket and the parent process."""
-    descriptor, parent_id = map(int, sys.argv[1:])
-    if isinstance(sys.stdout, TextIOWrapper):  # It is None if standard output is closed.
-        sys.stdout.reconfigure(line_buffering=True)  # Worker processes are killed and would not write what is left.
-    server = ForkServerProcess(socket.socket(fileno=descriptor))
-    try:
-        with suppress(ConnectionError, StopIteration):  # The other end was closed, perhaps before the first message.
-            server.run(parent_id)
-    finally:
-        server.end_all()
-    os._exit(0)  # Taking the interpreter apart takes longer than several forks.
+def _describe(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
