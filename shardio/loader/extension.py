@@ -51,6 +51,8 @@ from shardio.order import Cursor, Progress, Remainder, Split
 _READ = ("dataset", "batch_size", "sampler", "batch_sampler", "collate_fn", "num_workers")
 """Attributes of a loader that wrappers read during an epoch."""
 
+_log = logging.getLogger("shardio")
+
 _NAME = "_shardio"
 """The only attribute of a loader that is shardio's and not one of its arguments."""
 
@@ -449,6 +451,3 @@ class DeliveredBatches(LoaderIterator):
         self._batches.close()
         if (loader := self._loader()) is not None and loader._iterator is not None:
             loader._iterator._shutdown_workers()
-
-
-_log = logging.getLogger("shardio")

@@ -28,6 +28,138 @@ ALIGNMENT = 64
 Memory = NDArray[np.uint8]
 
 
+def pack(value: Any, arena: Arena | None, make_memory: Callable[[int], Memory]) -> OutOfBandPickle:
+    """Pickle a value, and place its pieces.
+
+    Args:
+        value: Any value that can be pickled.
+        arena: A buffer for the large pieces. Those that are already there are not copied. None if there is no buffer.
+        make_memory: Returns memory of n bytes, for pieces that do not fit into the arena.
+    """
+    pickled, memories = take_memory_out(value)
+    pieces = [Piece(content=memory.tobytes() if len(memory) < MIN_BYTES else None) for memory in memories]
+    large = [(piece, memory) for piece, memory in zip(pieces, memories, strict=True) if piece.content is None]
+    num_bytes = sum(_align(len(memory)) for _, memory in large)
+    is_in_buffer = arena is not None and _place(large, arena)
+    if large and not is_in_buffer:
+        _place(large, Arena(make_memory(num_bytes)))
+    return OutOfBandPickle(pickle=pickled, pieces=pieces, num_bytes=num_bytes, is_in_buffer=is_in_buffer)
+
+
+def unpack(pickled: OutOfBandPickle, memories: Sequence[Memory | None]) -> Any:
+    """Return the value of a pickle.
+
+    Args:
+        pickled: The pickle.
+        memories: The memory of each piece, uint8 [n]; None for pieces that travelled with the pickle.
+    """
+    pieces = [
+        memory if piece.content is None else np.array(memoryview(piece.content), np.uint8)
+        for piece, memory in zip(pickled.pieces, memories, strict=True)
+    ]
+    return put_memory_back(pickled.pickle, [torch.from_numpy(piece) for piece in pieces])
+
+
+@dataclass(kw_only=True, eq=False)
+class OutOfBandPickle:
+    """A pickled value and its pieces, the large ones out of band.
+
+    Attributes:
+        pickle: The value without any piece.
+        pieces: The pieces.
+        num_bytes: The number of bytes that the large pieces need in a buffer.
+        is_in_buffer: Whether they are in the buffer that was given; otherwise they are in memory of their own.
+    """
+
+    pickle: Pickle
+    pieces: list[Piece]
+    num_bytes: int
+    is_in_buffer: bool
+
+
+@dataclass(kw_only=True, eq=False)
+class Piece:
+    """The memory of a tensor, an array or a storage.
+
+    Attributes:
+        content: The bytes, if they travel with the pickle.
+        span: Otherwise, their place in the buffer: the first byte, and the one after the last.
+    """
+
+    content: bytes | None = None
+    span: tuple[int, int] = (0, 0)
+
+
+class Arena:
+    """The memory of a buffer, given out piece by piece.
+
+    Args:
+        memory: uint8 [n].
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self._stop = 0
+
+    def take(self, num_bytes: int) -> Memory | None:
+        """Return a piece that was not given out before; None if there is not enough left."""
+        start = _align(self._stop)
+        if start + num_bytes > len(self.memory):
+            return None
+        self._stop = start + num_bytes
+        return self.memory[start : self._stop]
+
+    def find(self, piece: Memory) -> tuple[int, int] | None:
+        """Return a piece's first byte in this memory, and the one after its last; None if it is elsewhere."""
+        start: int = piece.ctypes.data - self.memory.ctypes.data
+        return (start, start + len(piece)) if 0 <= start <= len(self.memory) - len(piece) else None
+
+
+def _place(pieces: Sequence[tuple[Piece, Memory]], arena: Arena) -> bool:
+    """Copy pieces into an arena, unless they are there; return whether they fit."""
+    for piece, memory in pieces:
+        if (span := arena.find(memory)) is None:
+            taken = arena.take(len(memory))
+            if taken is None:
+                return False
+            taken[...] = memory
+            span = arena.find(taken)
+            assert span is not None, "it was taken from there"
+        piece.span = span
+    return True
+
+
+def _align(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def take_memory_out(value: Any) -> tuple[Pickle, list[Memory]]:
+    """Pickle a value without its memory.
+
+    Returns:
+        The pickle, and its pieces, uint8 [n] each. The piece of a storage has only the bytes that the value uses.
+
+    Raises:
+        RuntimeError: If a tensor in it is a part of a graph of gradients, as in torch's queues.
+    """
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump(value)
+    storages = pickler.storages.values()
+    pickled = Pickle(content=file.getvalue(), starts=[storage.start for storage in storages])
+    return pickled, [storage.read() for storage in storages]
+
+
+def put_memory_back(pickled: Pickle, pieces: Sequence[torch.Tensor]) -> Any:
+    """Return the value of a pickle.
+
+    Args:
+        pickled: The pickle.
+        pieces: Its pieces, uint8 [n] each. The value's tensors are views of them; its arrays are copies.
+    """
+    return _Unpickler(pickled, pieces).load()
+
+
 @dataclass(kw_only=True, eq=False)
 class Pickle:
     """A pickled value, without its out-of-band pieces.
@@ -59,33 +191,6 @@ class _Gap(NamedTuple):
     offset: int = 0
     shape: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
-
-
-def take_memory_out(value: Any) -> tuple[Pickle, list[Memory]]:
-    """Pickle a value without its memory.
-
-    Returns:
-        The pickle, and its pieces, uint8 [n] each. The piece of a storage has only the bytes that the value uses.
-
-    Raises:
-        RuntimeError: If a tensor in it is a part of a graph of gradients, as in torch's queues.
-    """
-    file = io.BytesIO()
-    pickler = _Pickler(file)
-    pickler.dump(value)
-    storages = pickler.storages.values()
-    pickled = Pickle(content=file.getvalue(), starts=[storage.start for storage in storages])
-    return pickled, [storage.read() for storage in storages]
-
-
-def put_memory_back(pickled: Pickle, pieces: Sequence[torch.Tensor]) -> Any:
-    """Return the value of a pickle.
-
-    Args:
-        pickled: The pickle.
-        pieces: Its pieces, uint8 [n] each. The value's tensors are views of them; its arrays are copies.
-    """
-    return _Unpickler(pickled, pieces).load()
 
 
 class _Storage:
@@ -217,108 +322,3 @@ def _identify(storage: torch.UntypedStorage) -> tuple[int, int]:
 
 def _as_tensor(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage)
-
-
-@dataclass(kw_only=True, eq=False)
-class Piece:
-    """The memory of a tensor, an array or a storage.
-
-    Attributes:
-        content: The bytes, if they travel with the pickle.
-        span: Otherwise, their place in the buffer: the first byte, and the one after the last.
-    """
-
-    content: bytes | None = None
-    span: tuple[int, int] = (0, 0)
-
-
-@dataclass(kw_only=True, eq=False)
-class OutOfBandPickle:
-    """A pickled value and its pieces, the large ones out of band.
-
-    Attributes:
-        pickle: The value without any piece.
-        pieces: The pieces.
-        num_bytes: The number of bytes that the large pieces need in a buffer.
-        is_in_buffer: Whether they are in the buffer that was given; otherwise they are in memory of their own.
-    """
-
-    pickle: Pickle
-    pieces: list[Piece]
-    num_bytes: int
-    is_in_buffer: bool
-
-
-class Arena:
-    """The memory of a buffer, given out piece by piece.
-
-    Args:
-        memory: uint8 [n].
-    """
-
-    def __init__(self, memory: Memory) -> None:
-        self.memory = memory
-        self._stop = 0
-
-    def take(self, num_bytes: int) -> Memory | None:
-        """Return a piece that was not given out before; None if there is not enough left."""
-        start = _align(self._stop)
-        if start + num_bytes > len(self.memory):
-            return None
-        self._stop = start + num_bytes
-        return self.memory[start : self._stop]
-
-    def find(self, piece: Memory) -> tuple[int, int] | None:
-        """Return a piece's first byte in this memory, and the one after its last; None if it is elsewhere."""
-        start: int = piece.ctypes.data - self.memory.ctypes.data
-        return (start, start + len(piece)) if 0 <= start <= len(self.memory) - len(piece) else None
-
-
-def pack(value: Any, arena: Arena | None, make_memory: Callable[[int], Memory]) -> OutOfBandPickle:
-    """Pickle a value, and place its pieces.
-
-    Args:
-        value: Any value that can be pickled.
-        arena: A buffer for the large pieces. Those that are already there are not copied. None if there is no buffer.
-        make_memory: Returns memory of n bytes, for pieces that do not fit into the arena.
-    """
-    pickled, memories = take_memory_out(value)
-    pieces = [Piece(content=memory.tobytes() if len(memory) < MIN_BYTES else None) for memory in memories]
-    large = [(piece, memory) for piece, memory in zip(pieces, memories, strict=True) if piece.content is None]
-    num_bytes = sum(_align(len(memory)) for _, memory in large)
-    is_in_buffer = arena is not None and _place(large, arena)
-    if large and not is_in_buffer:
-        _place(large, Arena(make_memory(num_bytes)))
-    return OutOfBandPickle(pickle=pickled, pieces=pieces, num_bytes=num_bytes, is_in_buffer=is_in_buffer)
-
-
-def unpack(pickled: OutOfBandPickle, memories: Sequence[Memory | None]) -> Any:
-    """Return the value of a pickle.
-
-    Args:
-        pickled: The pickle.
-        memories: The memory of each piece, uint8 [n]; None for pieces that travelled with the pickle.
-    """
-    pieces = [
-        memory if piece.content is None else np.array(memoryview(piece.content), np.uint8)
-        for piece, memory in zip(pickled.pieces, memories, strict=True)
-    ]
-    return put_memory_back(pickled.pickle, [torch.from_numpy(piece) for piece in pieces])
-
-
-def _place(pieces: Sequence[tuple[Piece, Memory]], arena: Arena) -> bool:
-    """Copy pieces into an arena, unless they are there; return whether they fit."""
-    for piece, memory in pieces:
-        if (span := arena.find(memory)) is None:
-            taken = arena.take(len(memory))
-            if taken is None:
-                return False
-            taken[...] = memory
-            span = arena.find(taken)
-            assert span is not None, "it was taken from there"
-        piece.span = span
-    return True
-
-
-def _align(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT

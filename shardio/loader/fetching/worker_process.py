@@ -52,26 +52,173 @@ from shardio.process import describe_error, let_through
 _MapOfFunctions = dict[Any, Callable[..., Any]]
 
 
-@dataclass(kw_only=True, eq=False)
-class JobMemory:
-    """The place of a job in the memory that comes with this message.
+def run_worker_process(end: socket.socket, job: FetchJob | None, worker_id: int, base_seed: int) -> None:
+    """Run a worker in this process, which was started for it; see :class:`FetchWorker`.
 
-    Attributes:
-        num_bytes: The size of the memory.
-        pickle_bytes: The size of the pickle, with which it begins.
-        spans: The first byte of each buffer, and the one after its last.
-        num_descriptors: The number of descriptors that follow, in :class:`MoreDescriptors`.
+    Args:
+        end: This side's end of the socket pair.
+        job: The settings of the loader; None if they come through the socket pair.
+        worker_id: The number of the worker.
+        base_seed: The seed of worker 0.
+    """
+    torch.set_num_threads(1)
+    if job is None and (job := receive_job(end)) is None:
+        return
+    seed_process(base_seed, worker_id)  # After the modules of the dataset are imported: they may also seed.
+    # torch has no public function for this, and user code asks torch.
+    torch.utils.data._utils.worker._worker_info = torch.utils.data._utils.worker.WorkerInfo(
+        id=worker_id, num_workers=job.num_workers, seed=base_seed + worker_id, dataset=job.dataset
+    )
+    with suppress(KeyboardInterrupt):  # The training process also raises it.
+        FetchWorker(worker_id, job, SocketChannel(end)).run()
+
+
+class SocketChannel:
+    """The channel of a worker process.
+
+    Args:
+        end: The worker's end of the socket pair.
     """
 
-    num_bytes: int
-    pickle_bytes: int
-    spans: list[tuple[int, int]]
-    num_descriptors: int
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._messages = receive_all(end, os.getppid())
+        self._buffers: dict[int, Memory] = {}
+        self._arena: Arena | None = None
+        self._is_closed = False  # Requests that were sent before are not answered any more.
+
+    def receive(self) -> BeginEpoch | FetchTask | None:
+        """Return the next request; None if the other end is closed."""
+        while not self._is_closed:
+            received = next(self._messages, None)
+            if received is None:
+                break
+            message, descriptors = received
+            match message:
+                case NewBuffer():
+                    self._buffers[message.buffer_id] = map_memory(descriptors[0], message.layout.num_bytes)
+                    os.close(descriptors[0])
+                case ForgetBuffers():
+                    for buffer_id in message.buffer_ids:
+                        self._buffers.pop(buffer_id, None)
+                case BeginEpoch() | FetchTask():
+                    return message
+        return None
+
+    def find_collate(self, task: FetchTask, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return a function that makes the same batches, if possible in the task's buffer."""
+        memory = None if task.buffer_id is None else self._buffers.get(task.buffer_id)
+        self._arena = None if memory is None else Arena(memory)
+        return find_collate(collate_fn, self._arena)
+
+    def describe(self, error: Exception) -> Failure:
+        """Return an error with its traceback in this process."""
+        return describe_failure(error)
+
+    def send(self, answer: Answer) -> None:
+        """Send an answer, a batch as an OutOfBandPickle."""
+        descriptors = list[int]()
+        arena, self._arena = self._arena, None
+        try:
+            if isinstance(answer, Fetched):
+
+                def make_own(num_bytes: int) -> Memory:
+                    descriptors.append(make_memory(num_bytes))
+                    return map_memory(descriptors[0], num_bytes)
+
+                try:
+                    answer.content = pack(answer.content, arena, make_own)
+                except Exception as error:
+                    answer = _fail(answer, error)
+            try:
+                send(self._end, answer, descriptors)
+            except ConnectionError:
+                raise
+            except Exception as error:  # The state of the dataset cannot be pickled.
+                answer = _without_state(answer, error)
+                send(self._end, answer, descriptors if isinstance(answer, Fetched) else ())
+        except ConnectionError:
+            self._is_closed = True
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
 
 
-@dataclass(kw_only=True, eq=False)
-class MoreDescriptors:
-    """A message with descriptors that the job needs."""
+def _fail(answer: Answer, error: Exception) -> Answer:
+    """Return the answer that replaces one that cannot be sent."""
+    failure = describe_failure(error)
+    if isinstance(answer, Begun):
+        return replace(answer, state=None, failure=failure)
+    return FetchFailed(task_id=answer.task_id, worker_id=answer.worker_id, failure=failure)
+
+
+def _without_state(answer: Answer, error: Exception) -> Answer:
+    """Return an answer with an UnknownState in place of a state that cannot be sent."""
+    if isinstance(answer, FetchFailed) or answer.state is None:
+        return _fail(answer, error)
+    unknown = UnknownState(reason=f"the state of the dataset cannot be pickled ({describe_error(error)})")
+    return replace(answer, state={FETCHER_STATE: None, DATASET_STATE: unknown})
+
+
+def find_collate(collate_fn: Callable[[Any], Any], arena: Arena | None) -> Callable[[Any], Any]:
+    """Return a function that makes the same batches as ``collate_fn``, if possible with their tensors in a buffer.
+
+    Args:
+        collate_fn: The loader's function.
+        arena: The buffer; None if there is none.
+    """
+    if collate_fn is not default_collate:
+        return collate_fn
+    functions: _MapOfFunctions = dict(default_collate_fn_map)
+    # The user may have registered other functions for these types.
+    if functions.get(torch.Tensor) is collate_tensor_fn:
+        functions[torch.Tensor] = partial(_collate_tensors, arena)
+        if functions.get(np.ndarray) is collate_numpy_array_fn:
+            functions[np.ndarray] = partial(_collate_arrays, arena)
+    return partial(collate, collate_fn_map=functions)
+
+
+def _collate_tensors(arena: Arena | None, batch: Sequence[Any], *, collate_fn_map: Any = None) -> torch.Tensor:
+    first = batch[0]
+    if first.is_nested or not all(map(partial(_is_like, first), batch)):
+        collated: torch.Tensor = collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+        return collated
+    out = _make(arena, first.dtype, (len(batch), *first.shape))
+    return torch.stack(tuple(batch), out=out)
+
+
+def _collate_arrays(arena: Arena | None, batch: Sequence[Any], *, collate_fn_map: Any = None) -> torch.Tensor:
+    first = batch[0]
+    is_plain = first.dtype.kind in "biufc" and first.dtype.isnative and first.ndim
+    if is_plain and all(
+        type(each) is np.ndarray and each.dtype == first.dtype and each.shape == first.shape for each in batch
+    ):
+        out = _make(arena, torch.from_numpy(np.empty(0, first.dtype)).dtype, (len(batch), *first.shape))
+        if out is not None:
+            np.stack(batch, out=out.numpy())
+            return out
+    collated: torch.Tensor = collate_numpy_array_fn(batch, collate_fn_map=collate_fn_map)
+    return collated
+
+
+def _is_like(first: torch.Tensor, other: Any) -> bool:
+    return (
+        type(other) is torch.Tensor
+        and not other.is_nested  # It has no shape.
+        and other.dtype == first.dtype
+        and other.shape == first.shape
+        and other.device.type == "cpu"
+        and other.layout == torch.strided
+        and not (other.requires_grad or other.is_quantized)
+    )
+
+
+def _make(arena: Arena | None, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
+    """Return an empty tensor in the buffer; None if it is small, or does not fit."""
+    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if arena is None or num_bytes < MIN_BYTES or (memory := arena.take(num_bytes)) is None:
+        return None
+    return torch.from_numpy(memory).view(dtype).view(shape)
 
 
 class SharedJob:
@@ -127,6 +274,28 @@ class SharedJob:
             self.write(content)  # type: ignore[arg-type]  # any buffer
         buffer.release()
         return start, self._stop
+
+
+@dataclass(kw_only=True, eq=False)
+class JobMemory:
+    """The place of a job in the memory that comes with this message.
+
+    Attributes:
+        num_bytes: The size of the memory.
+        pickle_bytes: The size of the pickle, with which it begins.
+        spans: The first byte of each buffer, and the one after its last.
+        num_descriptors: The number of descriptors that follow, in :class:`MoreDescriptors`.
+    """
+
+    num_bytes: int
+    pickle_bytes: int
+    spans: list[tuple[int, int]]
+    num_descriptors: int
+
+
+@dataclass(kw_only=True, eq=False)
+class MoreDescriptors:
+    """A message with descriptors that the job needs."""
 
 
 def receive_job(end: socket.socket) -> FetchJob | None:
@@ -269,172 +438,3 @@ def _can_pickle(value: Any) -> bool:
             let_through(error)
             return False
     return True
-
-
-def find_collate(collate_fn: Callable[[Any], Any], arena: Arena | None) -> Callable[[Any], Any]:
-    """Return a function that makes the same batches as ``collate_fn``, if possible with their tensors in a buffer.
-
-    Args:
-        collate_fn: The loader's function.
-        arena: The buffer; None if there is none.
-    """
-    if collate_fn is not default_collate:
-        return collate_fn
-    functions: _MapOfFunctions = dict(default_collate_fn_map)
-    # The user may have registered other functions for these types.
-    if functions.get(torch.Tensor) is collate_tensor_fn:
-        functions[torch.Tensor] = partial(_collate_tensors, arena)
-        if functions.get(np.ndarray) is collate_numpy_array_fn:
-            functions[np.ndarray] = partial(_collate_arrays, arena)
-    return partial(collate, collate_fn_map=functions)
-
-
-def _collate_tensors(arena: Arena | None, batch: Sequence[Any], *, collate_fn_map: Any = None) -> torch.Tensor:
-    first = batch[0]
-    if first.is_nested or not all(map(partial(_is_like, first), batch)):
-        collated: torch.Tensor = collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
-        return collated
-    out = _make(arena, first.dtype, (len(batch), *first.shape))
-    return torch.stack(tuple(batch), out=out)
-
-
-def _collate_arrays(arena: Arena | None, batch: Sequence[Any], *, collate_fn_map: Any = None) -> torch.Tensor:
-    first = batch[0]
-    is_plain = first.dtype.kind in "biufc" and first.dtype.isnative and first.ndim
-    if is_plain and all(
-        type(each) is np.ndarray and each.dtype == first.dtype and each.shape == first.shape for each in batch
-    ):
-        out = _make(arena, torch.from_numpy(np.empty(0, first.dtype)).dtype, (len(batch), *first.shape))
-        if out is not None:
-            np.stack(batch, out=out.numpy())
-            return out
-    collated: torch.Tensor = collate_numpy_array_fn(batch, collate_fn_map=collate_fn_map)
-    return collated
-
-
-def _is_like(first: torch.Tensor, other: Any) -> bool:
-    return (
-        type(other) is torch.Tensor
-        and not other.is_nested  # It has no shape.
-        and other.dtype == first.dtype
-        and other.shape == first.shape
-        and other.device.type == "cpu"
-        and other.layout == torch.strided
-        and not (other.requires_grad or other.is_quantized)
-    )
-
-
-def _make(arena: Arena | None, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
-    """Return an empty tensor in the buffer; None if it is small, or does not fit."""
-    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    if arena is None or num_bytes < MIN_BYTES or (memory := arena.take(num_bytes)) is None:
-        return None
-    return torch.from_numpy(memory).view(dtype).view(shape)
-
-
-class SocketChannel:
-    """The channel of a worker process.
-
-    Args:
-        end: The worker's end of the socket pair.
-    """
-
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
-        self._messages = receive_all(end, os.getppid())
-        self._buffers: dict[int, Memory] = {}
-        self._arena: Arena | None = None
-        self._is_closed = False  # Requests that were sent before are not answered any more.
-
-    def receive(self) -> BeginEpoch | FetchTask | None:
-        """Return the next request; None if the other end is closed."""
-        while not self._is_closed:
-            received = next(self._messages, None)
-            if received is None:
-                break
-            message, descriptors = received
-            match message:
-                case NewBuffer():
-                    self._buffers[message.buffer_id] = map_memory(descriptors[0], message.layout.num_bytes)
-                    os.close(descriptors[0])
-                case ForgetBuffers():
-                    for buffer_id in message.buffer_ids:
-                        self._buffers.pop(buffer_id, None)
-                case BeginEpoch() | FetchTask():
-                    return message
-        return None
-
-    def find_collate(self, task: FetchTask, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return a function that makes the same batches, if possible in the task's buffer."""
-        memory = None if task.buffer_id is None else self._buffers.get(task.buffer_id)
-        self._arena = None if memory is None else Arena(memory)
-        return find_collate(collate_fn, self._arena)
-
-    def describe(self, error: Exception) -> Failure:
-        """Return an error with its traceback in this process."""
-        return describe_failure(error)
-
-    def send(self, answer: Answer) -> None:
-        """Send an answer, a batch as an OutOfBandPickle."""
-        descriptors = list[int]()
-        arena, self._arena = self._arena, None
-        try:
-            if isinstance(answer, Fetched):
-
-                def make_own(num_bytes: int) -> Memory:
-                    descriptors.append(make_memory(num_bytes))
-                    return map_memory(descriptors[0], num_bytes)
-
-                try:
-                    answer.content = pack(answer.content, arena, make_own)
-                except Exception as error:
-                    answer = _fail(answer, error)
-            try:
-                send(self._end, answer, descriptors)
-            except ConnectionError:
-                raise
-            except Exception as error:  # The state of the dataset cannot be pickled.
-                answer = _without_state(answer, error)
-                send(self._end, answer, descriptors if isinstance(answer, Fetched) else ())
-        except ConnectionError:
-            self._is_closed = True
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-
-
-def _fail(answer: Answer, error: Exception) -> Answer:
-    """Return the answer that replaces one that cannot be sent."""
-    failure = describe_failure(error)
-    if isinstance(answer, Begun):
-        return replace(answer, state=None, failure=failure)
-    return FetchFailed(task_id=answer.task_id, worker_id=answer.worker_id, failure=failure)
-
-
-def _without_state(answer: Answer, error: Exception) -> Answer:
-    """Return an answer with an UnknownState in place of a state that cannot be sent."""
-    if isinstance(answer, FetchFailed) or answer.state is None:
-        return _fail(answer, error)
-    unknown = UnknownState(reason=f"the state of the dataset cannot be pickled ({describe_error(error)})")
-    return replace(answer, state={FETCHER_STATE: None, DATASET_STATE: unknown})
-
-
-def run_worker_process(end: socket.socket, job: FetchJob | None, worker_id: int, base_seed: int) -> None:
-    """Run a worker in this process, which was started for it; see :class:`FetchWorker`.
-
-    Args:
-        end: This side's end of the socket pair.
-        job: The settings of the loader; None if they come through the socket pair.
-        worker_id: The number of the worker.
-        base_seed: The seed of worker 0.
-    """
-    torch.set_num_threads(1)
-    if job is None and (job := receive_job(end)) is None:
-        return
-    seed_process(base_seed, worker_id)  # After the modules of the dataset are imported: they may also seed.
-    # torch has no public function for this, and user code asks torch.
-    torch.utils.data._utils.worker._worker_info = torch.utils.data._utils.worker.WorkerInfo(
-        id=worker_id, num_workers=job.num_workers, seed=base_seed + worker_id, dataset=job.dataset
-    )
-    with suppress(KeyboardInterrupt):  # The training process also raises it.
-        FetchWorker(worker_id, job, SocketChannel(end)).run()

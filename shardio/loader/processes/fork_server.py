@@ -136,7 +136,7 @@ class ForkServer:
         self._close(CLOSE_S)
 
     def _start(self) -> RunningServer:
-        running = start_server(self._setup)
+        running = _kept.take(self._setup) or _start(self._setup)
         self._running, self._finalizer = running, weakref.finalize(self, release, running)
         self._send_setup(running)
         return running
@@ -277,11 +277,6 @@ class RunningServer:
         """Close the end in a forked child. Otherwise, the fork server would outlive the parent."""
         self.end.close()
         self.process.returncode = 0  # It is not a child of this process, which cannot wait for it.
-
-
-def start_server(setup: WorkerSetup) -> RunningServer:
-    """Return the fork server that was kept, or a new one."""
-    return _kept.take(setup) or _start(setup)
 
 
 def release(running: RunningServer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
+import warnings
 import weakref
 from collections.abc import Iterable, Sequence
 from itertools import count
@@ -27,7 +28,6 @@ from shardio.loader.processes.wire import (
     receive,
     send_within,
 )
-from shardio.loader.processes.worker_process import MemoryWatch
 from shardio.process import call_at_fork, count_processors
 
 PATIENCE_S = 5.0
@@ -36,32 +36,8 @@ PATIENCE_S = 5.0
 STARTUP_PATIENCE_S = 120.0
 """The time, in seconds, that a process may take to start, even from a slow disk or a network file system."""
 
-
-class _Process:
-    """A worker process: this side's end of the socket pair, and the unanswered chunks."""
-
-    def __init__(self, server: ForkServer, worker_id: int, num_threads: int) -> None:
-        self.worker_id = worker_id
-        self.num_threads = num_threads
-        self.unanswered: dict[int, None] = {}  # Chunk ids, in the order of submission.
-        self.is_ready = False
-        self.asked_at: float | None = None
-        self.end = server.start_worker(worker_id, num_threads, self.patience_s)
-
-    @property
-    def load(self) -> float:
-        return len(self.unanswered) / self.num_threads
-
-    @property
-    def patience_s(self) -> float:
-        return PATIENCE_S if self.is_ready else STARTUP_PATIENCE_S
-
-    def await_end(self) -> None:
-        """Wait until the killed process can no longer write to buffers."""
-        closed = select.poll()
-        closed.register(self.end, 0)  # Its end is closed after its memory is unmapped.
-        if not closed.poll(1000 * CLOSE_S):
-            raise WorkerError("a killed worker process does not end: it may be waiting for a slow disk or network")
+GROWTH_BYTES = 1 << 30
+"""A worker process may use twice its initial memory and this much more before a warning."""
 
 
 class WorkerPool:
@@ -250,3 +226,72 @@ def _close_all(server: ForkServer, processes: list[_Process], process_id: int) -
         process.end.close()
     server.end_all_workers()
     processes.clear()
+
+
+class _Process:
+    """A worker process: this side's end of the socket pair, and the unanswered chunks."""
+
+    def __init__(self, server: ForkServer, worker_id: int, num_threads: int) -> None:
+        self.worker_id = worker_id
+        self.num_threads = num_threads
+        self.unanswered: dict[int, None] = {}  # Chunk ids, in the order of submission.
+        self.is_ready = False
+        self.asked_at: float | None = None
+        self.end = server.start_worker(worker_id, num_threads, self.patience_s)
+
+    @property
+    def load(self) -> float:
+        return len(self.unanswered) / self.num_threads
+
+    @property
+    def patience_s(self) -> float:
+        return PATIENCE_S if self.is_ready else STARTUP_PATIENCE_S
+
+    def await_end(self) -> None:
+        """Wait until the killed process can no longer write to buffers."""
+        closed = select.poll()
+        closed.register(self.end, 0)  # Its end is closed after its memory is unmapped.
+        if not closed.poll(1000 * CLOSE_S):
+            raise WorkerError("a killed worker process does not end: it may be waiting for a slow disk or network")
+
+
+class MemoryWatch:
+    """The latest memory of each worker process of a pool.
+
+    Args:
+        warns: Whether to warn of growth.
+
+    Attributes:
+        bytes_by_worker: The memory of each living worker process, by its id.
+    """
+
+    def __init__(self, *, warns: bool) -> None:
+        self.bytes_by_worker: dict[int, int] = {}
+        self._warns = warns
+        self._firsts: dict[int, int] = {}
+        self._limits: dict[int, int] = {}
+
+    def record(self, worker_id: int, num_bytes: int) -> None:
+        """Note the memory of a worker process; warn after much growth, and each time that it doubles from then on."""
+        self.bytes_by_worker[worker_id] = num_bytes
+        first = self._firsts.setdefault(worker_id, num_bytes)
+        if self._warns and num_bytes > self._limits.setdefault(worker_id, 2 * first + GROWTH_BYTES):
+            self._limits[worker_id] = 2 * num_bytes
+            warnings.warn(
+                f"a worker process uses {_describe(num_bytes)} of memory, {_describe(num_bytes - first)} more than at "
+                "its start. If it keeps growing, your transform, decoders or collate_fn leak memory: watch "
+                "loader.stats().worker_bytes",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def forget(self, worker_id: int) -> str:
+        """Stop watching a worker process that has died; return its last known memory as text for messages."""
+        self._firsts.pop(worker_id, None)
+        self._limits.pop(worker_id, None)
+        num_bytes = self.bytes_by_worker.pop(worker_id, 0)
+        return f" (it used {_describe(num_bytes)} of memory before its last chunks)" if num_bytes else ""
+
+
+def _describe(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"

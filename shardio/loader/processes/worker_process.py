@@ -20,7 +20,6 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -66,9 +65,6 @@ if TYPE_CHECKING:
     from shardio.loader.collate import Collation  # It imports torch.
     from shardio.reading import Reader
 
-
-GROWTH_BYTES = 1 << 30
-"""A worker process may use twice its initial memory and this much more before a warning."""
 
 Rows = Mapping[int, NDArray[Any]]
 """The destination of a chunk's n values, by column: [n, *shape of an item]."""
@@ -431,45 +427,3 @@ def _store(name: str, values: list[Any], destination: NDArray[Any] | None) -> Co
     for row, value in zip(destination, stored, strict=True):
         row[...] = value
     return None
-
-
-class MemoryWatch:
-    """The latest memory of each worker process of a pool.
-
-    Args:
-        warns: Whether to warn of growth.
-
-    Attributes:
-        bytes_by_worker: The memory of each living worker process, by its id.
-    """
-
-    def __init__(self, *, warns: bool) -> None:
-        self.bytes_by_worker: dict[int, int] = {}
-        self._warns = warns
-        self._firsts: dict[int, int] = {}
-        self._limits: dict[int, int] = {}
-
-    def record(self, worker_id: int, num_bytes: int) -> None:
-        """Note the memory of a worker process; warn after much growth, and each time that it doubles from then on."""
-        self.bytes_by_worker[worker_id] = num_bytes
-        first = self._firsts.setdefault(worker_id, num_bytes)
-        if self._warns and num_bytes > self._limits.setdefault(worker_id, 2 * first + GROWTH_BYTES):
-            self._limits[worker_id] = 2 * num_bytes
-            warnings.warn(
-                f"a worker process uses {_describe(num_bytes)} of memory, {_describe(num_bytes - first)} more than at "
-                "its start. If it keeps growing, your transform, decoders or collate_fn leak memory: watch "
-                "loader.stats().worker_bytes",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-
-    def forget(self, worker_id: int) -> str:
-        """Stop watching a worker process that has died; return its last known memory as text for messages."""
-        self._firsts.pop(worker_id, None)
-        self._limits.pop(worker_id, None)
-        num_bytes = self.bytes_by_worker.pop(worker_id, 0)
-        return f" (it used {_describe(num_bytes)} of memory before its last chunks)" if num_bytes else ""
-
-
-def _describe(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
