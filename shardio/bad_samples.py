@@ -304,7 +304,7 @@ def keep_samples(samples: Sequence[Any]) -> list[Any]:
     """Return the samples that were not left out.
 
     Raises:
-        Exception: That of the first broken sample.
+        Exception: The error of the first broken sample.
         SampleError: If all samples were left out.
     """
     for sample in samples:
@@ -317,7 +317,7 @@ def keep_samples(samples: Sequence[Any]) -> list[Any]:
 
 
 def _convert_errors(read: Read, bad_samples: BadSamples) -> Read:
-    """Return a function that reads the same, but raises SampleError for errors of the user's code that are covered."""
+    """Return a function that reads the same samples, and raises a SampleError for a covered error of user code."""
 
     def read_converted(indices: NDArray[np.int64], rng_keys: Words) -> Sequence[Any]:
         try:
@@ -333,7 +333,7 @@ def _convert_errors(read: Read, bad_samples: BadSamples) -> Read:
 
 
 def _isolate_errors(read: Read) -> Read:
-    """Return a function that reads the same, but returns Broken for a sample whose error does not name it."""
+    """Return a function that reads the same samples, and returns Broken for one whose error does not name it."""
 
     def read_isolated(indices: NDArray[np.int64], rng_keys: Words) -> list[Any]:
         try:

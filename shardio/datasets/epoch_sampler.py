@@ -175,7 +175,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
             *first, last = indices.tolist()
             yield from first[start:]
             start = 0
-            # Before the last sample is yielded, so that the state is right as soon as the sample is received.
+            # Before the last sample is yielded: the state must be right as soon as the sample is received.
             hand_over([partial(setattr, progress, "num_batches", num_batches)])
             yield last
         hand_over([partial(setattr, progress, "is_finished", True)])

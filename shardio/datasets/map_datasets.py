@@ -361,14 +361,14 @@ class ShardMapDataset(MapDataset):
             any number of workers, and after a resumption.
         transform_sample: A callable applied to each whole sample: it gets a dict of the values by field, images as
             arrays (or Pillow images, with ``decode="pil"`` and no ``transform``), and returns the sample. uint8 arrays
-            [height, width, 3] in what it returns, also in dicts, lists and tuples, become tensors [3, height, width].
+            [height, width, 3] in its result, also within dicts, lists and tuples, become tensors [3, height, width].
             Albumentations' transforms get the values as keyword arguments.
         decoders: Your own decoders: a function from bytes to the value, for each field that shardio shall not decode.
         missing: The treatment of a sample that lacks a field other than the image: ``error``, or None as its value.
         storage_options: Settings of the store of a remote source, such as ``endpoint``, ``region``, ``profile``,
             ``retries`` or ``timeout_s``. By default, they come from the environment, as for the store's own tools.
-        cache: For a remote source, a local folder in which processes and jobs of this machine keep what they have read;
-            by default, a temporary one, which is removed at the end.
+        cache: For a remote source, a local folder in which processes and jobs of this machine keep the bytes that they
+            have read; by default, a temporary one, which is removed at the end.
         cache_size: The size of the cache, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB
             if ``cache`` is not given.
         cache_shared: Whether to share the folder ``cache`` with other users, and to trust copies that they wrote.

@@ -358,7 +358,7 @@ def _convert_images(value: Any) -> Any:
 def as_tensor(image: Any) -> Any:
     """Return pixels as a tensor that shares the array's memory, also in tuples; return anything else unchanged.
 
-    Pixels are uint8 arrays [height, width, channels]. Those of timm, [1 to 4, height, width], stay arrays.
+    Pixels are uint8 arrays [height, width, channels]. timm's arrays, [1 to 4, height, width], stay arrays.
     """
     if isinstance(image, tuple):
         return tuple(map(as_tensor, image))

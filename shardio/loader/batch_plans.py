@@ -130,7 +130,7 @@ class SamplerPlanner:
 
     def __init__(self, dataset: Unwrapped, loader: Any, epochs: Epochs) -> None:
         self.dataset, self._epochs = dataset, epochs
-        self._loader = weakref.ref(loader)  # Weak, so that workers end as soon as the loader is released.
+        self._loader = weakref.ref(loader)  # Weak: workers end as soon as the loader is released.
         self.counted: SamplerProgress | None = None
 
     def plan(self, cursor: Cursor | None, split: Split | None) -> tuple[Iterator[BatchPlan], SampleSource]:

@@ -379,7 +379,7 @@ class MadeBatches:
     counts_when_received = True
 
     def __init__(self, loader: Any, extension: Extension) -> None:
-        # Weak, so that workers end as soon as the loader is released.
+        # Weak: workers end as soon as the loader is released.
         self._loader, self._extension = weakref.ref(loader), weakref.ref(extension)
         self._attributes: dict[str, Any] = {}  # Of the loader, for an epoch that outlives it.
 

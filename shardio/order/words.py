@@ -23,7 +23,7 @@ GAMMA = np.uint64(0x9E3779B97F4A7C15)
 """The odd number nearest to 2**64 / golden ratio: the step between two counters."""
 
 _DERIVE = np.uint64(0xD1B54A32D192ED03)
-"""Keeps the rng keys derived from a key apart from the words of the key's own stream."""
+"""The constant that keeps the rng keys derived from a key apart from the words of the key's own stream."""
 
 NUM_ROUNDS = 12
 
@@ -70,7 +70,8 @@ def augment_rng_keys(seed: int, epoch: int, indices: NDArray[np.int64], repetiti
         seed: The seed of the order or of the dataset.
         epoch: The epoch's number.
         indices: int64 [n], the samples' indices.
-        repetitions: uint64 [n], how often a sampler returned each sample earlier in the epoch; None if never.
+        repetitions: uint64 [n], the number of times that a sampler returned each sample earlier in the epoch; None if
+            never.
     """
     rng_keys = derive_rng_key(make_rng_key(seed, epoch, "augment"), indices.astype(np.uint64))
     if repetitions is not None and repetitions.any():
@@ -84,12 +85,12 @@ def to_unit(words: Words) -> NDArray[np.float64]:
 
 
 def permute(index: NDArray[np.int64], size: NDArray[np.int64], rng_key: Words) -> NDArray[np.int64]:
-    """Map each index by the bijection of ``rng_key`` on 0 … size-1.
+    """Map each index by the permutation of 0 … size-1 that belongs to ``rng_key``.
 
     Args:
         index: int64 [n], 0 <= index < size.
         size: int64 [n] or [1].
-        rng_key: uint64 [n] or [1]. Elements with the same key and size share one bijection.
+        rng_key: uint64 [n] or [1]. Elements with the same key and size share one permutation.
 
     Returns:
         int64 [n], 0 <= result < size.

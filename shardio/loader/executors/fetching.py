@@ -67,7 +67,7 @@ class Fetching:
         snapshot_every_n_steps: int,
         bad_samples: BadSamples | None = None,
     ) -> None:
-        self._loader = weakref.ref(loader)  # Weak, so that workers end as soon as the loader is released.
+        self._loader = weakref.ref(loader)  # Weak: workers end as soon as the loader is released.
         self._epochs, self._bad_samples = epochs, bad_samples
         self._worker_method, self._snapshot_every_n_steps = worker_method, snapshot_every_n_steps
         self._tally = Tally(num_workers=loader.num_workers)

@@ -157,7 +157,7 @@ class TorchLoader:
     """
 
     def __init__(self, loader: torch.utils.data.DataLoader[Any]) -> None:
-        self._loader = weakref.ref(loader)  # Weak, so that workers end as soon as the loader is released.
+        self._loader = weakref.ref(loader)  # Weak: workers end as soon as the loader is released.
         self._persistent: _BaseDataLoaderIter | None = None
 
     def start(self, cursor: Cursor | None, split: Split | None) -> TorchBatches:

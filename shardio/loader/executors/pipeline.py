@@ -103,7 +103,7 @@ class WorkerProcesses:
         return replace(stats, worker_bytes=tuple(self._workers.memory.bytes_by_worker.values()))
 
     def _find_workers(self) -> tuple[WorkerPool, BufferPool]:
-        # Those of the latest epoch, if they persist.
+        # The workers and buffers of the latest epoch, if they persist.
         if not self._closes_workers and (latest := self._latest()) is not None:
             latest.close()
         found = self._usable_workers() or self._make_workers()
@@ -254,7 +254,7 @@ class Pipeline:
         if self._buffers.layout is None and (chunk := batch.chunks[0]).columns:  # A collation's first batch.
             layout = choose_layout([""] * len(chunk.columns), chunk.columns, num_rows=1)
             self._buffers.lay_out(layout, self._settings.sizing.num_spare(layout))
-        self._fill_up()  # Before the user computes, so that the workers do not run out of chunks.
+        self._fill_up()  # Before the user computes. Otherwise, the workers might run out of chunks.
         return batch
 
     def _fill_up(self) -> None:

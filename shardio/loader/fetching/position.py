@@ -255,8 +255,8 @@ class EpochPosition:
         follows_end: Whether the states of the workers were saved at the end of the previous epoch.
         len_called: The value of ``len(loader)`` with an iterable dataset, as in StatefulDataLoader's states.
         is_finished: Whether the epoch is over. ``random_states`` are then those at its end.
-        num_to_replay: How many batches from here on were delivered before the state was saved; only in the states of
-            StatefulDataLoader.
+        num_to_replay: The number of batches from here on that were delivered before the state was saved; only in the
+            states of StatefulDataLoader.
     """
 
     num_workers: int
