@@ -28,46 +28,29 @@ from shardio.process import describe_error, let_through
 WorkerMethod = Literal["multiprocessing", "thread"]
 """The kinds of workers. The names are those of torch's ``WorkerInfo.worker_method``."""
 
+# Keys of states that StatefulDataLoader also has.
 SNAPSHOT = "_snapshot"
-
 SNAPSHOT_STEP = "_snapshot_step"
-
 STEPS_SINCE_SNAPSHOT = "_steps_since_snapshot"
-
 LAST_YIELDED_WORKER_ID = "_last_yielded_worker_id"
-
 MAIN_SNAPSHOT = "_main_snapshot"
-
 WORKER_SNAPSHOTS = "_worker_snapshots"
-
 ITERATOR_FINISHED = "_iterator_finished"
-
 NUM_WORKERS = "_num_workers"
-
 NUM_YIELDED = "_num_yielded"
-
 INDEX_SAMPLER_STATE = "_index_sampler_state"
-
 SAMPLER_ITER_STATE = "_sampler_iter_state"
-
 SAMPLER_ITER_YIELDED = "_sampler_iter_yielded"
-
 LEN_CALLED = "_IterableDataset_len_called"
-
 SHARED_SEED = "_shared_seed"
-
 BASE_SEED = "_base_seed"
-
 WORKER_ID = "worker_id"
-
 FETCHER_STATE = "fetcher_state"
-
 DATASET_ITER_STATE = "dataset_iter_state"
-
 FETCHER_ENDED = "fetcher_ended"
-
 DATASET_STATE = "dataset_state"
 
+# Keys of states that only this loader has.
 GENERATORS = "_generators"
 """The random generators from which the sampler draws, at the beginning of the epoch."""
 
