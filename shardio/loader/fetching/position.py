@@ -98,7 +98,7 @@ class Indices:
         self._track()
 
     def prepare(self) -> None:
-        """Let a sampler without a state draw its random numbers now, not with the first batch."""
+        """Make a sampler without a state draw its random numbers now, not with the first batch."""
         if not self._prepared and self.position.sampler_state is None and self.position.iterator_state is None:
             with drawing_from(self._generators):
                 self._prepared = list(itertools.islice(self._iterator, 1))

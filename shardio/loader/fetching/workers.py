@@ -40,7 +40,7 @@ def count_samples(job: FetchJob, samples: Any) -> int:
 
 
 def measure_since(began: float, idle_s: float = 0.0) -> StageTimes:
-    """Return the times of a batch, all of which passed in the user's code.
+    """Return the times of a batch. From its beginning on, only the user's code ran.
 
     Args:
         began: The time when it was begun, by ``time.perf_counter``.
