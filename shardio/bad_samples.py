@@ -21,6 +21,20 @@ from shardio.process import let_through
 from shardio.shared import SharedCount
 from shardio.world import find_worker
 
+OnError = Literal["raise", "replace", "skip"]
+
+MAX_REPLACEMENTS = 10
+"""The number of replacements tried for one sample. If all are unreadable, the storage is probably at fault."""
+
+MAX_NAMED = 8
+"""The number of samples that an error about a whole batch names."""
+
+Describe = Callable[[int], tuple[str, str]]
+"""A function from a sample's index to its key and location."""
+
+Read = Callable[[NDArray[np.int64], Words], Sequence[Any]]
+"""A function that reads n samples, given their indices and rng keys."""
+
 
 def check_quarantine(quarantine: str | os.PathLike[str]) -> Path:
     """Check that a quarantine file can be written, and return its absolute path.
@@ -57,7 +71,7 @@ def append_entry(path: Path, entry: dict[str, Any]) -> None:
     """
     line = json.dumps(entry, ensure_ascii=False).encode(errors="surrogateescape") + b"\n"
     try:
-        # A single short write in append mode, so that lines of several processes do not mix.
+        # A single short write in append mode: lines of several processes do not mix.
         with path.open("ab", buffering=0) as file:
             if file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -67,18 +81,6 @@ def append_entry(path: Path, entry: dict[str, Any]) -> None:
         raise OSError(error.errno, f"{what}: {error.strerror or error}", str(path)) from error
 
 
-OnError = Literal["raise", "replace", "skip"]
-
-MAX_REPLACEMENTS = 10
-"""How many replacements are tried for one sample. If all of them are unreadable, the storage is probably at fault."""
-
-MAX_NAMED = 8
-"""How many samples an error about a whole batch names."""
-
-Describe = Callable[[int], tuple[str, str]]
-"""A function from a sample's index to its key and location."""
-
-
 class BadSamples:
     """A policy for unreadable samples.
 
@@ -86,10 +88,10 @@ class BadSamples:
         on_error: ``replace`` uses another sample instead. ``skip`` leaves the sample out, so its batch is smaller.
         quarantine: The file that logs replaced and skipped samples.
         num_samples: The number of samples in the dataset.
-        stages: What may fail: other errors are raised.
+        stages: The stages that may fail: other errors are raised.
 
     Attributes:
-        on_error: As above.
+        on_error: ``replace`` or ``skip``.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class BadSamples:
         self._count = SharedCount(0)
 
     def find(self, error: BaseException) -> SampleError | None:
-        """Return the error as that of a sample to replace or leave out; None if the error must be raised."""
+        """Return the error of the sample that must be replaced or left out; None if the error must be raised."""
         return as_sample_error(error, self._stages)
 
     def decide(
@@ -120,7 +122,8 @@ class BadSamples:
         Args:
             error: The error of the unreadable sample.
             index: The index of the unreadable sample.
-            replacement_rng_key: Draws the replacement. Like the rng key of the transforms, it belongs to the row.
+            replacement_rng_key: The rng key that draws the replacement. Like that of the transforms, it belongs to the
+                row.
             num_tries: The number of replacements already tried for this row.
             epoch: The epoch, if known.
             describe: Returns a sample's key and location; None if the dataset cannot.
@@ -169,7 +172,6 @@ class BadSamples:
             warnings.warn(said, RuntimeWarning, stacklevel=3)
 
     def _draw(self, index: int, replacement_rng_key: np.uint64, num_tries: int) -> int:
-        """Return the index of another sample."""
         stream = derive_rng_key(np.array([replacement_rng_key], np.uint64), make_rng_key(0, "replace"))
         word = random_words(stream, np.array([num_tries], dtype=np.uint64))
         other = int(word[0] % np.uint64(self._num_samples))
@@ -185,10 +187,6 @@ def all_skipped(keys: Sequence[str]) -> SampleError:
     )
 
 
-Read = Callable[[NDArray[np.int64], Words], Sequence[Any]]
-"""A function that reads n samples, given their indices and rng keys."""
-
-
 @dataclass(frozen=True, slots=True)
 class Skipped:
     """A placeholder for a sample that was left out."""
@@ -198,7 +196,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A placeholder for a sample that cannot be made, so that the others are still delivered."""
+    """A placeholder for a sample that cannot be made. The others are still delivered."""
 
     error: Exception
 
@@ -306,7 +304,7 @@ def keep_samples(samples: Sequence[Any]) -> list[Any]:
     """Return the samples that were not left out.
 
     Raises:
-        Exception: That of the first broken sample.
+        Exception: The error of the first broken sample.
         SampleError: If all samples were left out.
     """
     for sample in samples:
@@ -319,7 +317,7 @@ def keep_samples(samples: Sequence[Any]) -> list[Any]:
 
 
 def _convert_errors(read: Read, bad_samples: BadSamples) -> Read:
-    """Return a function that reads the same, but raises SampleError for errors of the user's code that are covered."""
+    """Return a function that reads the same samples, and raises a SampleError for a covered error of user code."""
 
     def read_converted(indices: NDArray[np.int64], rng_keys: Words) -> Sequence[Any]:
         try:
@@ -335,7 +333,7 @@ def _convert_errors(read: Read, bad_samples: BadSamples) -> Read:
 
 
 def _isolate_errors(read: Read) -> Read:
-    """Return a function that reads the same, but returns Broken for a sample whose error does not name it."""
+    """Return a function that reads the same samples, and returns Broken for one whose error does not name it."""
 
     def read_isolated(indices: NDArray[np.int64], rng_keys: Words) -> list[Any]:
         try:

@@ -1,4 +1,4 @@
-"""The protocol of loaders, samplers and wrappers: set the epoch, count batches, pass on their rng keys.
+"""The protocol of loaders, samplers and wrappers, which set the epoch, count batches and pass on their rng keys.
 
 A loader's state counts the batches that the user received, but a prefetcher requests batches before the user does. So
 the loader provides a function that counts a batch, and the outermost wrapper calls it when the user receives the
@@ -16,10 +16,16 @@ from contextvars import ContextVar
 from typing import Any
 
 MAX_EPOCH = 2**62
-"""Epochs are below this, so that later ones also fit in 64 bits."""
+"""Epochs are below this number: later ones then also fit in 64 bits."""
 
 NAMES = ("loader", "batch_sampler", "sampler", "dataset", "datasets")
 """Attributes that hold parts of a loader, sampler or dataset. Parts of torch's classes are found under any name."""
+
+Count = Callable[[], None]
+
+_RNG_KEYS: ContextVar[RngKeys | None] = ContextVar("rng_keys", default=None)
+
+_HELD: ContextVar[list[Count] | None] = ContextVar("held", default=None)
 
 
 def set_epoch(holder: Any, epoch: int, *, skip: tuple[type, ...] = ()) -> None:
@@ -86,11 +92,8 @@ def _torch_classes() -> tuple[type, ...]:
     return loaders[-1], torch_data.Dataset, torch_data.Sampler
 
 
-Count = Callable[[], None]
-
-
 class RngKeys:
-    """What a loader tells of the rng keys of its batches.
+    """The rng keys of a loader's batches.
 
     Attributes:
         make: Returns the rng key of the latest batch; None if it has none.
@@ -105,12 +108,8 @@ class RngKeys:
         return None if make is None else make()
 
 
-_RNG_KEYS: ContextVar[RngKeys | None] = ContextVar("rng_keys", default=None)
-_HELD: ContextVar[list[Count] | None] = ContextVar("held", default=None)
-
-
 def counts_when_received(loader: object) -> bool:
-    """Return whether a loader counts batches with :func:`hand_over`, so that its state is never ahead of the user.
+    """Return whether a loader counts batches with :func:`hand_over`. Its state is then never ahead of the user.
 
     Such a loader has a true attribute of this name. Other loaders count batches when they are requested.
     """
@@ -172,7 +171,7 @@ def counted_at_once() -> Iterator[list[Count]]:
 
 
 def find_rng_keys() -> RngKeys | None:
-    """Return where the caller wants the rng keys of batches; None if it wants none."""
+    """Return the object through which the caller requests rng keys of batches; None if it requests none."""
     return _RNG_KEYS.get()
 
 

@@ -26,7 +26,9 @@ from contextlib import suppress
 from typing import Literal
 
 Stage = Literal["read", "decode", "transform"]
-"""What can fail for a sample."""
+"""The stages in which a sample can fail."""
+
+_MARK = "_shardio_sample"
 
 
 class ShardioError(Exception):
@@ -59,8 +61,8 @@ class SampleError(ShardioError):
     Attributes:
         row: The sample's row among the samples that were requested together.
         key: Its key, or "" if unknown.
-        where: Where it is stored, or "" if unknown.
-        stage: What failed: to ``read`` or ``decode`` the sample, or your own code, which is to ``transform`` it.
+        where: The place where it is stored, or "" if unknown.
+        stage: The stage that failed: to ``read``, ``decode`` or, with your own code, ``transform`` the sample.
     """
 
     def __init__(self, message: str, *, row: int = 0, key: str = "", where: str = "", stage: Stage = "read") -> None:
@@ -117,19 +119,16 @@ def add_note(error: BaseException, note: str) -> None:
         error.__notes__ = [*getattr(error, "__notes__", []), note]
 
 
-_MARK = "_shardio_sample"
-
-
 def mark_sample(error: Exception, stage: Stage, row: int, key: str, where: str, during: str) -> None:
-    """Add to an error of the user's own code which sample it is about. The error keeps its type and its text.
+    """Mark an error of user code with the sample that it is about. The error keeps its type and its text.
 
     Args:
         error: The error.
-        stage: What failed.
+        stage: The stage that failed.
         row: The sample's row among those that were requested together.
         key: Its key.
-        where: Where it is stored.
-        during: What the user's code did, such as "while transforming sample".
+        where: The place where it is stored.
+        during: The step of the user's code, such as "while transforming sample".
     """
     add_note(error, f"{during} {key} in {where}")
     with suppress(Exception):  # Classes with __slots__ and the like have no room for it.
@@ -142,19 +141,19 @@ def is_marked(error: Exception) -> bool:
 
 
 def move_mark(error: Exception, first_row: int) -> None:
-    """Count the row of a marked error from an earlier first row on."""
+    """Add ``first_row`` to the row of a marked error."""
     if (mark := getattr(error, _MARK, None)) is not None:
         mark["row"] += first_row
 
 
 def copy_mark(error: BaseException, other: BaseException) -> None:
-    """Mark another error with the sample that an error is marked with, if it is."""
+    """Mark another error with the sample of an error, if that is marked."""
     if (mark := getattr(error, _MARK, None)) is not None:
         setattr(other, _MARK, mark)
 
 
 def as_sample_error(error: BaseException, stages: Collection[Stage]) -> SampleError | None:
-    """Return the SampleError that an error is or stands for, if it is about one of the stages; None otherwise."""
+    """Return a SampleError, or one for a marked error, if it is about one of the stages; None otherwise."""
     if isinstance(error, MemoryError):
         return None  # The sample is not necessarily at fault.
     if not isinstance(error, SampleError):

@@ -1,12 +1,11 @@
-"""Write files atomically, lock them, and tell which ones other users may have written.
+"""Write files atomically, lock work, and check which files other users may have written.
 
-Compiled code runs in the process, so its author acts as this user; cached copies are what this user trains on. A file
-is trusted if it and its folder belong to
-this user or root, and neither their group nor others may write to them. Python demands less for its own ``.pyc`` files.
-OpenSSH demands the same for ``authorized_keys`` (StrictModes). Even the user's private group must not have write
-access, because whether a group has other members may depend on a remote directory. Folders further up are not checked.
-A user with write access to those can replace files, but only with files that this user or root owns. A POSIX ACL that
-grants write access to others shows in the group's bits.
+Compiled code runs with the rights of this user, and training uses cached copies, so other users must not be able to
+write either. A file is *trusted* if it and its folder belong to this user or root, and neither their group nor others
+may write to them. Python demands less for its own ``.pyc`` files; OpenSSH demands the same for ``authorized_keys``
+(StrictModes). Even the user's private group must not have write access, because a remote directory may add members to
+it. Folders further up are not checked. A user with write access to those can replace files, but only with files that
+this user or root owns. A POSIX ACL that grants write access to others shows in the group's bits.
 
 The checks use open descriptors, and the content is read from the same descriptors, so nothing can be replaced between
 check and use. Symbolic links are followed, and their targets are checked.
@@ -27,15 +26,33 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+_log = logging.getLogger("shardio")
+
 PARTIAL_SUFFIX = ".partial"
 """The suffix of the hidden files that hold unfinished content."""
 
 _UNFINISHED = re.compile(rf"\.(?P<target>.+)\.[0-9a-f]{{8}}{re.escape(PARTIAL_SUFFIX)}", re.DOTALL)
 
+POLL_S = 0.05
+"""The interval, in seconds, of attempts to take a lock."""
+
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # A FIFO must not block.
+
+FOLDER_MODE, FILE_MODE = 0o755, 0o644
+"""The modes of published folders and files, whatever the umask: all users may load them, only the owner may write."""
+
+_WRITABLE = stat.S_IWGRP | stat.S_IWOTH
+
+_FOLDER = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECTORY", 0)
+
+_NEW_FOLDER = _FOLDER | getattr(os, "O_NOFOLLOW", 0)
+
+_FILE = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)  # A FIFO must not block.
+
 
 @contextmanager
 def write_whole(path: Path, *, mode: int | None = None) -> Iterator[BinaryIO]:
-    """Open a file for writing so that it appears whole or not at all.
+    """Open a file for writing. It appears whole or not at all.
 
     The content goes to a hidden file in the same directory, which is synced to disk and renamed at the end. If the
     block raises, the hidden file is removed and ``path`` stays as it was.
@@ -81,13 +98,13 @@ def create_whole(path: Path, content: bytes) -> bool:
 
 
 def find_target(name: str) -> str | None:
-    """Return the name that an unfinished file gets when it is whole; None if ``name`` is not that of such a file."""
+    """Return the name that an unfinished file gets when it is whole; None if ``name`` is of another file."""
     found = _UNFINISHED.fullmatch(name)
     return None if found is None else found["target"]
 
 
 def remove_unfinished(directory: Path, targets: Container[str] | None = None) -> None:
-    """Remove what a killed process left in a directory that no other process writes to.
+    """Remove the files that a killed process left in a directory that no other process writes to.
 
     Args:
         directory: The directory.
@@ -129,24 +146,16 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-POLL_S = 0.05
-"""How often to try to take a lock, in seconds."""
-
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # A FIFO must not block.
-
-_log = logging.getLogger("shardio")
-
-
 class WorkLock:
     """A lock in a file, between processes that would otherwise do the same work at the same time.
 
-    No result may depend on it, because it does not hold in two cases: the file system has no locks, or the process that
-    holds it is suspended. After waiting for ``patience_s``, this process logs a warning that names the holder, and goes
-    on without the lock. From then on, it waits no more until it could take the lock again. Threads can share it.
+    No result may depend on it, because it fails in two cases: the file system has no locks, or the process that holds
+    it is suspended. After waiting for ``patience_s``, this process logs a warning that names the holder, and continues
+    without the lock. After that, it does not wait until it has taken the lock again. Threads can share it.
 
     Args:
         path: The file. It is created, and stays.
-        patience_s: How long to wait for another process, in seconds: longer than the work usually takes.
+        patience_s: The longest wait for another process, in seconds: longer than the work usually takes.
         mode: The file's permissions if this user creates it.
     """
 
@@ -163,14 +172,14 @@ class WorkLock:
             try:
                 yield
             finally:
-                if descriptor is not None and is_ours:  # Explicitly, because a forked child may have it, too.
+                if descriptor is not None and is_ours:  # Explicitly, because a forked child may also have it.
                     fcntl.flock(descriptor, fcntl.LOCK_UN)
         finally:
             if descriptor is not None:
                 os.close(descriptor)
 
     def _open(self) -> int | None:
-        """Return the file's descriptor; None if it cannot be created: what fails then is to write the result."""
+        """Return the file's descriptor; None if it cannot be created. Writing the result then reports the error."""
         try:
             descriptor = os.open(self._path, _FLAGS, self._mode)
         except OSError:
@@ -181,9 +190,8 @@ class WorkLock:
         return descriptor
 
     def _take(self, descriptor: int) -> bool:
-        """Take the lock. Return whether this process holds it."""
         num_tries = 1 if self._is_stuck else 1 + int(self._patience_s / POLL_S)
-        for tried in range(num_tries):  # Counted, so that the time while this process is suspended is not.
+        for tried in range(num_tries):  # A count, not a clock: time in which this process is suspended must not count.
             if tried:
                 time.sleep(POLL_S)  # A lock cannot be awaited for a limited time.
             try:
@@ -213,15 +221,6 @@ class WorkLock:
         return False
 
 
-FOLDER_MODE, FILE_MODE = 0o755, 0o644
-"""The modes of published folders and files, whatever the umask: all users may load them, only the owner may write."""
-
-_WRITABLE = stat.S_IWGRP | stat.S_IWOTH
-_FOLDER = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECTORY", 0)
-_NEW_FOLDER = _FOLDER | getattr(os, "O_NOFOLLOW", 0)
-_FILE = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)  # A FIFO must not block.
-
-
 class UntrustedError(Exception):
     """A file is not loaded, because users other than this one and root may have written it."""
 
@@ -248,7 +247,7 @@ def read_trusted(path: Path) -> bytes:
 
 
 def why_untrusted(path: Path) -> str | None:
-    """Return why an existing file is not trusted, or None if it is trusted or cannot be read."""
+    """Return the reason why an existing file is not trusted; None if it is trusted or cannot be read."""
     try:
         read_trusted(path)
     except UntrustedError as error:

@@ -1,4 +1,4 @@
-"""Import torchvision, and make tensors whatever modes the user has set in torch."""
+"""Import torch's companion libraries, and make ordinary tensors in any mode that the user has set in torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any
 def import_torchvision() -> None:
     """Import torchvision, even if its compiled part does not load.
 
-    A build of torchvision with CUDA cannot load that part with a torch without CUDA. Only
-    detection models need it, and torchvision reports when it is missing. Importing torchvision
-    only requires that two of its operators are declared.
+    A build of torchvision with CUDA cannot load that part with a torch without CUDA. Only detection models need it, and
+    torchvision reports when it is missing. Importing torchvision only requires that two of its operators are declared.
 
     Raises:
         ImportError: If it is not installed.
@@ -32,7 +31,7 @@ def import_torchvision() -> None:
 
 
 def own_tensors() -> AbstractContextManager[None]:
-    """Return a context in which new tensors are ordinary CPU tensors, whatever modes the caller has set.
+    """Return a context in which new tensors are ordinary CPU tensors, in any mode that the caller has set.
 
     With ``torch.set_default_device("cuda")``, the loader's seeds and batches would be on a device, where numpy and
     worker processes cannot read them. A tensor created in ``torch.inference_mode()`` cannot be changed outside of it.
@@ -79,7 +78,7 @@ def import_library(name: str) -> Any:
         import_torchvision()  # timm imports it as well.
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        missing = (error.name or name).partition(".")[0]  # What can be installed, not its submodule.
+        missing = (error.name or name).partition(".")[0]  # The part that can be installed, not its submodule.
         raise ValueError(f"{name}:… needs {missing}, which is not installed: pip install {missing}") from error
     except (ImportError, RuntimeError) as error:
         raise ValueError(

@@ -1,7 +1,4 @@
-"""Start background processes, react to forks and signals, and count processors.
-
-A sample whose decoding was interrupted is not damaged. A batch that was interrupted may be lost.
-"""
+"""Start background processes, react to forks and signals, and count processors."""
 
 from __future__ import annotations
 
@@ -19,9 +16,11 @@ from pathlib import Path, PurePosixPath
 from types import CodeType
 from typing import IO, Any, TypeVar
 
+Owner = TypeVar("Owner")
+
 
 def count_processors() -> int:
-    """Return how many processors this process may use, at least 1.
+    """Return the number of processors that this process may use, at least 1.
 
     The limits are the affinity mask and the CPU quotas, rounded up, of the process's control group and its ancestors.
     A container with a quota of 2 CPUs sees all processors of its machine but gets the time of only 2.
@@ -62,9 +61,6 @@ def _read(folder: Path, names: tuple[str, ...]) -> str:
         return " ".join((folder / name).read_text() for name in names)
     except OSError:  # Control groups may be invisible.
         return ""
-
-
-Owner = TypeVar("Owner")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +106,9 @@ def call_at_fork(
 def hold_during_forks(lock: threading.RLock) -> None:
     """Hold a lock whenever this process forks. The lock is kept alive until the process ends.
 
-    Python calls the lock's own methods. They run no Python code, so Ctrl-C cannot skip the release. It can end the wait
-    for a lock that another thread holds. This process then forks without the lock, and as it is an RLock, the release
-    that follows fails and leaves it with its owner.
+    Python calls the lock's own methods. They run no Python code, so Ctrl-C cannot skip the release. Ctrl-C can end the
+    wait for a lock that another thread holds. This process then forks without the lock, and the release that follows
+    fails: an RLock stays with its owner.
     """
     if hasattr(os, "register_at_fork"):  # Windows has no forks.
         # As concurrent.futures does. The child gets a released lock, even if another thread of the parent held it.
@@ -140,19 +136,22 @@ def _call(moment: str) -> None:
 
 
 def _call_each(watches: Iterator[_Watch], moment: str) -> None:
-    """Make all calls, whatever some of them raise; raise their errors as a chain."""
+    """Make all calls, even if some raise errors; raise these as a chain."""
     try:
         for watch in watches:
             owner, function = watch.owner(), getattr(watch, moment)
             if owner is not None and function is not None:
                 function(owner)
-    except BaseException:  # Ctrl-C, too: what the other watches hold must be released in any case.
+    except BaseException:  # Also Ctrl-C: the other watches must release what they hold in any case.
         _call_each(watches, moment)
         raise
 
 
 def let_through(error: BaseException) -> None:
-    """Re-raise an error if it is an interruption. Call this before blaming a sample for an error."""
+    """Re-raise an error if it is an interruption. Call this before blaming a sample for an error.
+
+    A sample whose decoding was interrupted is not damaged, but the interrupted batch may be lost.
+    """
     if is_interruption(error):
         raise error
 
@@ -196,7 +195,6 @@ def no_end(error: Exception) -> Exception:
 
 
 def _codes_of_handlers() -> Iterator[CodeType]:
-    """Yield the code of each signal handler written in Python."""
     for each in signal.valid_signals():
         handler: Any = signal.getsignal(each)
         if not callable(handler):  # Default or ignored.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class PackProgress:
-    """Receives progress reports during a pack and ignores them. Subclasses override methods."""
+    """A receiver of progress reports during a pack, which ignores them. Subclasses override methods."""
 
     def planned(self, num_samples: int, num_bytes: int) -> None:
         """Receive the totals; called once, before the first shard is written."""

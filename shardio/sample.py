@@ -9,6 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+MAX_DEPTH = 16
+"""The maximum number of nested wrappers to search. Some objects claim to have every attribute."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
@@ -17,16 +20,12 @@ class Sample:
     Attributes:
         key: The sample's identity.
         fields: The content of its fields by name (``jpg``, ``cls``), in the requested order.
-        origin: Where it is stored, for messages (``shard-000003.tar at byte 1536`` or a file's path).
+        origin: The place where it is stored, for messages (``shard-000003.tar at byte 1536`` or a file's path).
     """
 
     key: str
     fields: Mapping[str, bytes]
     origin: str
-
-
-MAX_DEPTH = 16
-"""The maximum number of nested wrappers to search. Some objects claim to have every attribute."""
 
 
 class HasClasses(Protocol):
@@ -83,7 +82,7 @@ def number_classes(found: Sequence[str], classes: Sequence[str], where: str) -> 
 
 
 def _refuse_twins(names: Sequence[str], where: str) -> None:
-    """Raise ValueError if two names differ only in how Unicode composes letters: they are one class."""
+    """Raise ValueError if two names differ only in Unicode's composition of letters: they are one class."""
     if all(map(str.isascii, names)):
         return
     seen = dict[str, str]()

@@ -1,8 +1,8 @@
 """Lists and integers in memory that worker processes share.
 
-Python counts the references to each object in the object itself. So worker processes that only read a list of millions
-of objects write to all of its memory, and each of them gets a copy of it (pytorch/pytorch#13246). Arrays have one
-count each. shardio.DataLoader also shares their memory with workers that are not forked.
+Python stores the reference count of each object in the object. So worker processes that only read a list of millions of
+objects write to all of its memory, and each of them gets a copy of it (pytorch/pytorch#13246). An array has a single
+count. shardio.DataLoader also shares the memory of arrays with workers that are not forked.
 
 Small arrays share an arena, so a process holds only two file descriptors per arena: one to pass to spawned worker
 processes, and one inside Python's ``mmap``. Forked worker processes inherit the mapping.
@@ -34,15 +34,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _BLOCK = 4096
-"""How many values an iteration unpacks at a time."""
+"""The number of values that an iteration unpacks at a time."""
+
+LINE = 64
+"""The size of a processor's cache line in bytes. Each array starts on its own line, which is never reused."""
+
+ARENA_LINES = 1024
+"""The number of cache lines in an arena."""
 
 
 @total_ordering
 class SharedList(MutableSequence[T], Generic[T]):
     """A list whose values are strings, bytes, integers, floats, booleans or tuples of these.
 
-    All values have the same types. They are equal to those of a plain list, and so is the list itself. An integer needs
-    8 bytes, and a string its UTF-8 encoding and 8 bytes. A list that is changed is a plain one until it is pickled.
+    All values have the same types. The list and its values are equal to a plain list and its values. An integer needs 8
+    bytes, and a string its UTF-8 encoding and 8 bytes. After a change, the list is a plain one until it is pickled.
 
     >>> samples = SharedList([("a.jpg", 0), ("b.jpg", 1)])
     >>> samples[1], len(samples)
@@ -62,7 +68,7 @@ class SharedList(MutableSequence[T], Generic[T]):
 
     def __init__(self, values: Iterable[T] = ()) -> None:
         self._packed: _Column | None = _pack(values if isinstance(values, list | tuple) else list(values))
-        self._values: list[T] = []  # Instead, once it was changed.
+        self._values: list[T] = []  # The values after a change; ``_packed`` is then None.
 
     def __len__(self) -> int:
         return len(self._values if self._packed is None else self._packed)
@@ -137,7 +143,7 @@ class SharedList(MutableSequence[T], Generic[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         if self._packed is None:
-            with suppress(TypeError, OverflowError):  # It was changed to a list that has to stay one.
+            with suppress(TypeError, OverflowError):  # After a change, the values may not fit into arrays.
                 return {"_packed": _pack(self._values), "_values": []}
         return self.__dict__
 
@@ -148,17 +154,13 @@ class SharedList(MutableSequence[T], Generic[T]):
 
 
 class _Column(Protocol):
-    """Values of one type."""
-
     def __len__(self) -> int: ...
 
     def take(self, start: int, stop: int) -> list[Any]:
-        """Return some values that follow each other."""
+        """Return the values from ``start`` to ``stop``."""
 
 
 class _Numbers:
-    """Numbers of one type. ``tolist`` returns Python's own."""
-
     def __init__(self, array: NDArray[Any]) -> None:
         self._array = array
 
@@ -171,8 +173,6 @@ class _Numbers:
 
 
 class _Texts:
-    """Strings or bytes, end to end."""
-
     def __init__(self, values: Sequence[Any], *, is_text: bool) -> None:
         self._is_text = is_text
         joined = _encode("".join(values)) if is_text else b"".join(values)
@@ -194,8 +194,6 @@ class _Texts:
 
 
 class _Tuples:
-    """Tuples of one length, by element."""
-
     def __init__(self, columns: list[_Column], num_values: int) -> None:
         self._columns, self._num_values = columns, num_values
 
@@ -245,15 +243,8 @@ def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")  # Paths may hold bytes that are not UTF-8.
 
 
-LINE = 64
-"""The size of a processor's cache line in bytes. Each array starts on its own line, which is never reused."""
-
-ARENA_LINES = 1024
-"""The number of cache lines in an arena."""
-
-
 class SharedNumbers:
-    """An array that is shared with worker processes, whether forked or spawned. Any other copy has its own memory.
+    """An array that is shared with worker processes, forked or spawned. Any other copy has its own memory.
 
     Args:
         values: The initial integers.

@@ -35,232 +35,22 @@ from shardio.shards.tar_scan import IncompleteTarError, StreamedSample, Streamed
 from shardio.storage import Location, ReplacedError, StoredFile, find_url, make_path, parse_location, read_pieces
 
 COMMAND = "pipe:"
-"""What the name of a stream begins with if the rest is a command, whose output is the stream."""
+"""The beginning of a stream's name if the rest is a command, whose output is the stream."""
 
 KNOWN_SCHEMES = frozenset({"pipe", "http", "https", "gs", "htgs", "hf", "ais", "sftp", "ftps", "scp"})
 """The schemes that WebDataset opens. Users may register more."""
 
 PIPE_BYTES = 2**20
-"""The size to which a pipe is enlarged, so that a command goes on while samples are decoded."""
+"""The size to which a pipe is enlarged, in bytes. A command can then continue while samples are decoded."""
 
 MAX_POLL_MS = 2**31 - 1
-"""The longest time that the system can wait for bytes, in milliseconds."""
+"""The longest wait for bytes that the system supports, in milliseconds."""
 
 TERMINATION_S = 5.0
-"""How long to wait, in seconds, for a command to end before it is killed."""
+"""The time, in seconds, that a command gets to end before it is killed."""
 
 MAX_SAID = 400
-"""How many characters of a command's error output a message contains."""
-
-
-class StreamFailureError(Exception):
-    """A stream failed. Opening it again may help.
-
-    Args:
-        cause: Why.
-        is_permanent: Whether it would fail again.
-    """
-
-    def __init__(self, cause: str, *, is_permanent: bool = False) -> None:
-        super().__init__(cause)
-        self.is_permanent = is_permanent
-
-
-class ByteStream(Protocol):
-    """An open stream."""
-
-    def read(self) -> bytes:
-        """Return the next bytes, or none at the end.
-
-        Raises:
-            StreamFailureError: If the stream failed.
-            OSError: If a stored object cannot be read.
-        """
-
-    def close(self) -> None:
-        """Release everything that the stream uses, wherever it is."""
-
-
-def is_opened_by_webdataset(name: str) -> bool:
-    """Return whether WebDataset opens a stream, which is then no location of shardio's.
-
-    Raises:
-        ImportError: If WebDataset is not installed but needed.
-    """
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", name)
-    if scheme is None or scheme[1] == "file" or name.startswith("hf://datasets/"):
-        return False  # WebDataset would pass the Hub's token to curl as an argument, which other users see.
-    try:
-        return scheme[1] in import_gopen().gopen_schemes
-    except ImportError:
-        if scheme[1] in KNOWN_SCHEMES:
-            raise
-        return False
-
-
-def import_gopen() -> Any:
-    """Return WebDataset's module ``gopen``.
-
-    Raises:
-        ImportError: If WebDataset is not installed.
-    """
-    try:
-        return importlib.import_module("webdataset.gopen")  # The attribute of this name is a function.
-    except ImportError as error:
-        raise ImportError(
-            f"streams of commands and of web servers are opened by the package webdataset ({error}): "
-            "pip install 'shardio-loader[webdataset]'"
-        ) from error
-
-
-def open_stream(name: str, location: Location | None, timeout_s: float) -> ByteStream:
-    """Open a stream.
-
-    Args:
-        name: What WebDataset opens.
-        location: A stored tar to read instead; None if there is none.
-        timeout_s: How long to wait for bytes of a command, in seconds.
-
-    Raises:
-        StreamFailureError: If it cannot be opened.
-        OSError: If a stored object cannot be opened.
-    """
-    if location is not None:
-        return ObjectStream(location.open())
-    gopen = import_gopen()
-    rewritten = gopen.rewrite_url(name)
-    if rewritten.startswith(COMMAND) and not _refuses_commands(gopen):
-        errors = tempfile.TemporaryFile()  # noqa: SIM115  # The stream closes it.
-        try:
-            # gopen() passes no settings on to the process. A session of its own makes all processes of the command
-            # one group, which can be ended together.
-            files: Any = {"stdin": subprocess.DEVNULL, "stderr": errors, "bufsize": 0}
-            pipe = gopen.Pipe(rewritten[len(COMMAND) :], mode="rb", shell=True, start_new_session=True, **files)
-            return CommandStream(pipe, timeout_s, errors)
-        except BaseException:  # Ctrl-C must not leave the file open either.
-            errors.close()
-            raise
-    try:
-        file = gopen.gopen(name, "rb")
-    except Exception as error:
-        let_through(error)
-        is_permanent = isinstance(error, FileNotFoundError | PermissionError | ImportError | ValueError)
-        cause = describe_error(error)
-        for secret in {name, rewritten}:  # Openers name what they cannot open.
-            cause = cause.replace(secret, "the stream")
-        # Without the error as its cause, whose text may contain a password or a token.
-        raise StreamFailureError(cause, is_permanent=is_permanent) from None
-    return CommandStream(file, timeout_s) if isinstance(file, gopen.Pipe) else FileStream(file)
-
-
-def _refuses_commands(gopen: Any) -> bool:
-    """Return whether WebDataset's security setting is on. Its opener then raises an error."""
-    return bool(getattr(getattr(gopen, "utils", None), "enforce_security", False))
-
-
-class CommandStream:
-    """The output of a command.
-
-    Args:
-        pipe: WebDataset's Pipe.
-        timeout_s: How long to wait for bytes, and for the command's end after the last one, in seconds.
-        errors: The file that its error output goes to, if the command has a session of its own.
-    """
-
-    def __init__(self, pipe: Any, timeout_s: float, errors: IO[bytes] | None = None) -> None:
-        self._pipe, self._timeout_s, self._errors = pipe, timeout_s, errors
-        self._process: subprocess.Popen[bytes] = pipe.proc
-        self._owner = os.getpid()
-        self._descriptor: int = pipe.stream.fileno()
-        self._poll = select.poll()
-        self._poll.register(self._descriptor, select.POLLIN)
-        with suppress(OSError, AttributeError):  # Not more than the system allows, and only Linux can.
-            fcntl.fcntl(self._descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-
-    def read(self) -> bytes:
-        """Return the next bytes, or none after the command has ended with exit status 0."""
-        if not self._poll.poll(min(self._timeout_s * 1000, MAX_POLL_MS)):
-            raise StreamFailureError(f"no bytes arrived for {self._timeout_s:g} s{self._describe_output()}")
-        content = os.read(self._descriptor, PIPE_BYTES)
-        if not content:
-            self._check_status()
-        return content
-
-    def _check_status(self) -> None:
-        try:
-            status = self._process.wait(self._timeout_s)
-        except subprocess.TimeoutExpired:
-            raise StreamFailureError(
-                f"the command closed its output, but has not ended for {self._timeout_s:g} s{self._describe_output()}"
-            ) from None
-        if status:
-            how = f"was ended by signal {-status}" if status < 0 else f"ended with exit status {status}"
-            is_permanent = status in (126, 127)  # The shell found no such program.
-            raise StreamFailureError(f"the command {how}{self._describe_output()}", is_permanent=is_permanent)
-
-    def _describe_output(self) -> str:
-        """Return the end of the command's error output, for messages."""
-        if self._errors is None:
-            return ""
-        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4 * MAX_SAID))
-        said = " ".join(self._errors.read().decode(errors="replace").split())[-MAX_SAID:]
-        return f" and said: {said}" if said else " and said nothing"
-
-    def close(self) -> None:
-        """Close the pipe, and end the command if it is still running. In a fork, only close the pipe."""
-        self._pipe.stream.close()
-        if self._process.returncode is None and self._owner == os.getpid():
-            self._signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(TERMINATION_S)
-            self._signal(signal.SIGKILL)  # The shell may have ended before the processes that it started.
-            self._process.wait()
-        if self._errors is not None:
-            self._errors.close()
-
-    def _signal(self, number: signal.Signals) -> None:
-        """Send a signal to the command, and to the processes that it has started if they are a group of their own."""
-        if self._errors is None:
-            self._process.send_signal(number)
-        else:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
-
-
-class FileStream:
-    """A file object, such as an opener returns that a user has registered with WebDataset."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def read(self) -> bytes:
-        """Return the next bytes, or none at the end."""
-        try:
-            return bytes(self._file.read(PIPE_BYTES))
-        except Exception as error:
-            let_through(error)
-            raise StreamFailureError(describe_error(error)) from error
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-class ObjectStream:
-    """A stored object, read from its beginning to its end."""
-
-    def __init__(self, file: StoredFile) -> None:
-        self._file = file
-        self._pieces = read_pieces(file)
-
-    def read(self) -> bytes:
-        """Return the next bytes, or none at the end."""
-        return bytes(next(self._pieces, b""))
-
-    def close(self) -> None:
-        """Close the object."""
-        self._file.close()
-
+"""The number of characters of a command's error output in a message."""
 
 StreamNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A command, URL or path of a tar, a brace pattern of these, or a list of them."""
@@ -268,13 +58,19 @@ StreamNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 _TAR = re.compile(r"[^\s/\\'\"=?&:;|<>()]+\.(?:tar\.[a-z0-9]+|tar|tgz)\b", re.IGNORECASE)
 """The name of a tar in a command."""
 
+FIRST_WAIT_S = 0.1
+"""The upper bound of the first wait before a stream is opened again. It doubles each time."""
+
+MAX_WAIT_S = 20.0
+"""The longest wait before a stream is opened again."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSource:
-    """Where a stream comes from.
+    """The source of a stream.
 
     Attributes:
-        name: What WebDataset opens. It may contain passwords or tokens, so it is not shown.
+        name: The name that WebDataset takes. It may contain passwords or tokens, so it is not shown.
         shown: The name in messages and states: of a command, only the program and the tar; of a URL, no query.
         location: The location of a stored tar, which needs no WebDataset; None for other streams.
     """
@@ -344,7 +140,7 @@ def _make_source(name: str, index: int) -> StreamSource:
 
 
 def _describe(name: str, index: int) -> str:
-    """Return a name without what may be secret."""
+    """Return a name without parts that may be secret."""
     if not name.startswith(COMMAND):
         return re.sub(r"//.*@", "//", re.split(r"[?#]", name)[0]) if find_url(name) else name
     try:
@@ -356,20 +152,45 @@ def _describe(name: str, index: int) -> str:
     return " ".join([f"stream {index} ({COMMAND}{words[0] if words else ''}", "…", *tars[-1:]]) + ")"
 
 
-FIRST_WAIT_S = 0.1
-"""The upper bound of the first wait before a stream is opened again. It doubles each time."""
+def is_opened_by_webdataset(name: str) -> bool:
+    """Return whether WebDataset opens a stream, instead of one of shardio's stores.
 
-MAX_WAIT_S = 20.0
-"""The longest wait."""
+    Raises:
+        ImportError: If WebDataset is not installed but needed.
+    """
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", name)
+    if scheme is None or scheme[1] == "file" or name.startswith("hf://datasets/"):
+        return False  # WebDataset would pass the Hub's token to curl as an argument, which other users see.
+    try:
+        return scheme[1] in import_gopen().gopen_schemes
+    except ImportError:
+        if scheme[1] in KNOWN_SCHEMES:
+            raise
+        return False
+
+
+def import_gopen() -> Any:
+    """Return WebDataset's module ``gopen``.
+
+    Raises:
+        ImportError: If WebDataset is not installed.
+    """
+    try:
+        return importlib.import_module("webdataset.gopen")  # The attribute of this name is a function.
+    except ImportError as error:
+        raise ImportError(
+            f"streams of commands and of web servers are opened by the package webdataset ({error}): "
+            "pip install 'shardio-loader[webdataset]'"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamPlace:
-    """A place in a stream: that after a number of samples.
+    """The place in a stream after a number of samples.
 
     Attributes:
         num_samples: The number of samples.
-        digest: The digest of the last one: see :class:`StreamedSample`.
+        digest: The digest of the last of these samples: see :class:`StreamedSample`.
     """
 
     num_samples: int = 0
@@ -380,17 +201,17 @@ _BEGINNING = StreamPlace()
 
 
 class ShardStream:
-    """Reads the samples of a stream. A context manager closes it.
+    """A reader of the samples of a stream. A context manager closes it.
 
     If the stream fails, it is opened again, and the samples that were already returned are skipped. Each sample is thus
     returned exactly once. Streams of stored tars are not opened again, because stores repeat their requests themselves.
 
     Args:
-        source: Where the stream comes from.
+        source: The source of the stream.
         fields: The fields whose contents are needed.
-        start: Where to begin.
-        retries: How often in a row the stream is opened again without yielding a further sample.
-        timeout_s: How long to wait for bytes of a command, in seconds.
+        start: The place to begin.
+        retries: The number of times in a row that the stream is opened again without yielding a further sample.
+        timeout_s: The longest wait for bytes of a command, in seconds.
 
     Attributes:
         place: The place after the last sample that was returned.
@@ -441,7 +262,6 @@ class ShardStream:
         return sample
 
     def _may_end(self, error: BaseException) -> bool:
-        """Return whether opening the stream again may help."""
         if self._source.location is not None:
             return False
         return isinstance(error, IncompleteTarError) or (
@@ -465,7 +285,6 @@ class ShardStream:
         return sample
 
     def _open(self) -> None:
-        """Open the stream at the place that was reached."""
         stream = self._stream = open_stream(self._source.name, self._source.location, self._timeout_s)
         self._tar = StreamedTar(self._source.shown, stream.read, self._fields)
         self._samples = self._tar.samples()
@@ -513,3 +332,180 @@ class ShardStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def open_stream(name: str, location: Location | None, timeout_s: float) -> ByteStream:
+    """Open a stream.
+
+    Args:
+        name: The name that WebDataset takes.
+        location: A stored tar to read instead; None if there is none.
+        timeout_s: The longest wait for bytes of a command, in seconds.
+
+    Raises:
+        StreamFailureError: If it cannot be opened.
+        OSError: If a stored object cannot be opened.
+    """
+    if location is not None:
+        return ObjectStream(location.open())
+    gopen = import_gopen()
+    rewritten = gopen.rewrite_url(name)
+    if rewritten.startswith(COMMAND) and not _refuses_commands(gopen):
+        errors = tempfile.TemporaryFile()  # noqa: SIM115  # The stream closes it.
+        try:
+            # gopen() passes no settings on to the process. A session of its own makes all processes of the command
+            # one group, which can be ended together.
+            files: Any = {"stdin": subprocess.DEVNULL, "stderr": errors, "bufsize": 0}
+            pipe = gopen.Pipe(rewritten[len(COMMAND) :], mode="rb", shell=True, start_new_session=True, **files)
+            return CommandStream(pipe, timeout_s, errors)
+        except BaseException:  # Ctrl-C must not leave the file open either.
+            errors.close()
+            raise
+    try:
+        file = gopen.gopen(name, "rb")
+    except Exception as error:
+        let_through(error)
+        is_permanent = isinstance(error, FileNotFoundError | PermissionError | ImportError | ValueError)
+        cause = describe_error(error)
+        for secret in {name, rewritten}:  # Openers name what they cannot open.
+            cause = cause.replace(secret, "the stream")
+        # Without the error as its cause, whose text may contain a password or a token.
+        raise StreamFailureError(cause, is_permanent=is_permanent) from None
+    return CommandStream(file, timeout_s) if isinstance(file, gopen.Pipe) else FileStream(file)
+
+
+def _refuses_commands(gopen: Any) -> bool:
+    """Return whether WebDataset's security setting is on. Its opener then raises an error."""
+    return bool(getattr(getattr(gopen, "utils", None), "enforce_security", False))
+
+
+class ByteStream(Protocol):
+    """An open stream."""
+
+    def read(self) -> bytes:
+        """Return the next bytes, or none at the end.
+
+        Raises:
+            StreamFailureError: If the stream failed.
+            OSError: If a stored object cannot be read.
+        """
+
+    def close(self) -> None:
+        """Release everything that the stream uses, at any point of the stream."""
+
+
+class StreamFailureError(Exception):
+    """A stream failed. Opening it again may help.
+
+    Args:
+        cause: The cause, as text.
+        is_permanent: Whether opening it again cannot help.
+    """
+
+    def __init__(self, cause: str, *, is_permanent: bool = False) -> None:
+        super().__init__(cause)
+        self.is_permanent = is_permanent
+
+
+class CommandStream:
+    """The output of a command.
+
+    Args:
+        pipe: WebDataset's Pipe.
+        timeout_s: The longest wait for bytes, and for the command's end after the last one, in seconds.
+        errors: The file that its error output goes to, if the command has a session of its own.
+    """
+
+    def __init__(self, pipe: Any, timeout_s: float, errors: IO[bytes] | None = None) -> None:
+        self._pipe, self._timeout_s, self._errors = pipe, timeout_s, errors
+        self._process: subprocess.Popen[bytes] = pipe.proc
+        self._owner = os.getpid()
+        self._descriptor: int = pipe.stream.fileno()
+        self._poll = select.poll()
+        self._poll.register(self._descriptor, select.POLLIN)
+        with suppress(OSError, AttributeError):  # Not more than the system allows, and only Linux can.
+            fcntl.fcntl(self._descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+    def read(self) -> bytes:
+        """Return the next bytes, or none after the command has ended with exit status 0."""
+        if not self._poll.poll(min(self._timeout_s * 1000, MAX_POLL_MS)):
+            raise StreamFailureError(f"no bytes arrived for {self._timeout_s:g} s{self._describe_output()}")
+        content = os.read(self._descriptor, PIPE_BYTES)
+        if not content:
+            self._check_status()
+        return content
+
+    def _check_status(self) -> None:
+        try:
+            status = self._process.wait(self._timeout_s)
+        except subprocess.TimeoutExpired:
+            raise StreamFailureError(
+                f"the command closed its output, but has not ended for {self._timeout_s:g} s{self._describe_output()}"
+            ) from None
+        if status:
+            how = f"was ended by signal {-status}" if status < 0 else f"ended with exit status {status}"
+            is_permanent = status in (126, 127)  # The shell found no such program.
+            raise StreamFailureError(f"the command {how}{self._describe_output()}", is_permanent=is_permanent)
+
+    def _describe_output(self) -> str:
+        """Return the end of the command's error output, for messages."""
+        if self._errors is None:
+            return ""
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4 * MAX_SAID))
+        said = " ".join(self._errors.read().decode(errors="replace").split())[-MAX_SAID:]
+        return f" and said: {said}" if said else " and said nothing"
+
+    def close(self) -> None:
+        """Close the pipe, and end the command if it is still running. In a fork, only close the pipe."""
+        self._pipe.stream.close()
+        if self._process.returncode is None and self._owner == os.getpid():
+            self._signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(TERMINATION_S)
+            self._signal(signal.SIGKILL)  # The shell may have ended before the processes that it started.
+            self._process.wait()
+        if self._errors is not None:
+            self._errors.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Send a signal to the command and, if it has its own group, to the processes that it has started."""
+        if self._errors is None:
+            self._process.send_signal(number)
+        else:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+
+class FileStream:
+    """A file object, such as that of an opener that a user has registered with WebDataset."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def read(self) -> bytes:
+        """Return the next bytes, or none at the end."""
+        try:
+            return bytes(self._file.read(PIPE_BYTES))
+        except Exception as error:
+            let_through(error)
+            raise StreamFailureError(describe_error(error)) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class ObjectStream:
+    """A stored object, read from its beginning to its end."""
+
+    def __init__(self, file: StoredFile) -> None:
+        self._file = file
+        self._pieces = read_pieces(file)
+
+    def read(self) -> bytes:
+        """Return the next bytes, or none at the end."""
+        return bytes(next(self._pieces, b""))
+
+    def close(self) -> None:
+        """Close the object."""
+        self._file.close()

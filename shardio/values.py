@@ -51,7 +51,7 @@ def check_integer(name: str, value: SupportsIndex, *, at_least: int | None = Non
 def check_optional_integer(
     name: str, value: SupportsIndex | None, *, at_least: int | None = None, below: int | None = None
 ) -> int | None:
-    """Return None for None, and otherwise what :func:`check_integer` returns."""
+    """Return None for None, and otherwise the result of :func:`check_integer`."""
     return None if value is None else check_integer(name, value, at_least=at_least, below=below)
 
 

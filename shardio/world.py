@@ -44,7 +44,7 @@ class Worker:
 
     Attributes:
         worker_id: Its number.
-        num_workers: How many workers its loader has.
+        num_workers: The number of workers of its loader.
         loader_seed: The seed that torch's loader drew for all of its workers; 0 in the training process.
     """
 
@@ -60,9 +60,9 @@ class WorkerRng:
     Threads share the global generators, so code that draws from those is not reproducible in worker threads.
 
     Attributes:
-        random_generator: Python's.
-        torch_generator: torch's.
-        numpy_generator: numpy's.
+        random_generator: Python's generator.
+        torch_generator: torch's generator.
+        numpy_generator: numpy's generator.
     """
 
     random_generator: random.Random
@@ -72,13 +72,13 @@ class WorkerRng:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """What a worker that is a thread is. The names are those of torch's class of this name.
+    """Information about a worker thread. The attributes are named as in torch's class of this name.
 
     Attributes:
         id: Its number.
-        num_workers: How many workers its loader has.
+        num_workers: The number of workers of its loader.
         seed: The seed of ``rng``.
-        dataset: The loader's dataset, which all workers share; of an iterable one, this worker's copy.
+        dataset: The loader's dataset, which all workers share; an iterable dataset is this worker's copy.
         rng: Its own random number generators.
         worker_method: "thread".
     """
@@ -100,7 +100,7 @@ _thread = _Thread()
 
 
 def get_worker_info() -> Any:
-    """Return which worker of a DataLoader calls this, in a worker process or a worker thread; None outside of workers.
+    """Return the calling worker of a DataLoader, in a worker process or a worker thread; None outside of workers.
 
     In worker processes, this is torch's answer. In worker threads, torch's function returns None, because it knows one
     worker per process; this one returns a :class:`WorkerInfo`.
@@ -178,7 +178,7 @@ def find_world(rank: int | None = None, world_size: int | None = None, *, carrie
 
 
 def find_world_size() -> int:
-    """Return the number of ranks without importing torch. Where :func:`find_world` would raise an error, it is 1."""
+    """Return the number of ranks without importing torch; 1 if :func:`find_world` would raise an error."""
     if "torch.distributed" in sys.modules:
         import torch.distributed
 
@@ -263,15 +263,18 @@ def find_data_world(*, carried: CarriedWorld | None = None) -> World:
 
 
 def _find_small_dims() -> list[str]:
-    """Return the dimensions of meshes that have fewer ranks than the world: there are others then, even of one rank."""
+    """Return the dimensions of meshes that have fewer ranks than the world.
+
+    If there is one, its mesh has other dimensions, even if these have one rank.
+    """
     import torch.distributed
 
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return []
     from torch.distributed import distributed_c10d
 
-    # torch keeps no list of meshes. Each dimension has a process group, which torch describes so; one of all ranks has
-    # the default group.
+    # torch keeps no list of meshes. Each dimension has a process group, whose description begins with "mesh_"; a
+    # dimension of all ranks has the default group.
     groups = getattr(distributed_c10d._world, "pg_map", {})
     small = [group for group in groups if group.size() < torch.distributed.get_world_size()]
     described = (str(getattr(group, "group_desc", "")) for group in small)
@@ -294,24 +297,24 @@ def find_local_rank() -> int | None:
 
 
 def find_local_world_size() -> int:
-    """Return how many training processes run on this machine, from torchrun; 1 without torchrun."""
+    """Return the number of training processes on this machine, from torchrun; 1 without torchrun."""
     return max(1, _read_variable("LOCAL_WORLD_SIZE")) if "LOCAL_WORLD_SIZE" in os.environ else 1
 
 
 def find_worker() -> Worker:
-    """Return which of the rank's workers calls this."""
+    """Return the calling worker of the rank."""
     info = get_worker_info()
     return Worker(worker_id=0, num_workers=1) if info is None else _describe(info)
 
 
 def find_worker_over(dataset: object) -> Worker | None:
-    """Return which worker calls this, of a loader over exactly this dataset; None outside of its workers."""
+    """Return the calling worker of a loader over exactly this dataset; None outside of its workers."""
     info = get_worker_info()
     return None if info is None or info.dataset is not dataset else _describe(info)
 
 
 def is_torch_worker() -> bool:
-    """Return whether this process or thread is a worker that calls the dataset, as torch's do."""
+    """Return whether this process or thread is a worker that calls the dataset, like torch's workers."""
     return get_worker_info() is not None
 
 

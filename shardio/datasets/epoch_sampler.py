@@ -44,7 +44,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
             same batches as shardio.DataLoader.
         shuffle: Whether to shuffle, differently in each epoch.
         seed: The seed of the order and, in shardio.DataLoader, of shardio's transforms.
-        remainder: What happens to the last samples if they do not fill a batch on every rank: see
+        remainder: The treatment of the last samples if they do not fill a batch on every rank: see
             :class:`shardio.ShardDataset`. ``mask`` requires shardio.DataLoader.
         rank: The rank of this process; by default, that of torch.distributed or torchrun.
         world_size: The number of ranks; by default, that of torch.distributed or torchrun.
@@ -175,7 +175,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
             *first, last = indices.tolist()
             yield from first[start:]
             start = 0
-            # Before the last sample is yielded, so that the state is right as soon as the sample is received.
+            # Before the last sample is yielded: the state must be right as soon as the sample is received.
             hand_over([partial(setattr, progress, "num_batches", num_batches)])
             yield last
         hand_over([partial(setattr, progress, "is_finished", True)])

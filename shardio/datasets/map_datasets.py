@@ -45,8 +45,8 @@ class MapDataset(Transformed, Dataset[Any]):
     """The base class of shardio's map-style datasets.
 
     Attributes:
-        decoder: Decodes the stored fields.
-        reader: Reads samples, given the result of :meth:`locate`.
+        decoder: The decoder of the stored fields.
+        reader: The reader of samples, given the result of :meth:`locate`.
         map_epoch: The seed and epoch, if the user set them.
     """
 
@@ -73,7 +73,7 @@ class MapDataset(Transformed, Dataset[Any]):
         self.map_epoch.set(check_epoch(epoch), check_integer("seed", seed, at_least=0, below=2**63))
 
     def locate(self, indices: NDArray[np.int64]) -> Any:
-        """Return what the reader needs to find samples: their indices, unless a subclass overrides this."""
+        """Return samples in the form that the reader takes: their indices, unless a subclass overrides this."""
         return indices
 
     def describe(self, index: int) -> tuple[str, str]:
@@ -112,7 +112,7 @@ class MapDataset(Transformed, Dataset[Any]):
         return [self._get_single(row, index) for row, index in enumerate(indices)]
 
     def _owner(self, method: str) -> type:
-        """Return the class that defines a method for this dataset."""
+        # The class that defines a method for this dataset.
         return next(kind for kind in type(self).__mro__ if method in vars(kind))
 
     def _get_single(self, row: int, index: int) -> Any:
@@ -153,8 +153,8 @@ class ImageFolder(MapDataset):
     Args:
         root: The directory, or the URL of a folder in an object store.
         transform: A callable applied to each image.
-        decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, but Pillow images to pipelines of
-            torchvision's and timm's that convert these; ``pil`` always passes Pillow images.
+        decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, but Pillow images to torchvision and
+            timm pipelines that convert Pillow images; ``pil`` always passes Pillow images.
         orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.
         max_pixels: The maximum number of pixels in an image; a larger image is an error, because a small file can
             hold a huge image.
@@ -167,11 +167,11 @@ class ImageFolder(MapDataset):
             :class:`shardio.ShardDataset`.
         storage_options: Settings of the store of a remote folder, such as ``endpoint``, ``region``, ``profile``,
             ``retries`` or ``timeout_s``. By default, they come from the environment, as for the store's own tools.
-        cache: For a remote folder, a local folder in which processes and jobs of this machine keep what they have read;
-            by default, a temporary one, which is removed at the end.
+        cache: For a remote folder, a local folder in which processes and jobs of this machine keep the bytes that they
+            have read; by default, a temporary one, which is removed at the end.
         cache_size: The size of the cache, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB
             if ``cache`` is not given.
-        cache_shared: Whether other users share the folder ``cache``, so that copies that they wrote are believed.
+        cache_shared: Whether to share the folder ``cache`` with other users, and to trust copies that they wrote.
             Otherwise, only this user and root may be able to write to it.
         listing: For a remote folder, a local file that keeps its listing. If the file exists, the folder is not listed
             again: delete the file after adding or removing images. By default, each process lists the folder.
@@ -285,7 +285,6 @@ def _list_files(root: Location, kept: str | os.PathLike[str] | None) -> CachedFi
 
 
 def _find_local(root: Location) -> dict[str, list[str]]:
-    """Return the paths of the files in each class folder, sorted by class."""
     if not root.is_folder():
         raise FileNotFoundError(f"the directory {root} does not exist")
     entries = [name for name in root.list() if not name.startswith(".")]
@@ -302,7 +301,6 @@ def _find_local(root: Location) -> dict[str, list[str]]:
 
 
 def _find_listed(listing: Listing) -> dict[str, list[str]]:
-    """Return the URLs of the files in each class folder, sorted by class."""
     folder, found = listing.folder, {name: list[str]() for name in listing.folders}
     start, prefix = len(f"{folder.key}/" if folder.key else ""), folder.store.prefix
     for key in listing.keys:
@@ -319,7 +317,6 @@ def _no_class_folders(root: Location) -> FileNotFoundError:
 def _label_images(
     paths: Mapping[str, list[str]], labels: Mapping[str, int], root: Location, listing: Path | None
 ) -> tuple[list[tuple[str, int]], list[Path]]:
-    """Return the (path, label) of each image, and all other files."""
     samples = []
     others = list[Path]()
     for name, files in paths.items():
@@ -350,30 +347,31 @@ class ShardMapDataset(MapDataset):
         source: A packed directory, its manifest, a directory of tars, a tar, a brace pattern, or a list of tars and
             patterns.
         fields: The fields of a sample: a tuple of names, or one name for bare values.
-        transform: A callable applied to each image, or a ``Compose`` with ``fields``, applied to several fields alike.
-        decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, but Pillow images to pipelines of
-            torchvision's and timm's that convert these; ``pil`` always passes Pillow images.
+        transform: A callable applied to each image, or a ``Compose`` with ``fields``, applied to several fields in the
+            same way.
+        decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, but Pillow images to torchvision and
+            timm pipelines that convert Pillow images; ``pil`` always passes Pillow images.
         orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.
         max_pixels: The maximum number of pixels in an image.
         trusted: Whether pickled fields may be unpickled, which can run arbitrary code.
         classes: Class names, or another dataset that has them: labels follow this list instead of the dataset's own.
-        verify: When to compare samples with the index: ``first`` or ``off``.
+        verify: ``first`` compares samples with the index when they are first read; ``off`` does not.
         seed_transforms: Whether a sample's rng key seeds the global generators of torch, numpy and Python, and those of
             Albumentations, before your own transforms get its image. They then draw the same random numbers for it on
             any number of workers, and after a resumption.
         transform_sample: A callable applied to each whole sample: it gets a dict of the values by field, images as
             arrays (or Pillow images, with ``decode="pil"`` and no ``transform``), and returns the sample. uint8 arrays
-            [height, width, 3] in what it returns, also in dicts, lists and tuples, become tensors [3, height, width].
+            [height, width, 3] in its result, also within dicts, lists and tuples, become tensors [3, height, width].
             Albumentations' transforms get the values as keyword arguments.
         decoders: Your own decoders: a function from bytes to the value, for each field that shardio shall not decode.
-        missing: What happens if a sample lacks a field other than the image: ``error``, or None as its value.
+        missing: The treatment of a sample that lacks a field other than the image: ``error``, or None as its value.
         storage_options: Settings of the store of a remote source, such as ``endpoint``, ``region``, ``profile``,
             ``retries`` or ``timeout_s``. By default, they come from the environment, as for the store's own tools.
-        cache: For a remote source, a local folder in which processes and jobs of this machine keep what they have read;
-            by default, a temporary one, which is removed at the end.
+        cache: For a remote source, a local folder in which processes and jobs of this machine keep the bytes that they
+            have read; by default, a temporary one, which is removed at the end.
         cache_size: The size of the cache, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB
             if ``cache`` is not given.
-        cache_shared: Whether other users share the folder ``cache``, so that copies that they wrote are believed.
+        cache_shared: Whether to share the folder ``cache`` with other users, and to trust copies that they wrote.
             Otherwise, only this user and root may be able to write to it.
 
     Raises:

@@ -34,68 +34,19 @@ if TYPE_CHECKING:
 
 
 _METHODS = frozenset({"__iter__", "__len__", "set_epoch"})
-"""The methods in which a wrapper calls what it wraps. Only the local variables of their frames are read: reading those
-of a training loop would keep a batch alive."""
+"""The methods in which a wrapper calls the wrapped object. Only the local variables of their frames are read: reading
+those of a training loop would keep a batch alive."""
 
 _SHARDS = frozenset({"IterableDatasetShard", "BatchSamplerShard"})
-"""Classes of Accelerate and Transformers that give each process a part of what they wrap."""
+"""Classes of Accelerate and Transformers that give each process a part of the samples of the wrapped object."""
 
 _SKIPPERS = frozenset({"SkipBatchSampler", "SkipDataLoader"})
 """Classes that ``accelerate.skip_first_batches`` creates."""
 
+Value = TypeVar("Value")
 
-def refuse_second_split(order: Any, world: World, *, has_loader: bool, gives_order: bool) -> None:
-    """Check that no caller splits the samples of ``order`` again, or skips batches through a rebuilt loader.
-
-    Args:
-        order: The dataset or sampler that takes its rank's share.
-        world: The rank and world size of that share.
-        has_loader: Whether it belongs to a shardio.DataLoader.
-        gives_order: Whether a shardio.DataLoader over it is not split again.
-
-    Raises:
-        RuntimeError: If a caller does; the message names the caller and the remedy.
-    """
-    name = type(order).__name__
-    for caller in find_callers():
-        kind = f"{type(caller).__module__}.{type(caller).__name__}"
-        if has_loader and type(caller).__name__ in _SKIPPERS:
-            raise RuntimeError(
-                f"{kind} reads the {name} through its own loader, which does not know the epoch or the batches of the "
-                "shardio.DataLoader that it was created from: to resume, call load_state_dict() on the "
-                "shardio.DataLoader instead of using skip_first_batches(). See docs/frameworks.md"
-            )
-        if world.world_size == 1 or caller is order:
-            continue
-        remedy = (
-            "Pass the framework a shardio.DataLoader, which it does not split again. Or let" if gives_order else "Let"
-        )
-        if (num_parts := _num_parts(caller)) > 1:
-            raise RuntimeError(
-                f"{kind} splits the samples over {num_parts} processes, but the {name} has already split them (this is "
-                f"rank {world.rank} of {world.world_size}), so samples would be lost. {remedy} only the framework "
-                f"split: create {name}(..., rank=0, world_size=1). See docs/frameworks.md"
-            )
-
-
-def find_callers() -> Iterator[Any]:
-    """Yield the objects whose methods called this function, innermost first."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_code.co_name in _METHODS and (caller := frame.f_locals.get("self")) is not None:
-            yield caller
-
-
-def _num_parts(caller: Any) -> int:
-    """Return the number of processes over which an object splits what it iterates over."""
-    if type(caller).__name__ == "DataLoaderDispatcher":  # Accelerate's: rank 0 reads for all ranks.
-        return int(caller.state.num_processes)
-    if isinstance(caller, DistributedSampler):
-        return caller.num_replicas
-    if _SHARDS & {kind.__name__ for kind in type(caller).__mro__}:
-        return int(caller.num_processes)
-    return 1  # In other classes, such attributes may describe what they wrap.
+Start = Callable[[Cursor, Split, int], Iterator[Value]]
+"""A function that iterates over a share, given a cursor, a split and the number of samples to leave out first."""
 
 
 class Ranked:
@@ -158,7 +109,7 @@ class Ordered(Ranked):
         old_digest: The identity that earlier versions computed, which states may still hold; None if it is the same.
         num_all_samples: The number of samples in the whole dataset, over all ranks.
         shard_sizes: int64 [shards], the number of samples of each shard.
-        remainder: What happens to the samples that do not fill a step.
+        remainder: The treatment of samples that do not fill a step.
         batch_size: The batch size that the user set, if any.
     """
 
@@ -260,12 +211,6 @@ class Ordered(Ranked):
         return self.split(cursor, batch_size=self.batch_size or 1, remainder=self.remainder)
 
 
-Value = TypeVar("Value")
-
-Start = Callable[[Cursor, Split, int], Iterator[Value]]
-"""A function that iterates over a share, given a cursor, a split and the number of samples to leave out first."""
-
-
 class SampleIterator(Iterator[Value], Generic[Value]):
     """An iterator that yields the samples of a share and counts them. An error in one sample does not end it.
 
@@ -273,12 +218,12 @@ class SampleIterator(Iterator[Value], Generic[Value]):
     of the batch.
 
     StatefulDataLoader saves the state of each worker's iterator after every batch and sends it with the batch. So a
-    state counts what was received, not what was prefetched. It fits only the same rank and worker.
+    state counts the samples that were received, not those that were prefetched. It fits only the same rank and worker.
 
     Args:
-        order: Defines the share.
-        cursor: Where in the epoch the share begins.
-        start: Iterates over the share.
+        order: The order, which defines the share.
+        cursor: The place in the epoch where the share begins.
+        start: A function that iterates over the share.
     """
 
     _num_to_drop: int
@@ -401,7 +346,7 @@ def read_ahead(
     Args:
         order: The order.
         dataset: The dataset.
-        cursor: Where the epoch begins.
+        cursor: The start of the epoch.
         split: The rank's share.
         inner_indices: Maps the order's indices to those of samples in the dataset; None if they are the same.
     """
@@ -414,12 +359,66 @@ def read_ahead(
 
 
 def _windows(order: Ordered, split: Split) -> tuple[int | None, int | None]:
-    """Return how many of a rank's samples lie in the rest of the first window, and in each further one, of all lanes.
+    """Return the number of a rank's samples in the rest of the first window of all lanes, and in each further window.
 
-    Without shuffling, there are none.
+    Both are None without shuffling.
     """
     if not order.shuffle:
         return None, None
     length = order.lanes * order.window
     rest = length - split.start % length
     return -(-rest // split.world_size), -(-length // split.world_size)
+
+
+def refuse_second_split(order: Any, world: World, *, has_loader: bool, gives_order: bool) -> None:
+    """Check that no caller splits the samples of ``order`` again, or skips batches through a rebuilt loader.
+
+    Args:
+        order: The dataset or sampler that takes its rank's share.
+        world: The rank and world size of that share.
+        has_loader: Whether it belongs to a shardio.DataLoader.
+        gives_order: Whether a shardio.DataLoader over it is not split again.
+
+    Raises:
+        RuntimeError: If a caller does; the message names the caller and the remedy.
+    """
+    name = type(order).__name__
+    for caller in find_callers():
+        kind = f"{type(caller).__module__}.{type(caller).__name__}"
+        if has_loader and type(caller).__name__ in _SKIPPERS:
+            raise RuntimeError(
+                f"{kind} reads the {name} through its own loader, which does not know the epoch or the batches of the "
+                "shardio.DataLoader that it was created from: to resume, call load_state_dict() on the "
+                "shardio.DataLoader instead of using skip_first_batches(). See docs/frameworks.md"
+            )
+        if world.world_size == 1 or caller is order:
+            continue
+        remedy = (
+            "Pass the framework a shardio.DataLoader, which it does not split again. Or let" if gives_order else "Let"
+        )
+        if (num_parts := _num_parts(caller)) > 1:
+            raise RuntimeError(
+                f"{kind} splits the samples over {num_parts} processes, but the {name} has already split them (this is "
+                f"rank {world.rank} of {world.world_size}), so samples would be lost. {remedy} only the framework "
+                f"split: create {name}(..., rank=0, world_size=1). See docs/frameworks.md"
+            )
+
+
+def find_callers() -> Iterator[Any]:
+    """Yield the objects whose methods called this function, innermost first."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name in _METHODS and (caller := frame.f_locals.get("self")) is not None:
+            yield caller
+
+
+def _num_parts(caller: Any) -> int:
+    """Return the number of processes over which an object splits what it iterates over."""
+    if type(caller).__name__ == "DataLoaderDispatcher":  # Accelerate's: rank 0 reads for all ranks.
+        return int(caller.state.num_processes)
+    if isinstance(caller, DistributedSampler):
+        return caller.num_replicas
+    if _SHARDS & {kind.__name__ for kind in type(caller).__mro__}:
+        return int(caller.num_processes)
+    return 1  # In other classes, such attributes may describe the wrapped object.

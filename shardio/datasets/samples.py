@@ -1,4 +1,4 @@
-"""What all datasets share: indices, epochs, labels, transforms and the samples they yield."""
+"""The parts that all datasets share: indices, epochs, labels, transforms, and the samples that they yield."""
 
 from __future__ import annotations
 
@@ -22,6 +22,22 @@ from shardio.shared import SharedCell, SharedNumbers
 from shardio.transforms import Calls, Ragged, is_image_array, rng_keys_from_torch
 from shardio.values import check_integer
 from shardio.world import find_worker_over
+
+_BEGINNING = Cursor(epoch=0)
+
+_LOADERS_EPOCH: ContextVar[tuple[int, int] | None] = ContextVar("loaders_epoch", default=None)
+
+Transform = Callable[[Any], Any]
+
+Copied = TypeVar("Copied", bound="Transformed")
+
+TOO_LATE = (
+    "dataset.transform was set during an iteration, or persistent worker processes still hold the previous one: set "
+    "it before iterating, or create a new loader"
+)
+
+MAX_CHANNELS = 4
+"""The most channels of an image: red, green, blue and alpha."""
 
 
 def check_indices(indices: Any, num_samples: int) -> NDArray[np.int64]:
@@ -56,19 +72,16 @@ def check_integers(indices: Any) -> NDArray[Any]:
     return np.array([check_integer("an index", index) for index in indices], object)
 
 
-_BEGINNING = Cursor(epoch=0)
-
-
 class EpochCell:
     """The epoch and position at which the next iteration begins, the same in all workers of a loader.
 
     Workers start asynchronously: before they run, the training process may already set the next epoch. So a worker's
-    first iteration begins at the value that was current when its process was started. Later iterations happen in
-    persistent workers only, and torch does not report when they begin. The first worker to begin reads the latest
-    value, and the others use the same one.
+    first iteration begins at the value that was current when its process was started. Only persistent workers have
+    later iterations, and torch does not report their beginnings. The first worker to begin reads the latest value, and
+    the others use the same one.
 
     Attributes:
-        num_sets: How many times this process set the cell. A loader compares this count to detect a call by the user.
+        num_sets: The number of times that this process set the cell. A loader compares it to detect a call by the user.
     """
 
     def __init__(self, cursor: Cursor = _BEGINNING) -> None:
@@ -80,18 +93,18 @@ class EpochCell:
 
     @property
     def next(self) -> Cursor:
-        """Where the next iteration begins: the latest value, whichever process set it."""
+        """The start of the next iteration: the latest value, whichever process set it."""
         epoch, position = self._numbers.array[:2].tolist()
         return Cursor(epoch=epoch, position=position)
 
     def set(self, cursor: Cursor) -> None:
-        """Set where the next iteration begins, for all processes that share the cell."""
+        """Set the start of the next iteration, for all processes that share the cell."""
         self._numbers.array[:2] = cursor.epoch, cursor.position
         self._own = cursor
         self.num_sets += 1
 
     def start(self, dataset: Any) -> Cursor:
-        """Start an iteration over ``dataset``; return where it begins."""
+        """Start an iteration over ``dataset``; return the cursor at which it begins."""
         worker = find_worker_over(dataset)
         # A dataset that wraps this one may iterate over it any number of times per epoch.
         if worker is None:
@@ -121,9 +134,6 @@ class EpochCell:
         copied = EpochCell(self.next)
         copied.num_sets = self.num_sets  # Otherwise a copied loader would take the epoch for one that was set since.
         return copied
-
-
-_LOADERS_EPOCH: ContextVar[tuple[int, int] | None] = ContextVar("loaders_epoch", default=None)
 
 
 @contextmanager
@@ -188,15 +198,6 @@ def follow_classes(
     return names, replace(decoder, labels=None if labels == tuple(range(len(labels))) else labels)
 
 
-Transform = Callable[[Any], Any]
-Copied = TypeVar("Copied", bound="Transformed")
-
-TOO_LATE = (
-    "dataset.transform was set during an iteration, or persistent worker processes still hold the previous one: set "
-    "it before iterating, or create a new loader"
-)
-
-
 SHARED = (EpochCell, MapEpoch, SharedCell)
 """Types of attributes whose changes worker processes see."""
 
@@ -205,7 +206,7 @@ class Transformed:
     """A dataset whose transform can be read and set.
 
     Attributes:
-        decoder: Decodes the stored fields.
+        decoder: The decoder of the stored fields.
     """
 
     def __init__(self, decoder: FieldDecoder) -> None:
@@ -243,7 +244,7 @@ class Transformed:
 
     @property
     def decode(self) -> Decode:
-        """What transforms receive: arrays or Pillow images."""
+        """The type of image that transforms receive: arrays or Pillow images."""
         return self.decoder.decode
 
     @property
@@ -267,17 +268,13 @@ class Transformed:
         return self.decoder.seed_transforms
 
     def remote_samples(self) -> RemoteSamples | None:
-        """Return what can be read ahead of the samples; None if they are local."""
+        """Return the samples for reading ahead; None if they are local."""
         return None
 
     def check_transform(self) -> None:
         """Raise RuntimeError if the transform was set after this copy was made for a worker process."""
         if self._shared_num_sets.values[0] != self._num_sets:
             raise RuntimeError(TOO_LATE)
-
-
-MAX_CHANNELS = 4
-"""The most channels of an image: red, green, blue and alpha."""
 
 
 class RaggedTensor(torch.Tensor):
@@ -295,14 +292,14 @@ def decode_samples(
     """Return the samples that a dataset yields, decoded from stored ones.
 
     These are tuples of values, or bare values: images are uint8 tensors [3, height, width], or tuples of these for a
-    MultiCrop. What follows the images in a Compose with fields is a tensor, too: a mask [height, width], or a
-    RaggedTensor of boxes, labels or points. ``transform_sample`` may return anything else.
+    MultiCrop. Fields that follow the images in a Compose are also tensors: a mask [height, width], or a RaggedTensor of
+    boxes, labels or points. ``transform_sample`` may return anything else.
 
     Args:
-        decoder: Decodes them.
+        decoder: The decoder.
         stored: n samples.
         rng_keys: uint64 [n], one for each sample's random transforms.
-        calls: Makes and times the calls of the user's own code; by default, a new one.
+        calls: The caller and timer of user code; by default, a new one.
 
     Raises:
         SampleError: If a field is missing or cannot be decoded.
@@ -361,7 +358,7 @@ def _convert_images(value: Any) -> Any:
 def as_tensor(image: Any) -> Any:
     """Return pixels as a tensor that shares the array's memory, also in tuples; return anything else unchanged.
 
-    Pixels are uint8 arrays [height, width, channels]. Those of timm, [1 to 4, height, width], stay arrays.
+    Pixels are uint8 arrays [height, width, channels]. timm's arrays, [1 to 4, height, width], stay arrays.
     """
     if isinstance(image, tuple):
         return tuple(map(as_tensor, image))

@@ -64,14 +64,15 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         shuffle: Whether to shuffle, differently in each epoch. With torch's DataLoader, call ``set_epoch`` before each
             epoch.
         seed: The seed of the order and of the transforms.
-        transform: A callable applied to each image, or a ``Compose`` with ``fields``, applied to several fields alike.
-        decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, but Pillow images to pipelines of
-            torchvision's and timm's that convert these; ``pil`` always passes Pillow images.
+        transform: A callable applied to each image, or a ``Compose`` with ``fields``, applied to several fields in the
+            same way.
+        decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, but Pillow images to torchvision and
+            timm pipelines that convert Pillow images; ``pil`` always passes Pillow images.
         orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.
         max_pixels: The maximum number of pixels in an image; a larger image is an error, because a small file can
             hold a huge image.
-        remainder: What happens to the last samples if they do not fill a batch on every rank. ``pad`` repeats some
-            samples so that all ranks have the same number. ``mask`` does the same, and adds a last value ``valid``,
+        remainder: The treatment of the last samples if they do not fill a batch on every rank. ``pad`` repeats some
+            samples: all ranks then have the same number. ``mask`` does the same, and adds a last value ``valid``,
             which is false for repeats. ``keep`` gives some ranks one more sample. ``drop`` leaves the samples out.
         batch_size: The batch size of torch's DataLoader. Set it to get the same batches as from shardio.DataLoader,
             which uses its own batch size.
@@ -93,17 +94,17 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
             any number of workers, and after a resumption.
         transform_sample: A callable applied to each whole sample: it gets a dict of the values by field, images as
             arrays (or Pillow images, with ``decode="pil"`` and no ``transform``), and returns the sample. uint8 arrays
-            [height, width, 3] in what it returns, also in dicts, lists and tuples, become tensors [3, height, width].
+            [height, width, 3] in its result, also within dicts, lists and tuples, become tensors [3, height, width].
             Albumentations' transforms get the values as keyword arguments.
         decoders: Your own decoders: a function from bytes to the value, for each field that shardio shall not decode.
-        missing: What happens if a sample lacks a field other than the image: ``error``, or None as its value.
+        missing: The treatment of a sample that lacks a field other than the image: ``error``, or None as its value.
         storage_options: Settings of the store of a remote source, such as ``endpoint``, ``region``, ``profile``,
             ``retries`` or ``timeout_s``. By default, they come from the environment, as for the store's own tools.
-        cache: For a remote source, a local folder in which processes and jobs of this machine keep what they have read;
-            by default, a temporary one, which is removed at the end.
+        cache: For a remote source, a local folder in which processes and jobs of this machine keep the bytes that they
+            have read; by default, a temporary one, which is removed at the end.
         cache_size: The size of the cache, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB
             if ``cache`` is not given.
-        cache_shared: Whether other users share the folder ``cache``, so that copies that they wrote are believed.
+        cache_shared: Whether to share the folder ``cache`` with other users, and to trust copies that they wrote.
             Otherwise, only this user and root may be able to write to it.
 
     Raises:
@@ -186,12 +187,12 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
 
     @property
     def num_epoch_sets(self) -> int:
-        """How many times the epoch was set. A loader compares this count to detect a call by the user."""
+        """The number of times that the epoch was set. A loader compares this count to detect a call by the user."""
         return self._cell.num_sets
 
     @property
     def verify(self) -> Verify:
-        """When samples are compared with the index."""
+        """The setting that says when samples are compared with the index."""
         return self._verify
 
     @property
@@ -214,7 +215,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         self._cell.set(Cursor(epoch=check_epoch(epoch)))
 
     def locate(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return what the reader needs to find samples: their indices."""
+        """Return samples in the form that the reader takes: their indices."""
         return indices
 
     def describe(self, index: int) -> tuple[str, str]:
@@ -255,7 +256,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
             bad_samples: The policy for unreadable samples; those that it leaves out are yielded as Skipped.
         """
         dataset = copy.copy(self)
-        dataset._shared_num_sets = self._shared_num_sets  # So that this copy notices a transform that is set later.
+        dataset._shared_num_sets = self._shared_num_sets  # The copy must notice a transform that is set later.
         dataset.batch_size, dataset.remainder = split.batch_size, split.remainder
         dataset._world = World(rank=split.rank, world_size=split.world_size)
         dataset.reader = SampleReader(self.table, self._verify)

@@ -26,7 +26,7 @@ from shardio.world import find_world
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnArguments:
-    """The arguments of a loader that are shardio's; DataLoader describes them."""
+    """The arguments of a loader that torch's loader does not have; DataLoader describes them."""
 
     worker_method: WorkerMethod = "multiprocessing"
     snapshot_every_n_steps: int = 1
@@ -38,7 +38,7 @@ class OwnArguments:
 
     @property
     def passed(self) -> dict[str, Any]:
-        """Those that differ from the defaults."""
+        """The arguments that differ from their defaults."""
         values = {each.name: (each.default, getattr(self, each.name)) for each in fields(self)}
         return {name: value for name, (default, value) in values.items() if value != default}
 
@@ -53,7 +53,7 @@ def check_own_arguments(
     check_duplicates: bool,
     device: str | torch.device | None,
 ) -> OwnArguments:
-    """Check and return the arguments of a loader that are shardio's.
+    """Check and return the arguments of a loader that torch's loader does not have.
 
     Raises:
         TypeError: If one is of the wrong type.
@@ -128,12 +128,6 @@ def check_prefetch_factor(prefetch_factor: int | None) -> int | None:
 
 
 def _check_stages(stages: Collection[Stage]) -> tuple[Stage, ...]:
-    """Check and return ``on_error_in``.
-
-    Raises:
-        TypeError: If it is not a collection of strings.
-        ValueError: If it names no stage, or something else.
-    """
     if isinstance(stages, str) or not isinstance(stages, Collection):
         raise TypeError(f"on_error_in must be a tuple of stages, such as ('read', 'decode'), got {stages!r}")
     if not stages:
@@ -152,7 +146,7 @@ def check_policy(
         has_order: Whether the loader has shardio's order.
         has_batches: Whether the loader delivers batches, not single samples.
         is_fetched: Whether shardio's own workers, or the calling process, call the dataset.
-        obstacle: Why shardio's own code cannot read the samples; None if it can.
+        obstacle: The reason why shardio's own code cannot read the samples; None if it can.
     """
     if on_error == "raise":
         return
@@ -189,8 +183,8 @@ def make_bad_samples(
     """Return the policy for unreadable samples; None if they raise errors.
 
     Args:
-        on_error: What happens to them.
-        stages: What may fail.
+        on_error: The treatment of these samples.
+        stages: The stages that may fail.
         quarantine: The file that logs them.
         dataset: The loader's dataset.
 
@@ -200,7 +194,7 @@ def make_bad_samples(
     """
     if on_error == "raise":
         return None
-    # A sample of a Subset is replaced by one of the same Subset, so that held-out samples stay held out.
+    # A sample of a Subset is replaced by one of the same Subset: held-out samples stay held out.
     num_samples = dataset.num_all_samples if isinstance(dataset, ShardDataset) else len(dataset)
     return BadSamples(on_error, check_quarantine(quarantine), num_samples, stages)
 
@@ -242,7 +236,7 @@ def warn_of_whole_epochs(dataset: Any, sampler: Any) -> None:
 
 
 def warn_of_no_batches(split: Split, warned_of: set[Split]) -> None:
-    """Warn if this rank gets no batches in an epoch. ``warned_of`` holds the splits that were warned of before."""
+    """Warn if this rank gets no batches in an epoch, once for each split: ``warned_of`` holds the earlier ones."""
     if split in warned_of:
         return
     warned_of.add(split)

@@ -1,4 +1,4 @@
-"""Plans of an epoch's batches: which samples each batch holds."""
+"""Plans of an epoch's batches, which list the samples of each batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shardio.reading import read_batches_ahead, read_nothing_ahead
 
 @dataclass(slots=True, kw_only=True)
 class BatchPlan:
-    """The samples of a batch, or of a part of one.
+    """The samples of a batch or a chunk.
 
     Attributes:
         indices: int64 [n], the samples' indices in the loader's dataset.
@@ -78,7 +78,7 @@ class Planner(Protocol):
         """Return the plans of an epoch's batches, and the source of their samples.
 
         Args:
-            cursor: Where the epoch begins; None if the order is not shardio's.
+            cursor: The start of the epoch; None if the order is not shardio's.
             split: This rank's share, from the cursor to the end; None in the same case.
         """
 
@@ -122,7 +122,7 @@ class SamplerPlanner:
     Args:
         dataset: The loader's dataset, which is map-style.
         loader: The loader.
-        epochs: Where its epochs begin.
+        epochs: The positions at which its epochs begin.
 
     Attributes:
         counted: Counts the batches of the latest epoch.
@@ -130,7 +130,7 @@ class SamplerPlanner:
 
     def __init__(self, dataset: Unwrapped, loader: Any, epochs: Epochs) -> None:
         self.dataset, self._epochs = dataset, epochs
-        self._loader = weakref.ref(loader)  # Weak, so that workers end as soon as the loader is released.
+        self._loader = weakref.ref(loader)  # Weak: workers end as soon as the loader is released.
         self.counted: SamplerProgress | None = None
 
     def plan(self, cursor: Cursor | None, split: Split | None) -> tuple[Iterator[BatchPlan], SampleSource]:
@@ -183,14 +183,14 @@ class SamplerPlanner:
 
 
 class SamplerProgress:
-    """An epoch of a loader's batch sampler, and how far the user is.
+    """An epoch of a loader's batch sampler, and the user's position in it.
 
     Args:
-        position: Where the epoch begins; it is updated with each batch that the user receives.
-        indices: What the sampler yields.
+        position: The position at which the epoch begins; it is updated with each batch that the user receives.
+        indices: The indices that the sampler yields.
 
     Attributes:
-        indices: As above.
+        indices: The indices that the sampler yields.
     """
 
     def __init__(self, position: EpochPosition, indices: Indices) -> None:
@@ -206,16 +206,16 @@ class SamplerProgress:
             yield batch
 
     def note_plan(self, num_samples: int) -> None:
-        """Note that the batch that was yielded last is planned."""
+        """Note that the latest yielded batch is planned."""
         self._planned.append((self.indices.position, num_samples))
 
     def count_one(self) -> None:
-        """Count a batch, once no wrapper holds it back."""
+        """Count a batch, as soon as no wrapper holds it back."""
         if self._planned:  # Otherwise the sampler failed, and there is no batch.
             hand_over([partial(self._advance, *self._planned.popleft())])
 
     def finish(self) -> None:
-        """Note the end of the epoch when the user learns of it."""
+        """Note the end of the epoch, as soon as no wrapper holds it back."""
         hand_over([partial(self._end, self.indices.position)])
 
     def _advance(self, sampler: SamplerPosition, num_samples: int) -> None:
@@ -238,10 +238,10 @@ def _raise(error: Exception) -> None:
 
 
 def _count_repetitions(num_returned: NDArray[np.uint32], indices: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return how often each sample was returned before, including earlier in the batch; update the counts.
+    """Return the number of earlier repetitions of each sample, including those in the batch; update the counts.
 
     Args:
-        num_returned: uint32 [N], how often each sample of the dataset was returned; updated in place.
+        num_returned: uint32 [N], the number of times that each sample of the dataset was returned; updated in place.
         indices: int64 [n], the batch.
     """
     order = np.argsort(indices, kind="stable")

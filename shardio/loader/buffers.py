@@ -24,13 +24,21 @@ from shardio.loader.memory import Layout, make_memory
 from shardio.process import call_at_fork
 
 SHARE = 0.5
-"""The share of the available memory that the buffers of one loader may take: the user's program needs some, too."""
+"""The share of the available memory that the buffers of one loader may take: the user's program also needs some."""
 
 _CGROUP = Path("/sys/fs/cgroup")
 
+Views = dict[int, NDArray[Any]]
+"""The columns of a buffer, by field index."""
+
+Spans = Mapping[int, tuple[int, int]]
+"""The first byte of each piece of memory in a buffer, and the one after its last, by piece index."""
+
+MemoryCallback = Callable[[NDArray[np.uint8]], None]
+
 
 def find_available_bytes() -> int:
-    """Return how much memory this process can still get, in bytes, by the machine and its container."""
+    """Return the bytes of memory that this process can still get, by the machine and its container."""
     free = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     with suppress(OSError, IndexError, ValueError):
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -45,11 +53,11 @@ def find_available_bytes() -> int:
 
 
 def find_num_buffers(num_bytes: int, num_wanted: int) -> int:
-    """Return how many buffers there is memory for, at most as many as wanted.
+    """Return the number of buffers that there is memory for, at most the number that is wanted.
 
     Args:
         num_bytes: The size of a buffer.
-        num_wanted: How many the loader wants to fill at a time.
+        num_wanted: The number that the loader wants to fill at a time.
 
     Raises:
         MemoryError: If there is no memory for two: one for the user, and one to fill.
@@ -65,22 +73,13 @@ def find_num_buffers(num_bytes: int, num_wanted: int) -> int:
     return max(min(num_buffers, num_wanted), 2)
 
 
-Views = dict[int, NDArray[Any]]
-"""The columns of a buffer, by field index."""
-
-Spans = Mapping[int, tuple[int, int]]
-"""The first byte of each piece of a buffer, and the one after its last."""
-
-MemoryCallback = Callable[[NDArray[np.uint8]], None]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferWatch:
-    """What a wrapper of a loader, such as a DevicePrefetcher, does with the buffers of the epochs that it begins.
+    """The interest of a wrapper of a loader, such as a DevicePrefetcher, in the buffers of the epochs that it begins.
 
     Attributes:
-        callback: Called once with each buffer's memory, uint8 [n], which lives as long as any view of it.
-        num_held: How many batches the wrapper holds, besides those of the user.
+        callback: Receives each buffer's memory once, uint8 [n], which lives as long as any view of it.
+        num_held: The number of batches that the wrapper holds, besides those of the user.
     """
 
     callback: MemoryCallback
@@ -111,7 +110,7 @@ class Buffer:
         self._columns: list[_ColumnRef] = []
 
     def hand_out(self, freed: SimpleQueue[_ColumnRef], spans: Spans | None) -> Views:
-        """Return the columns, or pieces. When one and all views of it are freed, its reference goes into ``freed``.
+        """Return the columns, or pieces. When all views of one are freed, its reference goes into ``freed``.
 
         A tensor's storage holds the array that it was made from, so the array lives as long as any view of it.
         """
@@ -156,15 +155,15 @@ class BufferPool:
         self._taken: dict[int, Buffer] = {}
         self._held: dict[int, Buffer] = {}
         self._num_made = 0
-        # A forked child shares the pages of the batches that the user holds, so those must not change. Retire them both
-        # before and after: another thread may receive a batch in between, which the child then holds too.
+        # A forked child shares the pages of the batches that the user holds, so those must not change. Retire the
+        # buffers before and after: another thread may receive a batch in between, which the child then also holds.
         call_at_fork(self, before=BufferPool.retire_held, after_in_parent=BufferPool.retire_held)
 
     def watch(self, watches: Sequence[BufferWatch]) -> None:
-        """From now on, fill only buffers that these watches have received.
+        """Fill only buffers that these watches have received from now on.
 
-        What a watch did to the memory of a buffer, such as registering it with CUDA, must not affect an epoch that the
-        wrapper did not begin.
+        A watch may change the memory of a buffer, for example by registering it with CUDA. That must not affect an
+        epoch that the wrapper did not begin.
         """
         if tuple(watches) != self._watches:
             self.retire()
@@ -175,8 +174,8 @@ class BufferPool:
 
         Args:
             layout: The layout of a batch in a buffer.
-            num_spare: How many free buffers to keep, besides those for the watches. The pool drops any more, which it
-                created while the user kept batches.
+            num_spare: The number of free buffers to keep, besides those for the watches. The pool drops the others,
+                which it created while the user kept batches.
         """
         self.layout, self._num_spare = layout, num_spare
         self._drop_free()
@@ -189,7 +188,7 @@ class BufferPool:
         return buffer
 
     def hand_out(self, buffer: Buffer, spans: Spans | None = None) -> Views:
-        """Return a filled buffer's columns. The buffer returns to the pool when nothing holds them any more.
+        """Return a filled buffer's columns. The buffer returns to the pool when all of them are freed.
 
         Args:
             buffer: The buffer.
@@ -219,14 +218,14 @@ class BufferPool:
             self._forget(buffer_ids)
 
     def retire(self) -> None:
-        """Retire all current buffers. A restarted worker process, for example, does not know them."""
+        """Retire all current buffers, for example because a restarted worker process does not know them."""
         for buffer in self._taken.values():
             buffer.is_retired = True
         self.retire_held()
         self._drop_free()
 
     def retire_held(self) -> None:
-        """Retire the buffers that the user holds, so that they are never filled again."""
+        """Retire the buffers that the user holds: they are never filled again."""
         for buffer in list(self._held.values()):
             buffer.is_retired = True
 
@@ -267,5 +266,5 @@ class BufferPool:
 def map_in_torch(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
     """Map memory with torch, which keeps no descriptor: the user may hold many batches. Tensors may view it."""
     storage = torch.UntypedStorage.from_file(f"/proc/self/fd/{descriptor}", shared=True, nbytes=num_bytes)
-    memory = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]  # it takes storages, too
+    memory = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]  # it also takes storages
     return memory.numpy()

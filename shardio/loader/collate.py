@@ -1,4 +1,4 @@
-"""Collate samples to a batch, as torch does, or by the user's code."""
+"""Functions that collate samples to a batch, as torch does or with user code."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def collate_column(values: Sequence[Any]) -> Any:
     """Collate the values of one field, as :func:`collate_channels_last` does.
 
     Args:
-        values: As in torch, strings are returned as this very sequence: a list if samples are strings or dicts, a tuple
-            if they are tuples.
+        values: The values. As in torch, strings are returned as this sequence itself: a list if samples are strings or
+            dicts, a tuple if they are tuples.
     """
     try:
         functions: Any = {
@@ -114,7 +114,7 @@ def _collate_tensors(values: Sequence[torch.Tensor], *, collate_fn_map: Any = No
 
 
 def _list_tensors(values: Sequence[Ragged | RaggedTensor], *, collate_fn_map: Any = None) -> list[torch.Tensor]:
-    """Return a list, even if the values are equally long, so that a batch holds the same types each time."""
+    # Also if the values are equally long: each batch then holds the same types.
     return [
         value.as_subclass(torch.Tensor) if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
         for value in values
@@ -126,7 +126,7 @@ def _is_image(value: torch.Tensor) -> bool:
 
 
 def _explain(samples: Sequence[Any], error: Exception) -> None:
-    """Raise an error that says which sample cannot be collated, if that is known."""
+    """Raise an error that names the sample that cannot be collated, if it is known."""
     for row, sample in enumerate(samples):
         for value in sample.values() if isinstance(sample, dict) else sample if type(sample) is tuple else [sample]:
             if value is None:
@@ -142,11 +142,11 @@ def _explain(samples: Sequence[Any], error: Exception) -> None:
 
 
 class Collation:
-    """The way from stored samples to a batch that ``collate_fn`` makes. Worker processes receive it with their setup.
+    """A maker of batches from stored samples with user code. Worker processes receive it with their setup.
 
     Args:
-        collate_fn: The user's function, or the loader's own, if only ``transform_sample`` is the user's.
-        is_seeded: Whether the first sample's rng key seeds the generators that it draws from.
+        collate_fn: The user's function, or the loader's own, if only ``transform_sample`` is user code.
+        is_seeded: Whether the first sample's rng key seeds the generators that the function draws from.
     """
 
     def __init__(self, collate_fn: Callable[[list[Any]], Any], *, is_seeded: bool) -> None:
@@ -159,11 +159,11 @@ class Collation:
         return decode_samples(decoder, stored, rng_keys, calls)
 
     def collate(self, samples: Sequence[Any], rng_keys: Words, valid: NDArray[np.bool_] | None) -> tuple[Any, float]:
-        """Return the batch, and how long the function took, in seconds.
+        """Return the batch, and the time that the function took, in seconds.
 
         Args:
             samples: n samples.
-            rng_keys: uint64 [n], those of the samples.
+            rng_keys: uint64 [n], the rng keys of the samples.
             valid: bool [n], the marks of ``remainder="mask"``; None if samples are not marked.
         """
         if valid is not None:

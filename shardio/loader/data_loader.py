@@ -1,4 +1,4 @@
-"""DataLoader: torch's DataLoader with workers of shardio's, a state and, for shardio's datasets, its order."""
+"""DataLoader: torch's DataLoader with shardio's workers, a resumable state and, for shardio's datasets, their order."""
 
 from __future__ import annotations
 
@@ -84,35 +84,37 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     >>> loader = DataLoader(ShardDataset("out", shuffle=True), batch_size=128)  # doctest: +SKIP
     >>> for images, labels in loader: ...  # doctest: +SKIP
 
-    On Linux, ``num_workers`` worker processes of shardio's (or fewer with as many threads, on few processors) decode
-    shardio's datasets (and subclasses that override nothing) and torch's Subsets and ConcatDatasets of the map-style
-    ones, with any transform and ``collate_fn`` that can be pickled, if none of these is used: ``batch_size=None``,
-    ``worker_init_fn``, ``multiprocessing_context``. Otherwise, as in torch, workers have a copy of the dataset and call
-    its methods. All of them write to memory that is reused when a batch is freed, so its tensors cannot be enlarged in
-    place. In shardio's datasets, before ``collate_fn``, the first sample's rng key seeds the generators of torch, numpy
-    and Python, unless the dataset has ``seed_transforms=False``.
+    On Linux, shardio's worker processes decode shardio's datasets (and subclasses that override nothing), and torch's
+    Subsets and ConcatDatasets of the map-style ones. The transform and ``collate_fn`` must be picklable, and
+    ``batch_size=None``, ``worker_init_fn`` and ``multiprocessing_context`` must not be used. There are ``num_workers``
+    processes or, on few processors, fewer processes with as many threads. Otherwise, as in torch, workers have a copy
+    of the dataset and call its methods.
+
+    All workers write to memory that is reused when a batch is freed, so its tensors cannot be enlarged in place. In
+    shardio's datasets, before ``collate_fn``, the first sample's rng key seeds the generators of torch, numpy and
+    Python, unless the dataset has ``seed_transforms=False``.
 
     All arguments not listed here are those of ``torch.utils.data.DataLoader``.
 
     Args:
         prefetch_factor: In shardio's worker processes, the number of batches that all workers together prepare in
             advance. By default 2, or more if batches are too small to keep all workers busy.
-        worker_method: What workers are that call the dataset: processes, or threads that share it. Threads copy and
+        worker_method: Whether workers that call the dataset are processes, or threads that share it. Threads copy and
             pickle nothing; see :func:`shardio.get_worker_info`.
-        snapshot_every_n_steps: After how many batches workers report the state of an iterable dataset that has one; 0
+        snapshot_every_n_steps: The number of batches after which workers report the state of an iterable dataset; 0
             for only at the beginning. A resumed run reads the batches since then again.
-        on_error: What happens to samples of a map-style dataset that cannot be read or decoded. ``raise`` raises an
+        on_error: The treatment of samples of a map-style dataset that cannot be read or decoded. ``raise`` raises an
             error that names the sample. ``replace`` uses another sample of the same dataset or Subset, chosen by the
             sample and, in shardio's datasets, the seed and the epoch. ``skip`` leaves the sample out, so the batch is
             smaller; a batch that would be empty raises an error. At the end of an epoch, a RuntimeWarning reports how
             many samples were replaced or skipped.
-        on_error_in: Where errors count as those of a sample: to ``read`` it, to ``decode`` it (also by your own
-            decoders), and in your own ``transform`` or ``transform_sample``. Any other error is raised. In datasets
-            that are not shardio's, all errors of ``__getitem__`` are of reading.
+        on_error_in: The stages in which errors count as those of a sample: to ``read`` it, to ``decode`` it (also by
+            your own decoders), and in your own ``transform`` or ``transform_sample``. Any other error is raised. In
+            datasets that are not shardio's, all errors of ``__getitem__`` are of reading.
         quarantine: The file that logs replaced and skipped samples, one JSON object per line. The constructor checks
             that it can be written; the first entry creates it.
         check_duplicates: Whether to raise an error when an epoch repeats a sample; see :func:`shardio.check.guard`.
-        device: Where batches are delivered, by :class:`shardio.DevicePrefetcher`; by default, they stay on the CPU.
+        device: The device to which :class:`shardio.DevicePrefetcher` copies batches; by default, they stay on the CPU.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -282,22 +284,22 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
         warnings.warn(NO_STATE, RuntimeWarning, stacklevel=2)
 
     def watch_memory(self, callback: MemoryCallback, *, num_held: int = 0) -> AbstractContextManager[None]:
-        """Call a function once for each block of memory that holds batches of the epochs that begin in the block.
+        """Call a function once for each piece of memory that holds batches of the epochs that begin in the context.
 
         Batches of other epochs lie in other memory.
 
         Args:
             callback: Receives the memory as a uint8 [n] array, and must not keep a reference to it.
-            num_held: How many batches the caller holds at a time, besides those that it has passed on. There is memory
-                for as many more batches then.
+            num_held: The number of batches that the caller holds at a time, besides those that it has passed on. The
+                loader then has memory for as many more batches.
         """
         return _find_own(self).watch_memory(callback, num_held=num_held)
 
     def start_workers(self) -> None:
         """Start the next epoch's worker processes now instead of when it begins, for example before building a model.
 
-        This does not wait for them. It does nothing if they are there already, without workers, or if the dataset's
-        own methods make the samples.
+        This does not wait for the processes. It does nothing if they are running already, if there are no workers, or
+        if the dataset's own methods make the samples.
         """
         with own_tensors():
             _find_own(self).find_executor(self).start_workers()
@@ -349,7 +351,6 @@ def _find_own(loader: Any) -> Extension:
 
 
 def _find_stateful(loader: Any) -> Extension | None:
-    """Return a loader's extension if that has a state."""
     extension = find_extension(loader)
     if extension is None or (extension.order is None and is_torchs(loader, extension.arguments.worker_method)):
         return None

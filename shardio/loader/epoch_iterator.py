@@ -1,7 +1,7 @@
-"""The iterators that users get, which count an epoch's batches, and what Accelerate needs of them.
+"""The iterators that users get, which count an epoch's batches.
 
-``Accelerator.prepare`` does not wrap a loader that already splits over ranks. So this module does what Accelerate's
-wrappers do: it reports the last batch to ``accumulate``, and the repeats in that batch to ``gather_for_metrics``.
+``Accelerator.prepare`` does not wrap a loader that already splits over ranks. So this module also does the work of
+Accelerate's wrappers: it reports the last batch to ``accumulate``, and the repeats in it to ``gather_for_metrics``.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class BegunEpoch:
     """An epoch that has begun.
 
     Attributes:
-        made: The executor, and what it was made from.
+        made: The executor and its settings.
         batches: The executor's batches.
         check: Raises an error if no further batch may be requested.
         is_latest: Returns whether no later epoch uses its workers.
         modes: Returns a context in which batches are made, with the modes of torch that apply to them.
         progress: Counts the batches; None if the order is not shardio's.
-        seed: The seed of shardio's order; otherwise, that of the workers, as torch draws it.
+        seed: The seed of shardio's order; otherwise, the seed of the workers, as torch draws it.
         length: Returns the number of this rank's batches in a full epoch.
     """
 
@@ -55,10 +55,10 @@ class BegunEpoch:
 
 
 class EpochStart(Protocol):
-    """Begins a loader's next epoch."""
+    """A function that begins a loader's next epoch."""
 
     def __call__(self, loader: Any, sampler: Any, *, made: Any) -> BegunEpoch:
-        """Begin it with the loader's ``_index_sampler``, and ``made`` as in the iterator's epoch before, or None."""
+        """Begin it with the loader's ``_index_sampler``, and ``made`` of the iterator's previous epoch, or None."""
 
 
 class LoaderIterator(_BaseDataLoaderIter):
@@ -102,7 +102,7 @@ class EpochIterator(LoaderIterator):
     In shardio's order, a batch counts when the user receives it. A failed batch counts when the user requests the next
     one, so a run that ends with the error resumes at that batch.
 
-    It does not hold the loader, which may hold it.
+    It does not refer to the loader, which may refer to it.
 
     Args:
         begin: Begins a loader's next epoch.
@@ -235,7 +235,6 @@ class WorkersIterator(EpochIterator, _MultiProcessingDataLoaderIter):
 
     @property
     def _shutdown(self) -> bool:  # type: ignore[override]  # torch's is an attribute
-        """Whether no further batch can be requested."""
         return self._is_over
 
     def _shutdown_workers(self) -> None:
@@ -264,7 +263,7 @@ def make_epoch_iterator(begin: EpochStart, loader: Any, *, owns_workers: bool) -
 
 
 def _draw(sampler: Any) -> Iterator[Any]:
-    """Return an iterator over what a sampler yields. The sampler is not asked before the first value."""
+    """Iterate over a sampler. Its ``__iter__`` is not called before the first value is requested."""
     yield from sampler
 
 
@@ -326,7 +325,6 @@ class PreparedEpoch(LoaderIterator):
         return progress
 
     def _leave(self) -> None:
-        """Remove the epoch from Accelerate's list of loaders in flight."""
         if self._is_listed:
             self._is_listed = False
             self._gradients.end()
@@ -337,10 +335,10 @@ class PreparedEpoch(LoaderIterator):
 
 
 def find_remainder(split: Split) -> int:
-    """Return how many samples of the last batches of all ranks ``gather_for_metrics`` must keep; 0 for all.
+    """Return the number of samples in the ranks' last batches that ``gather_for_metrics`` must keep; 0 for all.
 
-    It concatenates the batches by rank and truncates the result. If the repeats that pad the epoch are not at the end,
-    as in a shuffled epoch of three ranks, truncating would lose samples, so the repeats are kept.
+    That function concatenates the batches by rank and truncates the result. If the repeats that pad the epoch are not
+    at the end, as in a shuffled epoch of three ranks, truncating would lose samples, so the repeats are kept.
     """
     ranks = [replace(split, rank=rank) for rank in range(split.world_size)]
     last = [rank.batch(rank.num_batches - 1) for rank in ranks if rank.num_batches]
@@ -350,7 +348,7 @@ def find_remainder(split: Split) -> int:
 
 
 def check_parallelism(split: Split) -> None:
-    """Check that a loader that Accelerate has prepared gives each data-parallel rank a share of its own.
+    """Check that a loader that Accelerate has prepared gives each data-parallel rank its own share.
 
     Raises:
         ValueError: If ranks that must share their data, as in tensor parallelism, would get different samples.

@@ -1,4 +1,4 @@
-"""What shardio adds to torch's DataLoader: arguments, order, state and executor, in one attribute."""
+"""The extension of torch's DataLoader: arguments, order, state and executor, in one attribute."""
 
 from __future__ import annotations
 
@@ -51,142 +51,12 @@ from shardio.order import Cursor, Progress, Remainder, Split
 _READ = ("dataset", "batch_size", "sampler", "batch_sampler", "collate_fn", "num_workers")
 """Attributes of a loader that wrappers read during an epoch."""
 
-
-class MadeBatches:
-    """A loader's batches as its executor makes them, for wrappers that the loader's extension holds.
-
-    It has the attributes of the loader. What wrappers need of shardio comes from the extension, because subclasses of
-    the loader may use the names.
-
-    Args:
-        loader: The loader.
-        extension: Its extension.
-    """
-
-    counts_when_received = True
-
-    def __init__(self, loader: Any, extension: Extension) -> None:
-        # Weak, so that workers end as soon as the loader is released.
-        self._loader, self._extension = weakref.ref(loader), weakref.ref(extension)
-        self._attributes: dict[str, Any] = {}  # Of the loader, for an epoch that outlives it.
-
-    def __iter__(self) -> Iterator[Any]:
-        loader = self._find()
-        self._attributes = {name: getattr(loader, name) for name in _READ}
-        batches: Iterator[Any] = self._find_extension().iterate(loader)
-        return batches
-
-    def __len__(self) -> int:
-        return len(self._find())
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("_loader", "_extension", "_attributes"):  # Not set yet, for example during unpickling.
-            raise AttributeError(name)
-        if (loader := self._loader()) is None and name in self._attributes:
-            return self._attributes[name]
-        return getattr(loader, name)
-
-    def watch_memory(self, callback: MemoryCallback, *, num_held: int = 0) -> AbstractContextManager[None]:
-        """Call a function for the memory of the epochs that begin in the block; see DataLoader.watch_memory."""
-        return self._find_extension().watch_memory(callback, num_held=num_held)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the user's position."""
-        return self._find_extension().dump(self._find())
-
-    def _find(self) -> Any:
-        loader = self._loader()
-        assert loader is not None, "the loader lives until its first batch"
-        return loader
-
-    def _find_extension(self) -> Extension:
-        extension = self._extension()
-        assert extension is not None, "the loader keeps it"
-        return extension
-
-
-class DeliveredBatches(LoaderIterator):
-    """An iterator over the batches of a wrapper. It keeps the loader alive until the first batch begins the epoch.
-
-    Args:
-        delivery: The wrapper.
-        loader: The loader.
-        length: Returns the number of this rank's batches in a full epoch.
-    """
-
-    def __init__(self, delivery: Iterable[Any], loader: Any, length: Callable[[], int]) -> None:
-        self._delivery, self._length = delivery, length
-        self._loader = weakref.ref(loader)
-        self._reset(loader, first_iter=True)
-
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        """Begin the loader's next epoch."""
-        self._batches: Any = iter(self._delivery)
-        self._begins: Any = loader
-        self._adopt(loader, loader._index_sampler)
-
-    def __next__(self) -> Any:
-        batch = next(self._batches)
-        self._begins = None
-        self._num_yielded += 1
-        return batch
-
-    def __len__(self) -> int:
-        return self._length()
-
-    def _shutdown_workers(self) -> None:
-        """End the epoch and its workers. Frameworks call this."""
-        self._batches.close()
-        if (loader := self._loader()) is not None and loader._iterator is not None:
-            loader._iterator._shutdown_workers()
-
-
-def make_delivery(loader: Any, extension: Extension) -> Iterable[Any] | None:
-    """Return the wrapper over a loader's batches; None if the user asked for none.
-
-    Args:
-        loader: The loader.
-        extension: Its extension, whose arguments say what the user asked for.
-
-    Raises:
-        ValueError: If the device is not available.
-    """
-    arguments = extension.arguments
-    if not arguments.check_duplicates and arguments.device is None:
-        return None
-    batches: Iterable[Any] = MadeBatches(loader, extension)
-    if arguments.check_duplicates:
-        from shardio.check import guard
-
-        batches = guard(batches)
-    return batches if arguments.device is None else DevicePrefetcher(batches, arguments.device)
-
-
 _log = logging.getLogger("shardio")
 
 _NAME = "_shardio"
 """The only attribute of a loader that is shardio's and not one of its arguments."""
 
 Value = TypeVar("Value")
-
-
-class Shown(Generic[Value]):
-    """A read-only attribute of a loader that, unlike a property, lets subclasses and programs use its name.
-
-    Args:
-        find: Returns the attribute's value for a loader.
-    """
-
-    def __init__(self, find: Callable[[Any], Value]) -> None:
-        self._find = find
-        self.__doc__ = find.__doc__
-
-    @overload
-    def __get__(self, loader: None, owner: type) -> Shown[Value]: ...
-    @overload
-    def __get__(self, loader: object, owner: type) -> Value: ...
-    def __get__(self, loader: object, owner: type) -> Shown[Value] | Value:
-        return self if loader is None else self._find(loader)
 
 
 class Extension:
@@ -197,13 +67,13 @@ class Extension:
 
     Args:
         loader: The loader, whose attributes torch has set.
-        arguments: Those of its arguments that are shardio's.
+        arguments: The arguments that torch's loader does not have.
 
     Attributes:
         owner: Returns the loader; None if that is gone, or if this is the extension of a copy.
-        arguments: As above.
-        order: The loader's order; None if that is not shardio's.
-        epochs: Where the loader's epochs begin, if the order is not shardio's.
+        arguments: The arguments that torch's loader does not have.
+        order: The loader's order; None if it is not shardio's.
+        epochs: The positions at which the loader's epochs begin, if the order is not shardio's.
         delivery: The wrapper over the loader's batches; None if the user asked for none.
         is_in_accelerate: Whether Accelerate has prepared the loader.
 
@@ -221,8 +91,8 @@ class Extension:
         self._latest: object = None  # A token for the latest epoch.
         self._persistent: Callable[[], EpochIterator | None] = _none  # The iterator whose workers persist.
         self._warned_of = set[Split]()  # Epochs without batches.
-        self._made: tuple[ExecutorSettings, Executor] | None = None  # The latest executor, and what it was made from.
-        self._watches: list[BufferWatch] = []  # Those of the epoch that begins.
+        self._made: tuple[ExecutorSettings, Executor] | None = None  # The latest executor, and its settings.
+        self._watches: list[BufferWatch] = []  # For the epoch that begins.
         check_samplers_dataset(loader.dataset, _find_drawing_sampler(loader), compares_digests=True)
         check_policy(
             arguments.on_error,
@@ -274,7 +144,7 @@ class Extension:
 
     def iterate(self, loader: Any) -> Any:
         """Begin the loader's next epoch and return an iterator over its batches, on the CPU."""
-        # As in torch, all iterators of persistent workers are one object. In shardio's order, each has an epoch.
+        # As in torch, all iterators of persistent workers are one object. In shardio's order, each has its own epoch.
         return TorchDataLoader.__iter__(loader) if self.order is None else loader._get_iterator()
 
     def make_iterator(self, loader: Any) -> Any:
@@ -307,11 +177,11 @@ class Extension:
         return self.split(Cursor(epoch=0), batch_size=batch_size, drop_last=drop_last).num_batches
 
     def find_length(self, loader: Any, sampler: Any = None) -> Callable[[], int]:
-        """Return the length of the loader's iterators, which does not need the loader any more.
+        """Return a function that returns the length of the loader's iterators, without needing the loader.
 
         Args:
             loader: The loader.
-            sampler: What they draw from; by default, the loader's ``_index_sampler``.
+            sampler: The sampler that they draw from; by default, the loader's ``_index_sampler``.
         """
         if self.order is None:
             # Not the loader's length: like torch, do not ask an iterable dataset for its own.
@@ -325,7 +195,7 @@ class Extension:
         return self.order.ordered.dump_cursor(self.order.update_counter().now)
 
     def load(self, loader: Any, state: dict[str, Any]) -> None:
-        """Begin the next epoch where a state says.
+        """Begin the next epoch at the position of a state.
 
         Raises:
             StateError: If the state does not fit the loader.
@@ -351,7 +221,7 @@ class Extension:
         Args:
             loader: The loader.
             sampler: Its ``_index_sampler``.
-            made: That of the iterator's epoch before; None for its first one.
+            made: The executor of the iterator's previous epoch, and its settings; None for its first epoch.
         """
         if made is not None:
             self._made = made  # Each of several iterators with persistent workers has an executor of its own.
@@ -448,9 +318,136 @@ def extend(loader: Any, arguments: OwnArguments) -> None:
 
 
 def _find_drawing_sampler(loader: Any) -> Any:
-    """Return the sampler of single samples."""
     return getattr(loader.batch_sampler, "sampler", loader.sampler)
 
 
 def _none() -> None:
-    """Return None, like a weak reference to what no longer exists."""
+    """Return None, like a dead weak reference."""
+
+
+class Shown(Generic[Value]):
+    """A read-only attribute of a loader that, unlike a property, lets subclasses and programs use its name.
+
+    Args:
+        find: Returns the attribute's value for a loader.
+    """
+
+    def __init__(self, find: Callable[[Any], Value]) -> None:
+        self._find = find
+        self.__doc__ = find.__doc__
+
+    @overload
+    def __get__(self, loader: None, owner: type) -> Shown[Value]: ...
+    @overload
+    def __get__(self, loader: object, owner: type) -> Value: ...
+    def __get__(self, loader: object, owner: type) -> Shown[Value] | Value:
+        return self if loader is None else self._find(loader)
+
+
+def make_delivery(loader: Any, extension: Extension) -> Iterable[Any] | None:
+    """Return the wrapper over a loader's batches; None if the user asked for none.
+
+    Args:
+        loader: The loader.
+        extension: Its extension, whose arguments say what the user asked for.
+
+    Raises:
+        ValueError: If the device is not available.
+    """
+    arguments = extension.arguments
+    if not arguments.check_duplicates and arguments.device is None:
+        return None
+    batches: Iterable[Any] = MadeBatches(loader, extension)
+    if arguments.check_duplicates:
+        from shardio.check import guard
+
+        batches = guard(batches)
+    return batches if arguments.device is None else DevicePrefetcher(batches, arguments.device)
+
+
+class MadeBatches:
+    """A loader's batches as its executor makes them, for wrappers that the loader's extension holds.
+
+    It has the attributes of the loader. Its own methods call the extension, not the loader, because subclasses of the
+    loader may use the same names.
+
+    Args:
+        loader: The loader.
+        extension: Its extension.
+    """
+
+    counts_when_received = True
+
+    def __init__(self, loader: Any, extension: Extension) -> None:
+        # Weak: workers end as soon as the loader is released.
+        self._loader, self._extension = weakref.ref(loader), weakref.ref(extension)
+        self._attributes: dict[str, Any] = {}  # Of the loader, for an epoch that outlives it.
+
+    def __iter__(self) -> Iterator[Any]:
+        loader = self._find()
+        self._attributes = {name: getattr(loader, name) for name in _READ}
+        batches: Iterator[Any] = self._find_extension().iterate(loader)
+        return batches
+
+    def __len__(self) -> int:
+        return len(self._find())
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_loader", "_extension", "_attributes"):  # Not set yet, for example during unpickling.
+            raise AttributeError(name)
+        if (loader := self._loader()) is None and name in self._attributes:
+            return self._attributes[name]
+        return getattr(loader, name)
+
+    def watch_memory(self, callback: MemoryCallback, *, num_held: int = 0) -> AbstractContextManager[None]:
+        """Call a function for the memory of the epochs that begin in the block; see DataLoader.watch_memory."""
+        return self._find_extension().watch_memory(callback, num_held=num_held)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the user's position."""
+        return self._find_extension().dump(self._find())
+
+    def _find(self) -> Any:
+        loader = self._loader()
+        assert loader is not None, "the loader lives until its first batch"
+        return loader
+
+    def _find_extension(self) -> Extension:
+        extension = self._extension()
+        assert extension is not None, "the loader keeps it"
+        return extension
+
+
+class DeliveredBatches(LoaderIterator):
+    """An iterator over the batches of a wrapper. It keeps the loader alive until the first batch begins the epoch.
+
+    Args:
+        delivery: The wrapper.
+        loader: The loader.
+        length: Returns the number of this rank's batches in a full epoch.
+    """
+
+    def __init__(self, delivery: Iterable[Any], loader: Any, length: Callable[[], int]) -> None:
+        self._delivery, self._length = delivery, length
+        self._loader = weakref.ref(loader)
+        self._reset(loader, first_iter=True)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._batches: Any = iter(self._delivery)
+        self._begins: Any = loader
+        self._adopt(loader, loader._index_sampler)
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        self._begins = None
+        self._num_yielded += 1
+        return batch
+
+    def __len__(self) -> int:
+        return self._length()
+
+    def _shutdown_workers(self) -> None:
+        """End the epoch and its workers. Frameworks call this."""
+        self._batches.close()
+        if (loader := self._loader()) is not None and loader._iterator is not None:
+            loader._iterator._shutdown_workers()

@@ -20,6 +20,9 @@ from functools import cache
 from shardio.errors import copy_mark
 from shardio.process import call_at_fork
 
+PATIENCE_S = 5.0
+"""The time, in seconds, that Python's shutdown waits for batches that other threads have requested."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
@@ -40,7 +43,7 @@ class Failure:
         return self.error
 
     def renewed(self) -> Failure:
-        """Return the same failure with an error of its own, for one that is raised several times.
+        """Return the same failure with a copy of the error, for one that is raised several times.
 
         An error's traceback holds every frame that it has passed, and so the loader that has raised it.
         """
@@ -72,10 +75,6 @@ def _as_runtime_error(error: BaseException) -> BaseException:
     portable = RuntimeError(f"{type(error).__name__}: {error}")
     copy_mark(error, portable)
     return portable
-
-
-PATIENCE_S = 5.0
-"""How long Python's shutdown waits for batches that other threads have requested."""
 
 
 class _Gate:

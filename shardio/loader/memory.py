@@ -20,7 +20,7 @@ from shardio.images import holds_images
 from shardio.transforms import Ragged
 
 MIN_BYTES = 4096
-"""Smaller pieces of memory, except images, are not stored in buffers, so that keeping them does not keep a buffer."""
+"""Smaller pieces of memory, except images, are not stored in buffers. Otherwise, keeping one would keep a buffer."""
 
 ALIGNMENT = 4096
 """Each array begins on its own page."""
@@ -117,8 +117,8 @@ def as_stored(name: str, value: Any) -> NDArray[Any] | None:
     """Return a value as the array that a buffer can store, without a copy; None if it can store none.
 
     Args:
-        name: The name of the value's field. Images are uint8 arrays [height, width, 3], tensors uint8 [3, height,
-            width], or whatever a transform returned; only for images is the difference between the first two undone.
+        name: The name of the value's field. An image is a uint8 array [height, width, 3], a uint8 tensor [3, height,
+            width], or any other result of a transform. Only in fields of images, such tensors become such arrays.
         value: The value.
     """
     if isinstance(value, Ragged):
@@ -149,6 +149,6 @@ def _as_array(tensor: Any) -> NDArray[Any] | None:
     torch = sys.modules["torch"]
     try:
         array: NDArray[Any] = tensor.as_subclass(torch.Tensor).numpy()
-    except (RuntimeError, TypeError):  # It needs a gradient, is on another device, sparse, or of a dtype of torch's.
+    except (RuntimeError, TypeError):  # It needs a gradient, is on another device or sparse, or numpy lacks its dtype.
         return None
     return array

@@ -1,9 +1,9 @@
-"""Values of any structure between processes: a pickle, and the memory of its tensors and arrays.
+"""Pickles whose tensors and arrays keep their memory out of band, to send values of any type between processes.
 
-Tensors keep their strides, and tensors that share memory still share it. Values other than dense CPU tensors and arrays
-are pickled, with the memory of the storages in them taken out, too.
+As with the buffers of pickle protocol 5, the memory of tensors, arrays and storages stays outside the pickle, in
+*pieces*. Unlike with that protocol, tensors keep their strides, and tensors that share memory still share it.
 
-The memory is in a buffer, in memory made for this value alone or, if it is small, beside the structure.
+A large piece lies in a batch buffer, or in memory made for this value alone. A small one travels with the pickle.
 """
 
 from __future__ import annotations
@@ -23,18 +23,150 @@ from torch.storage import TypedStorage
 from shardio.loader.memory import MIN_BYTES
 
 ALIGNMENT = 64
-"""Where pieces begin in a buffer, in bytes: a multiple of the size of a cache line, and of every dtype."""
+"""The alignment of pieces in a buffer, in bytes: a multiple of the size of a cache line, and of every dtype."""
 
 Memory = NDArray[np.uint8]
 
 
+def pack(value: Any, arena: Arena | None, make_memory: Callable[[int], Memory]) -> OutOfBandPickle:
+    """Pickle a value, and place its pieces.
+
+    Args:
+        value: Any value that can be pickled.
+        arena: A buffer for the large pieces. Those that are already there are not copied. None if there is no buffer.
+        make_memory: Returns memory of n bytes, for pieces that do not fit into the arena.
+    """
+    pickled, memories = take_memory_out(value)
+    pieces = [Piece(content=memory.tobytes() if len(memory) < MIN_BYTES else None) for memory in memories]
+    large = [(piece, memory) for piece, memory in zip(pieces, memories, strict=True) if piece.content is None]
+    num_bytes = sum(_align(len(memory)) for _, memory in large)
+    is_in_buffer = arena is not None and _place(large, arena)
+    if large and not is_in_buffer:
+        _place(large, Arena(make_memory(num_bytes)))
+    return OutOfBandPickle(pickle=pickled, pieces=pieces, num_bytes=num_bytes, is_in_buffer=is_in_buffer)
+
+
+def unpack(pickled: OutOfBandPickle, memories: Sequence[Memory | None]) -> Any:
+    """Return the value of a pickle.
+
+    Args:
+        pickled: The pickle.
+        memories: The memory of each piece, uint8 [n]; None for pieces that travelled with the pickle.
+    """
+    pieces = [
+        memory if piece.content is None else np.array(memoryview(piece.content), np.uint8)
+        for piece, memory in zip(pickled.pieces, memories, strict=True)
+    ]
+    return put_memory_back(pickled.pickle, [torch.from_numpy(piece) for piece in pieces])
+
+
 @dataclass(kw_only=True, eq=False)
-class Structure:
-    """A value without its memory.
+class OutOfBandPickle:
+    """A pickled value and its pieces, the large ones out of band.
+
+    Attributes:
+        pickle: The value without any piece.
+        pieces: The pieces.
+        num_bytes: The number of bytes that the large pieces need in a buffer.
+        is_in_buffer: Whether they are in the buffer that was given; otherwise they are in memory of their own.
+    """
+
+    pickle: Pickle
+    pieces: list[Piece]
+    num_bytes: int
+    is_in_buffer: bool
+
+
+@dataclass(kw_only=True, eq=False)
+class Piece:
+    """The memory of a tensor, an array or a storage.
+
+    Attributes:
+        content: The bytes, if they travel with the pickle.
+        span: Otherwise, their place in the buffer: the first byte, and the one after the last.
+    """
+
+    content: bytes | None = None
+    span: tuple[int, int] = (0, 0)
+
+
+class Arena:
+    """The memory of a buffer, given out piece by piece.
+
+    Args:
+        memory: uint8 [n].
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self._stop = 0
+
+    def take(self, num_bytes: int) -> Memory | None:
+        """Return a piece that was not given out before; None if there is not enough left."""
+        start = _align(self._stop)
+        if start + num_bytes > len(self.memory):
+            return None
+        self._stop = start + num_bytes
+        return self.memory[start : self._stop]
+
+    def find(self, piece: Memory) -> tuple[int, int] | None:
+        """Return a piece's first byte in this memory, and the one after its last; None if it is elsewhere."""
+        start: int = piece.ctypes.data - self.memory.ctypes.data
+        return (start, start + len(piece)) if 0 <= start <= len(self.memory) - len(piece) else None
+
+
+def _place(pieces: Sequence[tuple[Piece, Memory]], arena: Arena) -> bool:
+    """Copy pieces into an arena, unless they are there; return whether they fit."""
+    for piece, memory in pieces:
+        if (span := arena.find(memory)) is None:
+            taken = arena.take(len(memory))
+            if taken is None:
+                return False
+            taken[...] = memory
+            span = arena.find(taken)
+            assert span is not None, "it was taken from there"
+        piece.span = span
+    return True
+
+
+def _align(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def take_memory_out(value: Any) -> tuple[Pickle, list[Memory]]:
+    """Pickle a value without its memory.
+
+    Returns:
+        The pickle, and its pieces, uint8 [n] each. The piece of a storage has only the bytes that the value uses.
+
+    Raises:
+        RuntimeError: If a tensor in it is a part of a graph of gradients, as in torch's queues.
+    """
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump(value)
+    storages = pickler.storages.values()
+    pickled = Pickle(content=file.getvalue(), starts=[storage.start for storage in storages])
+    return pickled, [storage.read() for storage in storages]
+
+
+def put_memory_back(pickled: Pickle, pieces: Sequence[torch.Tensor]) -> Any:
+    """Return the value of a pickle.
+
+    Args:
+        pickled: The pickle.
+        pieces: Its pieces, uint8 [n] each. The value's tensors are views of them; its arrays are copies.
+    """
+    return _Unpickler(pickled, pieces).load()
+
+
+@dataclass(kw_only=True, eq=False)
+class Pickle:
+    """A pickled value, without its out-of-band pieces.
 
     Attributes:
         content: The pickle.
-        starts: The first byte of each piece of memory, counted from the beginning of its storage.
+        starts: The first byte of each piece, counted from the beginning of its storage.
     """
 
     content: bytes
@@ -42,10 +174,10 @@ class Structure:
 
 
 class _Gap(NamedTuple):
-    """The place of a tensor, an array or a storage.
+    """The place of a tensor, an array or a storage in a pickle.
 
     Attributes:
-        piece_index: Its piece of memory.
+        piece_index: The index of its piece.
         dtype: The name of torch's dtype, or numpy's for arrays; "" for a storage.
         is_array: Whether it is an array.
         offset: Its first byte, counted from the beginning of the storage.
@@ -61,30 +193,6 @@ class _Gap(NamedTuple):
     strides: tuple[int, ...] = ()
 
 
-def take_memory_out(value: Any) -> tuple[Structure, list[Memory]]:
-    """Return a value without its memory, and the memory, uint8 [n] each: of a storage, the bytes that are used.
-
-    Raises:
-        RuntimeError: If a tensor in it is a part of a graph of gradients, as in torch's queues.
-    """
-    file = io.BytesIO()
-    packer = _Packer(file)
-    packer.dump(value)
-    storages = packer.storages.values()
-    structure = Structure(content=file.getvalue(), starts=[storage.start for storage in storages])
-    return structure, [storage.read() for storage in storages]
-
-
-def put_memory_back(structure: Structure, pieces: Sequence[torch.Tensor]) -> Any:
-    """Return the value.
-
-    Args:
-        structure: The value without its memory.
-        pieces: The memory, uint8 [n] each. Its tensors are views of it; its arrays are copies.
-    """
-    return _Unpacker(structure, pieces).load()
-
-
 class _Storage:
     """The bytes of a storage, or of an array, that a value uses."""
 
@@ -93,36 +201,38 @@ class _Storage:
         self.start, self._stop = len(memory), 0
 
     def cover(self, start: int, stop: int) -> None:
-        """Include some bytes. A piece begins where any dtype may begin."""
+        # A piece begins where any dtype may begin.
         self.start, self._stop = min(self.start, start // ALIGNMENT * ALIGNMENT), max(self._stop, stop)
 
     def read(self) -> Memory:
-        """Return the bytes that are used."""
         return self._memory[self.start : max(self._stop, self.start)]
 
 
-class _Packer(pickle.Pickler):
+class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, 5)
         # By the address and size of their memory, or by the id of an array.
         self.storages: dict[tuple[int, ...], _Storage] = {}
         self._indices: dict[tuple[int, ...], int] = {}
-        self._kept: list[Any] = []  # So that no other object gets the id or the address of an earlier one.
+        self._kept: list[Any] = []  # Otherwise a new object might get the id or the address of an earlier one.
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how to pickle a value. It is not called for numbers, strings and containers, as persistent ids are."""
+        """Return how to pickle a value.
+
+        Unlike ``persistent_id``, this method is not called for numbers, strings and containers.
+        """
         kind, gap = type(value), None
         if kind is torch.Tensor:
-            gap = self._pack_tensor(value)
+            gap = self._take_tensor(value)
         elif kind is np.ndarray:
-            gap = self._pack_array(value)
+            gap = self._take_array(value)
         elif kind is TypedStorage:  # Of a tensor that is not plain, such as a Parameter.
             return _make_typed, (value._untyped_storage, value.dtype)  # Its public method warns.
         elif kind is torch.UntypedStorage and value.device.type == "cpu":
             gap = _Gap(piece_index=self._add(_identify(value), value, 0, value.nbytes()))
         return NotImplemented if gap is None else (_fill, gap)
 
-    def _pack_tensor(self, tensor: torch.Tensor) -> _Gap | None:
+    def _take_tensor(self, tensor: torch.Tensor) -> _Gap | None:
         if tensor.requires_grad and not tensor.is_leaf:
             raise RuntimeError(
                 "a tensor that needs a gradient and is not a leaf cannot be sent to another process: call detach() "
@@ -144,7 +254,7 @@ class _Packer(pickle.Pickler):
             strides=tensor.stride(),
         )
 
-    def _pack_array(self, array: NDArray[Any]) -> _Gap | None:
+    def _take_array(self, array: NDArray[Any]) -> _Gap | None:
         if array.nbytes < MIN_BYTES or array.dtype.kind not in "biufc" or not array.dtype.isnative:
             return None
         is_transposed = array.flags.f_contiguous and not array.flags.c_contiguous
@@ -170,14 +280,14 @@ class _Packer(pickle.Pickler):
         return self._indices[key]
 
 
-class _Unpacker(pickle.Unpickler):
-    def __init__(self, structure: Structure, pieces: Sequence[torch.Tensor]) -> None:
-        super().__init__(io.BytesIO(structure.content))
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, pickled: Pickle, pieces: Sequence[torch.Tensor]) -> None:
+        super().__init__(io.BytesIO(pickled.content))
         # Not a method: the unpickler keeps it, so the memory would stay until Python looks for cycles.
-        self._fill = partial(_fill_from, structure.starts, pieces)
+        self._fill = partial(_fill_from, pickled.starts, pieces)
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a name stands for: instead of :func:`_fill`, what has the memory."""
+        """Return the object of a name, and for :func:`_fill` a function that has the pieces."""
         return self._fill if (module, name) == (__name__, _fill.__name__) else super().find_class(module, name)
 
 
@@ -187,7 +297,6 @@ def _fill(*values: Any) -> Any:
 
 
 def _fill_from(starts: Sequence[int], pieces: Sequence[torch.Tensor], *values: Any) -> Any:
-    """Return the tensor, array or storage of a gap."""
     gap = _Gap(*values)
     piece = pieces[gap.piece_index]
     if gap.is_array:
@@ -207,114 +316,9 @@ def _make_typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> TypedStora
 
 
 def _identify(storage: torch.UntypedStorage) -> tuple[int, int]:
-    """Return what tells a storage from others: storages of arrays that begin at the same address may end elsewhere."""
+    # Storages of arrays that begin at the same address may end at different ones.
     return storage.data_ptr(), storage.nbytes()
 
 
 def _as_tensor(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage)
-
-
-@dataclass(kw_only=True, eq=False)
-class Piece:
-    """A piece of memory.
-
-    Attributes:
-        content: The bytes, if they travel in the parcel.
-        span: Otherwise, where they are in the buffer: the first byte, and the one after the last.
-    """
-
-    content: bytes | None = None
-    span: tuple[int, int] = (0, 0)
-
-
-@dataclass(kw_only=True, eq=False)
-class Parcel:
-    """A value without its large pieces of memory.
-
-    Attributes:
-        structure: The value without any.
-        pieces: Its memory.
-        num_bytes: How many bytes of a buffer the pieces need.
-        is_in_buffer: Whether they are in the buffer that was given; otherwise they are in memory of their own.
-    """
-
-    structure: Structure
-    pieces: list[Piece]
-    num_bytes: int
-    is_in_buffer: bool
-
-
-class Arena:
-    """The memory of a buffer, which is given out piece by piece.
-
-    Args:
-        memory: uint8 [n].
-    """
-
-    def __init__(self, memory: Memory) -> None:
-        self.memory = memory
-        self._stop = 0
-
-    def take(self, num_bytes: int) -> Memory | None:
-        """Return a piece that was not given out before; None if there is not enough left."""
-        start = _align(self._stop)
-        if start + num_bytes > len(self.memory):
-            return None
-        self._stop = start + num_bytes
-        return self.memory[start : self._stop]
-
-    def find(self, piece: Memory) -> tuple[int, int] | None:
-        """Return where in this memory a piece is: its first byte, and the one after its last; None if elsewhere."""
-        start: int = piece.ctypes.data - self.memory.ctypes.data
-        return (start, start + len(piece)) if 0 <= start <= len(self.memory) - len(piece) else None
-
-
-def pack(value: Any, arena: Arena | None, make_memory: Callable[[int], Memory]) -> Parcel:
-    """Return a value as a parcel.
-
-    Args:
-        value: Any value that can be pickled.
-        arena: A buffer for its memory; what is there already is not copied. None if there is no buffer.
-        make_memory: Returns memory of n bytes, for what does not fit into the arena.
-    """
-    structure, memories = take_memory_out(value)
-    pieces = [Piece(content=memory.tobytes() if len(memory) < MIN_BYTES else None) for memory in memories]
-    large = [(piece, memory) for piece, memory in zip(pieces, memories, strict=True) if piece.content is None]
-    num_bytes = sum(_align(len(memory)) for _, memory in large)
-    is_in_buffer = arena is not None and _place(large, arena)
-    if large and not is_in_buffer:
-        _place(large, Arena(make_memory(num_bytes)))
-    return Parcel(structure=structure, pieces=pieces, num_bytes=num_bytes, is_in_buffer=is_in_buffer)
-
-
-def unpack(parcel: Parcel, memories: Sequence[Memory | None]) -> Any:
-    """Return the value.
-
-    Args:
-        parcel: The value without its large pieces of memory.
-        memories: The memory of each piece, uint8 [n]; None for pieces that travelled in the parcel.
-    """
-    pieces = [
-        memory if piece.content is None else np.array(memoryview(piece.content), np.uint8)
-        for piece, memory in zip(parcel.pieces, memories, strict=True)
-    ]
-    return put_memory_back(parcel.structure, [torch.from_numpy(piece) for piece in pieces])
-
-
-def _place(pieces: Sequence[tuple[Piece, Memory]], arena: Arena) -> bool:
-    """Copy pieces into an arena, unless they are there; return whether they fit."""
-    for piece, memory in pieces:
-        if (span := arena.find(memory)) is None:
-            taken = arena.take(len(memory))
-            if taken is None:
-                return False
-            taken[...] = memory
-            span = arena.find(taken)
-            assert span is not None, "it was taken from there"
-        piece.span = span
-    return True
-
-
-def _align(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT

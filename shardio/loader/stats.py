@@ -1,4 +1,4 @@
-"""Statistics of an epoch: what was delivered, and how long each stage took."""
+"""Statistics of an epoch: the delivered batches and samples, and the time of each stage."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class LoaderStats:
         num_samples: The number of samples in them.
         elapsed_s: The time from ``iter(loader)`` to the last batch.
         first_batch_s: The time from ``iter(loader)`` to the first batch; None before it.
-        wait_for_data_s: How long the training process waited for batches.
+        wait_for_data_s: The time that the training process waited for batches.
         num_workers: The number of workers; 0 if the calling process makes the batches.
         read_s: The time for reading bytes, summed over all workers.
-        transform_s: The time for reading images' headers and drawing the transforms' parameters, or in your own code
-            if there is some, summed over all workers.
+        transform_s: The time for reading images' headers and drawing the transforms' parameters or, if there is some,
+            in your own code, summed over all workers.
         python_s: The time in your own code: transforms, decoders and ``collate_fn``, summed over all workers.
-        in_python: The names of these.
-        recognised: Those of shardio's transforms that replace what another library's pipeline begins with.
+        in_python: The names of your transforms, decoders and ``collate_fn``.
+        recognised: The names of shardio's transforms that replace the first steps of another library's pipeline.
         decode_s: The time for decoding, cropping and resizing, summed over all workers.
         idle_s: The time that workers waited for a chunk, summed over all workers. They wait while the loader is ahead
             of the training.
@@ -92,7 +92,7 @@ class Tally:
 
     @property
     def num_bad(self) -> int:
-        """How many samples were replaced or skipped."""
+        """The number of samples that were replaced or skipped."""
         return self.num_replaced + self.num_skipped
 
     def count_batch(self, num_samples: int, num_images_by_decoder: Counter[DecoderName], wait_s: float) -> None:
@@ -109,7 +109,7 @@ class Tally:
             warnings.warn(f"gray images store other numbers than uint8: {CLIPPED_ADVICE}", stacklevel=2)
 
     def sum_up(self) -> LoaderStats:
-        """Return the figures so far."""
+        """Return the statistics so far."""
         return LoaderStats(
             num_batches=self.num_batches,
             num_samples=self.num_samples,

@@ -1,13 +1,12 @@
-"""The epoch's order: from positions to samples, by arithmetic.
+"""The orders of an epoch, which map positions to samples by arithmetic.
 
-The shards are permuted and laid end to end: this is the tape. The tape is cut into lanes, each lane is shuffled
-in consecutive windows, and positions alternate between the lanes. Only the table of shard sizes is in memory.
-Each position is computed independently, so an epoch can begin anywhere at no cost.
+The permuted shards are laid end to end: this is the tape. The tape is cut into lanes, each lane is shuffled in
+consecutive windows, and positions alternate between the lanes. Only the table of shard sizes is in memory. Each
+position is computed independently, so an epoch can begin anywhere at no cost. Streams have an order of their own: a
+worker shuffles its shards, and then windows of the samples that it reads.
 
-To change the order, also increment ``STATE_VERSION`` in ``state.py``, so that no run resumes in an order that it did
-not begin with, and run ``tools/freeze_orders.py``.
-
-To change the order, also increment ``STATE_VERSION``, so that no run resumes in an order that it did not begin with.
+When you change an order, also increment its ``STATE_VERSION``, in ``state.py`` or ``datasets/stream_dataset.py``.
+Otherwise, a run could resume in another order than the one it began with. Then run ``tools/freeze_orders.py``.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ MIN_WINDOW = 4096
 """The smallest default window, in samples, for datasets of many small shards."""
 
 MAX_LANES = 8
-"""The largest default number of lanes. With SHARDS_PER_WINDOW, it limits how many shards a rank has open."""
+"""The largest default number of lanes. With SHARDS_PER_WINDOW, it limits the number of shards that a rank has open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderSettings:
-    """How an epoch is ordered. The order never depends on the world size, the workers or the batch size.
+    """The order of epochs. It never depends on the world size, the workers or the batch size.
 
     Attributes:
         shuffle: Whether the epoch is shuffled. If not, position p holds sample p.
         seed: The user's seed, 0 <= seed < 2**63.
-        lanes: L, the number of stretches of the tape between which positions alternate.
+        lanes: L, the number of equal pieces of the tape between which positions alternate.
         window: The number of neighbouring samples of a lane that are shuffled together.
     """
 
@@ -156,7 +155,7 @@ class EpochOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOrder:
-    """The order of one worker's samples.
+    """The order of the samples that one worker reads from streams.
 
     Attributes:
         num_shards: The number of shards of all ranks.
@@ -192,7 +191,7 @@ class StreamOrder:
         Args:
             epoch: The epoch.
             window: The window's number among those of the worker.
-            num_samples: How many samples it has.
+            num_samples: The number of samples in it.
         """
         rows = np.arange(num_samples, dtype=np.int64)
         if not self.shuffle:

@@ -82,7 +82,7 @@ def shards_of(samples: NDArray[np.int64], shard_sizes: NDArray[np.int64]) -> NDA
 
 
 def mean_displacement(order: NDArray[np.int64]) -> float:
-    """Return the mean of abs(position - sample) / N: how far samples move from manifest order.
+    """Return the mean distance of samples from their places in manifest order, abs(position - sample) / N.
 
     It is 0 for an unshuffled order, and about 1/3 (exactly (1 - 1/N**2) / 3 on average) for a global shuffle. Moving
     whole shards is enough to reach 1/3, so this measure does not show whether samples of a shard are separated.
@@ -96,8 +96,8 @@ def mean_displacement(order: NDArray[np.int64]) -> float:
 def mean_separation(order: NDArray[np.int64], shard_sizes: NDArray[np.int64]) -> float:
     """Return the mean of abs(p - q) / N over all pairs of neighbours in a shard, where p and q are their positions.
 
-    It shows how far the order separates neighbours on disk, which may belong to the same class or video. It is 1 / N
-    for shards that are read in sequence, about 1/3 for a global shuffle, and NaN if no shard has two samples.
+    It shows the separation of neighbours on disk, which may belong to the same class or video. It is 1 / N for shards
+    that are read in sequence, about 1/3 for a global shuffle, and NaN if no shard has two samples.
 
     Args:
         order: int64 [N], the sample at each position.
@@ -139,7 +139,7 @@ def ideal_same_shard_chance(shard_sizes: NDArray[np.int64]) -> float:
 
 
 def count_open_shards(shards: NDArray[np.int64]) -> tuple[float, int]:
-    """Return how many shards one rank has open at once: the mean and the maximum over the samples that it reads.
+    """Return the number of shards that one rank has open at once: the mean and the maximum over its samples.
 
     A shard is open from the first to the last of its samples that the rank reads, inclusive. So the maximum is the
     number of shards that a rank must keep, as open files or in a cache, to fetch none of them twice.
@@ -158,7 +158,7 @@ def count_open_shards(shards: NDArray[np.int64]) -> tuple[float, int]:
 def read_factor(
     shards_of_ranks: Sequence[NDArray[np.int64]], shard_sizes: NDArray[np.int64], shard_bytes: NDArray[np.int64]
 ) -> float:
-    """Return how many bytes a rank reads for each byte of its samples, if it can only fetch whole shards.
+    """Return the number of bytes that a rank reads for each byte of its samples, if it can only fetch whole shards.
 
     This is the size of all shards that a rank reads from in the epoch, divided by the size of its samples. A sample
     counts with the average size of the samples in its shard. Both sizes are summed over all ranks.

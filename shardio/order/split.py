@@ -1,8 +1,8 @@
 """The split: the positions of an epoch that one rank reads, batch by batch.
 
-With world size W and B samples per rank, step t holds W * B consecutive positions, counted from the cursor
-where the epoch began or resumed. Every rank takes its share of each step. The samples after the last
-full step are split by the same rule. Worker k of n makes the batches t with t mod n == k.
+With world size W and B samples per rank, step t holds W * B consecutive positions, counted from the cursor at which the
+epoch began or resumed. Every rank takes its share of each step. The samples after the last full step are split by the
+same rule. Worker k of n makes the batches t with t mod n == k.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 from shardio.order.epoch_order import EpochOrder
 
 Remainder = Literal["pad", "mask", "keep", "drop"]
-"""What happens to the samples that do not fill a step. See :class:`Split`."""
+"""The treatment of samples that do not fill a step. See :class:`Split`."""
+
+POSITIONS_AT_ONCE = 4096
+"""The smallest number of positions whose order is computed at once, apart from the last ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +77,7 @@ class Split:
         return first + stride * np.arange(count, dtype=np.int64)
 
     def position_after(self, num_batches: int) -> int:
-        """Return the cursor's position once every rank has received ``num_batches`` batches, or all of its batches."""
+        """Return the cursor's position after every rank has received ``num_batches`` batches, or all of its batches."""
         position = self.start + num_batches * self._step_size
         return self.num_samples if position >= self.stop else position
 
@@ -99,10 +102,6 @@ class Split:
         quotient, num_longer = divmod(stop - start, self.world_size)
         first = start + self.rank * quotient + min(self.rank, num_longer)
         return first, quotient + (self.rank < num_longer), 1
-
-
-POSITIONS_AT_ONCE = 4096
-"""The smallest number of positions whose order is computed at once, apart from the last ones."""
 
 
 def iterate_steps(

@@ -11,6 +11,9 @@ from shardio.order.epoch_order import OrderSettings
 from shardio.order.split import Split
 from shardio.values import check_integer
 
+STATE_VERSION = 1
+"""The version of the order, and of the state's format. A state resumes only in the order in which it was saved."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
@@ -25,8 +28,8 @@ class Progress:
     """A rank's progress in an epoch.
 
     Attributes:
-        cursor: Where the epoch began.
-        split: The rank's share from there on.
+        cursor: The start of the epoch.
+        split: The rank's share from the cursor on.
         num_batches: The number of delivered batches.
         is_finished: Whether another batch was requested after the last one.
     """
@@ -38,7 +41,7 @@ class Progress:
 
     @property
     def now(self) -> Cursor:
-        """The cursor once every rank has received this many batches, or all of its batches."""
+        """The cursor after every rank has received this many batches, or all of its batches."""
         # With `keep`, a rank may finish before the others. Its epoch then ends when it requests another batch.
         position = self.split.num_samples if self.is_finished else self.split.position_after(self.num_batches)
         return Cursor(epoch=self.cursor.epoch, position=position)
@@ -68,7 +71,7 @@ class EpochCounter:
     then has no samples left.
 
     Attributes:
-        next: Where the next epoch begins.
+        next: The start of the next epoch.
         progress: The progress of the latest epoch; None before the first one and after ``load``.
     """
 
@@ -104,12 +107,12 @@ class EpochCounter:
         self.progress = None
 
     def find_start(self, num_samples: int) -> Cursor:
-        """Return where the next epoch begins, given the number of samples in an epoch."""
+        """Return the start of the next epoch, given the number of samples in an epoch."""
         is_over = self.next.position >= num_samples and not self._is_set
         return Cursor(epoch=self.next.epoch + 1) if is_over else self.next
 
     def start(self, num_samples: int, *, repeats: bool = False) -> Cursor:
-        """Begin an epoch and return where it starts. The caller sets ``progress``.
+        """Begin an epoch and return its start. The caller sets ``progress``.
 
         Args:
             num_samples: The number of samples in a whole epoch.
@@ -119,10 +122,6 @@ class EpochCounter:
         self.next = Cursor(epoch=cursor.epoch if repeats else cursor.epoch + 1)
         self._is_loaded = self._is_set = False
         return cursor
-
-
-STATE_VERSION = 1
-"""The version of the order, and of the state's format. A state resumes only in the order in which it was saved."""
 
 
 def dump_state(cursor: Cursor, settings: OrderSettings, digest: str, num_samples: int) -> dict[str, Any]:
@@ -186,7 +185,7 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
 
 
 def _read_integer(state: dict[str, Any], name: str) -> int | None:
-    """Return an integer of a state, or None if it is not one. Some checkpoints turn integers into numpy's."""
+    """Return an integer of a state, or None if it is not one. Some checkpoints turn integers into numpy integers."""
     try:
         return check_integer(name, state.get(name))  # type: ignore[arg-type]  # it may be anything
     except TypeError:

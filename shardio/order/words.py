@@ -1,14 +1,14 @@
-"""Random words that are a pure function of their rng key, and the bijections made of them.
+"""Random words that are a pure function of their rng key, and permutations made of them.
 
-The words are SplitMix64's (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014): word ``i`` of key ``k`` is ``mix64(k + (i + 1) * GAMMA)``. Words do not depend on each other,
-so whole vectors are computed at once. numpy's own generators are not used because their streams may
-change between releases, and an order must not.
+The words are those of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
+2014): word ``i`` of key ``k`` is ``mix64(k + (i + 1) * GAMMA)``. Words do not depend on each other, so whole vectors
+are computed at once. numpy's own generators are not used because their streams may change between releases, and an
+order must not.
 
-An alternating Feistel network (Luby and Rackoff 1988; with halves of unequal width, Schneier and
-Kelsey 1996) permutes 0 … 2**bits - 1, where 2**bits >= n. Cycle walking (Black and Rogaway, "Ciphers with
-arbitrary finite domains", 2002) keeps the result below n. Nothing is stored, so a window may be as
-long as the dataset. Packing and the split into training and validation data use it, too.
+An alternating Feistel network (Luby and Rackoff 1988; with halves of unequal width, Schneier and Kelsey 1996) permutes
+0 … 2**bits - 1, where 2**bits >= n. Cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002)
+keeps the result below n. Nothing is stored, so a window may be as long as the dataset. Packing and the split into
+training and validation data also use these permutations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ GAMMA = np.uint64(0x9E3779B97F4A7C15)
 """The odd number nearest to 2**64 / golden ratio: the step between two counters."""
 
 _DERIVE = np.uint64(0xD1B54A32D192ED03)
-"""Keeps the rng keys derived from a key apart from the words of the key's own stream."""
+"""The constant that keeps the rng keys derived from a key apart from the words of the key's own stream."""
+
+NUM_ROUNDS = 12
+
+MIN_BITS = np.uint64(6)
+"""The width of the smallest network, in bits. In narrower ones, twelve rounds over halves of one or two bits
+are visibly uneven (chi-square over keys at n = 5 and 6). A short window takes more steps of cycle walking instead."""
 
 
 def mix64(words: Words) -> Words:
@@ -64,7 +70,8 @@ def augment_rng_keys(seed: int, epoch: int, indices: NDArray[np.int64], repetiti
         seed: The seed of the order or of the dataset.
         epoch: The epoch's number.
         indices: int64 [n], the samples' indices.
-        repetitions: uint64 [n], how often a sampler returned each sample earlier in the epoch; None if never.
+        repetitions: uint64 [n], the number of times that a sampler returned each sample earlier in the epoch; None if
+            never.
     """
     rng_keys = derive_rng_key(make_rng_key(seed, epoch, "augment"), indices.astype(np.uint64))
     if repetitions is not None and repetitions.any():
@@ -77,20 +84,13 @@ def to_unit(words: Words) -> NDArray[np.float64]:
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-NUM_ROUNDS = 12
-
-MIN_BITS = np.uint64(6)
-"""The width of the smallest network, in bits. In narrower ones, twelve rounds over halves of one or two bits
-are visibly uneven (chi-square over keys at n = 5 and 6). A short window takes more steps of cycle walking instead."""
-
-
 def permute(index: NDArray[np.int64], size: NDArray[np.int64], rng_key: Words) -> NDArray[np.int64]:
-    """Map each index by the bijection of ``rng_key`` on 0 … size-1.
+    """Map each index by the permutation of 0 … size-1 that belongs to ``rng_key``.
 
     Args:
         index: int64 [n], 0 <= index < size.
         size: int64 [n] or [1].
-        rng_key: uint64 [n] or [1]. Elements with the same key and size share one bijection.
+        rng_key: uint64 [n] or [1]. Elements with the same key and size share one permutation.
 
     Returns:
         int64 [n], 0 <= result < size.

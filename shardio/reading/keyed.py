@@ -21,7 +21,7 @@ KEYS_AT_ONCE = 4096
 
 
 class _Lookup(NamedTuple):
-    """The samples by the hashes of their keys.
+    """The indices of the samples, by the hashes of their keys.
 
     Attributes:
         hashes: uint64 [samples], sorted.
@@ -131,7 +131,6 @@ class KeyedShards(Mapping[str, dict[str, Any]]):
         self._known = None
 
     def _find(self, key: str) -> int | None:
-        """Return the index of the sample with a key; None if there is none."""
         if self._known is None:
             self._known = self._read_lookup()
         found = self._known.find(key)
@@ -189,11 +188,11 @@ def open(  # noqa: A001  # As in tarfile and PIL.Image.
             without an index are indexed first.
         verify: ``first`` compares each sample with its index when it is first read; ``off`` compares nothing.
         storage_options: Settings of the store of a remote source, as for :class:`shardio.ShardDataset`.
-        cache: A local folder for what is fetched of a remote source, which processes share and which stays; by default,
-            a private one, which is removed at the end.
+        cache: A local folder for the fetched parts of a remote source, which processes share and which stays; by
+            default, a private one, which is removed at the end.
         cache_size: Its size, such as ``"200GB"``; by default, a fifth of the free space, and at most 32 GiB if the
             cache is private.
-        cache_shared: Whether other users share the folder ``cache``, so that copies that they wrote are believed.
+        cache_shared: Whether to share the folder ``cache`` with other users, and to trust copies that they wrote.
             Otherwise, only this user and root may be able to write to it.
 
     Returns:
@@ -203,6 +202,6 @@ def open(  # noqa: A001  # As in tarfile and PIL.Image.
         FileNotFoundError: If the source does not exist or holds no tars.
         FormatError: If a file is invalid or the dataset has no samples.
         OSError: If a remote store denies access, or cannot be reached.
-        ValueError: If ``verify`` is neither of these, or a setting of the store or the cache is invalid.
+        ValueError: If ``verify`` is neither, or a setting of the store or the cache is invalid.
     """
     return KeyedShards(open_table(source, make_access(storage_options, cache, cache_size, cache_shared)), verify)

@@ -1,10 +1,8 @@
-"""Fetch what will be read soon into the cache, in the background.
+"""Fetch the samples that will be read soon into the cache, in the background.
 
-The order is known, so a thread plans what to fetch for a whole *stretch* of the epoch at once. What is planned depends
-on how the samples are stored: see :mod:`~shardio.reading.read_ahead` and :mod:`~shardio.reading.read_ahead`.
-
-The samples of a whole stretch are located at once, and neighbouring ranges are joined. With shuffling, a stretch is one
-window in each lane: its samples lie next to each other in few shards, so that few large requests fetch them.
+The order is known, so a thread plans the requests for a whole *window* of the epoch at once. With shuffling, that is
+one window of the order in each lane. Its samples lie next to each other in few shards, so few large requests fetch
+them.
 """
 
 from __future__ import annotations
@@ -31,71 +29,61 @@ if TYPE_CHECKING:
 
 
 CHECK_S = 0.5
-"""How often the thread looks whether the rank has come further or was stopped, in seconds."""
+"""The interval, in seconds, in which the thread checks whether the rank has advanced or stopped."""
+
+MAX_FILES = 1024
+"""The most files in a window. Requests cannot be joined, so a longer window would save none."""
+
+MAX_BYTES = 256 * 2**20
+"""The most bytes in a window of files, approximately."""
+
+SHARE_FOR_FILES = 8
+"""A window of files takes at most the cache's size divided by this number: the cache removes whole bundles."""
+
+FILES_TOGETHER = 8
+"""The number of files that one message to the storage process requests."""
+
+MAX_GAP = 4096
+"""The largest gap in bytes that is fetched along with its neighbours."""
+
+MAX_RANGE = 8 * 2**20
+"""The approximate limit of a range in bytes."""
+
+SHARE_OF_CACHE = 4
+"""A window of samples in shards takes at most the cache's size divided by this number: two windows are in use at a
+time."""
+
+FIRST = 128
+"""The number of samples in the first window, if the order is shuffled. Few of them are neighbours, so their requests
+are small, and the first batches need not wait until most of the order's window has arrived."""
+
+START_RANGE = 2**20
+"""The limit of ranges in the order's first window, in bytes. With ranges of r samples, the share 1 - (1 - x)^r of a
+window must arrive before the share x of its samples can be read. So large ranges would delay the first batches."""
+
+UNSHUFFLED = 256 * 2**20
+"""The size of a window in bytes, without shuffling."""
 
 
 class RemoteSamples(Protocol):
     """Samples in a remote store, which can be fetched into a cache."""
 
     def choose_lengths(self, first: int | None, size: int | None) -> Iterator[int]:
-        """Yield the number of samples in each stretch, at least 1, without an end.
+        """Yield the number of samples in each window, at least 1, without an end.
 
         Args:
-            first: How many of the rank's samples lie in the rest of the first window of all lanes; None without
-                shuffling.
-            size: How many lie in each further window of all lanes; None without shuffling.
+            first: The number of the rank's samples in the rest of the order's first window, in all lanes together; None
+                without shuffling.
+            size: The number in each further window of the order; None without shuffling.
         """
 
     def plan(self, indices: NDArray[np.int64], num_before: int) -> Sequence[Callable[[], object]]:
-        """Return functions that fetch the samples of a stretch, in the order in which they are needed.
+        """Return functions that fetch the samples of a window, in the order in which they are needed.
 
         Args:
             indices: int64 [n], the indices of the samples, in the order in which they are needed.
-            num_before: The number of samples in the stretches before this one.
+            num_before: The number of samples in the windows before this one.
         """
-
-
-class ReadAhead:
-    """A thread that fetches what one rank reads soon, at most one stretch further than the rank has come.
-
-    Args:
-        samples: The samples.
-        stretches: The indices of the rank's samples in the order of the epoch: int64 arrays, one for each stretch.
-    """
-
-    def __init__(self, samples: RemoteSamples, stretches: Iterator[NDArray[np.int64]]) -> None:
-        self._samples, self._stretches = samples, stretches
-        self._num_read = 0
-        self._moved = threading.Condition()
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="shardio-read-ahead", daemon=True)
-        self._thread.start()
-
-    def advance(self, num_samples: int) -> None:
-        """Note that the rank has read that many further samples."""
-        self._num_read += num_samples
-        if self._moved.acquire(blocking=False):  # Never wait: the thread looks again soon.
-            self._moved.notify_all()
-            self._moved.release()
-
-    def close(self) -> None:
-        """Stop. What is being fetched arrives all the same."""
-        self._is_closed = True
-
-    def _run(self) -> None:
-        num_before = begin = 0
-        for stretch in self._stretches:
-            while self._num_read < begin and not self._is_closed:
-                with self._moved:
-                    self._moved.wait(CHECK_S)
-            if self._is_closed:
-                return
-            begin, num_before = num_before, num_before + len(stretch)
-            map_in_threads(self._fetch, self._samples.plan(stretch, begin))
-
-    def _fetch(self, fetch: Callable[[], object]) -> None:
-        if not self._is_closed:
-            fetch()
 
 
 def read_windows_ahead(
@@ -108,15 +96,16 @@ def read_windows_ahead(
     Args:
         samples: The samples.
         upcoming: The indices of the rank's samples in the order of the epoch: int64 arrays of any lengths.
-        first: How many of the rank's samples lie in the rest of the first window of all lanes; None without shuffling.
-        size: How many lie in each further window of all lanes; None without shuffling.
+        first: The number of the rank's samples in the rest of the order's first window, in all lanes together; None
+            without shuffling.
+        size: The number in each further window of the order; None without shuffling.
     """
     return _reading_ahead(ReadAhead(samples, _cut(upcoming, samples.choose_lengths(first, size))))
 
 
 @contextmanager
 def read_batches_ahead(samples: RemoteSamples) -> Iterator[Callable[[NDArray[np.int64]], object]]:
-    """Read batches ahead that a sampler draws. The context's value is a function to call with each batch's indices."""
+    """Read the batches of a sampler ahead. The context's value is a function to call with each batch's indices."""
     batches = SimpleQueue[NDArray[np.int64] | None]()
 
     def take() -> Iterator[NDArray[np.int64]]:
@@ -164,107 +153,57 @@ def _cut(arrays: Iterator[NDArray[np.int64]], lengths: Iterator[int]) -> Iterato
         yield np.concatenate(pending)
 
 
-MAX_FILES = 1024
-"""The most files in a stretch. Requests cannot be joined, so a longer stretch would save none."""
-
-MAX_BYTES = 256 * 2**20
-"""The most bytes in a stretch, approximately."""
-
-SHARE_FOR_FILES = 8
-"""A stretch takes at most the cache's size divided by this number, because the cache removes whole bundles."""
-
-FILES_TOGETHER = 8
-"""How many files one message to the storage process asks for."""
-
-
-class RemoteFiles:
-    """Remote files as samples: see :class:`~shardio.reading.read_ahead.RemoteSamples`.
+class ReadAhead:
+    """A thread that fetches the samples that one rank reads soon, up to the end of the rank's next window.
 
     Args:
-        files: The files.
-        list_keys: A function that returns the keys of the files of some samples, given the samples' indices.
+        samples: The samples.
+        windows: The indices of the rank's samples in the order of the epoch: int64 arrays, one for each window.
     """
 
-    def __init__(self, files: CachedFiles, list_keys: Callable[[NDArray[np.int64]], Sequence[str]]) -> None:
-        self._files, self._list_keys = files, list_keys
+    def __init__(self, samples: RemoteSamples, windows: Iterator[NDArray[np.int64]]) -> None:
+        self._samples, self._windows = samples, windows
+        self._num_read = 0
+        self._moved = threading.Condition()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="shardio-read-ahead", daemon=True)
+        self._thread.start()
 
-    def choose_lengths(self, first: int | None, size: int | None) -> Iterator[int]:
-        mean = max(1, int(self._files.listing.sizes.mean()))
-        largest = min(MAX_BYTES, self._files.store.cache_bytes // SHARE_FOR_FILES) // mean
-        return repeat(max(1, min(MAX_FILES, largest)))
+    def advance(self, num_samples: int) -> None:
+        """Note that the rank has read that many further samples."""
+        self._num_read += num_samples
+        if self._moved.acquire(blocking=False):  # Never wait: the thread looks again soon.
+            self._moved.notify_all()
+            self._moved.release()
 
-    def plan(self, indices: NDArray[np.int64], num_before: int) -> list[Callable[[], object]]:
-        keys = self._list_keys(indices)
-        starts = range(0, len(keys), FILES_TOGETHER)
-        return [partial(self._files.prefetch, keys[start : start + FILES_TOGETHER]) for start in starts]
+    def close(self) -> None:
+        """Stop. Requests that are in progress are finished."""
+        self._is_closed = True
 
+    def _run(self) -> None:
+        num_before = begin = 0
+        for window in self._windows:
+            while self._num_read < begin and not self._is_closed:
+                with self._moved:
+                    self._moved.wait(CHECK_S)
+            if self._is_closed:
+                return
+            begin, num_before = num_before, num_before + len(window)
+            map_in_threads(self._fetch, self._samples.plan(window, begin))
 
-class RemoteParts:
-    """The samples of several datasets: see :class:`~shardio.reading.read_ahead.RemoteSamples`.
-
-    Args:
-        parts: What can be read ahead of each dataset; None for a local one.
-        divide: A function that divides indices among the datasets: it yields the number of a dataset, and the indices
-            of samples in it, in the same order.
-    """
-
-    def __init__(
-        self,
-        parts: Sequence[RemoteSamples | None],
-        divide: Callable[[NDArray[np.int64]], Iterator[tuple[int, NDArray[np.int64]]]],
-    ) -> None:
-        self._parts, self._divide = parts, divide
-
-    def choose_lengths(self, first: int | None, size: int | None) -> Iterator[int]:
-        return map(min, zip(*(part.choose_lengths(first, size) for part in self._parts if part), strict=True))
-
-    def plan(self, indices: NDArray[np.int64], num_before: int) -> list[Callable[[], object]]:
-        divided = self._divide(indices)
-        plans = [part.plan(inner, num_before) for number, inner in divided if (part := self._parts[number])]
-        # In turn, because the samples of all datasets are mixed.
-        return [fetch for fetch in chain.from_iterable(zip_longest(*plans)) if fetch is not None]
+    def _fetch(self, fetch: Callable[[], object]) -> None:
+        if not self._is_closed:
+            fetch()
 
 
-MAX_GAP = 4096
-"""The largest gap in bytes that is fetched along with its neighbours."""
-
-MAX_RANGE = 8 * 2**20
-"""The approximate limit of a range in bytes."""
-
-SHARE_OF_CACHE = 4
-"""A stretch takes at most the cache's size divided by this number: two of them are in use at a time."""
-
-FIRST = 128
-"""The samples of the first stretch, if the order is shuffled. Few of them are neighbours, so their requests are small,
-and the first batches need not wait until most of a window has arrived."""
-
-START_RANGE = 2**20
-"""The limit of ranges in the first window, in bytes. With ranges of r samples, the share 1 - (1 - x)^r of a window must
-arrive before the share x of its samples can be read. So large ranges would delay the first batches."""
-
-UNSHUFFLED = 256 * 2**20
-"""The bytes of a stretch if the order has no windows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Range:
-    """A range that is fetched at once.
-
-    Attributes:
-        file: The tar.
-        start: Its first byte.
-        stop: The byte after its last.
-        row: The first row in the stretch that needs it.
-    """
-
-    file: StoredFile
-    start: int
-    stop: int
-    row: int
+def find_remote_shards(table: ShardTable, fields: Sequence[str]) -> RemoteShards | None:
+    """Return a dataset's shards for reading ahead; None if they are local or have no cache."""
+    cache_bytes = next((tar.store.cache_bytes for tar in table.tars if not tar.store.is_local), None)
+    return None if cache_bytes is None else RemoteShards(table, fields, cache_bytes)
 
 
 class RemoteShards:
-    """The samples of remote shards: see :class:`~shardio.reading.read_ahead.RemoteSamples`.
+    """The samples of remote shards: see :class:`RemoteSamples`.
 
     Args:
         table: The dataset's shards.
@@ -308,10 +247,21 @@ class RemoteShards:
         return _join(file, starts[present] - BLOCK, stops[present], np.repeat(rows, present.sum(axis=1)), max_bytes)
 
 
-def find_remote_shards(table: ShardTable, fields: Sequence[str]) -> RemoteShards | None:
-    """Return what can be read ahead of a dataset's shards; None if they are local or have no cache."""
-    cache_bytes = next((tar.store.cache_bytes for tar in table.tars if not tar.store.is_local), None)
-    return None if cache_bytes is None else RemoteShards(table, fields, cache_bytes)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Range:
+    """A range that is fetched at once.
+
+    Attributes:
+        file: The tar.
+        start: Its first byte.
+        stop: The byte after its last.
+        row: The first row of the window that needs it.
+    """
+
+    file: StoredFile
+    start: int
+    stop: int
+    row: int
 
 
 def _join(
@@ -321,8 +271,8 @@ def _join(
 
     Args:
         file: The tar.
-        starts: int64 [n], where the ranges start.
-        stops: int64 [n], where they stop. No two overlap.
+        starts: int64 [n], the ranges' first bytes.
+        stops: int64 [n], the bytes after their last. No two ranges overlap.
         rows: int64 [n], the rows that need them.
         max_bytes: The approximate limit of a joined range.
     """
@@ -344,7 +294,7 @@ def _join(
 
 
 def _group(ranges: Sequence[_Range]) -> list[list[_Range]]:
-    """Group small ranges of the same tar, so that one message asks for many of them. Keep the order of the first."""
+    """Group small ranges of one tar, because one message can request many. Keep the order of each group's first."""
     groups, growing = list[list[_Range]](), dict[int, list[_Range]]()
     sizes = dict[int, int]()
     for each in ranges:
@@ -355,3 +305,51 @@ def _group(ranges: Sequence[_Range]) -> list[list[_Range]]:
         growing[name].append(each)
         sizes[name] += each.stop - each.start
     return groups
+
+
+class RemoteFiles:
+    """Remote files as samples: see :class:`RemoteSamples`.
+
+    Args:
+        files: The files.
+        list_keys: A function that returns the keys of the files of some samples, given the samples' indices.
+    """
+
+    def __init__(self, files: CachedFiles, list_keys: Callable[[NDArray[np.int64]], Sequence[str]]) -> None:
+        self._files, self._list_keys = files, list_keys
+
+    def choose_lengths(self, first: int | None, size: int | None) -> Iterator[int]:
+        mean = max(1, int(self._files.listing.sizes.mean()))
+        largest = min(MAX_BYTES, self._files.store.cache_bytes // SHARE_FOR_FILES) // mean
+        return repeat(max(1, min(MAX_FILES, largest)))
+
+    def plan(self, indices: NDArray[np.int64], num_before: int) -> list[Callable[[], object]]:
+        keys = self._list_keys(indices)
+        starts = range(0, len(keys), FILES_TOGETHER)
+        return [partial(self._files.prefetch, keys[start : start + FILES_TOGETHER]) for start in starts]
+
+
+class RemoteParts:
+    """The samples of several datasets: see :class:`RemoteSamples`.
+
+    Args:
+        parts: The remote samples of each dataset; None for a local one.
+        divide: A function that divides indices among the datasets. It yields the number of a dataset, and the indices
+            of samples in it, in the same order.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[RemoteSamples | None],
+        divide: Callable[[NDArray[np.int64]], Iterator[tuple[int, NDArray[np.int64]]]],
+    ) -> None:
+        self._parts, self._divide = parts, divide
+
+    def choose_lengths(self, first: int | None, size: int | None) -> Iterator[int]:
+        return map(min, zip(*(part.choose_lengths(first, size) for part in self._parts if part), strict=True))
+
+    def plan(self, indices: NDArray[np.int64], num_before: int) -> list[Callable[[], object]]:
+        divided = self._divide(indices)
+        plans = [part.plan(inner, num_before) for number, inner in divided if (part := self._parts[number])]
+        # In turn, because the samples of all datasets are mixed.
+        return [fetch for fetch in chain.from_iterable(zip_longest(*plans)) if fetch is not None]

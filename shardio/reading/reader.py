@@ -1,7 +1,4 @@
-"""Read the fields of samples, given the samples' indices.
-
-Samples of remote shards are compared each time, because their bytes may be fetched again.
-"""
+"""Readers, which return the fields of samples in shards, or of image files, given the samples' indices or paths."""
 
 from __future__ import annotations
 
@@ -30,16 +27,42 @@ if TYPE_CHECKING:
 Columns = Mapping[str, Sequence[bytes | None]]
 """For each field, the content of each sample, or None if the sample lacks the field."""
 
+Item = TypeVar("Item")
+
+NUM_THREADS = 16
+"""The number of calls that are made at a time."""
+
+Verify = Literal["first", "off"]
+"""Compare samples with the index file when they are first read, or never. Samples of remote shards are compared each
+time, because their bytes may be fetched again."""
+
+Result = TypeVar("Result")
+
+MAX_FAILURES = 3
+"""The number of times to fetch a damaged remote sample, or to open a damaged shard. Then, the store's copy is
+probably damaged."""
+
+MAX_OPEN_SHARDS = 1024
+"""The maximum number of shards that a reader keeps open, at about 5 kB each. Other shards are reopened as needed."""
+
+LabelledFile = tuple[str, int]
+"""An image's path or, if it is in a remote store, its URL; and its label."""
+
+Value = TypeVar("Value")
+
+LocatedSample = tuple[int, Any]
+"""The number of a reader among those that were joined, and the sample in the form that this reader takes."""
+
 
 class StoredSamples(Sequence[Sample]):
-    """Samples in columns, so that many small ones cost little. Single samples are created on demand.
+    """Samples in columns, because many small objects would be slow. Single samples are created on demand.
 
     Args:
         columns: The contents by field, in the order in which the fields were requested.
         num_samples: The number of samples.
-        describe: A function that returns the key of the sample in a row, and where some of its fields are stored.
+        describe: A function that returns the key of the sample in a row, and the place where some fields are stored.
         list_keys: A function that returns the keys of all samples.
-        remedy: What else to do about a sample that lacks a field, for messages.
+        remedy: Another remedy for a sample that lacks a field, for messages.
     """
 
     def __init__(
@@ -83,113 +106,6 @@ class StoredSamples(Sequence[Sample]):
         return Sample(key=key, fields=fields, origin=origin)
 
 
-Item = TypeVar("Item")
-
-NUM_THREADS = 16
-"""How many calls are made at a time."""
-
-
-def map_in_threads(function: Callable[[Item], object], items: Sequence[Item]) -> list[StoreError]:
-    """Call a function with each item, in several threads. They do not keep the process from exiting.
-
-    Returns:
-        The errors of stores that kept failing: repeating such a request takes as long again. Other errors are ignored,
-        because what could not be fetched is fetched again when it is read, which reports the error with the sample.
-    """
-    remaining = iter(items)  # Threads share it: next() is atomic for iterators of sequences.
-    errors = list[StoreError]()
-
-    def work() -> None:
-        for item in remaining:
-            try:
-                function(item)
-            except StoreError as error:  # noqa: PERF203  # A request takes much longer.
-                errors.append(error)
-            except (ShardioError, OSError, EOFError):
-                continue
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(NUM_THREADS, len(items)))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return errors
-
-
-Verify = Literal["first", "off"]
-"""When samples are compared with the index file: when they are first read, or never."""
-
-
-class Seen:
-    """The samples seen so far, that is, compared with the index file. Threads can share it.
-
-    If two threads record samples at the same moment, one record may be lost. Those samples are then compared again.
-
-    Args:
-        shard_sizes: int64 [shards], the number of samples in each shard.
-    """
-
-    def __init__(self, shard_sizes: NDArray[np.int64]) -> None:
-        self._shard_sizes = shard_sizes
-        self._seen: dict[tuple[int, tuple[str, ...]], _SeenOfShard] = {}
-
-    def of_shard(self, shard: int, fields: Sequence[str], tar: StoredFile) -> _SeenOfShard:
-        """Return the record of the samples of a shard that were seen with these fields.
-
-        Args:
-            shard: The shard's place in the manifest.
-            fields: The names of the fields that are read.
-            tar: The shard's open tar. If its version has changed, the record starts empty.
-        """
-        name = shard, tuple(fields)
-        seen = self._seen.get(name)
-        if seen is None or seen.version != tar.version:
-            seen = self._seen[name] = _SeenOfShard(int(self._shard_sizes[shard]), tar.version, is_kept=tar.is_local)
-        return seen
-
-
-class _SeenOfShard:
-    __slots__ = ("_bits", "_is_kept", "_num_unseen", "version")
-
-    def __init__(self, num_samples: int, version: str, *, is_kept: bool = True) -> None:
-        self.version, self._is_kept = version, is_kept
-        self._bits = np.packbits(np.arange(-num_samples % 8 + num_samples) >= num_samples, bitorder="little")
-        self._num_unseen = num_samples  # Approximate: threads update it concurrently.
-
-    def find_unseen(self, samples: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-        """Return which samples were not seen, bool [n], or None if all were seen."""
-        bits = self._bits  # Read once: another thread may drop them.
-        if not len(bits):
-            return None
-        unseen: NDArray[np.bool_] = (bits[samples >> 3] & _bits_of(samples)) == 0
-        return unseen if unseen.any() else None
-
-    def add(self, samples: NDArray[np.int64]) -> None:
-        """Record that samples were seen."""
-        bits = self._bits
-        if not len(bits) or not self._is_kept:
-            return
-        np.bitwise_or.at(bits, samples >> 3, _bits_of(samples))
-        self._num_unseen -= len(samples)
-        if self._num_unseen <= 0:
-            self._num_unseen = int(np.unpackbits(~bits).sum())
-            if self._num_unseen == 0:
-                self._bits = bits[:0]  # All were seen: the bits are no longer needed.
-
-
-def _bits_of(samples: NDArray[np.int64]) -> NDArray[np.uint8]:
-    return np.left_shift(np.uint8(1), (samples & 7).astype(np.uint8))
-
-
-Result = TypeVar("Result")
-
-MAX_FAILURES = 3
-"""How often to fetch a remote sample, or open a shard, that is damaged. Then the store's copy is damaged, too."""
-
-MAX_OPEN_SHARDS = 1024
-"""The maximum number of shards that a reader keeps open, at about 5 kB each. Other shards are reopened as needed."""
-
-
 class SampleReader:
     """A reader of a dataset's samples by their indices in manifest order. Threads can share it.
 
@@ -201,7 +117,7 @@ class SampleReader:
         verify: ``first`` compares samples when they are first read; ``off`` compares nothing.
 
     Raises:
-        ValueError: If ``verify`` is not one of these.
+        ValueError: If ``verify`` is neither.
     """
 
     def __init__(self, table: ShardTable, verify: Verify = "first") -> None:
@@ -272,7 +188,7 @@ class SampleReader:
     def locate(
         self, shard: int, inner: NDArray[np.int64], fields: Sequence[str]
     ) -> tuple[StoredFile, NDArray[np.int64], NDArray[np.int64]]:
-        """Return a shard's tar, and where it holds some fields of some samples.
+        """Locate some fields of some samples in a shard's tar.
 
         Args:
             shard: The shard's place in the manifest.
@@ -324,7 +240,7 @@ class SampleReader:
     def _read_again(
         self, shard: int, inner: NDArray[np.int64], fields: Sequence[str], error: SampleError
     ) -> list[list[bytes | None]]:
-        """Read samples again because one is damaged. If its bytes came over a network, fetch them again."""
+        """Read samples again because one is damaged. If its bytes came over a network, they are fetched again."""
         num_failures = Counter[int]()
         while True:
             sample, opened = int(inner[error.row]), self._get_open(shard)
@@ -342,8 +258,8 @@ class SampleReader:
     def _use(self, shard: int, use: Callable[[Shard], Result]) -> Result:
         """Call a function with an open shard.
 
-        If the shard's files were replaced, or a remote index was damaged on the way, call it again with the current
-        files. A remote store is asked for their versions again, because those that are known may be outdated.
+        If the shard's files were replaced, or a remote index was damaged in transit, call it again with the current
+        files. Ask a remote store for their versions again, because the known ones may be outdated.
         """
         num_failures = 0
         while True:
@@ -361,7 +277,7 @@ class SampleReader:
                 map_locations(Location.exists, [self._table.tars[shard], self._table.indexes[shard]])
 
     def _open_remote(self, shards: Sequence[int]) -> None:
-        """Open remote shards at the same time, because opening one takes several requests.
+        """Open remote shards in parallel, because opening one takes several requests.
 
         Raises:
             StoreError: If a remote store keeps failing.
@@ -414,8 +330,64 @@ def _keys(inner: NDArray[np.int64], opened: Shard) -> list[str]:
     return opened.index.keys(inner)
 
 
-LabelledFile = tuple[str, int]
-"""An image's path or, if it is in a remote store, its URL; and its label."""
+class Seen:
+    """The samples *seen* so far, which means compared with the index file. Threads can share it.
+
+    If two threads record samples at the same moment, one record may be lost. Its samples are then compared again.
+
+    Args:
+        shard_sizes: int64 [shards], the number of samples in each shard.
+    """
+
+    def __init__(self, shard_sizes: NDArray[np.int64]) -> None:
+        self._shard_sizes = shard_sizes
+        self._seen: dict[tuple[int, tuple[str, ...]], _SeenOfShard] = {}
+
+    def of_shard(self, shard: int, fields: Sequence[str], tar: StoredFile) -> _SeenOfShard:
+        """Return the record of the samples of a shard that were seen with these fields.
+
+        Args:
+            shard: The shard's place in the manifest.
+            fields: The names of the fields that are read.
+            tar: The shard's open tar. If its version has changed, the record starts empty.
+        """
+        name = shard, tuple(fields)
+        seen = self._seen.get(name)
+        if seen is None or seen.version != tar.version:
+            seen = self._seen[name] = _SeenOfShard(int(self._shard_sizes[shard]), tar.version, is_kept=tar.is_local)
+        return seen
+
+
+class _SeenOfShard:
+    __slots__ = ("_bits", "_is_kept", "_num_unseen", "version")
+
+    def __init__(self, num_samples: int, version: str, *, is_kept: bool = True) -> None:
+        self.version, self._is_kept = version, is_kept
+        self._bits = np.packbits(np.arange(-num_samples % 8 + num_samples) >= num_samples, bitorder="little")
+        self._num_unseen = num_samples  # Approximate: threads update it concurrently.
+
+    def find_unseen(self, samples: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Return a mask of the samples that were not seen, bool [n]; None if all were seen."""
+        bits = self._bits  # Read once: another thread may drop them.
+        if not len(bits):
+            return None
+        unseen: NDArray[np.bool_] = (bits[samples >> 3] & _bits_of(samples)) == 0
+        return unseen if unseen.any() else None
+
+    def add(self, samples: NDArray[np.int64]) -> None:
+        bits = self._bits
+        if not len(bits) or not self._is_kept:
+            return
+        np.bitwise_or.at(bits, samples >> 3, _bits_of(samples))
+        self._num_unseen -= len(samples)
+        if self._num_unseen <= 0:
+            self._num_unseen = int(np.unpackbits(~bits).sum())
+            if self._num_unseen == 0:
+                self._bits = bits[:0]  # All were seen: the bits are no longer needed.
+
+
+def _bits_of(samples: NDArray[np.int64]) -> NDArray[np.uint8]:
+    return np.left_shift(np.uint8(1), (samples & 7).astype(np.uint8))
 
 
 class FileReader:
@@ -478,7 +450,7 @@ class FileReader:
         present = [files.read_present(key) for key in keys]
         missing = [key for key, content in zip(keys, present, strict=True) if content is None]
         if len(missing) > 1:
-            # At the same time. The sample with an error is found below.
+            # In parallel. The sample with an error is found below.
             with suppress(FileNotFoundError, PermissionError, ReplacedError):
                 files.prefetch(missing, is_urgent=True)
         return [
@@ -500,7 +472,6 @@ class FileReader:
 
 
 def _write_label(path: str, label: int) -> bytes:
-    """Encode a label as shards store it."""
     try:
         return b"%d" % operator.index(label)
     except TypeError:  # b"%d" alone would truncate floats.
@@ -508,11 +479,6 @@ def _write_label(path: str, label: int) -> bytes:
             f"the labels in ImageFolder.samples must be integers, got {label!r} for {path}: set integer labels there. "
             "To return other targets, override __getitem__"
         ) from None
-
-
-Value = TypeVar("Value")
-LocatedSample = tuple[int, Any]
-"""The place of a reader among those that were joined, and what it needs to find the sample."""
 
 
 class JoinedReader:
@@ -565,7 +531,7 @@ class JoinedReader:
             reader.close()
 
     def _take(self, part: int, samples: list[Any]) -> Any:
-        """Return what a reader needs to find samples: an array of indices, or a list."""
+        # A SampleReader takes an array of indices, any other reader a list.
         return np.array(samples, np.int64) if isinstance(self._readers[part], SampleReader) else samples
 
 
@@ -582,3 +548,30 @@ def _put(values: Sequence[Value], column: list[Value], rows: Sequence[int]) -> N
 
 
 Reader = SampleReader | FileReader | JoinedReader
+
+
+def map_in_threads(function: Callable[[Item], object], items: Sequence[Item]) -> list[StoreError]:
+    """Call a function with each item, in several daemon threads.
+
+    Returns:
+        The errors of stores that kept failing, because repeating such a request takes as long again. Other errors are
+        ignored: reading the item fetches it again, and reports the error with the sample.
+    """
+    remaining = iter(items)  # Threads share it: next() is atomic for iterators of sequences.
+    errors = list[StoreError]()
+
+    def work() -> None:
+        for item in remaining:
+            try:
+                function(item)
+            except StoreError as error:  # noqa: PERF203  # A request takes much longer.
+                errors.append(error)
+            except (ShardioError, OSError, EOFError):
+                continue
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(NUM_THREADS, len(items)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors

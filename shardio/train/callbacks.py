@@ -1,7 +1,6 @@
-"""Additions to a training run that leave its loop unchanged: logs and the report.
+"""Callbacks, which add logs, plots, a report and other functions to a training run without changing its loop.
 
-Plots need matplotlib (shardio's extra ``plot``). They do not use pyplot, whose state belongs to
-the user.
+Plots need matplotlib (shardio's extra ``plot``). They do not use pyplot, whose state belongs to the user.
 """
 
 from __future__ import annotations
@@ -32,6 +31,51 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from shardio.train.step import TrainStep
+
+LOG = "log.jsonl"
+
+PAGE, PICTURE = "report.html", "report.png"
+
+MAX_MARKED = 16  # The most epochs that are marked: the numbers of more would overlap.
+
+Points = list[tuple[int, float]]  # (step, value)
+
+PANELS: dict[str, Callable[[StepRecord | EpochResult], float]] = {
+    "loss": lambda figures: figures.loss,
+    "images/s": lambda figures: figures.images_per_s,
+    "learning rate": lambda figures: figures.lr,
+    "time spent waiting for data [%]": lambda figures: 100 * figures.data_wait_share,
+}
+"""The panels of the plot, and the value that each shows."""
+
+COLUMNS: dict[str, Callable[[EpochResult], str]] = {
+    "epoch": lambda result: str(result.epoch),
+    "loss": lambda result: f"{result.loss:.4f}",
+    "accuracy": lambda result: f"{result.accuracy:.1%}",
+    "validation loss": lambda result: "–" if result.val_loss is None else f"{result.val_loss:.4f}",
+    "validation accuracy": lambda result: "–" if result.val_accuracy is None else f"{result.val_accuracy:.1%}",
+    "images/s": lambda result: f"{result.images_per_s:,.0f}",
+    "waiting for data": lambda result: f"{result.data_wait_share:.1%}",
+    "learning rate": lambda result: f"{result.lr:.3g}",
+}
+"""The columns of the table of epochs, and the text of their cells."""
+
+LOOKS: dict[str, dict[str, Any]] = {
+    "steps": {"color": "#7aa6d8", "linewidth": 1.0, "marker": ".", "markersize": 3},
+    "epochs": {"color": "#17408b", "linewidth": 1.6, "marker": "o", "markersize": 4},
+    "validation": {"color": "#d9731a", "linewidth": 1.6, "marker": "s", "markersize": 4},
+    "planned": {"color": "#f3c48b", "linewidth": 4.0},
+    "taken": {"color": "#1b57a8", "linewidth": 1.2, "marker": ".", "markersize": 4},
+}
+"""The style of each curve. Markers show single points, which make no line."""
+
+CSS = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1200px; margin: 2em auto }
+img { width: 100% }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1em 0 }
+th, td { padding: .25em .8em; text-align: right; border-bottom: 1px solid #ddd }
+.best { font-weight: bold; background: #fff3e0 }
+"""
 
 
 class Callback:
@@ -64,19 +108,19 @@ class Callback:
         """Handle the metrics of all epochs at the end of training."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs, such as averaged weights. Checkpoints hold that of rank 0.
+        """Return the state that a resumed run needs, such as averaged weights. Checkpoints hold that of rank 0.
 
         It may contain tensors, numpy arrays, numbers, strings, and dicts, lists, tuples and sets of these.
         """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned, unless it was empty. Called before :meth:`on_start`."""
+        """Load the value of :meth:`state_dict`, unless it was empty. Called before :meth:`on_start`."""
         raise NotImplementedError(f"{type(self).__name__} has a state_dict, so it needs a load_state_dict")
 
 
 def name_callbacks(callbacks: Iterable[Callback]) -> dict[str, Callback]:
-    """Return callbacks by names that are the same in a resumed run: their classes, numbered where one has several."""
+    """Return callbacks by names that stay the same in a resumed run: their classes, numbered if one occurs twice."""
     named: dict[str, Callback] = {}
     counts = Counter[str]()
     for callback in callbacks:
@@ -122,8 +166,8 @@ class Compile(Callback):
 class GradientPenalty(Callback):
     """A callback that adds ``weight`` times the gradient's norm to the loss, to smooth it.
 
-    As in torch's "Automatic Mixed Precision examples", the gradient is computed from the scaled
-    loss, so that fp16 does not underflow, and unscaled before its norm is computed.
+    As in torch's "Automatic Mixed Precision examples", the gradient is computed from the scaled loss, because fp16
+    could underflow, and unscaled before its norm is computed.
     """
 
     def __init__(self, weight: float) -> None:
@@ -140,9 +184,8 @@ class GradientPenalty(Callback):
 class SizeHints(Callback):
     """A callback that warns once about layer and batch sizes that leave a GPU's tensor cores idle.
 
-    Sizes should be multiples of 8 (NVIDIA, "Train With Mixed Precision", "Tensor Core shape
-    constraints"). The image channels and the number of classes are exempt, because the task fixes
-    them.
+    Sizes should be multiples of 8 (NVIDIA, "Train With Mixed Precision", "Tensor Core shape constraints"). The image
+    channels and the number of classes are exempt, because the task fixes both.
     """
 
     def __init__(self) -> None:
@@ -171,14 +214,11 @@ class SizeHints(Callback):
             )
 
 
-LOG = "log.jsonl"
-
-
 class JsonLog(Callback):
     """A callback that writes ``log.jsonl``.
 
-    Each line is a JSON object: a StepRecord (kind ``steps``) or an EpochResult (kind ``epoch``). A
-    resumed run first removes the lines of the steps that it repeats.
+    Each line is a JSON object: a StepRecord (kind ``steps``) or an EpochResult (kind ``epoch``). A resumed run first
+    removes the lines of the steps that it repeats.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -261,48 +301,6 @@ def _dump(line: dict[str, Any]) -> bytes:
     return json.dumps(line).encode() + b"\n"
 
 
-PAGE, PICTURE = "report.html", "report.png"
-MAX_MARKED = 16  # With more epochs, only some are marked, so that their numbers do not overlap.
-Points = list[tuple[int, float]]  # (step, value)
-
-PANELS: dict[str, Callable[[StepRecord | EpochResult], float]] = {
-    "loss": lambda figures: figures.loss,
-    "images/s": lambda figures: figures.images_per_s,
-    "learning rate": lambda figures: figures.lr,
-    "time spent waiting for data [%]": lambda figures: 100 * figures.data_wait_share,
-}
-"""The panels of the plot, and the value that each shows."""
-
-COLUMNS: dict[str, Callable[[EpochResult], str]] = {
-    "epoch": lambda result: str(result.epoch),
-    "loss": lambda result: f"{result.loss:.4f}",
-    "accuracy": lambda result: f"{result.accuracy:.1%}",
-    "validation loss": lambda result: "–" if result.val_loss is None else f"{result.val_loss:.4f}",
-    "validation accuracy": lambda result: "–" if result.val_accuracy is None else f"{result.val_accuracy:.1%}",
-    "images/s": lambda result: f"{result.images_per_s:,.0f}",
-    "waiting for data": lambda result: f"{result.data_wait_share:.1%}",
-    "learning rate": lambda result: f"{result.lr:.3g}",
-}
-"""The columns of the table of epochs, and the text of their cells."""
-
-LOOKS: dict[str, dict[str, Any]] = {
-    "steps": {"color": "#7aa6d8", "linewidth": 1.0, "marker": ".", "markersize": 3},
-    "epochs": {"color": "#17408b", "linewidth": 1.6, "marker": "o", "markersize": 4},
-    "validation": {"color": "#d9731a", "linewidth": 1.6, "marker": "s", "markersize": 4},
-    "planned": {"color": "#f3c48b", "linewidth": 4.0},
-    "taken": {"color": "#1b57a8", "linewidth": 1.2, "marker": ".", "markersize": 4},
-}
-"""The style of each curve. Markers show single points, which make no line."""
-
-CSS = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1200px; margin: 2em auto }
-img { width: 100% }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1em 0 }
-th, td { padding: .25em .8em; text-align: right; border-bottom: 1px solid #ddd }
-.best { font-weight: bold; background: #fff3e0 }
-"""
-
-
 class HtmlReport(Callback):
     """A callback that writes the report when training ends. New runs first remove an older one."""
 
@@ -320,10 +318,9 @@ class HtmlReport(Callback):
 class RatePlot(Callback):
     """A callback that plots planned and actual learning rates when training ends, on rank 0.
 
-    One actual rate is plotted for each line of the log, every ``log_every`` steps, including lines
-    from before the run was resumed. ``plateau`` has no plan. Actual rates lag behind the plan by the steps that fp16
-    skipped. They also differ from the plan if the number of ranks changed, because that changes
-    the steps per epoch.
+    One actual rate is plotted for each line of the log, every ``log_every`` steps, including lines from before the run
+    was resumed. ``plateau`` has no plan. Actual rates lag behind the plan by the steps that fp16 skipped. They also
+    differ from the plan if the number of ranks changed, because that changes the steps per epoch.
 
     Args:
         path: The PNG file. Its directory is created if it is missing.
@@ -374,8 +371,8 @@ def plot_rates(path: Path, planned: Points | None, taken: Points) -> None:
 def write_report(directory: Path, config: TrainConfig | None = None) -> Path | None:
     """Write ``report.html``, a self-contained page, and its plot ``report.png`` from a run's log.
 
-    The report of an interrupted run shows what was logged. Without matplotlib or without lines in
-    the log, there is no plot, and the page says so.
+    The report of an interrupted run shows the logged metrics. Without matplotlib, or without lines in the log, there is
+    no plot, and the page says so.
 
     Args:
         directory: The run's directory.
@@ -410,7 +407,7 @@ def make_curves(records: list[StepRecord], results: list[EpochResult]) -> dict[s
     for label, value_of in PANELS.items():
         steps = [(record.step, value_of(record)) for record in records]
         curves[label] = {"steps": steps, "epochs": [(result.step, value_of(result)) for result in results]}
-    curves["learning rate"]["epochs"] = []  # They repeat values of the steps, and lines between them would be wrong.
+    curves["learning rate"]["epochs"] = []  # They repeat values of the steps; lines between them would be wrong.
     curves["loss"]["validation"] = [(one.step, one.val_loss) for one in results if one.val_loss is not None]
     return curves
 

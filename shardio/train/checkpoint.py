@@ -1,4 +1,4 @@
-"""Everything that a run needs to resume, in one file that is written atomically."""
+"""Checkpoints: the state that a training run needs to resume, in one file that is written atomically."""
 
 from __future__ import annotations
 
@@ -16,6 +16,31 @@ import torch
 
 from shardio.errors import FormatError
 from shardio.files import write_whole
+
+FORMAT = 1
+"""The version of the format. It increases when older files can no longer be read."""
+
+PARTS: dict[str, type] = {
+    "config": dict,
+    "model": dict,
+    "step": dict,
+    "results": list,
+    "is_within_epoch": bool,
+    "times": dict,
+    "ranks": list,
+}
+"""The parts of a run's checkpoint, and their types."""
+
+_SEED, _GENERATORS = "_base_seed", "_generators"
+"""Keys in the states of shardio's loaders; torchdata's loaders have the first one."""
+
+_LOADABLE = {
+    *(type(None), bool, int, float, complex, str, bytes, bytearray),
+    *(torch.Tensor, torch.nn.Parameter, torch.Size, torch.dtype, torch.device),
+}
+"""Types of values without parts that torch loads without executing code."""
+
+LAST, BEST = "last.pt", "best.pt"
 
 
 def seed_everything(*words: int) -> None:
@@ -59,7 +84,7 @@ def load_random_states(states: dict[str, Any], device: torch.device) -> None:
 
 @contextmanager
 def algorithms(*, deterministic: bool, tf32: bool = False) -> Iterator[None]:
-    """Restrict torch to deterministic algorithms, or let it find the fastest for each size; allow TF32 by choice."""
+    """Restrict torch to deterministic algorithms, or let it find the fastest for each size; optionally allow TF32."""
     was_deterministic, warned_only = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -98,38 +123,11 @@ def _tf32_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-FORMAT = 1
-"""The version of the format. It increases when older files can no longer be read."""
-
-PARTS: dict[str, type] = {
-    "config": dict,
-    "model": dict,
-    "step": dict,
-    "results": list,
-    "is_within_epoch": bool,
-    "times": dict,
-    "ranks": list,
-}
-"""The parts of a run's checkpoint, and their types."""
-
-_SEED, _GENERATORS = "_base_seed", "_generators"
-"""Keys of loaders' states: those of shardio's, and the first one also of torchdata's."""
-
-_LOADABLE = {
-    *(type(None), bool, int, float, complex, str, bytes, bytearray),
-    *(torch.Tensor, torch.nn.Parameter, torch.Size, torch.dtype, torch.device),
-}
-"""Types of values without parts that torch loads without executing code."""
-
-LAST, BEST = "last.pt", "best.pt"
-
-
 def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
     """Write a state to a file. It may contain tensors, numpy arrays, numbers, strings, and containers of these.
 
     Raises:
-        OSError: If the file cannot be written, for example because the disk is full. The previous
-            file is kept.
+        OSError: If the file cannot be written, for example because the disk is full. The previous file is kept.
     """
     path = Path(path)
     try:
@@ -143,7 +141,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None
 
 @contextmanager
 def _checksums() -> Iterator[None]:
-    """Make torch write checksums, which loading verifies, even if the user turned them off."""
+    # Loading verifies the checksums, so torch must write them even if the user turned them off.
     are_written = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(True)
     try:
@@ -153,7 +151,7 @@ def _checksums() -> Iterator[None]:
 
 
 def _save(state: dict[str, Any], file: BinaryIO) -> None:
-    """Save a state. Raise the operating system's error, which torch hides in a RuntimeError."""
+    # torch hides the operating system's error in a RuntimeError.
     failure: OSError | None = None
     try:
         torch.save(state, file)
@@ -168,8 +166,7 @@ def _save(state: dict[str, Any], file: BinaryIO) -> None:
 def load_checkpoint(path: str | os.PathLike[str], map_location: str | torch.device | None = "cpu") -> dict[str, Any]:
     """Load the state that :func:`save_checkpoint` wrote. No code in the file is executed.
 
-    ``load_checkpoint("run/best.pt")["model"]`` is the ``state_dict`` of the model without its
-    wrappers.
+    ``load_checkpoint("run/best.pt")["model"]`` is the ``state_dict`` of the model without its wrappers.
 
     Args:
         path: The file.
@@ -207,7 +204,7 @@ def load_checkpoint(path: str | os.PathLike[str], map_location: str | torch.devi
 
 
 def _find_safe_globals() -> list[Any]:
-    """Return what loads numpy's arrays and scalars, which users' states may contain."""
+    """Return the functions and types that load numpy's arrays and scalars, which users' states may contain."""
     functions = {"_reconstruct": np.empty(0).__reduce__()[0], "scalar": np.float64(0).__reduce__()[0]}
     named = [
         (function, f"numpy.{core}.multiarray.{name}")  # numpy 2 has renamed the module.
@@ -272,10 +269,10 @@ def are_equal(one: Any, other: Any) -> bool:
 def find_shared_state(states: Sequence[Any]) -> Any:
     """Return the state that loaders of any number of ranks can load to begin an epoch; None if there is none.
 
-    Without shardio's order, the states of ranks differ in what the epoch has drawn: seeds, and states of generators.
+    Without shardio's order, the states of ranks differ in seeds and in the states of generators, which the epoch drew.
 
     Args:
-        states: Those of all ranks at the end of an epoch.
+        states: The states of all ranks at the end of an epoch.
     """
     compared = [_leave_out_draws(state, keeps_generators=False) for state in states]
     if not all(are_equal(compared[0], other) for other in compared):

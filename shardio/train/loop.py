@@ -1,4 +1,4 @@
-"""The training loop."""
+"""The training loop, and the assembly of a run from a model, a loader and settings."""
 
 from __future__ import annotations
 
@@ -49,20 +49,19 @@ def train(
 ) -> list[EpochResult]:
     """Train a classifier.
 
-    Under torchrun, ranks average their gradients, and the loader gives each rank its own part of
-    the data. With a ``directory``, the same call resumes an interrupted run, on any number of
-    ranks. On the same number of ranks, the resumed run equals an uninterrupted one, with two
-    exceptions: in datasets that are not shardio's, transforms draw different numbers if they use the
-    generators of torch, numpy or Python, and results are bitwise equal only on a CPU with
-    ``deterministic``. On a different number of ranks, each sample is still used once per epoch;
-    without shardio's order, such a run must resume after an epoch. Callbacks resume if they have a
-    ``state_dict``.
+    Under torchrun, ranks average their gradients, and the loader gives each rank its own part of the data.
+
+    With a ``directory``, the same call resumes an interrupted run, on any number of ranks. On the same number of ranks,
+    the resumed run equals an uninterrupted one, with two exceptions: in datasets that are not shardio's, transforms
+    draw different numbers if they use the generators of torch, numpy or Python; and results are bit-identical only on a
+    CPU with ``deterministic``. On a different number of ranks, each sample is still used once per epoch; without
+    shardio's order, such a run must resume after an epoch. Callbacks resume if they have a ``state_dict``.
 
     Args:
-        model: A module that maps images, float [N, C, H, W], to outputs [N, classes]. It is moved
-            to the device and trained in place.
-        loader: An iterable of batches that start with images [N, …] and labels: integers [N] or
-            floats [N, classes]. Images that are uint8 [N, C, H, W] are normalised.
+        model: A module that maps images, float [N, C, H, W], to outputs [N, classes]. It is moved to the device and
+            trained in place.
+        loader: An iterable of batches that start with images [N, …] and labels: integers [N] or floats [N, classes].
+            Images that are uint8 [N, C, H, W] are normalised.
         config: The settings.
         val_loader: Batches to evaluate the model on after each epoch, as :func:`evaluate` does.
         callbacks: Additions to the loop.
@@ -103,7 +102,7 @@ def _train(
     callbacks: Sequence[Callback],
     world: World,
 ) -> list[EpochResult]:
-    """Train on this rank. On return, everything that refers to other ranks is freed."""
+    # A function of its own: its return frees everything that refers to other ranks.
     batches.start_workers()  # They start while the model is moved and the optimizer is made.
     val_batches = None if val_loader is None else prefetch(val_loader, config, batches.device)
     run = _make_run(model, batches, config, callbacks, world)
@@ -125,7 +124,6 @@ def _train(
 def _make_run(
     model: nn.Module, batches: DevicePrefetcher, config: TrainConfig, callbacks: Sequence[Callback], world: World
 ) -> TrainRun:
-    """Return the run, with its model moved to the device and connected to the other ranks."""
     layout = torch.channels_last if config.channels_last else torch.preserve_format
     model.to(batches.device, memory_format=layout)  # type: ignore[call-overload]  # torch's stubs lack it
     wrapped = model

@@ -1,4 +1,4 @@
-"""The measurements of a training run, on all ranks."""
+"""The ranks of a training run, and its measurements over all ranks."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def reported_failures() -> Iterator[None]:
 
 
 def _is_of_communication(error: Exception) -> bool:
-    """Return whether an error may follow from the failure of another rank. Gloo's errors have no type of their own."""
+    """Return whether an error may follow from the failure of another rank. Gloo's errors have no special type."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error))
 
 
@@ -147,8 +147,7 @@ class MemoryUse(NamedTuple):
 
     Attributes:
         allocated: The memory of tensors on a GPU; on the CPU, this process's resident set.
-        reserved: The memory that torch has reserved on a GPU; on the CPU, this process's address
-            space.
+        reserved: The memory that torch has reserved on a GPU; on the CPU, this process's address space.
     """
 
     allocated: int
@@ -174,7 +173,7 @@ def memory_difference(
 ) -> Iterator[None]:
     """Print the change in memory use within a block.
 
-    :class:`shardio.train.meters.MemoryUse` defines what is allocated and what is reserved.
+    :class:`shardio.train.meters.MemoryUse` defines allocated and reserved memory.
 
     >>> with memory_difference("a large tensor"):  # doctest: +SKIP
     ...     tensor = torch.ones(2**24)
@@ -234,14 +233,12 @@ class EpochResult:
         accuracy: The share of training samples classified correctly during training. In a mixed sample, the class with
             the largest share counts, so mixing lowers this accuracy.
         val_loss: The mean loss per validation sample; None without validation.
-        val_accuracy: The share of validation samples classified correctly; None without
-            validation.
+        val_accuracy: The share of validation samples classified correctly; None without validation.
         num_images: Images trained on.
         train_s: The duration of the training in seconds.
         data_wait_s: The part of ``train_s`` that this rank's device waited for data.
         lr: The learning rate of the last step.
-        is_best: Whether the validation loss, or the training loss without validation, is the
-            lowest so far.
+        is_best: Whether the validation loss, or the training loss without validation, is the lowest so far.
     """
 
     epoch: int
@@ -326,7 +323,7 @@ class LogInterval:
     """The time since the last line of the log.
 
     Args:
-        batches: Measures how long the device waits for data.
+        batches: The prefetcher, which measures the time that the device waits for data.
 
     Attributes:
         start: The start of the interval, from ``time.perf_counter``.
@@ -359,7 +356,7 @@ class _PendingLoss:
 
 
 class PendingLosses:
-    """The losses of microbatches, on the device. They are read together, as reading waits."""
+    """The losses of microbatches, on the device. They are read together, because reading waits."""
 
     def __init__(self) -> None:
         self._pending: list[_PendingLoss] = []
@@ -372,8 +369,7 @@ class PendingLosses:
         """Return the mean loss and the number of samples, over all ranks, and clear the losses.
 
         Raises:
-            NonFiniteLossError: If a loss is not finite. The message names the step and its
-                samples.
+            NonFiniteLossError: If a loss is not finite. The message names the step and its samples.
         """
         pending, self._pending = self._pending, []
         losses = [one.loss.float() for one in pending]

@@ -1,4 +1,4 @@
-"""Models by name."""
+"""The models that a training run can make by name."""
 
 from __future__ import annotations
 
@@ -25,34 +25,31 @@ def make_model(name: str, *, num_classes: int, image_size: int, pretrained: bool
     ======================================  ======================================================================
     ``small``                               :func:`small_resnet`
     ``torchvision:resnet18``                a torchvision classifier
-    ``timm:resnet18``                       a timm model; ``timm:resnet18.a1_in1k`` and ``timm:hf-hub:…`` work, too
+    ``timm:resnet18``                       a timm model; ``timm:resnet18.a1_in1k`` and ``timm:hf-hub:…`` also work
     ``package.module:function``,            the return value of that function or class
     ``path/to/file.py:function``
     ======================================  ======================================================================
 
-    A pretrained model keeps its head if the head has ``num_classes`` outputs, and gets a new one
-    otherwise. Models of timm and torchvision that need a fixed image size are made for
-    ``image_size``. With pretrained weights, torchvision's fixed-size models accept only the
-    size that they were trained on.
+    A pretrained model keeps its head if the head has ``num_classes`` outputs, and gets a new one otherwise. Models of
+    timm and torchvision that need a fixed image size are made for ``image_size``. With pretrained weights,
+    torchvision's fixed-size models accept only the size that they were trained on.
 
-    Your own function is called with those of the keyword arguments ``num_classes``, ``image_size``
-    and ``pretrained`` that it has parameters for. With ``**kwargs``, it also gets
-    ``num_classes``. It may return a scripted or a compiled model.
+    Your own function is called with those of the keyword arguments ``num_classes``, ``image_size`` and ``pretrained``
+    that it has parameters for. With ``**kwargs``, it also gets ``num_classes``. It may return a scripted or a compiled
+    model.
 
     Args:
         name: A name from the table.
         num_classes: The number of outputs.
         image_size: The side of the square images, in pixels.
-        pretrained: Whether to start with the library's weights, which are downloaded if they are
-            not cached.
+        pretrained: Whether to start with the library's weights, which are downloaded if they are not cached.
 
     Returns:
-        A model that maps images, float [N, 3, ``image_size``, ``image_size``], to outputs
-        [N, ``num_classes``].
+        A model that maps images, float [N, 3, ``image_size``, ``image_size``], to outputs [N, ``num_classes``].
 
     Raises:
-        ValueError: If the model does not exist, its library is not installed, or ``pretrained`` is
-            set and it has no pretrained weights.
+        ValueError: If the model does not exist, its library is not installed, or ``pretrained`` is set and it has no
+            pretrained weights.
         TypeError: If your function does not return a model.
         OSError: If pretrained weights cannot be downloaded, or the files of a model cannot be read.
     """
@@ -69,10 +66,9 @@ def small_resnet(num_classes: int, image_size: int, width: int = 32) -> nn.Seque
 
     Args:
         num_classes: The number of outputs.
-        image_size: The side of the square images, in pixels. The stem and each block halve the
-            side: sides of 16 to 512 pixels end at 4 to 8 pixels.
-        width: The number of channels after the stem. Each block doubles it, up to 8 times
-            ``width``.
+        image_size: The side of the square images, in pixels. The stem and each block halve the side: sides of 16 to 512
+            pixels end at 4 to 8 pixels.
+        width: The number of channels after the stem. Each block doubles it, up to 8 times ``width``.
     """
     num_blocks = min(max(image_size.bit_length() - 4, 1), 5)
     stem = nn.Sequential(nn.Conv2d(3, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
@@ -130,8 +126,8 @@ def _make_torchvision(name: str, num_classes: int, image_size: int, pretrained: 
 def _fit_head(model: nn.Module, num_classes: int) -> None:
     """Replace the head of a torchvision classifier, unless it has this number of outputs.
 
-    Model families name their heads differently, but all add the head last. It is the last Linear,
-    or the last convolution in SqueezeNet, which has no Linear.
+    Model families name their heads differently, but all add the head last. It is the last Linear, or the last
+    convolution in SqueezeNet, which has no Linear.
     """
     path, head = [(path, m) for path, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1]
     if head.weight.shape[0] == num_classes:
@@ -181,7 +177,6 @@ _FACTORIES: dict[str, Callable[[str, int, int, bool], nn.Module]] = {
 
 
 def _check_known(name: str, known: list[str], library: str) -> None:
-    """Raise ValueError if a library does not have a model."""
     if name not in known:
         near = get_close_matches(name, known)
         remedy = f"did you mean {', '.join(near)}?" if near else f"see its documentation for its {len(known)} models"
@@ -190,7 +185,6 @@ def _check_known(name: str, known: list[str], library: str) -> None:
 
 @contextmanager
 def _errors_name_the_model(name: str, image_size: int, pretrained: bool) -> Iterator[None]:
-    """Add the model and a remedy to the errors of its library."""
     try:
         yield
     except OSError as error:

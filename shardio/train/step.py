@@ -1,4 +1,4 @@
-"""From microbatches to steps of the optimiser, and the evaluation of a model."""
+"""TrainStep, which turns microbatches into steps of the optimiser, and the evaluation of a model."""
 
 from __future__ import annotations
 
@@ -53,14 +53,12 @@ class TrainStep:
     3
 
     Args:
-        model: A module that maps inputs to outputs. It may be compiled, scripted or wrapped in
-            DistributedDataParallel.
+        model: A module that maps inputs to outputs. It may be compiled, scripted or wrapped in DistributedDataParallel.
         optimizer: The optimiser of the model's parameters.
         schedule: The learning rate schedule, stepped after each step that is not skipped.
         precision: ``bf16`` and ``fp16`` compute under autocast. ``fp16`` also uses a GradScaler.
-        accumulate: Microbatches per full step. It does not decide where a step ends
-            (``ends_step`` does) and does not change the result: it only keeps gradients in fp16's
-            range while they accumulate.
+        accumulate: Microbatches per full step. It does not decide where a step ends (``ends_step`` does) and does not
+            change the result: it only keeps gradients in fp16's range while they accumulate.
         loss_fn: A function that maps outputs and labels to the mean loss of the samples.
         clip_norm: The total norm that the gradients are clipped to, or None.
         clip_value: The magnitude that each gradient element is clipped to, or None.
@@ -153,7 +151,7 @@ class TrainStep:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state that :meth:`state_dict` returned."""
         own, saved = self.optimizer.param_groups, state["optimizer"]
-        # Whether it is fused depends on this device, not on the one that the state was saved on.
+        # This device decides whether the optimiser is fused, not the one that the state was saved on.
         groups = [
             {**group, "fused": mine["fused"]} if "fused" in mine else group
             for group, mine in zip(saved["param_groups"], own, strict=False)
@@ -185,8 +183,8 @@ class TrainStep:
 
     def _step_optimizer(self) -> bool:
         """Step the optimiser through the scaler, unless a gradient is not finite; return whether it was stepped."""
-        # A fused optimiser is called in any case, and skips the step on the device. The scale then tells, which is
-        # lowered after a skipped step. Asking for it waits for the device.
+        # A fused optimiser is called in any case, and skips the step on the device. A lower scale then shows the skip.
+        # Reading the scale waits for the device.
         is_fused = self.scaler.is_enabled() and getattr(self.optimizer, "_step_supports_amp_scaling", False)
         calls, scale = list[bool](), self.scale if is_fused else 0.0
         hook = self.optimizer.register_step_post_hook(lambda *_: calls.append(True))
@@ -200,8 +198,7 @@ class TrainStep:
     def _weight_by_samples(self) -> None:
         """Weight the group's gradients by its number of samples, before ranks exchange them.
 
-        Until the last microbatch, the weight assumes a full group of microbatches as large as the
-        first.
+        Until the last microbatch, the weight assumes a full group of microbatches as large as the first.
         """
         num_planned = self._first_size * self.accumulate
         if self._num_samples != num_planned:
@@ -293,15 +290,14 @@ def _make_mixing(loader: Any, config: TrainConfig) -> BatchTransform:
 def evaluate(model: nn.Module, loader: Iterable[Any], config: TrainConfig) -> Score:
     """Evaluate a model on the batches of all ranks. Every rank must call this.
 
-    The model does not change. Images are neither mixed nor erased, and labels are not smoothed,
-    whatever the settings. The score is exact if the loader yields each sample once, or marks
-    repeats with False in a last field, bool [N], as shardio's loaders do with
-    ``remainder="mask"``. If the loader pads without marks, a RuntimeWarning is issued.
+    The model does not change. Images are neither mixed nor erased, and labels are not smoothed, with any settings. The
+    score is exact if the loader yields each sample once, or marks repeats with False in a last field, bool [N], as
+    shardio's loaders do with ``remainder="mask"``. If the loader pads without marks, a RuntimeWarning is issued.
 
     Args:
         model: A module on the device that maps images to outputs [N, classes].
         loader: An iterable of batches that start with images and labels.
-        config: The settings: device, precision, and how images are normalised.
+        config: The settings: device, precision, and the normalisation of images.
 
     Returns:
         The score over all ranks.
@@ -343,7 +339,7 @@ def prefetch(
 ) -> DevicePrefetcher:
     """Return a loader whose images arrive on the device, normalised, in the dtype that the model computes in.
 
-    Then the transforms are applied to each batch.
+    The transforms are then applied to each batch.
     """
     return DevicePrefetcher(
         loader,
@@ -390,7 +386,7 @@ def warn_of_repeats(loader: Any, world: World, *, stacklevel: int) -> None:
 
 
 def _find_padding(loader: Any) -> tuple[int, int, str]:
-    """Return the numbers of samples and ranks, and what pads; 0, 1 and "" without padding."""
+    """Return the numbers of samples and ranks, and a description of the padding order; 0, 1 and "" without padding."""
     dataset: Any = getattr(loader, "dataset", None)
     sampler: Any = getattr(loader, "sampler", None)
     if not isinstance(sampler, DistributedSampler):  # EpochSampler is one.

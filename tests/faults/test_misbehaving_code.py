@@ -89,7 +89,7 @@ def test_code_that_starts_threads_and_prints(data: Data, capfd: pytest.CaptureFi
 
 
 def test_memory_that_code_keeps_is_reported(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_process, "GROWTH_BYTES", 1 << 20)
+    monkeypatch.setattr(pool_module, "GROWTH_BYTES", 1 << 20)
     kept = list[bytes]()
 
     def leak(image: Any) -> Any:
@@ -107,8 +107,8 @@ def test_memory_that_code_keeps_is_reported(data: Data, monkeypatch: pytest.Monk
 
 
 def test_a_warning_comes_once_for_each_doubling() -> None:
-    watch = worker_process.MemoryWatch(warns=True)
-    first, limit = 50 << 20, (100 << 20) + worker_process.GROWTH_BYTES
+    watch = pool_module.MemoryWatch(warns=True)
+    first, limit = 50 << 20, (100 << 20) + pool_module.GROWTH_BYTES
     for num_bytes in (first, 2 * first, limit):
         watch.record(1, num_bytes)
     with pytest.warns(RuntimeWarning, match=r"uses 1\.2 GB of memory, 1\.1 GB more than at its start"):

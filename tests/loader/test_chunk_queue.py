@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shardio.loader.batch_plans import BatchPlan
-from shardio.loader.executors.assembly import Batch, ChunkQueue, OutcomeHandler, Part
+from shardio.loader.executors.assembly import Batch, BatchChunk, ChunkQueue, OutcomeHandler
 from shardio.loader.processes.fork_server import Death
 from shardio.loader.processes.wire import Chunk, Made, StageTimes
 from shardio.loader.stats import Tally
@@ -52,10 +52,10 @@ class CountingBuffers:
         self.calls.append(("retire", []))
 
 
-def make_part(row: int) -> Part:
+def make_chunk(row: int) -> BatchChunk:
     words = np.zeros(2, np.uint64)
     indices = np.arange(row, row + 2)
-    return Part(plan=BatchPlan(indices=indices, rng_keys=words, replacement_rng_keys=words), row=row)
+    return BatchChunk(plan=BatchPlan(indices=indices, rng_keys=words, replacement_rng_keys=words), row=row)
 
 
 def made(chunk: Chunk) -> Made:
@@ -67,14 +67,14 @@ def apply_all(queue: ChunkQueue, handler: OutcomeHandler) -> None:
         handler.apply(*outcome)
 
 
-def test_a_part_that_arrives_with_a_death_is_redone_with_its_batch() -> None:
+def test_a_chunk_that_arrives_with_a_death_is_redone_with_its_batch() -> None:
     """The batch gets another buffer: the content of the old one does not count, and no batch gets that one again."""
     workers, buffers, tally = ScriptedWorkers(), CountingBuffers(), Tally(num_workers=2)
     source: Any = SimpleNamespace(dataset=SimpleNamespace(locate=lambda indices: indices), epoch=0)
     queue = ChunkQueue(workers, buffers, source, tally)  # type: ignore[arg-type]  # only what it calls
     handler = OutcomeHandler(source=source, bad_samples=None, tally=tally)
-    batch = Batch(buffer=buffers.take(), parts=[make_part(0), make_part(2)])
-    queue.add(batch, batch.parts)
+    batch = Batch(buffer=buffers.take(), chunks=[make_chunk(0), make_chunk(2)])
+    queue.add(batch, batch.chunks)
     first, second = workers.chunks
 
     workers.answers = [[made(first), Death(cause="killed", in_flight=(second.chunk_id,), was_ready=True)]]
@@ -83,7 +83,7 @@ def test_a_part_that_arrives_with_a_death_is_redone_with_its_batch() -> None:
     assert buffers.calls == [("retire", []), ("drop", [first.buffer_id])], "the restarted process knows no buffers"
     assert batch.buffer is not None
     assert batch.buffer.buffer_id != first.buffer_id
-    assert [part.columns for part in batch.parts] == [None, None]
+    assert [chunk.columns for chunk in batch.chunks] == [None, None]
 
     while not batch.is_made:
         workers.answers = [[made(chunk) for chunk in workers.chunks[2:]]]

@@ -1,4 +1,4 @@
-"""Batches in flight: their chunks, the outcomes of these, and the batch made of them."""
+"""Batches that are being made: cut into chunks, queued for workers, and assembled from the outcomes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shardio.loader.buffers import Buffer, BufferPool, Views
 from shardio.loader.collate import Collation, collate_column
 from shardio.loader.failures import Failure
 from shardio.loader.memory import Column, Layout, as_stored, is_image
-from shardio.loader.pickles import Structure, put_memory_back
+from shardio.loader.pickles import Pickle, put_memory_back
 from shardio.loader.processes.fork_server import MAX_DEATHS, Death, samples_error, startup_error, warn_of
 from shardio.loader.processes.pool import WorkerPool
 from shardio.loader.processes.wire import Chunk, Failed, Made, Outcome
@@ -48,12 +48,12 @@ class DefaultPrefetch(int):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkSizing:
-    """How many batches and chunks are made at a time.
+    """The numbers of batches and chunks that are made at a time.
 
     Attributes:
-        num_threads: How many chunks are made at a time.
-        chunk_size: How many samples may be decoded together.
-        prefetch: How many batches all workers together make ahead; None for the default.
+        num_threads: The number of chunks that are made at a time.
+        chunk_size: The most samples that may be decoded together.
+        prefetch: The number of batches that all workers together make ahead; None for the default.
         keeps_whole: Whether each batch is one chunk, because a collation makes it.
     """
 
@@ -62,8 +62,8 @@ class ChunkSizing:
     prefetch: int | None
     keeps_whole: bool = False
 
-    def num_parts(self, num_samples: int, layout: Layout | None) -> int:
-        """Return the number of chunks of a batch: the same for each thread, so that none waits for another."""
+    def num_chunks(self, num_samples: int, layout: Layout | None) -> int:
+        """Return the number of chunks of a batch. Each thread makes equally many, so that none waits for another."""
         if self.keeps_whole or layout is None or not layout.columns:
             return 1
         rounds = -(-num_samples // (self.num_threads * self.chunk_size))
@@ -73,11 +73,11 @@ class ChunkSizing:
         """Return the number of batches to make ahead: by default, enough for two chunks per thread."""
         if self.prefetch is not None:
             return self.prefetch
-        num_parts = 1 if layout is None else self.num_parts(layout.num_rows, layout)
-        return max(DEFAULT_PREFETCH, -(-2 * self.num_threads // num_parts))
+        num_chunks = 1 if layout is None else self.num_chunks(layout.num_rows, layout)
+        return max(DEFAULT_PREFETCH, -(-2 * self.num_threads // num_chunks))
 
     def num_spare(self, layout: Layout) -> int:
-        """Return how many free buffers to keep."""
+        """Return the number of free buffers to keep."""
         # The user holds one batch, and the one before it until the next request is answered.
         return self.num_ahead(layout) + 2
 
@@ -98,57 +98,16 @@ def choose_layout(names: Sequence[str], sample: Sequence[Column], num_rows: int)
     return Layout(num_rows=num_rows, columns=columns)
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Part:
-    """A part of a batch, which is made as one chunk."""
-
-    plan: BatchPlan
-    row: int
-    columns: list[Column] | None = None
-    batch: Any = None  # What a collation made.
-    num_images_by_decoder: Counter[DecoderName] = field(default_factory=Counter)
-    num_tries: Counter[int] = field(default_factory=Counter)  # Of replacements, by row.
-    skipped: list[str] = field(default_factory=list)  # Keys.
-    num_deaths: int = 0  # Of worker processes that were making only this part.
-    is_suspect: bool = False  # It may have killed a worker process.
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Batch:
-    """A batch that is being made, or is ready to be taken."""
-
-    buffer: Buffer | None = None
-    parts: list[Part] = field(default_factory=list)
-    error: BaseException | None = None
-    is_probe: bool = False  # Made to find the layout of batches, not for the user.
-
-    @property
-    def is_made(self) -> bool:
-        return all(part.columns is not None for part in self.parts)
-
-    @property
-    def is_over(self) -> bool:
-        return self.error is not None or self.is_made
-
-    @property
-    def num_samples(self) -> int:
-        return sum(len(part.plan) for part in self.parts)
-
-    @property
-    def num_images_by_decoder(self) -> Counter[DecoderName]:
-        return sum((part.num_images_by_decoder for part in self.parts), Counter())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSettings:
-    """What all batches of a loader have in common.
+    """The settings of all batches of a loader.
 
     Attributes:
         batch_size: The number of samples in a full batch, if the user set it.
-        sizing: How many batches and chunks are made at a time.
+        sizing: The numbers of batches and chunks that are made at a time.
         bad_samples: The policy for unreadable samples; None raises their errors.
         pins: Whether batches are copied to torch's pinned memory.
-        collation: Makes whole batches where that takes people's own code; None if a batch consists of columns.
+        collation: Makes whole batches, if that takes user code; None if a batch consists of columns.
     """
 
     batch_size: int | None
@@ -162,8 +121,8 @@ class BatchSettings:
 
         Args:
             decoder: The decoder of its samples.
-            num_workers: How many workers there are.
-            began: When it began, by ``time.perf_counter``.
+            num_workers: The number of workers.
+            began: The start of the epoch, by ``time.perf_counter``.
         """
         steps = [*decoder.python_steps, *([] if self.collation is None else [self.collation.collate_fn])]
         return Tally(
@@ -174,10 +133,51 @@ class BatchSettings:
         )
 
 
-def cut_batch(plan: BatchPlan, layout: Layout | None, sizing: ChunkSizing) -> list[Part]:
-    """Cut a batch into the parts in which it is made."""
-    cuts = np.linspace(0, len(plan), sizing.num_parts(len(plan), layout) + 1).astype(int).tolist()
-    return [Part(plan=plan.take(slice(start, stop)), row=start) for start, stop in pairwise(cuts)]
+@dataclass(slots=True, kw_only=True, eq=False)
+class Batch:
+    """A batch that is being made, or is ready to be taken."""
+
+    buffer: Buffer | None = None
+    chunks: list[BatchChunk] = field(default_factory=list)
+    error: BaseException | None = None
+    is_probe: bool = False  # Made to find the layout of batches, not for the user.
+
+    @property
+    def is_made(self) -> bool:
+        return all(chunk.columns is not None for chunk in self.chunks)
+
+    @property
+    def is_over(self) -> bool:
+        return self.error is not None or self.is_made
+
+    @property
+    def num_samples(self) -> int:
+        return sum(len(chunk.plan) for chunk in self.chunks)
+
+    @property
+    def num_images_by_decoder(self) -> Counter[DecoderName]:
+        return sum((chunk.num_images_by_decoder for chunk in self.chunks), Counter())
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class BatchChunk:
+    """A chunk of a batch, before and after it is made."""
+
+    plan: BatchPlan
+    row: int
+    columns: list[Column] | None = None
+    batch: Any = None  # Made by a collation.
+    num_images_by_decoder: Counter[DecoderName] = field(default_factory=Counter)
+    num_tries: Counter[int] = field(default_factory=Counter)  # Of replacements, by row.
+    skipped: list[str] = field(default_factory=list)  # Keys.
+    num_deaths: int = 0  # Of worker processes that were making only this chunk.
+    is_suspect: bool = False  # It may have killed a worker process.
+
+
+def cut_batch(plan: BatchPlan, layout: Layout | None, sizing: ChunkSizing) -> list[BatchChunk]:
+    """Cut a batch into chunks of about equal size."""
+    cuts = np.linspace(0, len(plan), sizing.num_chunks(len(plan), layout) + 1).astype(int).tolist()
+    return [BatchChunk(plan=plan.take(slice(start, stop)), row=start) for start, stop in pairwise(cuts)]
 
 
 def probe_layout(
@@ -196,19 +196,132 @@ def probe_layout(
         for a reason other than its sample.
     """
     for row in range(len(plan)):
-        probe = Batch(parts=[Part(plan=plan.take(slice(row, row + 1)), row=0)], is_probe=True)
+        probe = Batch(chunks=[BatchChunk(plan=plan.take(slice(row, row + 1)), row=0)], is_probe=True)
         make(probe)
         if probe.error is None:
-            return choose_layout(source.decoder.column_names, probe.parts[0].columns or [], num_rows), None
+            return choose_layout(source.decoder.column_names, probe.chunks[0].columns or [], num_rows), None
         if as_sample_error(probe.error, get_args(Stage)) is None:
             return None, probe.error
         # The policy for bad samples handles this one when its batch is made.
     return None, None
 
 
+Entry = tuple[Batch, BatchChunk]
+"""A chunk does not refer to its batch: such cycles would keep buffers alive until the garbage collector runs."""
+
+
+class ChunkQueue:
+    """The unfinished chunks of batches.
+
+    Args:
+        workers: The worker processes.
+        buffers: The buffers of the batches.
+        source: The source of the samples.
+        tally: Counts restarts.
+    """
+
+    def __init__(self, workers: WorkerPool, buffers: BufferPool, source: SampleSource, tally: Tally) -> None:
+        self._workers, self._buffers, self._source, self._tally = workers, buffers, source, tally
+        self._in_flight: dict[int, Entry] = {}  # By chunk id.
+        self._pending: deque[Entry] = deque()
+        self._num_failed_starts = 0
+
+    def add(self, batch: Batch, chunks: Iterable[BatchChunk]) -> None:
+        """Queue chunks of a batch."""
+        self._pending.extend((batch, chunk) for chunk in chunks)
+        self._submit()
+
+    def receive(self, timeout_s: float | None) -> Iterator[tuple[Batch, BatchChunk, Outcome]]:
+        """Wait for outcomes and yield them; yield nothing if none arrives within ``timeout_s`` or a shorter time.
+
+        The caller must apply each outcome before it requests the next one. A death moves unfinished chunks to other
+        buffers, so an outcome that arrived earlier but is applied afterwards would finish a chunk in the wrong buffer.
+
+        Raises:
+            WorkerError: If worker processes cannot start.
+        """
+        self._submit()
+        for received in self._workers.receive(timeout_s):
+            if isinstance(received, Death):
+                self._redo(received)
+            elif (entry := self._in_flight.pop(received.chunk_id, None)) is not None:  # None if it was dropped.
+                self._num_failed_starts = 0
+                yield (*entry, received)
+
+    def drop(self, batch: Batch) -> None:
+        """Remove all chunks of a batch that failed."""
+        self._in_flight = {chunk_id: entry for chunk_id, entry in self._in_flight.items() if entry[0] is not batch}
+
+    def clear(self) -> list[Batch]:
+        """Remove everything; return the batches."""
+        batches = dict.fromkeys(batch for batch, _ in (*self._in_flight.values(), *self._pending))
+        self._in_flight.clear()
+        self._pending.clear()
+        return list(batches)
+
+    def _submit(self) -> None:
+        # A suspect is made alone, with nothing else in flight.
+        requests = []
+        while self._pending and not (self._in_flight and (self._pending[0][1].is_suspect or self._tries_suspect)):
+            batch, chunk = self._pending.popleft()
+            if batch.error is not None:
+                continue
+            request = Chunk(
+                chunk_id=self._workers.next_chunk_id(),
+                samples=self._source.dataset.locate(chunk.plan.indices),
+                rng_keys=chunk.plan.rng_keys,
+                buffer_id=None if batch.buffer is None else batch.buffer.buffer_id,
+                row=chunk.row,
+                valid=chunk.plan.valid,
+                epoch_began=self._tally.began,
+            )
+            self._in_flight[request.chunk_id] = batch, chunk
+            requests.append(request)
+        if requests:
+            self._workers.submit(requests)
+
+    @property
+    def _tries_suspect(self) -> bool:
+        _, chunk = next(iter(self._in_flight.values()))  # A suspect is the only one.
+        return chunk.is_suspect
+
+    def _redo(self, death: Death) -> None:
+        """Queue all unfinished batches again, in other buffers.
+
+        The chunks that a dead process was making are suspects. Each is then made alone: if it kills another process,
+        the chunk is at fault.
+        """
+        self._tally.num_worker_restarts += death.num_processes
+        self._buffers.retire()
+        self._num_failed_starts = 0 if death.was_ready else self._num_failed_starts + 1
+        if self._num_failed_starts == MAX_DEATHS:
+            raise startup_error(death)
+        is_fatal = False
+        for batch, chunk in [self._in_flight[i] for i in death.in_flight if i in self._in_flight]:
+            chunk.is_suspect = True
+            chunk.num_deaths += death.was_ready and len(death.in_flight) == 1
+            if chunk.num_deaths == MAX_DEATHS:
+                keys = [self._source.dataset.describe(index)[0] for index in chunk.plan.indices.tolist()]
+                batch.error, is_fatal = samples_error(keys, death), True
+        entries = []
+        for batch in self.clear():
+            if batch.buffer is not None:
+                self._buffers.drop([batch.buffer])
+                batch.buffer = self._buffers.take() if batch.error is None else None
+            if batch.error is None:
+                for chunk in batch.chunks:
+                    if len(chunk.plan):
+                        chunk.columns = None  # Finished columns are in the old buffer.
+                        entries.append((batch, chunk))
+        self._pending.extend(sorted(entries, key=lambda entry: not entry[1].is_suspect))
+        self._submit()
+        if not is_fatal:  # Otherwise an error reports it.
+            warn_of(death)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeHandler:
-    """A handler that applies the outcomes of chunks to their batches.
+    """A handler of the outcomes of chunks.
 
     Attributes:
         source: The source of the samples.
@@ -220,12 +333,12 @@ class OutcomeHandler:
     bad_samples: BadSamples | None
     tally: Tally
 
-    def apply(self, batch: Batch, part: Part, outcome: Outcome) -> bool:
-        """Apply a chunk's outcome; return whether to make the part again after a replaced or skipped sample."""
+    def apply(self, batch: Batch, chunk: BatchChunk, outcome: Outcome) -> bool:
+        """Apply an outcome to its batch; return whether to make the chunk again without a bad sample."""
         match outcome:
             case Made():
-                part.columns, part.num_images_by_decoder = outcome.columns, outcome.num_images_by_decoder
-                part.batch = outcome.batch
+                chunk.columns, chunk.num_images_by_decoder = outcome.columns, outcome.num_images_by_decoder
+                chunk.batch = outcome.batch
                 self.tally.times += outcome.times
                 return False
             case Failed():
@@ -233,13 +346,13 @@ class OutcomeHandler:
                 if self.bad_samples is not None and not batch.is_probe:
                     found = self.bad_samples.find(error)
                     if found is not None:
-                        return self._replace_or_skip(batch, part, found, self.bad_samples)
+                        return self._replace_or_skip(batch, chunk, found, self.bad_samples)
                 batch.error = error
                 return False
 
-    def _replace_or_skip(self, batch: Batch, part: Part, error: SampleError, bad_samples: BadSamples) -> bool:
-        row, plan = error.row, part.plan
-        index, rng_key, num_tries = int(plan.indices[row]), plan.replacement_rng_keys[row], part.num_tries[row]
+    def _replace_or_skip(self, batch: Batch, chunk: BatchChunk, error: SampleError, bad_samples: BadSamples) -> bool:
+        row, plan = error.row, chunk.plan
+        index, rng_key, num_tries = int(plan.indices[row]), plan.replacement_rng_keys[row], chunk.num_tries[row]
         source = self.source
         try:
             other = bad_samples.decide(
@@ -250,15 +363,15 @@ class OutcomeHandler:
             return False
         if other is None:
             self.tally.num_skipped += 1
-            part.skipped.append(error.key or str(index))
-            part.plan = plan.take(np.delete(np.arange(len(plan)), row))
+            chunk.skipped.append(error.key or str(index))
+            chunk.plan = plan.take(np.delete(np.arange(len(plan)), row))
         else:
             self.tally.num_replaced += 1
-            part.num_tries[row] += 1
+            chunk.num_tries[row] += 1
             plan.indices[row] = other
-        if len(part.plan):
+        if len(chunk.plan):
             return True
-        part.columns, part.num_images_by_decoder = [], Counter()
+        chunk.columns, chunk.num_images_by_decoder = [], Counter()
         return False
 
 
@@ -272,16 +385,16 @@ def finish_batch(
         batch: A batch that is finished or has failed.
         views: The columns in its buffer.
         tally: Counts the batch.
-        began: When the user requested it, by ``time.perf_counter``.
-        settings: What all batches of the loader have in common.
+        began: The time of the user's request, by ``time.perf_counter``.
+        settings: The settings of all batches of the loader.
     """
     if batch.error is not None:
         return Failure(error=batch.error)
     try:
         if settings.collation is not None:
-            assembled = _unpack(batch, views)
+            assembled = _unpack_collated(batch, views)
             if settings.pins:
-                assembled = pin_memory(assembled)  # torch's own, which knows how to pin people's classes.
+                assembled = pin_memory(assembled)  # torch's own, which can pin instances of user classes.
         else:
             assembled = assemble_batch(decoder, batch, views)
             if settings.pins:
@@ -309,39 +422,37 @@ def assemble_batch(decoder: FieldDecoder, batch: Batch, views: Views) -> Any:
         SampleError: If all samples were skipped.
         ValueError: If images differ in size.
     """
-    parts = _find_parts(batch)
-    rows = [slice(part.row, part.row + len(part.plan)) for part in parts]  # With gaps where samples were skipped.
-    is_marked = parts[0].plan.valid is not None
+    chunks = _drop_empty_chunks(batch)
+    rows = [slice(chunk.row, chunk.row + len(chunk.plan)) for chunk in chunks]  # With gaps where samples were skipped.
+    is_marked = chunks[0].plan.valid is not None
     is_bare = isinstance(decoder.fields, str) and not is_marked
     columns = [
-        _join(name, rows, [(part.columns or [])[index] for part in parts], views.get(index), is_bare=is_bare)
+        _join(name, rows, [(chunk.columns or [])[index] for chunk in chunks], views.get(index), is_bare=is_bare)
         for index, name in enumerate(decoder.column_names)
     ]
     columns = decoder.join_crops(columns, list)
     if is_marked:
-        columns.append(torch.from_numpy(np.concatenate([part.plan.valid for part in parts])))
+        columns.append(torch.from_numpy(np.concatenate([chunk.plan.valid for chunk in chunks])))
     return columns[0] if is_bare else columns
 
 
-def _find_parts(batch: Batch) -> list[Part]:
-    """Return the parts of a batch that have samples."""
-    parts = [part for part in batch.parts if len(part.plan)]
-    if not parts:
-        raise all_skipped([key for part in batch.parts for key in part.skipped])
-    return parts
+def _drop_empty_chunks(batch: Batch) -> list[BatchChunk]:
+    chunks = [chunk for chunk in batch.chunks if len(chunk.plan)]
+    if not chunks:
+        raise all_skipped([key for chunk in batch.chunks for key in chunk.skipped])
+    return chunks
 
 
-def _unpack(batch: Batch, views: Views) -> Any:
-    """Return the batch that a collation made."""
-    (part,) = _find_parts(batch)
-    if not isinstance(part.batch, Structure):
-        return part.batch
+def _unpack_collated(batch: Batch, views: Views) -> Any:
+    (chunk,) = _drop_empty_chunks(batch)
+    if not isinstance(chunk.batch, Pickle):
+        return chunk.batch
     pieces = [
         # Index the tensor, not the array: numpy's slices hold the buffer's memory, not the array that the pool watches.
         torch.from_numpy(views[index])[0] if column is None else torch.from_numpy(column[0])
-        for index, column in enumerate(part.columns or [])
+        for index, column in enumerate(chunk.columns or [])
     ]
-    return put_memory_back(part.batch, pieces)
+    return put_memory_back(chunk.batch, pieces)
 
 
 def _join(
@@ -353,10 +464,10 @@ def _join(
     if all(isinstance(piece, np.ndarray) for piece in pieces):
         return torch.from_numpy(np.concatenate(pieces))  # type: ignore[arg-type]  # all are arrays
     values: list[Any] = []
-    for piece, part_rows in zip(pieces, rows, strict=True):
+    for piece, chunk_rows in zip(pieces, rows, strict=True):
         if piece is None:
             assert view is not None, "a piece that is None is in the buffer"
-            values += _as_images(name, torch.from_numpy(view)[part_rows])
+            values += _as_images(name, torch.from_numpy(view)[chunk_rows])
         else:
             values += piece
     if holds_images(name):
@@ -368,7 +479,7 @@ def _cut(view: NDArray[Any], rows: Sequence[slice]) -> torch.Tensor:
     """Return some rows, without a copy if they are adjacent."""
     is_gapless = all(previous.stop == following.start for previous, following in pairwise(rows))
     if not is_gapless:
-        return torch.from_numpy(np.concatenate([view[part_rows] for part_rows in rows]))
+        return torch.from_numpy(np.concatenate([view[chunk_rows] for chunk_rows in rows]))
     # Slice the tensor, not the array: numpy's slices hold the buffer's memory, not the array that the pool watches.
     return torch.from_numpy(view)[rows[0].start : rows[-1].stop]
 
@@ -377,116 +488,3 @@ def _as_images(name: str, column: torch.Tensor) -> torch.Tensor:
     """Return images [N, height, width, 3] as [N, 3, height, width], and any other column unchanged."""
     item = column.numpy()[:0]
     return column.permute(0, 3, 1, 2) if is_image(name, item.dtype, item.shape[1:]) else column
-
-
-Entry = tuple[Batch, Part]
-"""Parts do not refer to their batches: such cycles would keep buffers alive until the garbage collector runs."""
-
-
-class ChunkQueue:
-    """The parts of batches that are not finished yet.
-
-    Args:
-        workers: Makes the parts.
-        buffers: Holds the batches.
-        source: The source of the samples.
-        tally: Counts restarts.
-    """
-
-    def __init__(self, workers: WorkerPool, buffers: BufferPool, source: SampleSource, tally: Tally) -> None:
-        self._workers, self._buffers, self._source, self._tally = workers, buffers, source, tally
-        self._in_flight: dict[int, Entry] = {}  # By chunk id.
-        self._pending: deque[Entry] = deque()
-        self._num_failed_starts = 0
-
-    def add(self, batch: Batch, parts: Iterable[Part]) -> None:
-        """Queue parts of a batch."""
-        self._pending.extend((batch, part) for part in parts)
-        self._submit()
-
-    def receive(self, timeout_s: float | None) -> Iterator[tuple[Batch, Part, Outcome]]:
-        """Wait for outcomes and yield them; yield nothing if none arrives within ``timeout_s`` or a shorter time.
-
-        The caller must apply each outcome before it requests the next one. A death moves unfinished parts to other
-        buffers, so an outcome that arrived earlier but is applied afterwards would finish a part in the wrong buffer.
-
-        Raises:
-            WorkerError: If worker processes cannot start.
-        """
-        self._submit()
-        for received in self._workers.receive(timeout_s):
-            if isinstance(received, Death):
-                self._redo(received)
-            elif (entry := self._in_flight.pop(received.chunk_id, None)) is not None:  # None if it was dropped.
-                self._num_failed_starts = 0
-                yield (*entry, received)
-
-    def drop(self, batch: Batch) -> None:
-        """Remove all parts of a batch that failed."""
-        self._in_flight = {chunk_id: entry for chunk_id, entry in self._in_flight.items() if entry[0] is not batch}
-
-    def clear(self) -> list[Batch]:
-        """Remove everything; return the batches."""
-        batches = dict.fromkeys(batch for batch, _ in (*self._in_flight.values(), *self._pending))
-        self._in_flight.clear()
-        self._pending.clear()
-        return list(batches)
-
-    def _submit(self) -> None:
-        """Submit all parts that may be made now. A suspect is made alone, with nothing else in flight."""
-        chunks = []
-        while self._pending and not (self._in_flight and (self._pending[0][1].is_suspect or self._tries_suspect)):
-            batch, part = self._pending.popleft()
-            if batch.error is not None:
-                continue
-            chunk = Chunk(
-                chunk_id=self._workers.next_chunk_id(),
-                samples=self._source.dataset.locate(part.plan.indices),
-                rng_keys=part.plan.rng_keys,
-                buffer_id=None if batch.buffer is None else batch.buffer.buffer_id,
-                row=part.row,
-                valid=part.plan.valid,
-                epoch_began=self._tally.began,
-            )
-            self._in_flight[chunk.chunk_id] = batch, part
-            chunks.append(chunk)
-        if chunks:
-            self._workers.submit(chunks)
-
-    @property
-    def _tries_suspect(self) -> bool:
-        _, part = next(iter(self._in_flight.values()))  # A suspect is the only one.
-        return part.is_suspect
-
-    def _redo(self, death: Death) -> None:
-        """Queue all unfinished batches again, in other buffers.
-
-        The parts that a dead process was making are suspects. Each is then made alone: if another process dies over it,
-        the part is at fault.
-        """
-        self._tally.num_worker_restarts += death.num_processes
-        self._buffers.retire()
-        self._num_failed_starts = 0 if death.was_ready else self._num_failed_starts + 1
-        if self._num_failed_starts == MAX_DEATHS:
-            raise startup_error(death)
-        is_fatal = False
-        for batch, part in [self._in_flight[i] for i in death.in_flight if i in self._in_flight]:
-            part.is_suspect = True
-            part.num_deaths += death.was_ready and len(death.in_flight) == 1
-            if part.num_deaths == MAX_DEATHS:
-                keys = [self._source.dataset.describe(index)[0] for index in part.plan.indices.tolist()]
-                batch.error, is_fatal = samples_error(keys, death), True
-        entries = []
-        for batch in self.clear():
-            if batch.buffer is not None:
-                self._buffers.drop([batch.buffer])
-                batch.buffer = self._buffers.take() if batch.error is None else None
-            if batch.error is None:
-                for part in batch.parts:
-                    if len(part.plan):
-                        part.columns = None  # Finished columns are in the old buffer.
-                        entries.append((batch, part))
-        self._pending.extend(sorted(entries, key=lambda entry: not entry[1].is_suspect))
-        self._submit()
-        if not is_fatal:  # Otherwise an error reports it.
-            warn_of(death)

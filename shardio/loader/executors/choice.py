@@ -57,11 +57,11 @@ def make_executor(
 
     Args:
         loader: The loader.
-        settings: Its attributes.
-        order: The loader's order; None if that is not shardio's.
-        epochs: Where the loader's epochs begin, if the order is not shardio's.
+        settings: Its settings.
+        order: The loader's order; None if it is not shardio's.
+        epochs: The positions at which the loader's epochs begin, if the order is not shardio's.
         bad_samples: The policy for unreadable samples; None raises their errors.
-        watches: Those of the epoch that begins; the loader changes them.
+        watches: The watches of the epoch that begins. The loader changes this list.
     """
     if settings.is_ours:
         assert settings.decoder is not None, "the dataset is shardio's"
@@ -108,7 +108,7 @@ def make_executor(
 
 
 def _make_collation(settings: ExecutorSettings, decoder: FieldDecoder) -> Collation | None:
-    """Return what makes whole batches; None if shardio can make them column by column."""
+    """Return the maker of whole batches; None if shardio can make them column by column."""
     is_own = settings.collate_fn is not collate_channels_last
     if not is_own and decoder.transform_sample is None:
         return None
@@ -128,11 +128,11 @@ def is_torchs(loader: Any, worker_method: WorkerMethod) -> bool:
 
 
 def find_settings(loader: Any, arguments: OwnArguments) -> ExecutorSettings:
-    """Return what a loader's executor is made from, for its attributes as they are now.
+    """Return the settings of a loader's executor, from the loader's current attributes.
 
     Args:
         loader: The loader.
-        arguments: Those of its arguments that are shardio's.
+        arguments: The arguments that torch's loader does not have.
     """
     return ExecutorSettings(
         datasets=unwrap(loader.dataset).datasets,
@@ -158,7 +158,7 @@ def find_settings(loader: Any, arguments: OwnArguments) -> ExecutorSettings:
 
 
 def fallback_reason(loader: Any) -> str | None:
-    """Return why shardio's own code cannot make a loader's batches; None if it can."""
+    """Return the reason why shardio's own code cannot make a loader's batches; None if it can."""
     if (why := find_override(loader) or _why_not_dataset(loader.dataset)) is not None:
         return why
     for name, default in (("worker_init_fn", None), ("multiprocessing_context", None), ("in_order", True)):
@@ -185,7 +185,7 @@ def _why_not_dataset(dataset: Any) -> str | None:
 
 
 def _why_not_read(unwrapped: Unwrapped, *, is_whole: bool) -> str | None:
-    """Return what about a dataset keeps shardio's own code from reading it, perhaps nothing more than its type."""
+    """Return the reason why shardio's own code cannot read a dataset, "" if it is the type alone; None if it can."""
     inner = unwrapped.dataset
     if isinstance(inner, Concatenated):
         return None

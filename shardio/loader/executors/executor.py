@@ -1,4 +1,4 @@
-"""The interface of executors, through which a DataLoader gets its batches, and what one is made from.
+"""The interface of executors, through which a DataLoader gets its batches, and their settings.
 
 To add an executor, write it in its own file and return it from :mod:`shardio.loader.executors.choice`.
 """
@@ -21,6 +21,12 @@ from shardio.loader.fetching.fetchers import WorkerMethod, is_iterable
 from shardio.loader.stats import LoaderStats
 from shardio.order import Cursor, EpochCounter, Split
 
+TorchDataLoader = torch.utils.data.dataloader.DataLoader
+"""torch's class itself. Programs replace the name in torch by shardio's class."""
+
+_VALUES = (bool, int, float, str, MethodType)
+"""Types whose instances are compared by value. Methods are created at each access and compare by their objects."""
+
 
 class BatchIterator(Protocol):
     """The batches of one epoch, in their order.
@@ -28,26 +34,27 @@ class BatchIterator(Protocol):
     The iterator that the user gets has the same methods: it raises the error of a Failure, and may be asked for further
     batches after its end. ``tests/loader/iterator_laws.py`` checks any iterator against this interface.
 
-    An iterator over what a sampler yields also has ``indices``, which iterates over the rest of it.
+    If a sampler determines the batches, the iterator also has ``indices``, which iterates over the sampler's remaining
+    values.
 
-    Where the loader has a state, a batch counts when the user receives it, which :mod:`shardio.epochs` tells, and a
-    failed one when the next one is requested. Neither :meth:`is_ready` nor :meth:`close` counts any.
+    If the loader has a state, a batch counts when the user receives it, as :mod:`shardio.epochs` reports, and a failed
+    one counts when the next one is requested. Neither :meth:`is_ready` nor :meth:`close` counts a batch.
     """
 
     def __next__(self) -> Any:
         """Return the next batch, or a Failure instead. After a Failure, the next batch can still be requested.
 
         Raises:
-            StopIteration: If the epoch has no further batch. An epoch whose helper has ended does not end like this:
-                either another helper makes the batches, or an error says what has happened.
+            StopIteration: If the epoch has no further batch. The death of a worker does not end the epoch like this:
+                either another worker makes the batches, or an error reports the death.
             BaseException: If the epoch ends with an error. Nothing may be requested after it.
         """
 
     def is_ready(self, timeout_s: float) -> bool:
         """Wait up to ``timeout_s`` for the next batch; return whether a request would be answered at once.
 
-        The answer is a batch, a Failure, an error or the end. True if only a request can tell: where the calling
-        process makes the batches, or torch's iterator.
+        The answer is a batch, a Failure, an error or the end. True if only a request can tell, because the calling
+        process or torch's iterator makes the batches.
         """
 
     def close(self) -> None:
@@ -71,7 +78,7 @@ class Executor(Protocol):
         """Begin an epoch and return its batches.
 
         Args:
-            cursor: Where the epoch begins; None if the order is not shardio's.
+            cursor: The start of the epoch; None if the order is not shardio's.
             split: This rank's share, from the cursor to the end; None in the same case.
         """
 
@@ -82,37 +89,31 @@ class Executor(Protocol):
         """Return the statistics of the latest epoch; None if this executor has none."""
 
 
-TorchDataLoader = torch.utils.data.dataloader.DataLoader
-"""torch's class itself. Programs replace the name in torch by shardio's class."""
-
-_VALUES = (bool, int, float, str, MethodType)
-"""Types whose instances are compared by value. Methods are created at each access and compare by their objects."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExecutorSettings:
-    """What an executor is made from. If it changes, the loader needs another executor.
+    """The settings that an executor is made from. If one changes, the loader needs another executor.
 
     Attributes:
         datasets: The loader's dataset; for torch's Subsets and ConcatDatasets, also the datasets in them.
         decoder: The decoder of the dataset inside; None if the dataset is not shardio's.
         is_ours: Whether shardio's own code can make the batches.
-        batch_size: The samples of a full batch; None if a batch sampler decides, or for single samples.
-        batch_sampler: Yields the indices of each batch, where the dataset and ``batch_size`` allow it.
-        num_workers: How many workers there are.
-        collate_fn: Makes a batch of samples.
-        worker_init_fn: Called in each worker that calls the dataset.
-        multiprocessing_context: How workers that call the dataset start.
-        generator: Seeds workers that call the dataset, and rng keys where the order is not shardio's.
-        timeout_s: How long to wait for a batch; 0 waits indefinitely.
-        prefetch_factor: How many batches are made ahead; a DefaultPrefetch if the user did not set it.
+        batch_size: The number of samples in a full batch; None if a batch sampler decides, or for single samples.
+        batch_sampler: The sampler of the indices of each batch; None for an iterable dataset or single samples.
+        num_workers: The number of workers.
+        collate_fn: The function that makes a batch of samples.
+        worker_init_fn: The function that each worker that calls the dataset calls first.
+        multiprocessing_context: The start method of workers that call the dataset.
+        generator: The generator of the seed of workers that call the dataset and, if the order is not shardio's, of
+            the rng keys.
+        timeout_s: The longest wait for a batch, in seconds; 0 waits indefinitely.
+        prefetch_factor: The number of batches that are made ahead; a DefaultPrefetch if the user did not set it.
         persistent_workers: Whether the workers serve several epochs.
-        worker_method: What workers are that call the dataset.
+        worker_method: The kind of workers that call the dataset.
         in_order: Whether batches are delivered in order.
-        snapshot_every_n_steps: How often the user's dataset is asked for its state.
+        snapshot_every_n_steps: The number of batches after which the user's dataset is asked for its state.
         pin_memory: The argument of torch's loader.
         pin_memory_device: The argument of torch's loader.
-        pins: Whether batches are copied to torch's pinned memory: whether that is wanted and CUDA is available.
+        pins: Whether batches are copied to torch's pinned memory, because that is requested and CUDA is available.
     """
 
     datasets: tuple[Any, ...]
@@ -189,7 +190,7 @@ class LoaderOrder:
         self._num_epoch_sets = 0
 
     def copy(self) -> LoaderOrder:
-        """Return the order for a copy of the loader. An EpochSampler counts for both, a ShardDataset for none."""
+        """Return the order for a copy of the loader. An EpochSampler keeps one counter for both loaders."""
         other = LoaderOrder(self.ordered)
         if isinstance(self.ordered, ShardDataset):
             other._counter, other._num_epoch_sets = copy.deepcopy(self._counter), self._num_epoch_sets
@@ -198,7 +199,7 @@ class LoaderOrder:
     def update_counter(self) -> EpochCounter:
         """Apply ``set_epoch`` of the dataset or sampler; return the counter that determines the next epoch.
 
-        An EpochSampler has its own counter, so its ``set_epoch`` works too. A ShardDataset may serve several loaders,
+        An EpochSampler has its own counter, which its ``set_epoch`` changes. A ShardDataset may serve several loaders,
         so each loader has a counter, which follows the dataset's ``set_epoch``.
         """
         if isinstance(self.ordered, ShardDataset) and self.ordered.num_epoch_sets != self._num_epoch_sets:

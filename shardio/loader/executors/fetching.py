@@ -1,4 +1,4 @@
-"""The executor for any dataset, which makes batches as torch's DataLoader does."""
+"""The executor for any dataset, which calls it and collates its samples as torch's DataLoader does."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def can_fetch(loader: Any, worker_method: WorkerMethod) -> bool:
 
 
 def starts_threads(context: Any) -> bool:
-    """Return whether a context of multiprocessing starts threads that look like processes, as some libraries' do."""
+    """Return whether a context of multiprocessing starts threads instead of processes, as that of some libraries."""
     kind = getattr(context, "Process", BaseProcess)
     return not (isinstance(kind, type) and issubclass(kind, BaseProcess))
 
 
 class Fetching:
-    """An executor that gets samples from the user's dataset, and collates them as the user says.
+    """An executor that gets samples from the user's dataset and collates them with the loader's ``collate_fn``.
 
     Args:
         loader: The loader, which owns this executor.
-        epochs: Where its epochs begin.
-        worker_method: What its workers are.
-        snapshot_every_n_steps: How often workers report the state of an iterable dataset.
+        epochs: The positions at which its epochs begin.
+        worker_method: The kind of its workers.
+        snapshot_every_n_steps: The number of batches after which workers report the state of an iterable dataset.
         bad_samples: The policy for samples that raise errors; None raises them.
     """
 
@@ -67,7 +67,7 @@ class Fetching:
         snapshot_every_n_steps: int,
         bad_samples: BadSamples | None = None,
     ) -> None:
-        self._loader = weakref.ref(loader)  # Weak, so that workers end as soon as the loader is released.
+        self._loader = weakref.ref(loader)  # Weak: workers end as soon as the loader is released.
         self._epochs, self._bad_samples = epochs, bad_samples
         self._worker_method, self._snapshot_every_n_steps = worker_method, snapshot_every_n_steps
         self._tally = Tally(num_workers=loader.num_workers)
@@ -101,7 +101,7 @@ class Fetching:
             tally,
             in_order=loader.in_order,
             timeout_s=loader.timeout,
-            # A map-style dataset cannot skip: only an iterator can be asked for what comes next.
+            # A map-style dataset reports its state after each batch, because it cannot skip batches to resume.
             state_every=-(-self._snapshot_every_n_steps // loader.num_workers) if position.is_iterable else 1,
             closes_workers=not loader.persistent_workers,
         )
@@ -126,7 +126,6 @@ class Fetching:
         return self._tally.sum_up()
 
     def _find_workers(self) -> FetchWorkers | None:
-        """Return the workers of the epoch before, if they persist."""
         persistent = self._persistent
         if persistent is not None and not persistent.workers.belongs_here:
             self._persistent = None  # This process is a fork of the one that has the workers.
@@ -141,10 +140,10 @@ class Fetching:
 
 
 class FetchedBatches:
-    """The batches of one epoch, with what torch's iterators add: pinned memory, and a warning of a wrong length.
+    """The batches of one epoch, in pinned memory if requested, with torch's warning of a wrong length.
 
     Args:
-        batches: Where they come from.
+        batches: The source of the batches.
         loader: The loader.
         bad_samples: The policy for samples that raise errors, which warns of them at the end.
     """
@@ -223,10 +222,10 @@ class FetchedBatches:
 
 
 class _PersistentBatches:
-    """The batches of the latest epoch of persistent workers: as in torch, all iterators of the loader share them.
+    """The batches of the latest epoch of persistent workers. As in torch, all iterators of the loader share them.
 
     Attributes:
-        batches: Those of the latest epoch.
+        batches: The batches of the latest epoch.
         workers: The workers.
         is_closed: Whether the workers have ended.
     """
@@ -237,20 +236,17 @@ class _PersistentBatches:
         self.is_closed = False
 
     def __next__(self) -> Any:
-        """Return the next batch, or a Failure instead."""
         return next(self.batches)
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Wait up to ``timeout_s`` for the next batch; return whether it is there."""
         return self.batches.is_ready(timeout_s)
 
     def close(self) -> None:
-        """End the workers if the epoch is not over: an error may have lost an answer of theirs."""
+        """End the workers if the epoch is not over, because an error may have lost one of their answers."""
         if self.batches.is_open:
             self.end_workers()
 
     def end_workers(self) -> None:
-        """End the workers."""
         self.is_closed = True
         self.batches.close()
         self.workers.close()
@@ -261,7 +257,7 @@ class _PersistentBatches:
 
 
 def make_job(loader: Any, bad_samples: BadSamples | None) -> FetchJob:
-    """Return what the workers of a loader need."""
+    """Return the settings that the workers of a loader need."""
     return FetchJob(
         dataset=loader.dataset,
         is_iterable=is_iterable(loader),

@@ -1,7 +1,7 @@
-"""Executors that call the user's dataset in an order that a sampler or torch imposes.
+"""Executors that call the user's dataset, in shardio's order or in the one that torch's iterators give.
 
-Each executor keeps an inner loader without that order as long as its workers live, and sets where its next epoch
-begins.
+For shardio's order, an executor keeps an inner loader without that order as long as its workers live, and sets the
+start of each epoch.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class WorkerInit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """What inner loaders are made from, except for their datasets and samplers.
+    """The settings of inner loaders, except for their datasets and samplers.
 
     Attributes:
         settings: The settings of the user's loader.
@@ -129,7 +129,7 @@ class TorchBatches:
         return batch
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Return True: torch's iterator does not tell."""
+        """Return True, because torch's iterator does not say."""
         return True
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class TorchLoader:
     """
 
     def __init__(self, loader: torch.utils.data.DataLoader[Any]) -> None:
-        self._loader = weakref.ref(loader)  # Weak, so that workers end as soon as the loader is released.
+        self._loader = weakref.ref(loader)  # Weak: workers end as soon as the loader is released.
         self._persistent: _BaseDataLoaderIter | None = None
 
     def start(self, cursor: Cursor | None, split: Split | None) -> TorchBatches:
@@ -204,7 +204,6 @@ class CollateEndless:
 
 @contextmanager
 def _endless_collate(loader: Any) -> Iterator[None]:
-    """Use CollateEndless in iterators that torch creates in the block."""
     collate_fn = loader.collate_fn
     loader.collate_fn = CollateEndless(collate_fn)
     try:
@@ -214,10 +213,10 @@ def _endless_collate(loader: Any) -> Iterator[None]:
 
 
 class OrderedWorkers:
-    """The base class of these executors. It keeps the executor of an inner loader, whose workers may persist.
+    """The base class of executors in shardio's order. It keeps the executor of an inner loader.
 
     Args:
-        options: What the inner loader is made from.
+        options: The settings of the inner loader.
         bad_samples: The policy for unreadable samples; None raises their errors.
     """
 
@@ -242,7 +241,7 @@ class OrderedWorkers:
         if self._inner is None or is_new:
             settings = self._options.settings
             method = "thread" if starts_threads(settings.multiprocessing_context) else settings.worker_method
-            # The order has the state, so none of the dataset is needed.
+            # The order has the state, so the state of the dataset is not needed.
             self._inner = Fetching(loader, Epochs(), method, 0) if can_fetch(loader, method) else TorchLoader(loader)
         self._loader = loader
         return OrderedBatches(self._inner.start(None, None), self._bad_samples, cursor.epoch)
@@ -252,7 +251,7 @@ class OrderedBatches:
     """The batches of an epoch, with a warning of unreadable samples at the end.
 
     Args:
-        batches: Those of the inner loader.
+        batches: The batches of the inner loader.
         bad_samples: The policy for unreadable samples.
         epoch: The epoch.
     """
@@ -361,14 +360,13 @@ class _Request:
 
 
 class _RequestSampler:
-    """The sampler of the inner loader: one epoch of an EpochSampler, from a cursor to the end."""
+    """The sampler of the inner loader, which yields an epoch of an EpochSampler from a cursor to the end."""
 
     def __init__(self, sampler: EpochSampler, *, is_batched: bool) -> None:
         self._sampler, self._is_batched = sampler, is_batched
         self._batches: Iterator[list[_Request]] = iter(())
 
     def begin(self, cursor: Cursor, split: Split) -> None:
-        """Set what the next iteration yields."""
         self._batches = self._request(cursor, split)
 
     def __iter__(self) -> Iterator[Any]:
@@ -385,8 +383,6 @@ class _RequestSampler:
 
 
 class _RequestDataset(torch.utils.data.Dataset[Any]):
-    """A map-style dataset that is read by requests."""
-
     def __init__(self, dataset: Any, bad_samples: BadSamples | None) -> None:
         self.dataset = dataset
         self._bad_samples = bad_samples
@@ -423,7 +419,7 @@ class _RequestDataset(torch.utils.data.Dataset[Any]):
 
 
 def _unwrap_readable(dataset: Any) -> Unwrapped:
-    """Unwrap a dataset, if the one inside takes rng keys. Any other dataset is read as it is, as torch does."""
+    """Unwrap a dataset if the one inside takes rng keys. Any other dataset is read as in torch."""
     unwrapped = unwrap(dataset)
     return unwrapped if _takes_rng_keys(unwrapped.dataset) else Unwrapped(dataset=dataset, subsets=())
 

@@ -1,4 +1,4 @@
-"""Make batches of shardio's datasets, in worker processes or in the calling process."""
+"""Executors that make batches of shardio's datasets, in worker processes or in the calling process."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from shardio.loader.batch_plans import BatchPlan, Planner, SampleSource, repeat_
 from shardio.loader.buffers import BufferPool, BufferWatch, Views
 from shardio.loader.executors.assembly import (
     Batch,
+    BatchChunk,
     BatchSettings,
     ChunkQueue,
     OutcomeHandler,
-    Part,
     choose_layout,
     cut_batch,
     finish_batch,
@@ -41,192 +41,15 @@ SUPERSEDED = (
 )
 
 
-class Pipeline:
-    """The batches of one epoch, made by worker processes that serve only this epoch.
-
-    Args:
-        source: The source of the samples.
-        plans: The plan of each batch.
-        workers: Makes the batches.
-        buffers: Holds them.
-        settings: What all batches of the loader have in common.
-        tally: The running counts of the epoch.
-        timeout_s: How long to wait for a batch; 0 waits forever.
-        closes_workers: Whether the worker processes end with the epoch.
-    """
-
-    def __init__(
-        self,
-        source: SampleSource,
-        plans: Iterator[BatchPlan],
-        workers: WorkerPool,
-        buffers: BufferPool,
-        settings: BatchSettings,
-        tally: Tally,
-        *,
-        timeout_s: float,
-        closes_workers: bool,
-    ) -> None:
-        self._source, self._plans, self._settings, self._tally = source, plans, settings, tally
-        self._workers, self._buffers = workers, buffers
-        self._timeout_s, self._closes_workers = timeout_s, closes_workers
-        self._handler = OutcomeHandler(source=source, bad_samples=settings.bad_samples, tally=tally)
-        self._batches: deque[Batch] = deque()  # In order; the first one is taken next.
-        self._queue = ChunkQueue(workers, buffers, source, tally)
-        self._is_open = True
-
-    def __next__(self) -> Any:
-        """Return the next batch, or a Failure instead.
-
-        Raises:
-            StopIteration: If the epoch has no further batch.
-            RuntimeError: If no batch arrived within the timeout, or the iterator ended or belongs to another process.
-            WorkerError: If worker processes cannot start.
-        """
-        if not self._is_open:
-            raise RuntimeError(SUPERSEDED)
-        if not self._workers.belongs_here:
-            raise RuntimeError("this iterator belongs to the parent of this forked process: call iter(loader) again")
-        began = time.perf_counter()
-        try:
-            batch = self._take()
-            views = {} if batch.buffer is None or batch.error is not None else self._buffers.hand_out(batch.buffer)
-            return finish_batch(self._source.decoder, batch, views, self._tally, began, self._settings)
-        except StopIteration:
-            self.close()
-            if self._settings.bad_samples is not None:
-                self._settings.bad_samples.warn(self._tally.num_bad, self._source.epoch)
-            raise
-        except BaseException:  # After Ctrl-C, say, a message may be cut off, so the next epoch starts new workers.
-            self._closes_workers = True
-            self.close()
-            raise
-
-    members = ()
-
-    def is_ready(self, timeout_s: float) -> bool:
-        """Wait up to ``timeout_s`` for the next batch; return whether it is there, or has failed."""
-        if not self._batches or not self._workers.belongs_here:
-            return True  # Only a request can tell.
-        try:
-            self._advance(timeout_s)
-        except BaseException:  # As in __next__.
-            self._closes_workers = True
-            raise
-        return self._batches[0].is_over
-
-    def close(self) -> None:
-        """End the epoch; drop batches that were made ahead."""
-        if not self._is_open:
-            return
-        self._is_open = False
-        if not self._workers.belongs_here:
-            return
-        if self._closes_workers:
-            self._workers.close()
-            self._buffers.close()
-        else:
-            self._workers.cancel()
-            self._give_up(self._batches)
-        self._batches.clear()
-        self._queue.clear()
-
-    def end_workers(self) -> None:
-        """End the epoch, and the worker processes even if they persist. No other epoch may have begun since."""
-        self._closes_workers = True
-        self.close()
-        if self._workers.belongs_here:
-            self._workers.close()
-            self._buffers.close()
-
-    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_exiting() and hasattr(self, "_is_open"):
-            self.close()
-
-    def _take(self) -> Batch:
-        """Return the next batch, once it is finished or has failed, and begin another one."""
-        self._fill_up()
-        if not self._batches:
-            raise StopIteration
-        batch = self._batches[0]
-        self._wait_for(batch)
-        self._batches.popleft()
-        if batch.error is not None:
-            self._give_up([batch])
-            self._queue.drop(batch)
-            return batch
-        if self._buffers.layout is None and (part := batch.parts[0]).columns:  # A collation's first batch.
-            layout = choose_layout([""] * len(part.columns), part.columns, num_rows=1)
-            self._buffers.lay_out(layout, self._settings.sizing.num_spare(layout))
-        self._fill_up()  # Before the user computes, so that the workers do not run out of chunks.
-        return batch
-
-    def _fill_up(self) -> None:
-        """Begin batches until enough of them are made ahead."""
-        sizing, buffers = self._settings.sizing, self._buffers
-        while len(self._batches) < sizing.num_ahead(buffers.layout) and (plan := self._next_plan()) is not None:
-            layout = buffers.layout
-            if layout is None and self._settings.collation is None:
-                num_rows = self._settings.batch_size or len(plan)
-                layout, error = probe_layout(plan, self._make_probe, self._source, num_rows)
-                if error is not None:
-                    self._batches.append(Batch(error=error))
-                    return  # The user gets this error first: further ones may each take as long, such as time-outs.
-            if layout is not None and self._settings.collation is None and len(plan) > layout.num_rows:
-                layout = replace(layout, num_rows=len(plan))
-            if layout is not None and layout is not buffers.layout:
-                buffers.lay_out(layout, sizing.num_spare(layout))
-            batch = Batch(buffer=buffers.take() if layout is not None and layout.columns else None)
-            batch.parts = cut_batch(plan, layout, sizing)
-            self._batches.append(batch)
-            self._queue.add(batch, batch.parts)
-
-    def _next_plan(self) -> BatchPlan | None:
-        """Return the plan of the next batch to begin, or None if there is none."""
-        try:
-            return next(self._plans, None)
-        except Exception as error:  # A user's sampler failed. Every request after its batches raises its error.
-            let_through(error)
-            self._plans = repeat_error(error)
-            self._batches.append(Batch(error=error))
-            return None
-
-    def _make_probe(self, probe: Batch) -> None:
-        self._queue.add(probe, probe.parts)
-        self._wait_for(probe)
-
-    def _wait_for(self, batch: Batch) -> None:
-        """Wait until a batch is finished or has failed."""
-        timeout_s = self._timeout_s
-        deadline = time.monotonic() + timeout_s if timeout_s else None
-        while not batch.is_over:
-            left_s = None if deadline is None else deadline - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                raise RuntimeError(f"no batch arrived within timeout={timeout_s} s: increase it, or check the storage")
-            self._advance(left_s)
-
-    def _advance(self, timeout_s: float | None) -> None:
-        """Apply the outcomes that have arrived; wait for some at most ``timeout_s``."""
-        for owner, part, outcome in self._queue.receive(timeout_s):
-            if self._handler.apply(owner, part, outcome):
-                self._queue.add(owner, [part])
-
-    def _give_up(self, batches: Iterable[Batch]) -> None:
-        """Return the buffers of batches that the user will not receive."""
-        self._buffers.collect()
-        self._buffers.drop([batch.buffer for batch in batches if batch.buffer is not None and not batch.is_made])
-        self._buffers.put_back([batch.buffer for batch in batches if batch.buffer is not None and batch.is_made])
-
-
 class WorkerProcesses:
     """An executor that makes batches in worker processes, several ahead.
 
     Args:
-        planner: Plans the batches of an epoch.
-        settings: What all batches of the loader have in common.
-        watches: Those of the epoch that begins.
-        timeout_s: How long to wait for a batch; 0 waits forever.
-        closes_workers: Whether the worker processes end with each epoch. Their fork server stays for the next ones.
+        planner: The planner of the batches.
+        settings: The settings of all batches of the loader.
+        watches: The watches of the epoch that begins.
+        timeout_s: The longest wait for a batch, in seconds; 0 waits forever.
+        closes_workers: Whether the worker processes end with each epoch. Their fork server stays.
     """
 
     def __init__(
@@ -280,7 +103,7 @@ class WorkerProcesses:
         return replace(stats, worker_bytes=tuple(self._workers.memory.bytes_by_worker.values()))
 
     def _find_workers(self) -> tuple[WorkerPool, BufferPool]:
-        """Return the worker processes and buffers for the next epoch: those of the latest one, if they persist."""
+        # The workers and buffers of the latest epoch, if they persist.
         if not self._closes_workers and (latest := self._latest()) is not None:
             latest.close()
         found = self._usable_workers() or self._make_workers()
@@ -295,7 +118,6 @@ class WorkerProcesses:
         return None if self._closes_workers and not self._is_unused else (workers, buffers)
 
     def _free_server(self) -> ForkServer | None:
-        """Return the fork server of the latest worker processes, if they have ended."""
         workers = self._workers
         return workers.server if workers is not None and workers.is_closed and workers.belongs_here else None
 
@@ -315,12 +137,186 @@ def _none() -> None:
     """Return None, like a reference to a pipeline before there is one."""
 
 
+class Pipeline:
+    """The batches of one epoch, made by worker processes that serve only this epoch.
+
+    Args:
+        source: The source of the samples.
+        plans: The plan of each batch.
+        workers: The worker processes.
+        buffers: The buffers of the batches.
+        settings: The settings of all batches of the loader.
+        tally: The running counts of the epoch.
+        timeout_s: The longest wait for a batch, in seconds; 0 waits forever.
+        closes_workers: Whether the worker processes end with the epoch.
+    """
+
+    def __init__(
+        self,
+        source: SampleSource,
+        plans: Iterator[BatchPlan],
+        workers: WorkerPool,
+        buffers: BufferPool,
+        settings: BatchSettings,
+        tally: Tally,
+        *,
+        timeout_s: float,
+        closes_workers: bool,
+    ) -> None:
+        self._source, self._plans, self._settings, self._tally = source, plans, settings, tally
+        self._workers, self._buffers = workers, buffers
+        self._timeout_s, self._closes_workers = timeout_s, closes_workers
+        self._handler = OutcomeHandler(source=source, bad_samples=settings.bad_samples, tally=tally)
+        self._batches: deque[Batch] = deque()  # In order; the first one is taken next.
+        self._queue = ChunkQueue(workers, buffers, source, tally)
+        self._is_open = True
+
+    def __next__(self) -> Any:
+        """Return the next batch, or a Failure instead.
+
+        Raises:
+            StopIteration: If the epoch has no further batch.
+            RuntimeError: If no batch arrived within the timeout, or the iterator ended or belongs to another process.
+            WorkerError: If worker processes cannot start.
+        """
+        if not self._is_open:
+            raise RuntimeError(SUPERSEDED)
+        if not self._workers.belongs_here:
+            raise RuntimeError("this iterator belongs to the parent of this forked process: call iter(loader) again")
+        began = time.perf_counter()
+        try:
+            batch = self._take()
+            views = {} if batch.buffer is None or batch.error is not None else self._buffers.hand_out(batch.buffer)
+            return finish_batch(self._source.decoder, batch, views, self._tally, began, self._settings)
+        except StopIteration:
+            self.close()
+            if self._settings.bad_samples is not None:
+                self._settings.bad_samples.warn(self._tally.num_bad, self._source.epoch)
+            raise
+        except BaseException:  # Ctrl-C, for example, may cut a message off, so the next epoch starts new workers.
+            self._closes_workers = True
+            self.close()
+            raise
+
+    members = ()
+
+    def is_ready(self, timeout_s: float) -> bool:
+        """Wait up to ``timeout_s`` for the next batch; return whether it is there, or has failed."""
+        if not self._batches or not self._workers.belongs_here:
+            return True  # Only a request can tell.
+        try:
+            self._advance(timeout_s)
+        except BaseException:  # As in __next__.
+            self._closes_workers = True
+            raise
+        return self._batches[0].is_over
+
+    def close(self) -> None:
+        """End the epoch; drop batches that were made ahead."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        if not self._workers.belongs_here:
+            return
+        if self._closes_workers:
+            self._workers.close()
+            self._buffers.close()
+        else:
+            self._workers.cancel()
+            self._give_up(self._batches)
+        self._batches.clear()
+        self._queue.clear()
+
+    def end_workers(self) -> None:
+        """End the epoch, and the worker processes even if they persist. No other epoch may have begun since."""
+        self._closes_workers = True
+        self.close()
+        if self._workers.belongs_here:
+            self._workers.close()
+            self._buffers.close()
+
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_exiting() and hasattr(self, "_is_open"):
+            self.close()
+
+    def _take(self) -> Batch:
+        """Return the next batch after it is finished or has failed, and begin another one."""
+        self._fill_up()
+        if not self._batches:
+            raise StopIteration
+        batch = self._batches[0]
+        self._wait_for(batch)
+        self._batches.popleft()
+        if batch.error is not None:
+            self._give_up([batch])
+            self._queue.drop(batch)
+            return batch
+        if self._buffers.layout is None and (chunk := batch.chunks[0]).columns:  # A collation's first batch.
+            layout = choose_layout([""] * len(chunk.columns), chunk.columns, num_rows=1)
+            self._buffers.lay_out(layout, self._settings.sizing.num_spare(layout))
+        self._fill_up()  # Before the user computes. Otherwise, the workers might run out of chunks.
+        return batch
+
+    def _fill_up(self) -> None:
+        sizing, buffers = self._settings.sizing, self._buffers
+        while len(self._batches) < sizing.num_ahead(buffers.layout) and (plan := self._next_plan()) is not None:
+            layout = buffers.layout
+            if layout is None and self._settings.collation is None:
+                num_rows = self._settings.batch_size or len(plan)
+                layout, error = probe_layout(plan, self._make_probe, self._source, num_rows)
+                if error is not None:
+                    self._batches.append(Batch(error=error))
+                    return  # The user gets this error first: each further one, such as a time-out, may take as long.
+            if layout is not None and self._settings.collation is None and len(plan) > layout.num_rows:
+                layout = replace(layout, num_rows=len(plan))
+            if layout is not None and layout is not buffers.layout:
+                buffers.lay_out(layout, sizing.num_spare(layout))
+            batch = Batch(buffer=buffers.take() if layout is not None and layout.columns else None)
+            batch.chunks = cut_batch(plan, layout, sizing)
+            self._batches.append(batch)
+            self._queue.add(batch, batch.chunks)
+
+    def _next_plan(self) -> BatchPlan | None:
+        try:
+            return next(self._plans, None)
+        except Exception as error:  # A user's sampler failed. Every request after its batches raises its error.
+            let_through(error)
+            self._plans = repeat_error(error)
+            self._batches.append(Batch(error=error))
+            return None
+
+    def _make_probe(self, probe: Batch) -> None:
+        self._queue.add(probe, probe.chunks)
+        self._wait_for(probe)
+
+    def _wait_for(self, batch: Batch) -> None:
+        timeout_s = self._timeout_s
+        deadline = time.monotonic() + timeout_s if timeout_s else None
+        while not batch.is_over:
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                raise RuntimeError(f"no batch arrived within timeout={timeout_s} s: increase it, or check the storage")
+            self._advance(left_s)
+
+    def _advance(self, timeout_s: float | None) -> None:
+        """Wait up to ``timeout_s`` for outcomes, and apply them."""
+        for owner, chunk, outcome in self._queue.receive(timeout_s):
+            if self._handler.apply(owner, chunk, outcome):
+                self._queue.add(owner, [chunk])
+
+    def _give_up(self, batches: Iterable[Batch]) -> None:
+        """Take back the buffers of batches that the user will not receive."""
+        self._buffers.collect()
+        self._buffers.drop([batch.buffer for batch in batches if batch.buffer is not None and not batch.is_made])
+        self._buffers.put_back([batch.buffer for batch in batches if batch.buffer is not None and batch.is_made])
+
+
 class CallingProcess:
     """An executor that makes batches in the process and thread that request them.
 
     Args:
-        planner: Plans the batches of an epoch.
-        settings: What all batches of the loader have in common.
+        planner: The planner of the batches.
+        settings: The settings of all batches of the loader.
 
     Attributes:
         layout: The layout of batches in memory; None before the first one.
@@ -348,8 +344,6 @@ class CallingProcess:
 
 
 class _Batches:
-    """The batches of one epoch."""
-
     def __init__(self, executor: CallingProcess, plans: Iterator[BatchPlan], handler: OutcomeHandler) -> None:
         self._executor, self._handler = executor, handler
         self._reader = handler.source.dataset.dataset.reader
@@ -358,11 +352,6 @@ class _Batches:
         self._plans: Iterator[BatchPlan] | None = plans
 
     def __next__(self) -> Any:
-        """Return the next batch, or a Failure instead.
-
-        Raises:
-            StopIteration: If the epoch has no further batch.
-        """
         assert self._plans is not None, "it was not closed"
         began = time.perf_counter()
         handler = self._handler
@@ -381,18 +370,15 @@ class _Batches:
         return finish_batch(handler.source.decoder, batch, views, handler.tally, began, self._executor.settings)
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Return True: a request makes the batch."""
         return True
 
     members = ()
 
     def close(self) -> None:
-        """Stop, and close files."""
         self._plans = None
         self._reader.close()
 
     def end_workers(self) -> None:
-        """End the epoch: there are no workers."""
         self.close()
 
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -410,30 +396,30 @@ class _Batches:
         if layout is not None and len(plan) > layout.num_rows:
             layout = replace(layout, num_rows=len(plan))
         executor.layout = layout
-        batch = Batch(parts=cut_batch(plan, layout, settings.sizing))
+        batch = Batch(chunks=cut_batch(plan, layout, settings.sizing))
         views: Views = {} if layout is None else layout.views(np.empty(layout.num_bytes, np.uint8))
         self._fill(batch, views)
         return batch, views
 
     def _fill(self, batch: Batch, views: Views | None = None) -> None:
-        for part in batch.parts:
-            while batch.error is None and self._handler.apply(batch, part, self._try(part, views or {})):
+        for chunk in batch.chunks:
+            while batch.error is None and self._handler.apply(batch, chunk, self._try(chunk, views or {})):
                 pass
 
-    def _try(self, part: Part, views: Views) -> Outcome:
-        """Make a part and return its outcome."""
+    def _try(self, chunk: BatchChunk, views: Views) -> Outcome:
         self._num_chunks += 1
-        chunk = Chunk(
+        request = Chunk(
             chunk_id=self._num_chunks,
-            samples=self._handler.source.dataset.locate(part.plan.indices),
-            rng_keys=part.plan.rng_keys,
+            samples=self._handler.source.dataset.locate(chunk.plan.indices),
+            rng_keys=chunk.plan.rng_keys,
             buffer_id=None,
-            row=part.row,
-            valid=part.plan.valid,
+            row=chunk.row,
+            valid=chunk.plan.valid,
             epoch_began=self._handler.tally.began,
         )
         try:
-            return self._builder.make(chunk, {column_index: view[chunk.rows] for column_index, view in views.items()})
+            rows = {column_index: view[request.rows] for column_index, view in views.items()}
+            return self._builder.make(request, rows)
         except Exception as error:  # Ctrl-C and the like end the epoch: the chunk is not at fault.
             let_through(error)
-            return Failed(chunk_id=chunk.chunk_id, failure=Failure(error=error))
+            return Failed(chunk_id=request.chunk_id, failure=Failure(error=error))

@@ -1,4 +1,4 @@
-"""An epoch's batches from workers or from the calling process, delivered in order."""
+"""The batches of an epoch, fetched by workers or by the calling process, and delivered in order."""
 
 from __future__ import annotations
 
@@ -30,21 +30,18 @@ from shardio.loader.fetching.workers import (
 from shardio.loader.stats import Tally
 from shardio.process import let_through, no_end
 
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Pending:
-    """A batch that was requested and not delivered."""
-
-    number: int
-    worker_id: int
-    after: SamplerPosition
-    answer: Fetched | FetchFailed | WorkerExhausted | None = None
-
-
 _WORKERS_ENDED = (
     "this iterator's workers were ended before its last batch: iterate over the loader again. Workers end when another "
     "iterator resumes from a loaded state, or a framework shuts them down"
 )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Pending:
+    number: int
+    worker_id: int
+    after: SamplerPosition
+    answer: Fetched | FetchFailed | WorkerExhausted | None = None
 
 
 class TimedOutError(RuntimeError):
@@ -56,18 +53,18 @@ class WorkerBatches:
 
     Args:
         workers: The workers that fetch them.
-        indices: What each consists of.
-        position: Where the epoch begins; it is updated with each batch that the user receives.
+        indices: The indices of each batch.
+        position: The position at which the epoch begins; it is updated with each batch that the user receives.
         task_ids: New numbers for tasks.
-        tally: Counts what is delivered.
+        tally: The counts of the epoch.
         in_order: Whether the batches are delivered in the order of the indices.
-        timeout_s: How long to wait for a batch; 0 waits indefinitely.
-        state_every: After how many of its batches each worker reports its state; 0 for never.
+        timeout_s: The longest wait for a batch, in seconds; 0 waits indefinitely.
+        state_every: The number of its batches after which each worker reports its state; 0 for never.
         closes_workers: Whether the workers end with the epoch.
 
     Attributes:
-        workers: As above.
-        indices: As above.
+        workers: The workers.
+        indices: The indices of each batch.
     """
 
     def __init__(
@@ -122,7 +119,7 @@ class WorkerBatches:
 
         Raises:
             StopIteration: If the epoch has no further batch.
-            RuntimeError: If the workers were ended before, or belong to another process.
+            RuntimeError: If the workers have been ended, or belong to another process.
             WorkerError: If a worker ended, or a worker process was stopped and does not continue.
         """
         if self._has_ended:
@@ -193,7 +190,7 @@ class WorkerBatches:
             self.close()
 
     def _take(self) -> tuple[_Pending, Fetched | FetchFailed] | Failure:
-        """Remove and return the next pending batch, once there is an answer."""
+        """Wait for the answer of the next pending batch, and remove and return both."""
         while True:
             for task_id, pending in self._pending.items():
                 if isinstance(pending.answer, WorkerExhausted):
@@ -212,7 +209,7 @@ class WorkerBatches:
                 self._receive()
 
     def _end(self) -> Failure:
-        """Return the failure of the sampler, if it has failed; end the epoch otherwise."""
+        """Return the failure of a sampler that has failed; otherwise, end the epoch."""
         if self._sampler_error is not None:
             return Failure(error=self._sampler_error)
         hand_over([self._finish])
@@ -226,7 +223,7 @@ class WorkerBatches:
             self._position.sampler = self.indices.position
 
     def _receive(self, *, raises: bool = False) -> None:
-        """Wait for answers. ``raises`` says whether a worker that cannot begin raises its error."""
+        """Wait for answers. If ``raises``, raise the error of a worker that cannot begin."""
         answers = self.workers.receive(self._timeout_s or None)
         if not answers and self._timeout_s:
             raise TimedOutError(
@@ -253,7 +250,6 @@ class WorkerBatches:
                 self._exhaust(answer.worker_id)
 
     def _exhaust(self, worker_id: int) -> None:
-        """Request other batches instead of those that a worker cannot fetch."""
         self._exhausted[worker_id] = True
         for task_id, pending in list(self._pending.items()):
             if pending.worker_id == worker_id and pending.answer is None:
@@ -264,14 +260,12 @@ class WorkerBatches:
         self._fill_up()
 
     def _note_end(self, answer: WorkerExhausted) -> None:
-        """Note that the user has received all batches of a worker."""
         worker = self._position.workers[answer.worker_id]
         worker.is_exhausted = True
         if answer.state is not None:
             worker.state, worker.num_since = answer.state, 0
 
     def _fill_up(self) -> None:
-        """Request batches until enough of them are pending."""
         while (
             self._sampler_error is None
             and len(self._pending) < self.workers.max_tasks
@@ -294,7 +288,7 @@ class WorkerBatches:
             self.workers.submit(worker_id, FetchTask(task_id=task_id, index=index))
 
     def _next_worker(self) -> int | None:
-        """Return the worker to request the next batch of; None if all are exhausted, or busy enough."""
+        """Return the worker that fetches the next batch; None if all are exhausted, or busy enough."""
         num_active = self._exhausted.count(False)
         for _ in range(len(self._exhausted)):
             worker_id = next(self._turns)
@@ -322,7 +316,7 @@ class WorkerBatches:
             self._pass(pending.number, pending.after)
 
     def _pass(self, number: int, after: SamplerPosition) -> None:
-        """Move the sampler's position past a batch that was delivered, and past those that follow without a gap."""
+        """Move the sampler's position past a delivered batch, and past those that follow without a gap."""
         position = self._position
         self._afters[number] = after
         while (next_number := position.sampler.num_yielded) in self._afters:
@@ -334,13 +328,13 @@ class CallerBatches:
     """The batches of one epoch. Each is fetched when it is requested.
 
     Args:
-        job: What to fetch.
-        indices: What each batch consists of.
-        position: Where the epoch begins; it is updated with each batch that the user receives.
-        tally: Counts what is delivered.
+        job: The settings of the loader.
+        indices: The indices of each batch.
+        position: The position at which the epoch begins; it is updated with each batch that the user receives.
+        tally: The counts of the epoch.
 
     Attributes:
-        indices: As above.
+        indices: The indices of each batch.
     """
 
     def __init__(self, job: FetchJob, indices: Indices, position: EpochPosition, tally: Tally) -> None:
@@ -352,7 +346,7 @@ class CallerBatches:
         self._sampler_error: Exception | None = None
         self._is_open = True
         self._is_ahead = False  # Whether the dataset may be ahead of the user, because a wrapper holds batches back.
-        self._is_between = True  # Whether the user has received, or passed over, all that was fetched.
+        self._is_between = True  # Whether the user has received, or passed over, every fetched batch.
         self._save()
 
     def __next__(self) -> Any:

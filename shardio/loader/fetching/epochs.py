@@ -1,4 +1,4 @@
-"""The epochs of a loader without shardio's order: where each begins, and the state of the latest one."""
+"""The epochs of a loader without shardio's order: the start of each, and the state of the latest one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Epochs:
     """The epochs of a loader.
 
     The order of torch's samplers is drawn from the global generators, or from those that the user passed. A state holds
-    these as they were when the epoch began, and a loader that resumes draws that epoch from a copy. The copy serves
-    later epochs, too, as long as the program itself does not seed, restore or use the generators.
+    their states at the beginning of the epoch, and a loader that resumes draws that epoch from a copy. The copy also
+    serves later epochs, as long as the program itself does not seed, restore or use the generators.
 
     Attributes:
-        keeps_seed: Whether the next epoch's workers have the seed of those before, although they may be new.
+        keeps_seed: Whether the next epoch's workers have the seed of the previous ones, although they may be new.
         sampler: The loader's ``_index_sampler`` while an epoch begins; None otherwise. Subclasses override that
             property, and may return another sampler at each access.
     """
@@ -40,7 +40,7 @@ class Epochs:
 
     @property
     def resumes(self) -> bool:
-        """Whether the next epoch begins where a loaded state says."""
+        """Whether the next epoch begins at the position of a loaded state."""
         return self._loaded is not None
 
     @property
@@ -56,10 +56,10 @@ class Epochs:
         Args:
             loader: The loader.
             has_new_workers: Whether its workers are started for this epoch; true without workers.
-            skip: Called with what the sampler yields for each batch before the beginning, if it has no state.
+            skip: Called with the sampler's value for each batch before the beginning, if it has no state.
 
         Returns:
-            Where it begins, and what its batches consist of.
+            The position at which it begins, and the indices of its batches.
         """
         loaded, before = self._loaded, self._position
         has_new_workers = has_new_workers and not self.keeps_seed
@@ -97,7 +97,7 @@ class Epochs:
         self._latest = weakref.ref(batches)
 
     def dump(self, loader: Any) -> dict[str, Any]:
-        """Return the state: after the last batch of an epoch, it is the beginning of the next one."""
+        """Return the state. After the last batch of an epoch, it is the beginning of the next one."""
         if self._loaded is not None:
             return self._loaded.dump()
         position = self._position
@@ -115,7 +115,7 @@ class Epochs:
         return position.dump()
 
     def load(self, loader: Any, state: dict[str, Any]) -> None:
-        """Begin the next epoch where a state says.
+        """Begin the next epoch at the position of a state.
 
         Raises:
             StateError: If the state does not fit the loader.
@@ -129,21 +129,21 @@ class Epochs:
         if loaded.is_finished:
             self._restore_generators(loader, loaded)  # Now: the program may seed them for the next epoch.
         if loaded.sampler_epoch is not None:
-            # Now, not when the epoch begins: frameworks set it when they have begun the epoch, or to another one.
+            # Now, not when the epoch begins: frameworks set it after they have begun the epoch, or to another epoch.
             for sampler in _find_epoch_samplers(self._find_sampler(loader)):
                 sampler.set_epoch(loaded.sampler_epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Drop the loaded position if it is known to be in another epoch, unless it is at the end of that."""
+        """Drop the loaded position if it is known to be in another epoch, unless it is at that epoch's end."""
         loaded = self._loaded
         if loaded is not None and loaded.sampler_epoch not in (None, epoch) and not loaded.is_finished:
             self._loaded = None
 
     def _begin_sampler(self, loader: Any, position: EpochPosition) -> Indices:
-        """Return what the sampler yields, and draw the seed of the workers.
+        """Return the sampler's indices, and draw the seed of the workers.
 
-        In torch's order: its iterators call the sampler's ``__iter__``, draw a seed if their workers are new and, with
-        workers, call ``__iter__`` again then. Samplers may draw whenever that is called.
+        The order is that of torch's iterators, because samplers may draw in each call: they call the sampler's
+        ``__iter__``, draw a seed if their workers are new, and then, with workers, call ``__iter__`` again.
         """
         sampler = self._find_sampler(loader)
         indices = Indices(sampler, self._generators)
@@ -170,11 +170,9 @@ class Epochs:
         return states
 
     def _find_sampler(self, loader: Any) -> Any:
-        """Return the sampler that the loader draws from."""
         return loader._index_sampler if self.sampler is None else self.sampler
 
     def _find_generators(self, loader: Any) -> list[torch.Generator]:
-        """Return the generators that the user passed to a loader or its samplers."""
         samplers = _find_samplers(self._find_sampler(loader))
         found = [loader.generator, *(getattr(sampler, "generator", None) for sampler in samplers)]
         return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
@@ -194,7 +192,6 @@ def _find_samplers(outermost: Any) -> list[Any]:
 
 
 def _find_epoch_samplers(outermost: Any) -> list[Any]:
-    """Return the samplers of a loader that have an epoch, such as torch's DistributedSampler."""
     return [
         sampler
         for sampler in _find_samplers(outermost)

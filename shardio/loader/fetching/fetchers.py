@@ -1,7 +1,7 @@
-"""Get samples from a dataset and collate them, as torch's loader does, with the states of both.
+"""Get samples from a dataset as torch's loader does, with the states of datasets and random generators.
 
-With the same keys, programs that look into the state find what they look for, and this loader can resume from states
-that StatefulDataLoader saved, unless they contain the state of torchdata's own samplers.
+States have the keys of torchdata's StatefulDataLoader. So programs find what they look for in a state, and this loader
+can resume from states that StatefulDataLoader saved, unless they contain the state of torchdata's own samplers.
 """
 
 from __future__ import annotations
@@ -26,12 +26,72 @@ from shardio.order import derive_rng_key, make_rng_key
 from shardio.process import describe_error, let_through
 
 WorkerMethod = Literal["multiprocessing", "thread"]
-"""What workers are. The names are those of torch's ``WorkerInfo.worker_method``."""
+"""The kinds of workers. The names are those of torch's ``WorkerInfo.worker_method``."""
+
+# Keys of states that StatefulDataLoader also has.
+SNAPSHOT = "_snapshot"
+SNAPSHOT_STEP = "_snapshot_step"
+STEPS_SINCE_SNAPSHOT = "_steps_since_snapshot"
+LAST_YIELDED_WORKER_ID = "_last_yielded_worker_id"
+MAIN_SNAPSHOT = "_main_snapshot"
+WORKER_SNAPSHOTS = "_worker_snapshots"
+ITERATOR_FINISHED = "_iterator_finished"
+NUM_WORKERS = "_num_workers"
+NUM_YIELDED = "_num_yielded"
+INDEX_SAMPLER_STATE = "_index_sampler_state"
+SAMPLER_ITER_STATE = "_sampler_iter_state"
+SAMPLER_ITER_YIELDED = "_sampler_iter_yielded"
+LEN_CALLED = "_IterableDataset_len_called"
+SHARED_SEED = "_shared_seed"
+BASE_SEED = "_base_seed"
+WORKER_ID = "worker_id"
+FETCHER_STATE = "fetcher_state"
+DATASET_ITER_STATE = "dataset_iter_state"
+FETCHER_ENDED = "fetcher_ended"
+DATASET_STATE = "dataset_state"
+
+# Keys of states that only this loader has.
+GENERATORS = "_generators"
+"""The random generators from which the sampler draws, at the beginning of the epoch."""
+
+DRAWS_SEED = "_draws_seed"
+"""Whether the seed of the workers was drawn when the epoch began, not earlier."""
+
+DELIVERED_AHEAD = "_delivered_ahead"
+"""With ``in_order=False``, the numbers of batches that were delivered before an earlier one."""
+
+SAMPLER_EPOCH = "_sampler_epoch"
+"""The epoch that was set on a sampler such as torch's DistributedSampler."""
+
+NUM_SAMPLES = "_num_samples"
+"""The number of delivered samples of the epoch, for the random numbers of shardio's transforms."""
+
+SAMPLER_SAMPLES_YIELDED = "_sampler_samples_yielded"
+"""The number of samples that torch's BatchSampler has yielded: a resumed run may have batches of another size."""
+
+BATCH_SIZE = "_batch_size"
+"""The size of the batches; 0 if a sampler determines it."""
+
+NUM_EPOCHS_OF_SEED = "_num_epochs_of_seed"
+"""The number of epochs that the workers' seed served before this one."""
+
+NUM_SINCE_STATE = "num_batches_since_state"
+"""The number of a worker's batches that were delivered after it reported its state."""
+
+_GLOBALS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
+    "torch": (torch.get_rng_state, torch.set_rng_state),
+    "python": (random.getstate, random.setstate),
+    "numpy": (np.random.get_state, np.random.set_state),  # Users' samplers draw from it.
+}
+"""The functions that get and set the state of each global generator of a process, by its name."""
+
+States = dict[str, Any]
+"""States of global generators by name: those of torch's CPU generator, and of the modules random and numpy.random."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FetchJob:
-    """What every worker of a loader needs.
+    """The settings that every worker of a loader needs.
 
     Attributes:
         dataset: The user's dataset.
@@ -39,9 +99,9 @@ class FetchJob:
         is_batched: Whether the loader makes batches, instead of single samples.
         batch_size: The samples in a full batch of an iterable dataset.
         drop_last: Whether an iterable dataset's last batch is left out if it is not full.
-        collate_fn: Makes a batch of samples or, without batches, converts one sample.
-        worker_init_fn: Called by each worker before its first batch.
-        num_workers: How many workers there are; 0 if the calling process fetches.
+        collate_fn: The function that makes a batch of samples or, without batches, converts one sample.
+        worker_init_fn: The function that each worker calls before its first batch.
+        num_workers: The number of workers; 0 if the calling process fetches.
         bad_samples: The policy for samples of a map-style dataset that raise errors; None raises them.
     """
 
@@ -79,76 +139,16 @@ def make_failing_job(error: Exception) -> FetchJob:
     )
 
 
-SNAPSHOT = "_snapshot"
-SNAPSHOT_STEP = "_snapshot_step"
-STEPS_SINCE_SNAPSHOT = "_steps_since_snapshot"
-LAST_YIELDED_WORKER_ID = "_last_yielded_worker_id"
-MAIN_SNAPSHOT = "_main_snapshot"
-WORKER_SNAPSHOTS = "_worker_snapshots"
-ITERATOR_FINISHED = "_iterator_finished"
-NUM_WORKERS = "_num_workers"
-NUM_YIELDED = "_num_yielded"
-INDEX_SAMPLER_STATE = "_index_sampler_state"
-SAMPLER_ITER_STATE = "_sampler_iter_state"
-SAMPLER_ITER_YIELDED = "_sampler_iter_yielded"
-LEN_CALLED = "_IterableDataset_len_called"
-SHARED_SEED = "_shared_seed"
-BASE_SEED = "_base_seed"
-WORKER_ID = "worker_id"
-FETCHER_STATE = "fetcher_state"
-DATASET_ITER_STATE = "dataset_iter_state"
-FETCHER_ENDED = "fetcher_ended"
-DATASET_STATE = "dataset_state"
-
-GENERATORS = "_generators"
-"""The generators of random numbers from which the sampler draws, as they were when the epoch began."""
-
-DRAWS_SEED = "_draws_seed"
-"""Whether the seed of the workers was drawn when the epoch began, not earlier."""
-
-DELIVERED_AHEAD = "_delivered_ahead"
-"""With ``in_order=False``: the numbers of batches that were delivered although an earlier one was not."""
-
-SAMPLER_EPOCH = "_sampler_epoch"
-"""The epoch that was set on a sampler such as torch's DistributedSampler."""
-
-NUM_SAMPLES = "_num_samples"
-"""How many samples of the epoch were delivered, for the random numbers of shardio's transforms."""
-
-SAMPLER_SAMPLES_YIELDED = "_sampler_samples_yielded"
-"""How many samples torch's BatchSampler has yielded: a resumed run may have batches of another size."""
-
-BATCH_SIZE = "_batch_size"
-"""The size of the batches; 0 if a sampler determines it."""
-
-NUM_EPOCHS_OF_SEED = "_num_epochs_of_seed"
-"""How many epochs the workers' seed served before this one."""
-
-NUM_SINCE_STATE = "num_batches_since_state"
-"""How many batches of a worker were delivered since its state was reported."""
-
-
-_GLOBALS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
-    "torch": (torch.get_rng_state, torch.set_rng_state),
-    "python": (random.getstate, random.setstate),
-    "numpy": (np.random.get_state, np.random.set_state),  # Users' samplers draw from it.
-}
-"""The global generators of a process by name: how to get and to set their states."""
-
-States = dict[str, Any]
-"""States of global generators by name: those of torch's CPU generator, and of the modules random and numpy.random."""
-
-
 def capture(names: Iterable[str]) -> States:
     """Return the present states of some of the process's global generators."""
     return {name: _GLOBALS[name][0]() for name in names}
 
 
 class OwnGenerators:
-    """Generators of a loader's own, which continue from a state that was loaded, in place of the process's.
+    """The loader's own generators, which continue from a loaded state in place of the process's generators.
 
-    The generators of the process belong to the program. Where one is in the loaded state already, there is none here:
-    the loader draws from the process's, as the run did that was stopped.
+    The generators of the process belong to the program. If one of them is already in the loaded state, the loader draws
+    from it, as the stopped run did, and has none of its own.
 
     Args:
         states: The states from which to continue.
@@ -160,11 +160,11 @@ class OwnGenerators:
         self._states = {name: states[name] for name in _find_differences(states, capture(states))}
 
     def without_changed(self) -> OwnGenerators:
-        """Return the generators whose counterpart in the process the program has not seeded, restored or used."""
+        """Return those generators whose counterparts in the process have not been seeded, restored or used."""
         return OwnGenerators(self.cover({}), self._process)
 
     def cover(self, states: States) -> States:
-        """Return states of the process with those from which the next epoch is drawn in their place."""
+        """Return states of the process, replaced by the states of these generators where the next epoch uses them."""
         changed = _find_differences(self._process, capture(self._states))
         return states | {name: state for name, state in self._states.items() if name not in changed}
 
@@ -190,8 +190,8 @@ class RandomStates:
     """The states of all generators from which a sampler may draw.
 
     Attributes:
-        globals: Those of the process's global generators, without some from which it does not draw.
-        own: Those of the generators that the user passed to the loader or its samplers, uint8 [n] each.
+        globals: The states of the process's global generators, perhaps without those from which it does not draw.
+        own: The states of the generators that the user passed to the loader or its samplers, uint8 [n] each.
     """
 
     globals: States
@@ -238,7 +238,6 @@ def _apply(states: States) -> None:
 
 
 def _find_differences(one: States, other: States) -> set[str]:
-    """Return the names of the generators in both whose states differ."""
     return {name for name in one.keys() & other.keys() if not _are_equal(one[name], other[name])}
 
 
@@ -262,7 +261,7 @@ class Fetcher(Protocol):
     """The interface of fetchers."""
 
     def fetch(self, index: Any) -> Any:
-        """Return the samples for what the sampler yielded, or a single sample without batches.
+        """Return the samples for a value of the sampler or, without batches, a single sample.
 
         Raises:
             DatasetEndError: If an iterable dataset has no further batch.
@@ -272,11 +271,11 @@ class Fetcher(Protocol):
         """Leave out batches of an iterable dataset."""
 
     def state(self) -> dict[str, Any] | None:
-        """Return the state of the dataset and its iterator, which later changes do not affect; None without any."""
+        """Return a copy of the state of the dataset and its iterator; None if neither has one."""
 
 
 class DatasetEndError(Exception):
-    """An iterable dataset has no further batch. People's own code may raise StopIteration by mistake."""
+    """An iterable dataset has no further batch. It is not a StopIteration, which user code may raise by mistake."""
 
 
 def make_fetcher(job: FetchJob, state: dict[str, Any] | None, *, follows_end: bool = False) -> Fetcher:
@@ -285,9 +284,9 @@ def make_fetcher(job: FetchJob, state: dict[str, Any] | None, *, follows_end: bo
     The dataset's state is restored first, because its ``__iter__`` may depend on that.
 
     Args:
-        job: What to fetch.
+        job: The settings of the loader.
         state: The state to resume from; None to begin.
-        follows_end: Whether the state is that of the end of the epoch before. It is restored, and an epoch begins.
+        follows_end: Whether the state was saved at the end of the previous epoch. It is restored, and an epoch begins.
 
     Raises:
         StateError: If the dataset or its iterator cannot load the state.
@@ -329,7 +328,7 @@ class MapFetcher:
         """Do nothing: the sampler skips."""
 
     def state(self) -> dict[str, Any] | None:
-        """Return the dataset's state; None without any."""
+        """Return the dataset's state; None if it has none."""
         dataset_state = dump_state(self._job.dataset)
         return None if dataset_state is None else {FETCHER_STATE: None, DATASET_STATE: dataset_state}
 
@@ -376,7 +375,7 @@ class IterableFetcher:
                 return
 
     def state(self) -> dict[str, Any] | None:
-        """Return the states of the iterator and the dataset; None without any."""
+        """Return the states of the iterator and the dataset; None if neither has one."""
         iterator_state = dump_state(self._iterator)
         dataset_state = None if self._iterator is self._job.dataset else dump_state(self._job.dataset)
         if iterator_state is None and dataset_state is None:
@@ -402,7 +401,7 @@ class IterableFetcher:
 def has_state(value: Any) -> bool:
     """Return whether an object has the two methods of StatefulDataLoader's protocol.
 
-    Those of a torch module do not count: its state is its weights, not a position.
+    The methods of a torch module do not count: its state is its weights, not a position.
     """
     if isinstance(value, torch.nn.Module) and type(value).state_dict is torch.nn.Module.state_dict:
         return False
@@ -411,17 +410,17 @@ def has_state(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnknownState:
-    """An object's state that could not be found. Only a loader's ``state_dict`` needs it, and raises an error.
+    """A placeholder for a state that could not be obtained. A loader's ``state_dict`` raises an error for it.
 
     Attributes:
-        reason: Why, as text.
+        reason: The reason, as text.
     """
 
     reason: str
 
 
 def takes_arguments(value: Any) -> bool:
-    """Return whether an object has a state that cannot be asked for without arguments."""
+    """Return whether an object has a ``state_dict`` that requires arguments."""
     if not has_state(value):
         return False
     try:
@@ -448,7 +447,7 @@ def check_known(state: Any) -> None:
     """Check that no part of a state is unknown.
 
     Raises:
-        StateError: If one is.
+        StateError: If a part is.
     """
     if isinstance(state, UnknownState):
         raise StateError(
@@ -476,7 +475,7 @@ def load_state(value: Any, state: Any) -> None:
 
 
 def _get_around(dataset: Any, bad_samples: BadSamples, index: Sequence[Any]) -> list[Any]:
-    """Return samples, with others instead of those that raise errors, or without these."""
+    """Return samples, with replacements for those that raise errors, or without those."""
     indices = np.array(index)
     if indices.dtype.kind not in "iu":
         raise TypeError(f"on_error={bad_samples.on_error!r} requires integers as indices; got {index!r}")

@@ -1,4 +1,4 @@
-"""What a sampler yields in an epoch, where the user is in it, and the state that describes that."""
+"""The positions of samplers, workers and epochs, and their states."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _HAS_ENDED = "has_ended"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerPosition:
-    """Where a sampler is.
+    """The position of a sampler.
 
     Attributes:
-        num_yielded: How many times it has yielded.
-        num_samples: How many samples that were; None if the batches are not those of torch's BatchSampler.
+        num_yielded: The number of values that it has yielded.
+        num_samples: The number of samples in these values; None if the batches are not those of torch's BatchSampler.
         sampler_state: The state of the sampler; None if it has none.
-        iterator_state: That of its iterator.
+        iterator_state: The state of its iterator; None if it has none.
     """
 
     num_yielded: int = 0
@@ -46,15 +46,15 @@ class SamplerPosition:
 class Indices:
     """An epoch of a loader's sampler.
 
-    Samplers with a state of their own are asked for it, and receive it to resume. Any other sampler yields the same
-    again, given the same generators, and what was yielded before is dropped; no sample is read for that.
+    A sampler with its own state is asked for it, and receives it to resume. Any other sampler yields the same values
+    again, given the same generators, and the earlier ones are dropped without reading samples.
 
     Args:
-        sampler: Yields what each batch consists of: the loader's batch sampler or, without batches, its sampler.
-        generators: The generators from which the sampler draws; None for those of the process.
+        sampler: The loader's batch sampler or, without batches, its sampler.
+        generators: The generators from which the sampler draws; None for the process's generators.
 
     Attributes:
-        position: Where the sampler is.
+        position: The position of the sampler.
     """
 
     def __init__(self, sampler: Any, generators: OwnGenerators | None) -> None:
@@ -62,7 +62,7 @@ class Indices:
         self._batches = _BatchIterator(sampler) if type(sampler) is BatchSampler else None
         with drawing_from(self._generators):
             self._iterator: Iterator[Any] = self._batches or iter(sampler)
-        self._prepared = list[Any]()  # What was drawn, but not yielded.
+        self._prepared = list[Any]()  # Drawn, but not yielded.
         self.position = SamplerPosition()
         self._track()
 
@@ -71,7 +71,7 @@ class Indices:
 
         Args:
             position: The position.
-            skip: Called with what is yielded before, if the sampler has no state.
+            skip: Called with each earlier value, if the sampler has no state.
         """
         with drawing_from(self._generators):
             if not self._restore(position):
@@ -81,7 +81,7 @@ class Indices:
         self.position = position
 
     def begin_after(self, position: SamplerPosition) -> None:
-        """Begin the epoch after one that ended at a position."""
+        """Begin the epoch that follows one that ended at a position."""
         with drawing_from(self._generators):
             if not self._restore(position):
                 return
@@ -98,7 +98,7 @@ class Indices:
         self._track()
 
     def prepare(self) -> None:
-        """Draw the random numbers of a sampler that has no state now, not with the first batch."""
+        """Make a sampler without a state draw its random numbers now, not with the first batch."""
         if not self._prepared and self.position.sampler_state is None and self.position.iterator_state is None:
             with drawing_from(self._generators):
                 self._prepared = list(itertools.islice(self._iterator, 1))
@@ -110,7 +110,7 @@ class Indices:
         return self.draw()
 
     def draw(self) -> Any:
-        """Return what the sampler yields next.
+        """Return the sampler's next value.
 
         Raises:
             StopIteration: At the end.
@@ -125,7 +125,7 @@ class Indices:
         return index
 
     def _before(self, position: SamplerPosition) -> Iterator[Any]:
-        """Return an iterator over what is yielded before a position. The batches may have been of another size then."""
+        """Return an iterator over the values before a position. Batches may have had another size when it was saved."""
         num_samples = position.num_samples
         if num_samples is None and isinstance(position.iterator_state, dict):
             num_samples = position.iterator_state.get(_SAMPLES_YIELDED)  # StatefulDataLoader counts them there.
@@ -134,7 +134,6 @@ class Indices:
         return self._batches.pass_over(num_samples)
 
     def _restore(self, position: SamplerPosition) -> bool:
-        """Restore the states of the sampler and its iterator; return whether they have any."""
         if self._batches is not None:
             return self._batches.restore(position.iterator_state)
         if position.sampler_state is not None:
@@ -155,12 +154,12 @@ class Indices:
 
 
 class _BatchIterator(Iterator[list[Any]]):
-    """The batches of torch's BatchSampler, with the states of what is in it.
+    """The batches of torch's BatchSampler, with the states of the sampler in it and of its iterator.
 
     As in torch, a batch size that the program sets applies to the next batch or, with ``drop_last``, the next epoch.
 
     Attributes:
-        num_samples: How many samples were yielded.
+        num_samples: The number of yielded samples.
         has_ended: Whether the sampler has yielded all.
     """
 
@@ -183,7 +182,7 @@ class _BatchIterator(Iterator[list[Any]]):
         return batch
 
     def pass_over(self, num_samples: int) -> Iterator[list[Any]]:
-        """Yield a number of samples in batches, however these are cut."""
+        """Yield a number of samples, in batches of any sizes."""
         size = self._batch_sampler.batch_size
         while self.num_samples < num_samples:
             batch = list(itertools.islice(self._begun(), min(size, num_samples - self.num_samples)))
@@ -193,7 +192,6 @@ class _BatchIterator(Iterator[list[Any]]):
             yield batch
 
     def state(self) -> Any:
-        """Return the states; None if the sampler and its iterator have none."""
         states: dict[str, Any] = {_SAMPLES_YIELDED: self.num_samples, _HAS_ENDED: self.has_ended}
         if has_state(self._sampler):
             states[_SAMPLER_STATE] = dump_state(self._sampler)
@@ -202,7 +200,6 @@ class _BatchIterator(Iterator[list[Any]]):
         return states if len(states) > 2 else None
 
     def restore(self, states: Any) -> bool:
-        """Restore the states; return whether there are any."""
         if states is None or not (_SAMPLER_STATE in states or _SAMPLER_ITER_STATE in states):
             return False
         if _SAMPLER_STATE in states:
@@ -222,12 +219,12 @@ class _BatchIterator(Iterator[list[Any]]):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class WorkerPosition:
-    """Where a worker is.
+    """The position of a worker.
 
     Attributes:
         state: The latest state of its dataset and iterator that the user has received batches up to; None if there is
             none, or if it is at the beginning.
-        num_since: How many of its batches were delivered since.
+        num_since: The number of its batches that were delivered since.
         is_exhausted: Whether its part of an iterable dataset was at its end.
     """
 
@@ -238,28 +235,28 @@ class WorkerPosition:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EpochPosition:
-    """Where an epoch is: the batches that the user received, not those that were requested ahead.
+    """The position of an epoch: after the batches that the user received, not those that were requested ahead.
 
     Attributes:
-        num_workers: How many workers there are; 0 if the calling process fetches.
+        num_workers: The number of workers; 0 if the calling process fetches.
         is_iterable: Whether the dataset is an IterableDataset.
-        random_states: The generators as they were when the epoch began.
-        workers: Where each worker is. The calling process counts as one.
-        num_yielded: How many batches were delivered.
-        num_samples: How many samples they had; 0 if the user's dataset makes them.
+        random_states: The states of the generators at the beginning of the epoch.
+        workers: The position of each worker. The calling process counts as one.
+        num_yielded: The number of delivered batches.
+        num_samples: The number of samples in them; 0 if the user's dataset makes the batches.
         batch_size: The size of the batches; 0 if a sampler determines it, and None if it is not known.
         sampler_epoch: The epoch that was set on the sampler; None if it has no ``set_epoch``.
-        sampler: Where the sampler was after the batches that were delivered without a gap.
-        ahead: The numbers of batches that were delivered although an earlier one was not.
+        sampler: The position of the sampler after the batches that were delivered without a gap.
+        ahead: The numbers of batches that were delivered before an earlier one.
         last_worker_id: The worker that made the latest batch.
         base_seed: The seed of the workers; None if it is not known.
         draws_seed: Whether it was drawn when the epoch began, not earlier.
-        num_epochs_of_seed: How many epochs of that seed were begun before.
-        follows_end: Whether the states of the workers are those of the end of the epoch before.
-        len_called: What ``len(loader)`` said of an iterable dataset, as StatefulDataLoader's states have it.
-        is_finished: Whether the epoch is over. The generators are those of its end then.
-        num_to_replay: How many batches from here on were delivered before the state was saved; only in the states of
-            StatefulDataLoader.
+        num_epochs_of_seed: The number of earlier epochs with that seed.
+        follows_end: Whether the states of the workers were saved at the end of the previous epoch.
+        len_called: The value of ``len(loader)`` with an iterable dataset, as in StatefulDataLoader's states.
+        is_finished: Whether the epoch is over. ``random_states`` are then those at its end.
+        num_to_replay: The number of batches from here on that were delivered before the state was saved; only in the
+            states of StatefulDataLoader.
     """
 
     num_workers: int
@@ -296,7 +293,7 @@ class EpochPosition:
         """Return the beginning of the epoch after this one, which is over.
 
         Args:
-            random_states: The generators now.
+            random_states: The present states of the generators.
             keeps_workers: Whether the workers of this epoch serve the next one, with the states of their datasets.
         """
         position = self.begin(self.num_workers, is_iterable=self.is_iterable, random_states=random_states)
@@ -309,10 +306,10 @@ class EpochPosition:
         return position
 
     def fit(self, num_workers: int) -> None:
-        """Make this the position of a loader with some number of workers.
+        """Convert this to the position of a loader with some number of workers.
 
         Raises:
-            WorkerCountError: If it depends on the number of workers, and that differs.
+            WorkerCountError: If the position depends on the number of workers, and that differs.
         """
         if num_workers == self.num_workers:
             return
@@ -327,10 +324,10 @@ class EpochPosition:
         self.num_workers, self.last_worker_id = num_workers, (self.num_yielded - 1) % max(num_workers, 1)
 
     def fit_batches(self, batch_size: int) -> None:
-        """Make this the position of a loader with batches of some size; 0 if a sampler determines it.
+        """Convert this to the position of a loader with batches of some size; 0 if a sampler determines it.
 
         Raises:
-            StateError: If it counts batches, and theirs is another size.
+            StateError: If the position counts batches of another size.
         """
         saved, self.batch_size = self.batch_size, batch_size
         if saved in (None, batch_size) or self.is_finished or not (self.num_yielded or self.ahead):
@@ -344,10 +341,10 @@ class EpochPosition:
         )
 
     def dump(self) -> dict[str, Any]:
-        """Return the state, with copies of everything in it.
+        """Return a deep copy of the state.
 
         Raises:
-            StateError: If that of a user's object is not known.
+            StateError: If the state of a user's object is not known.
         """
         for state in (self.sampler.sampler_state, self.sampler.iterator_state, *(each.state for each in self.workers)):
             check_known(state)
@@ -411,7 +408,7 @@ def load_position(state: dict[str, Any], *, is_iterable: bool) -> EpochPosition:
     """Return the position that a state describes.
 
     Args:
-        state: A state of this loader's, or of torchdata's StatefulDataLoader.
+        state: A state of this loader or of torchdata's StatefulDataLoader.
         is_iterable: Whether the loader's dataset is an IterableDataset.
 
     Raises:

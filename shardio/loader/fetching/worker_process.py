@@ -1,8 +1,8 @@
 """A worker process that calls the user's dataset and sends batches in buffers.
 
-The job is pickled once, with what multiprocessing can send to a process that it starts: locks, queues, tensors in
-shared memory. Large buffers, such as those of arrays, are outside of the pickle. Each worker maps them: it has a copy
-of the pages that it writes to, and of no others.
+The job is pickled once for all workers. It may hold everything that multiprocessing can send to a process that it
+starts: locks, queues, tensors in shared memory. The memory of arrays stays outside the pickle. Each worker maps it, and
+copies only the pages that it writes to.
 """
 
 from __future__ import annotations
@@ -45,34 +45,180 @@ from shardio.loader.fetching.workers import (
     seed_process,
 )
 from shardio.loader.memory import MIN_BYTES, make_memory, map_memory
-from shardio.loader.pickles import Arena, Memory, pack
+from shardio.loader.pickles import ALIGNMENT, Arena, Memory, pack
 from shardio.loader.processes.wire import MAX_DESCRIPTORS, ForgetBuffers, NewBuffer, receive_all, send, write_all
 from shardio.process import describe_error, let_through
 
-_ALIGNMENT = 64
-"""Where buffers begin, in bytes: a multiple of the size of every dtype."""
+_MapOfFunctions = dict[Any, Callable[..., Any]]
 
 
-@dataclass(kw_only=True, eq=False)
-class JobMemory:
-    """Where a job is in the memory that comes with this message.
+def run_worker_process(end: socket.socket, job: FetchJob | None, worker_id: int, base_seed: int) -> None:
+    """Run a worker in this process, which was started for it; see :class:`FetchWorker`.
 
-    Attributes:
-        num_bytes: The size of the memory.
-        pickle_bytes: The size of the pickle, with which it begins.
-        spans: The first byte of each buffer, and the one after its last.
-        num_descriptors: How many descriptors follow, in :class:`MoreDescriptors`.
+    Args:
+        end: This side's end of the socket pair.
+        job: The settings of the loader; None if they come through the socket pair.
+        worker_id: The number of the worker.
+        base_seed: The seed of worker 0.
+    """
+    torch.set_num_threads(1)
+    if job is None and (job := receive_job(end)) is None:
+        return
+    seed_process(base_seed, worker_id)  # After the modules of the dataset are imported: they may also seed.
+    # torch has no public function for this, and user code asks torch.
+    torch.utils.data._utils.worker._worker_info = torch.utils.data._utils.worker.WorkerInfo(
+        id=worker_id, num_workers=job.num_workers, seed=base_seed + worker_id, dataset=job.dataset
+    )
+    with suppress(KeyboardInterrupt):  # The training process also raises it.
+        FetchWorker(worker_id, job, SocketChannel(end)).run()
+
+
+class SocketChannel:
+    """The channel of a worker process.
+
+    Args:
+        end: The worker's end of the socket pair.
     """
 
-    num_bytes: int
-    pickle_bytes: int
-    spans: list[tuple[int, int]]
-    num_descriptors: int
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._messages = receive_all(end, os.getppid())
+        self._buffers: dict[int, Memory] = {}
+        self._arena: Arena | None = None
+        self._is_closed = False  # Requests that were sent before are not answered any more.
+
+    def receive(self) -> BeginEpoch | FetchTask | None:
+        """Return the next request; None if the other end is closed."""
+        while not self._is_closed:
+            received = next(self._messages, None)
+            if received is None:
+                break
+            message, descriptors = received
+            match message:
+                case NewBuffer():
+                    self._buffers[message.buffer_id] = map_memory(descriptors[0], message.layout.num_bytes)
+                    os.close(descriptors[0])
+                case ForgetBuffers():
+                    for buffer_id in message.buffer_ids:
+                        self._buffers.pop(buffer_id, None)
+                case BeginEpoch() | FetchTask():
+                    return message
+        return None
+
+    def find_collate(self, task: FetchTask, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return a function that makes the same batches, if possible in the task's buffer."""
+        memory = None if task.buffer_id is None else self._buffers.get(task.buffer_id)
+        self._arena = None if memory is None else Arena(memory)
+        return find_collate(collate_fn, self._arena)
+
+    def describe(self, error: Exception) -> Failure:
+        """Return an error with its traceback in this process."""
+        return describe_failure(error)
+
+    def send(self, answer: Answer) -> None:
+        """Send an answer, a batch as an OutOfBandPickle."""
+        descriptors = list[int]()
+        arena, self._arena = self._arena, None
+        try:
+            if isinstance(answer, Fetched):
+
+                def make_own(num_bytes: int) -> Memory:
+                    descriptors.append(make_memory(num_bytes))
+                    return map_memory(descriptors[0], num_bytes)
+
+                try:
+                    answer.content = pack(answer.content, arena, make_own)
+                except Exception as error:
+                    answer = _fail(answer, error)
+            try:
+                send(self._end, answer, descriptors)
+            except ConnectionError:
+                raise
+            except Exception as error:  # The state of the dataset cannot be pickled.
+                answer = _without_state(answer, error)
+                send(self._end, answer, descriptors if isinstance(answer, Fetched) else ())
+        except ConnectionError:
+            self._is_closed = True
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
 
 
-@dataclass(kw_only=True, eq=False)
-class MoreDescriptors:
-    """A message with descriptors that the job needs."""
+def _fail(answer: Answer, error: Exception) -> Answer:
+    """Return the answer that replaces one that cannot be sent."""
+    failure = describe_failure(error)
+    if isinstance(answer, Begun):
+        return replace(answer, state=None, failure=failure)
+    return FetchFailed(task_id=answer.task_id, worker_id=answer.worker_id, failure=failure)
+
+
+def _without_state(answer: Answer, error: Exception) -> Answer:
+    """Return an answer with an UnknownState in place of a state that cannot be sent."""
+    if isinstance(answer, FetchFailed) or answer.state is None:
+        return _fail(answer, error)
+    unknown = UnknownState(reason=f"the state of the dataset cannot be pickled ({describe_error(error)})")
+    return replace(answer, state={FETCHER_STATE: None, DATASET_STATE: unknown})
+
+
+def find_collate(collate_fn: Callable[[Any], Any], arena: Arena | None) -> Callable[[Any], Any]:
+    """Return a function that makes the same batches as ``collate_fn``, if possible with their tensors in a buffer.
+
+    Args:
+        collate_fn: The loader's function.
+        arena: The buffer; None if there is none.
+    """
+    if collate_fn is not default_collate:
+        return collate_fn
+    functions: _MapOfFunctions = dict(default_collate_fn_map)
+    # The user may have registered other functions for these types.
+    if functions.get(torch.Tensor) is collate_tensor_fn:
+        functions[torch.Tensor] = partial(_collate_tensors, arena)
+        if functions.get(np.ndarray) is collate_numpy_array_fn:
+            functions[np.ndarray] = partial(_collate_arrays, arena)
+    return partial(collate, collate_fn_map=functions)
+
+
+def _collate_tensors(arena: Arena | None, batch: Sequence[Any], *, collate_fn_map: Any = None) -> torch.Tensor:
+    first = batch[0]
+    if first.is_nested or not all(map(partial(_is_like, first), batch)):
+        collated: torch.Tensor = collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+        return collated
+    out = _make(arena, first.dtype, (len(batch), *first.shape))
+    return torch.stack(tuple(batch), out=out)
+
+
+def _collate_arrays(arena: Arena | None, batch: Sequence[Any], *, collate_fn_map: Any = None) -> torch.Tensor:
+    first = batch[0]
+    is_plain = first.dtype.kind in "biufc" and first.dtype.isnative and first.ndim
+    if is_plain and all(
+        type(each) is np.ndarray and each.dtype == first.dtype and each.shape == first.shape for each in batch
+    ):
+        out = _make(arena, torch.from_numpy(np.empty(0, first.dtype)).dtype, (len(batch), *first.shape))
+        if out is not None:
+            np.stack(batch, out=out.numpy())
+            return out
+    collated: torch.Tensor = collate_numpy_array_fn(batch, collate_fn_map=collate_fn_map)
+    return collated
+
+
+def _is_like(first: torch.Tensor, other: Any) -> bool:
+    return (
+        type(other) is torch.Tensor
+        and not other.is_nested  # It has no shape.
+        and other.dtype == first.dtype
+        and other.shape == first.shape
+        and other.device.type == "cpu"
+        and other.layout == torch.strided
+        and not (other.requires_grad or other.is_quantized)
+    )
+
+
+def _make(arena: Arena | None, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
+    """Return an empty tensor in the buffer; None if it is small, or does not fit."""
+    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if arena is None or num_bytes < MIN_BYTES or (memory := arena.take(num_bytes)) is None:
+        return None
+    return torch.from_numpy(memory).view(dtype).view(shape)
 
 
 class SharedJob:
@@ -122,7 +268,7 @@ class SharedJob:
             send(MoreDescriptors(), self._descriptors[start : start + MAX_DESCRIPTORS])
 
     def _add(self, buffer: pickle.PickleBuffer) -> tuple[int, int]:
-        self.write(bytes(-self._stop % _ALIGNMENT))
+        self.write(bytes(-self._stop % ALIGNMENT))
         start = self._stop
         with buffer.raw() as content:
             self.write(content)  # type: ignore[arg-type]  # any buffer
@@ -130,10 +276,32 @@ class SharedJob:
         return start, self._stop
 
 
+@dataclass(kw_only=True, eq=False)
+class JobMemory:
+    """The place of a job in the memory that comes with this message.
+
+    Attributes:
+        num_bytes: The size of the memory.
+        pickle_bytes: The size of the pickle, with which it begins.
+        spans: The first byte of each buffer, and the one after its last.
+        num_descriptors: The number of descriptors that follow, in :class:`MoreDescriptors`.
+    """
+
+    num_bytes: int
+    pickle_bytes: int
+    spans: list[tuple[int, int]]
+    num_descriptors: int
+
+
+@dataclass(kw_only=True, eq=False)
+class MoreDescriptors:
+    """A message with descriptors that the job needs."""
+
+
 def receive_job(end: socket.socket) -> FetchJob | None:
     """Return the job that was sent to this process; None if the other end is closed.
 
-    If the job cannot be loaded, return one that begins with the error.
+    If the job cannot be loaded, return one that answers every request with the error.
     """
     messages = receive_all(end, os.getppid())
     if (received := next(messages, None)) is None:
@@ -150,7 +318,7 @@ def receive_job(end: socket.socket) -> FetchJob | None:
     content = io.BytesIO(memory[: message.pickle_bytes].tobytes())
     try:
         job: FetchJob = _Unpickler(content, [memory[slice(*span)] for span in message.spans], descriptors).load()
-    except Exception as error:  # People's modules may raise anything.
+    except Exception as error:  # User modules may raise anything.
         let_through(error)
         add_note(error, "while loading the dataset in a worker process")
         return make_failing_job(error)
@@ -158,13 +326,13 @@ def receive_job(end: socket.socket) -> FetchJob | None:
 
 
 class _Sending:
-    """What Python's reductions look for: the process that is being started, which receives descriptors."""
+    """A stand-in for the process that is being started, to which multiprocessing's reductions add descriptors."""
 
     def __init__(self) -> None:
         self.descriptors = list[int]()
 
     def duplicate_for_child(self, descriptor: int) -> int:
-        """Add a descriptor to those that are sent; return its number among them."""
+        """Add a descriptor to be sent, and return its number."""
         self.descriptors.append(descriptor)
         return len(self.descriptors) - 1
 
@@ -172,8 +340,6 @@ class _Sending:
 
 
 class _Sent:
-    """A descriptor in a job's pickle."""
-
     def __init__(self, number: int) -> None:
         self._number = number
 
@@ -183,8 +349,6 @@ class _Sent:
 
 @dataclass(frozen=True, slots=True)
 class _Received:
-    """A descriptor that was received."""
-
     descriptor: int
 
     def detach(self) -> int:
@@ -198,7 +362,7 @@ class _Unpickler(pickle.Unpickler):
         self._find = partial(_find, descriptors)  # Not a method: the unpickler would keep itself.
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a name stands for: instead of :func:`_take`, what has the descriptors."""
+        """Return the object of a name, and for :func:`_take` a function that has the descriptors."""
         if (module, name) == (__name__, _take.__name__):
             return self._find
         return super().find_class(module, name)
@@ -210,13 +374,12 @@ def _take(number: int) -> _Received:
 
 
 def _find(descriptors: Sequence[int], number: int) -> _Received:
-    """Return a descriptor that was received."""
     return _Received(descriptors[number])
 
 
 @contextmanager
 def _sending() -> Iterator[_Sending]:
-    """Pretend in the block that a process is being started: multiprocessing's reductions work only then."""
+    """Pretend in the block that a process is being started, because multiprocessing's reductions work only then."""
     sending = _Sending()
     context.set_spawning_popen(sending)  # type: ignore[arg-type]  # it has what they use
     try:
@@ -226,7 +389,7 @@ def _sending() -> Iterator[_Sending]:
 
 
 def _name_attribute(error: Exception, job: FetchJob) -> None:
-    """Add to an error of pickling the attribute and the argument at fault, and what to do."""
+    """Add the attribute at fault, and a remedy, to an error of pickling a job."""
     for field in fields(FetchJob):
         if not _can_pickle(value := getattr(job, field.name)):
             path, found = _find_attribute(field.name, value)
@@ -240,7 +403,7 @@ def _name_attribute(error: Exception, job: FetchJob) -> None:
 
 
 def _find_attribute(path: str, value: Any) -> tuple[str, Any]:
-    """Return the path of the innermost part of a value that cannot be pickled, and that part."""
+    """Return the innermost part of a value that cannot be pickled, after its path."""
     seen = set[int]()
     while id(value) not in seen:
         seen.add(id(value))
@@ -275,175 +438,3 @@ def _can_pickle(value: Any) -> bool:
             let_through(error)
             return False
     return True
-
-
-_MapOfFunctions = dict[Any, Callable[..., Any]]
-
-
-def find_collate(collate_fn: Callable[[Any], Any], arena: Arena | None) -> Callable[[Any], Any]:
-    """Return a function that makes the same batches as ``collate_fn``, if possible with their tensors in a buffer.
-
-    Args:
-        collate_fn: The loader's.
-        arena: The buffer; None if there is none.
-    """
-    if collate_fn is not default_collate:
-        return collate_fn
-    functions: _MapOfFunctions = dict(default_collate_fn_map)
-    # People may have registered functions of their own for these.
-    if functions.get(torch.Tensor) is collate_tensor_fn:
-        functions[torch.Tensor] = partial(_collate_tensors, arena)
-        if functions.get(np.ndarray) is collate_numpy_array_fn:
-            functions[np.ndarray] = partial(_collate_arrays, arena)
-    return partial(collate, collate_fn_map=functions)
-
-
-def _collate_tensors(arena: Arena | None, batch: Sequence[Any], *, collate_fn_map: Any = None) -> torch.Tensor:
-    first = batch[0]
-    if first.is_nested or not all(map(partial(_is_like, first), batch)):
-        collated: torch.Tensor = collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
-        return collated
-    out = _make(arena, first.dtype, (len(batch), *first.shape))
-    return torch.stack(tuple(batch), out=out)
-
-
-def _collate_arrays(arena: Arena | None, batch: Sequence[Any], *, collate_fn_map: Any = None) -> torch.Tensor:
-    first = batch[0]
-    is_plain = first.dtype.kind in "biufc" and first.dtype.isnative and first.ndim
-    if is_plain and all(
-        type(each) is np.ndarray and each.dtype == first.dtype and each.shape == first.shape for each in batch
-    ):
-        out = _make(arena, torch.from_numpy(np.empty(0, first.dtype)).dtype, (len(batch), *first.shape))
-        if out is not None:
-            np.stack(batch, out=out.numpy())
-            return out
-    collated: torch.Tensor = collate_numpy_array_fn(batch, collate_fn_map=collate_fn_map)
-    return collated
-
-
-def _is_like(first: torch.Tensor, other: Any) -> bool:
-    return (
-        type(other) is torch.Tensor
-        and not other.is_nested  # It has no shape.
-        and other.dtype == first.dtype
-        and other.shape == first.shape
-        and other.device.type == "cpu"
-        and other.layout == torch.strided
-        and not (other.requires_grad or other.is_quantized)
-    )
-
-
-def _make(arena: Arena | None, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
-    """Return a tensor in the buffer; None if it is small, or does not fit."""
-    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    if arena is None or num_bytes < MIN_BYTES or (memory := arena.take(num_bytes)) is None:
-        return None
-    return torch.from_numpy(memory).view(dtype).view(shape)
-
-
-class SocketChannel:
-    """The channel of a worker process.
-
-    Args:
-        end: The worker's end of the socket pair.
-    """
-
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
-        self._messages = receive_all(end, os.getppid())
-        self._buffers: dict[int, Memory] = {}
-        self._arena: Arena | None = None
-        self._is_closed = False  # Requests that were sent before are not answered any more.
-
-    def receive(self) -> BeginEpoch | FetchTask | None:
-        """Return the next request; None if the other end is closed."""
-        while not self._is_closed:
-            received = next(self._messages, None)
-            if received is None:
-                break
-            message, descriptors = received
-            match message:
-                case NewBuffer():
-                    self._buffers[message.buffer_id] = map_memory(descriptors[0], message.layout.num_bytes)
-                    os.close(descriptors[0])
-                case ForgetBuffers():
-                    for buffer_id in message.buffer_ids:
-                        self._buffers.pop(buffer_id, None)
-                case BeginEpoch() | FetchTask():
-                    return message
-        return None
-
-    def find_collate(self, task: FetchTask, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return a function that makes the same batches, if possible in the task's buffer."""
-        memory = None if task.buffer_id is None else self._buffers.get(task.buffer_id)
-        self._arena = None if memory is None else Arena(memory)
-        return find_collate(collate_fn, self._arena)
-
-    def describe(self, error: Exception) -> Failure:
-        """Return an error with its traceback in this process."""
-        return describe_failure(error)
-
-    def send(self, answer: Answer) -> None:
-        """Send an answer, a batch as a parcel."""
-        descriptors = list[int]()
-        arena, self._arena = self._arena, None
-        try:
-            if isinstance(answer, Fetched):
-
-                def make_own(num_bytes: int) -> Memory:
-                    descriptors.append(make_memory(num_bytes))
-                    return map_memory(descriptors[0], num_bytes)
-
-                try:
-                    answer.content = pack(answer.content, arena, make_own)
-                except Exception as error:
-                    answer = _fail(answer, error)
-            try:
-                send(self._end, answer, descriptors)
-            except ConnectionError:
-                raise
-            except Exception as error:  # The state of the dataset cannot be pickled.
-                answer = _without_state(answer, error)
-                send(self._end, answer, descriptors if isinstance(answer, Fetched) else ())
-        except ConnectionError:
-            self._is_closed = True
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-
-
-def _fail(answer: Answer, error: Exception) -> Answer:
-    """Return what to answer instead of something that cannot be sent."""
-    failure = describe_failure(error)
-    if isinstance(answer, Begun):
-        return replace(answer, state=None, failure=failure)
-    return FetchFailed(task_id=answer.task_id, worker_id=answer.worker_id, failure=failure)
-
-
-def _without_state(answer: Answer, error: Exception) -> Answer:
-    """Return an answer with an unknown state in place of one that cannot be sent."""
-    if isinstance(answer, FetchFailed) or answer.state is None:
-        return _fail(answer, error)
-    unknown = UnknownState(reason=f"the state of the dataset cannot be pickled ({describe_error(error)})")
-    return replace(answer, state={FETCHER_STATE: None, DATASET_STATE: unknown})
-
-
-def run_worker_process(end: socket.socket, job: FetchJob | None, worker_id: int, base_seed: int) -> None:
-    """Run a worker in this process, which was started for it; see :class:`FetchWorker`.
-
-    Args:
-        end: This side's end of the socket pair.
-        job: What to fetch; None if it comes through the socket pair.
-        worker_id: The number of the worker.
-        base_seed: The seed of worker 0.
-    """
-    torch.set_num_threads(1)
-    if job is None and (job := receive_job(end)) is None:
-        return
-    seed_process(base_seed, worker_id)  # After the modules of the dataset are imported: they may seed, too.
-    # torch has no public function for this, and people's code asks torch.
-    torch.utils.data._utils.worker._worker_info = torch.utils.data._utils.worker.WorkerInfo(
-        id=worker_id, num_workers=job.num_workers, seed=base_seed + worker_id, dataset=job.dataset
-    )
-    with suppress(KeyboardInterrupt):  # The training process raises it, too.
-        FetchWorker(worker_id, job, SocketChannel(end)).run()

@@ -25,135 +25,39 @@ from shardio.loader.fetching.fetchers import FetchJob
 from shardio.loader.fetching.worker_process import SharedJob, run_worker_process
 from shardio.loader.fetching.workers import Answer, BeginEpoch, Begun, Fetched, FetchTask
 from shardio.loader.memory import Layout
-from shardio.loader.pickles import Memory, Parcel, unpack
+from shardio.loader.pickles import Memory, OutOfBandPickle, unpack
 from shardio.loader.processes.fork_server import describe_exit
 from shardio.loader.processes.wire import ForgetBuffers, NewBuffer, make_pair, receive, send_within
 from shardio.process import call_at_fork, count_processors
 
-JOIN_S = 5.0
-"""How long to wait for a process that has closed its connection."""
-
-
 STOPPED_S = 30.0
-"""How long a worker process may be stopped, as by SIGSTOP, while the loader waits for it."""
-
-
-def is_stopped(process_id: int) -> bool:
-    """Return whether a signal has stopped a process; false where the operating system does not tell."""
-    with suppress(OSError):
-        status = Path(f"/proc/{process_id}/stat").read_bytes()  # proc(5): after the name comes the state.
-        return status.rpartition(b")")[2].split()[0] == b"T"
-    return False
-
-
-def describe_stop(process: BaseProcess) -> WorkerError:
-    """Return the error for a worker process that does not continue after it was stopped."""
-    return WorkerError(
-        f"DataLoader worker (pid(s) {process.pid}) has been stopped by a signal for {STOPPED_S:.0f} s, so its batch "
-        "does not arrive. Iterate over the loader again. If a job must be suspended, suspend all of its processes"
-    )
-
-
-def describe_death(process: BaseProcess) -> WorkerError:
-    """Return the error for a worker process that has closed its end."""
-    process.join(JOIN_S)
-    code = process.exitcode
-    what = f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly"
-    if code is None:
-        return WorkerError(f"{what}: it closed its connection but still runs; it may have closed all of its files")
-    what = f"{what}: {describe_exit(f'DataLoader worker (pid {process.pid})', code)}"
-    if code >= 0:
-        return WorkerError(f"{what}. Standard error may show why. Use num_workers=0 to debug")
-    causes: dict[int, str] = {
-        signal.SIGKILL: "Memory has probably run out: use fewer workers, a smaller prefetch_factor or smaller batches",
-        signal.SIGBUS: "Shared memory has probably run out: use fewer workers or smaller batches, or give the "
-        "container more memory (docker run --memory, and --shm-size if the dataset shares tensors itself)",
-        signal.SIGSEGV: "A library crashed in the dataset or collate_fn: use num_workers=0 and faulthandler to find it",
-    }
-    return WorkerError(f"{what}. {causes.get(-code, 'Another process may have ended it')}")
-
+"""The time, in seconds, that a worker process may be stopped, as by SIGSTOP, while the loader waits for it."""
 
 CHECK_S = 5.0
-"""How often a silent worker process is checked."""
+"""The interval, in seconds, of checks of a silent worker process."""
 
 JOIN_S = 5.0
-"""How long a worker process may take to finish what it is fetching before it is terminated."""
+"""The time, in seconds, that a worker process gets to end, or to finish its batch before it is terminated."""
 
 MAX_SENT = 8
-"""How many requests a worker process may have unanswered. More would fill its socket, and block both sides."""
+"""The most unanswered requests of a worker process. More would fill its socket, and block both sides."""
 
 GROWTH = 1.25
-"""How much larger than the largest batch so far buffers become when batches grow."""
-
-
-class _Process:
-    """One worker process, once it was started: this side's end of the socket pair, and the unanswered requests."""
-
-    def __init__(self) -> None:
-        self.process: BaseProcess | None = None
-        self.end: socket.socket | None = None
-        self.num_sent = 0
-        self.waiting: deque[BeginEpoch | FetchTask] = deque()
-        self._next_look, self._stopped_from = 0.0, math.inf
-
-    def start(self, context: Any, job: FetchJob | None, worker_id: int, base_seed: int) -> None:
-        """Start it; the arguments are those of :func:`run_worker_process`."""
-        self.end, theirs = make_pair()  # Before the fork, so that the child closes this side's end.
-        self.end.setblocking(False)
-        with theirs:
-            if context.get_start_method() == "forkserver":
-                _await_fork_server()
-            process = context.Process(target=run_worker_process, args=(theirs, job, worker_id, base_seed), daemon=True)
-            process.start()
-        self.process = process
-
-    def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
-        """Send a message unless the process was released or has died, which an answer that is missing shows.
-
-        Raises:
-            WorkerError: If it has died or does not continue while its socket is full.
-        """
-        if self.end is not None and self.is_open:
-            with suppress(ConnectionError):
-                while not send_within(CHECK_S, self.end, message, descriptors):  # It may fetch a batch for long.
-                    self.check_life()
-
-    def check_life(self) -> None:
-        """Raise WorkerError if the process has died, or has been stopped for long. It may be slow for any time."""
-        process, now = self.process, time.monotonic()
-        assert process is not None, "it was started"
-        if not process.is_alive():
-            raise describe_death(process)
-        if now < self._next_look:
-            return
-        self._next_look = now + CHECK_S
-        self._stopped_from = min(self._stopped_from, now) if is_stopped(process.pid or 0) else math.inf
-        if now - self._stopped_from >= STOPPED_S:
-            raise describe_stop(process)
-
-    def close(self) -> None:
-        """Close this side's end, which ends the process."""
-        if self.end is not None:
-            self.end.close()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether this side's end is open."""
-        return self.end is not None and self.end.fileno() >= 0
+"""When batches grow, the size of new buffers relative to the largest batch so far."""
 
 
 class FetchProcesses:
     """The worker processes of one loader.
 
     Args:
-        job: What they fetch.
+        job: The settings of the loader.
         base_seed: The seed of the first one.
-        context: Starts processes: a context of multiprocessing, or torch.multiprocessing.
-        max_tasks: How many batches are fetched ahead.
+        context: A context of multiprocessing, or torch.multiprocessing, which starts the processes.
+        max_tasks: The number of batches that are fetched ahead.
 
     Attributes:
         members: The processes.
-        max_tasks: How many batches may be fetched ahead; fewer if there is too little memory.
+        max_tasks: The number of batches that may be fetched ahead; less if memory is short.
     """
 
     def __init__(self, job: FetchJob, base_seed: int, context: Any, max_tasks: int) -> None:
@@ -175,10 +79,10 @@ class FetchProcesses:
             if not is_forked:
                 self._shared = SharedJob(job)  # Meanwhile, the first process imports torch.
                 self._send_job(self._workers[0])
-                # That takes a second of a processor, so the first batch does not wait for more processes than fit.
+                # The import takes a second of a processor, so no more processes than processors start at once.
                 for _ in range(1, min(count_processors(), job.num_workers)):
                     self._start_another()
-        except BaseException:  # After Ctrl-C, too, no process may stay.
+        except BaseException:  # No process may stay, even after Ctrl-C.
             self.close()
             raise
 
@@ -227,18 +131,18 @@ class FetchProcesses:
 
     def open(self, fetched: Fetched) -> Any:
         """Return the batch that a worker fetched."""
-        parcel: Parcel = fetched.content
+        pickled: OutOfBandPickle = fetched.content
         buffer, own = self._buffer_of_task.pop(fetched.task_id, None), self._owns.pop(fetched.task_id, None)
-        spans = {index: piece.span for index, piece in enumerate(parcel.pieces) if piece.content is None}
-        if parcel.is_in_buffer and spans:
+        spans = {index: piece.span for index, piece in enumerate(pickled.pieces) if piece.content is None}
+        if pickled.is_in_buffer and spans:
             assert buffer is not None, "the worker has put the batch there"
             views: dict[int, Memory] = self._buffers.hand_out(buffer, spans)
         else:
             if buffer is not None:
                 self._buffers.put_back([buffer])
             views = {} if own is None else {index: own[slice(*span)] for index, span in spans.items()}
-        self._fit(parcel.num_bytes)
-        return unpack(parcel, [views.get(index) for index in range(len(parcel.pieces))])
+        self._fit(pickled.num_bytes)
+        return unpack(pickled, [views.get(index) for index in range(len(pickled.pieces))])
 
     def release(self, worker_id: int) -> None:
         """End a worker that has nothing more to do."""
@@ -258,10 +162,9 @@ class FetchProcesses:
             self._buffers.put_back([buffer])
 
     def _fit(self, num_bytes: int) -> None:
-        """Use larger buffers if a batch was larger than those."""
         layout = self._buffers.layout
         if num_bytes <= (0 if layout is None else layout.num_bytes) or self._unstarted:
-            return  # Only those that have started learn of buffers.
+            return  # Only started workers learn of buffers.
         size = num_bytes if layout is None else int(num_bytes * GROWTH)
         self.max_tasks = min(self.max_tasks, find_num_buffers(size, self.max_tasks + 1) - 1)
         if self.max_tasks < len(self._workers) and not self._has_warned:
@@ -330,27 +233,8 @@ class FetchProcesses:
             answers.append(answer)
 
     def _leave_to_parent(self) -> None:
-        """Close all ends in a forked child, so that the worker processes do not outlive the parent."""
         for worker in self._workers:
             worker.close()
-
-
-def _await_fork_server() -> None:
-    """Wait while multiprocessing's fork server is stopped: starting a process would wait for it without a bound.
-
-    Raises:
-        WorkerError: If it does not continue.
-    """
-    # Python has no public name for it. It is None before the first process.
-    process_id = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
-    deadline = time.monotonic() + STOPPED_S
-    while process_id is not None and is_stopped(process_id):
-        if time.monotonic() >= deadline:
-            raise WorkerError(
-                f"multiprocessing's fork server (pid {process_id}) has been stopped by a signal for {STOPPED_S:.0f} s, "
-                f"so no worker can start: continue it (kill -CONT {process_id})"
-            )
-        time.sleep(min(CHECK_S, STOPPED_S) / 10)  # Nothing tells when a process continues.
 
 
 def _announce(workers: Sequence[_Process], buffer_id: int, layout: Layout, descriptor: int) -> None:
@@ -380,7 +264,113 @@ def _close(workers: list[_Process], process_id: int) -> None:
 
 
 def _join(processes: Sequence[BaseProcess]) -> None:
-    """Wait until processes have ended, for at most :data:`JOIN_S`."""
     deadline = time.monotonic() + JOIN_S
     for process in processes:
         process.join(max(deadline - time.monotonic(), 0.0))
+
+
+class _Process:
+    """A worker process, perhaps not started yet: this side's end of the socket pair, and the unsent requests."""
+
+    def __init__(self) -> None:
+        self.process: BaseProcess | None = None
+        self.end: socket.socket | None = None
+        self.num_sent = 0
+        self.waiting: deque[BeginEpoch | FetchTask] = deque()
+        self._next_look, self._stopped_from = 0.0, math.inf
+
+    def start(self, context: Any, job: FetchJob | None, worker_id: int, base_seed: int) -> None:
+        """Start the process. The arguments are those of :func:`run_worker_process`."""
+        self.end, theirs = make_pair()  # Before the fork, because the child must close this side's end.
+        self.end.setblocking(False)
+        with theirs:
+            if context.get_start_method() == "forkserver":
+                _await_fork_server()
+            process = context.Process(target=run_worker_process, args=(theirs, job, worker_id, base_seed), daemon=True)
+            process.start()
+        self.process = process
+
+    def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
+        """Send a message unless the process was released or has died: a missing answer shows that.
+
+        Raises:
+            WorkerError: If it has died or does not continue while its socket is full.
+        """
+        if self.end is not None and self.is_open:
+            with suppress(ConnectionError):
+                while not send_within(CHECK_S, self.end, message, descriptors):  # One batch may take long to fetch.
+                    self.check_life()
+
+    def check_life(self) -> None:
+        """Raise WorkerError if the process has died, or has been stopped for long. A slow process is no error."""
+        process, now = self.process, time.monotonic()
+        assert process is not None, "it was started"
+        if not process.is_alive():
+            raise describe_death(process)
+        if now < self._next_look:
+            return
+        self._next_look = now + CHECK_S
+        self._stopped_from = min(self._stopped_from, now) if is_stopped(process.pid or 0) else math.inf
+        if now - self._stopped_from >= STOPPED_S:
+            raise describe_stop(process)
+
+    def close(self) -> None:
+        if self.end is not None:
+            self.end.close()
+
+    @property
+    def is_open(self) -> bool:
+        return self.end is not None and self.end.fileno() >= 0
+
+
+def _await_fork_server() -> None:
+    """Wait while multiprocessing's fork server is stopped, because starting a process would wait for it forever.
+
+    Raises:
+        WorkerError: If it does not continue.
+    """
+    # Python has no public name for it. It is None before the first process.
+    process_id = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
+    deadline = time.monotonic() + STOPPED_S
+    while process_id is not None and is_stopped(process_id):
+        if time.monotonic() >= deadline:
+            raise WorkerError(
+                f"multiprocessing's fork server (pid {process_id}) has been stopped by a signal for {STOPPED_S:.0f} s, "
+                f"so no worker can start: continue it (kill -CONT {process_id})"
+            )
+        time.sleep(min(CHECK_S, STOPPED_S) / 10)  # Nothing tells when a process continues.
+
+
+def is_stopped(process_id: int) -> bool:
+    """Return whether a signal has stopped a process; false if the operating system does not say."""
+    with suppress(OSError):
+        status = Path(f"/proc/{process_id}/stat").read_bytes()  # proc(5): after the name comes the state.
+        return status.rpartition(b")")[2].split()[0] == b"T"
+    return False
+
+
+def describe_stop(process: BaseProcess) -> WorkerError:
+    """Return the error for a worker process that does not continue after it was stopped."""
+    return WorkerError(
+        f"DataLoader worker (pid(s) {process.pid}) has been stopped by a signal for {STOPPED_S:.0f} s, so its batch "
+        "does not arrive. Iterate over the loader again. If a job must be suspended, suspend all of its processes"
+    )
+
+
+def describe_death(process: BaseProcess) -> WorkerError:
+    """Return the error for a worker process that has closed its end."""
+    process.join(JOIN_S)
+    code = process.exitcode
+    what = f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly"
+    if code is None:
+        return WorkerError(f"{what}: it closed its connection but still runs; it may have closed all of its files")
+    what = f"{what}: {describe_exit(f'DataLoader worker (pid {process.pid})', code)}"
+    if code >= 0:
+        return WorkerError(f"{what}. Standard error may show why. Use num_workers=0 to debug")
+    causes: dict[int, str] = {
+        signal.SIGKILL: "Memory has probably run out: use fewer workers, a smaller prefetch_factor or smaller batches",
+        signal.SIGBUS: "Shared memory has probably run out: use fewer workers or smaller batches, or give the "
+        "container more memory (docker run --memory, and --shm-size if the dataset shares tensors itself)",
+        signal.SIGSEGV: "A library crashed in the dataset or collate_fn: use num_workers=0 and faulthandler to find it",
+    }
+    return WorkerError(f"{what}. {causes.get(-code, 'Another process may have ended it')}")

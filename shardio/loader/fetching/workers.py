@@ -1,4 +1,4 @@
-"""Workers that call the user's dataset: their interface, their messages, and those that are threads."""
+"""Workers that call the user's dataset: their interface, their messages, and worker threads."""
 
 from __future__ import annotations
 
@@ -26,18 +26,25 @@ from shardio.loader.stats import Tally
 from shardio.process import describe_error, no_end
 from shardio.world import WorkerInfo, WorkerRng, being_worker, has_asked
 
+JOIN_S = 5.0
+"""The time, in seconds, that closing workers waits for threads that are fetching. Later, they end by themselves."""
+
+_Requests = SimpleQueue["BeginEpoch | FetchTask | None"]
+
+_Answers = SimpleQueue["Answer | WorkerError"]
+
 
 def count_samples(job: FetchJob, samples: Any) -> int:
-    """Return how many samples a fetcher has returned."""
+    """Return the number of samples that a fetcher has returned."""
     return len(samples) if job.is_batched and hasattr(samples, "__len__") else 1
 
 
 def measure_since(began: float, idle_s: float = 0.0) -> StageTimes:
-    """Return the times of a batch: since it was begun, all is the user's code.
+    """Return the times of a batch. From its beginning on, only the user's code ran.
 
     Args:
-        began: When it was begun, by ``time.perf_counter``.
-        idle_s: How long the worker waited before, in seconds.
+        began: The time when it was begun, by ``time.perf_counter``.
+        idle_s: The time that the worker waited before, in seconds.
     """
     python_s = time.perf_counter() - began
     return StageTimes(transform_s=python_s, python_s=python_s, idle_s=idle_s)
@@ -54,11 +61,11 @@ class BeginEpoch:
     """A request to begin an epoch. The worker answers with :class:`Begun`.
 
     Attributes:
-        epoch_id: Its number among the epochs of these workers.
-        state: Where the worker's part of the epoch begins; None for the beginning.
-        num_to_skip: How many batches to leave out from there.
-        follows_end: Whether the state is that of the end of the epoch before.
-        state_every: After how many batches the worker reports its state; 0 for never.
+        epoch_id: The number of the epoch among those of these workers.
+        state: The state in which the worker's part of the epoch begins; None for the beginning.
+        num_to_skip: The number of batches to skip from there.
+        follows_end: Whether the state was saved at the end of the previous epoch.
+        state_every: The number of batches after which the worker reports its state; 0 for never.
     """
 
     epoch_id: int
@@ -74,7 +81,7 @@ class FetchTask:
 
     Attributes:
         task_id: Its number, larger than that of every earlier one.
-        index: What the sampler yielded: the indices of a batch, or the index of a sample.
+        index: The sampler's value: the indices of a batch, or the index of a sample.
         buffer_id: The memory for the batch's tensors; None if the worker makes some.
     """
 
@@ -88,10 +95,10 @@ class Begun:
     """The answer to :class:`BeginEpoch`.
 
     Attributes:
-        epoch_id: That of the request.
+        epoch_id: The number in the request.
         worker_id: The worker.
         state: The state of the worker's dataset and its iterator; None if they have none.
-        failure: Why the worker cannot fetch anything. It answers every task with it.
+        failure: The reason why the worker cannot fetch anything. It answers every task with it.
     """
 
     epoch_id: int
@@ -107,10 +114,10 @@ class Fetched:
     Attributes:
         task_id: The number of its task.
         worker_id: The worker that fetched it.
-        content: The batch; a Parcel if it comes from another process.
-        num_samples: How many samples it has.
-        times: How long it took, and how long the worker waited for the request.
-        state: The state after it; None if there is none, or if it was not due.
+        content: The batch; an OutOfBandPickle if it comes from another process.
+        num_samples: The number of samples in it.
+        times: The time that it took, and the time that the worker waited for the request.
+        state: The state after the batch; None if there is none, or if it was not due.
     """
 
     task_id: int
@@ -147,7 +154,7 @@ class FetchWorkers(Protocol):
 
     Attributes:
         members: The processes or threads.
-        max_tasks: How many batches may be fetched ahead now.
+        max_tasks: The number of batches that may be fetched ahead now.
     """
 
     max_tasks: int
@@ -157,7 +164,7 @@ class FetchWorkers(Protocol):
 
     @property
     def belongs_here(self) -> bool:
-        """Whether this process started the workers, instead of one that it was forked from."""
+        """Whether this process started the workers; false in a forked child."""
 
     def begin(self, requests: Sequence[BeginEpoch]) -> None:
         """Begin an epoch: one request for each worker."""
@@ -176,7 +183,7 @@ class FetchWorkers(Protocol):
         """Return the batch that a worker fetched. This is called once for each answer that is delivered."""
 
     def drop(self, task_id: int) -> None:
-        """Drop the batch of a task that is not needed any more."""
+        """Drop the batch of a task, which is no longer needed."""
 
     def release(self, worker_id: int) -> None:
         """End a worker that has nothing more to do."""
@@ -189,7 +196,7 @@ def seed_process(base_seed: int, worker_id: int) -> None:
     """Seed the global generators of Python, torch and numpy of a worker process."""
     random.seed(base_seed + worker_id)
     torch.manual_seed(base_seed + worker_id)
-    np.random.seed(_find_numpy_seed(base_seed, worker_id))  # People's code draws from it.
+    np.random.seed(_find_numpy_seed(base_seed, worker_id))  # User code draws from it.
 
 
 def make_rng(base_seed: int, worker_id: int) -> WorkerRng:
@@ -203,7 +210,7 @@ def make_rng(base_seed: int, worker_id: int) -> WorkerRng:
 
 
 def _find_numpy_seed(base_seed: int, worker_id: int) -> list[int]:
-    """Return uint32 [4]. torch computes the same words, by numpy's SeedSequence with this entropy."""
+    # uint32 [4]. torch computes the same words, by numpy's SeedSequence with this entropy.
     entropy = (worker_id, base_seed & 0xFFFFFFFF, base_seed >> 32, 0)
     words: list[int] = np.random.SeedSequence(entropy).generate_state(4).tolist()
     return words
@@ -219,18 +226,18 @@ class Channel(Protocol):
         """Send an answer. If a batch cannot be sent, its error is sent instead."""
 
     def find_collate(self, task: FetchTask, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return a function that makes the same batches, in memory from which a task's batch can be sent."""
+        """Return a function that makes the same batches, if possible in memory that need not be copied to be sent."""
 
     def describe(self, error: Exception) -> Failure:
-        """Return an error as it can be sent."""
+        """Return an error in a form that can be sent."""
 
 
 class FetchWorker:
-    """A worker.
+    """A worker, which answers requests one after another.
 
     Args:
         worker_id: Its number.
-        job: What to fetch. In a process of its own, a copy.
+        job: The settings. A worker process has a copy.
         channel: The way to the loader.
     """
 
@@ -297,19 +304,11 @@ class FetchWorker:
             return FetchFailed(**named, failure=self._channel.describe(no_end(error)))
 
     def _due_state(self, fetcher: Fetcher) -> dict[str, Any] | None:
-        """Return the state after a batch; None if it is not due, or if there is none."""
         self._num_since_state += 1
         if not self._state_every or self._num_since_state < self._state_every:
             return None
         self._num_since_state = 0
         return fetcher.state()
-
-
-JOIN_S = 5.0
-"""How long to wait for threads that are fetching, when the workers are closed. Afterwards, they end by themselves."""
-
-_Requests = SimpleQueue["BeginEpoch | FetchTask | None"]
-_Answers = SimpleQueue["Answer | WorkerError"]
 
 
 class QueueChannel:
@@ -318,10 +317,10 @@ class QueueChannel:
     Args:
         requests: The worker's requests.
         answers: The answers of all workers.
-        is_closed: Set when the requests that are left need no answer.
+        is_closed: Set when the remaining requests need no answer.
 
     Attributes:
-        has_asked: Whether the dataset asked which worker it is in, when it had made a batch; None before.
+        has_asked: Whether the dataset had asked which worker it is in when it made its latest batch; None before.
     """
 
     def __init__(self, requests: _Requests, answers: _Answers, is_closed: threading.Event) -> None:
@@ -352,13 +351,13 @@ class FetchThreads:
     """The worker threads of one loader.
 
     Args:
-        job: What they fetch.
+        job: The settings of the loader.
         base_seed: The seed of the first one's generators.
-        max_tasks: How many batches are fetched ahead.
+        max_tasks: The number of batches that are fetched ahead.
 
     Attributes:
         members: The threads.
-        max_tasks: How many batches are fetched ahead.
+        max_tasks: The number of batches that are fetched ahead.
     """
 
     def __init__(self, job: FetchJob, base_seed: int, max_tasks: int) -> None:
@@ -441,7 +440,7 @@ class FetchThreads:
 
 
 def _share(job: FetchJob) -> FetchJob:
-    """Return the job of one worker: as in processes, each iteration of an iterable dataset has its own attributes."""
+    # As in processes, each worker's iteration of an iterable dataset has its own attributes.
     return replace(job, dataset=copy(job.dataset)) if job.is_iterable else job
 
 

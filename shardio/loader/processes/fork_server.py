@@ -38,271 +38,29 @@ from shardio.process import call_at_fork, start_process
 PYTESTS_NOTE = "PYTEST_CURRENT_TEST"
 """The environment variable in which pytest notes the current test, on which code in workers rarely depends."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Surroundings:
-    """The settings and modules of this process at one moment.
-
-    Attributes:
-        cwd: The working directory; None if it is gone.
-        environment: The environment variables, with pytest's note of the current test as an empty string: otherwise,
-            each test of a suite would start a fork server of its own.
-        module_path: ``sys.path``.
-        specs: The spec of each imported module. A module that is reloaded gets a new one.
-    """
-
-    cwd: str | None
-    environment: Mapping[str, str]
-    module_path: tuple[str, ...]
-    specs: Mapping[str, object]
-
-    @property
-    def are_current(self) -> bool:
-        """Whether no setting has changed since, and no module was reloaded.
-
-        Files of modules may have changed: this process still has the code that it imported.
-        """
-        now = find_surroundings()
-        if (self.cwd, self.environment, self.module_path) != (now.cwd, now.environment, now.module_path):
-            return False
-        # Specs of the same file are equal, but not the same object.
-        return all(now.specs.get(name, spec) is spec for name, spec in self.specs.items())
-
-
-def find_surroundings() -> Surroundings:
-    """Return the present surroundings."""
-    try:
-        cwd = str(Path.cwd())
-    except FileNotFoundError:
-        cwd = None
-    modules: dict[str, object] = dict(sys.modules)  # Some values are not modules.
-    return Surroundings(
-        cwd=cwd,
-        environment={name: "" if name == PYTESTS_NOTE else value for name, value in os.environ.items()},
-        module_path=tuple(map(str, sys.path)),
-        # ``vars``, because attributes of modules that are loaded on demand would load them.
-        specs={name: vars(each).get("__spec__") for name, each in modules.items() if isinstance(each, ModuleType)},
-    )
-
-
 CLOSE_S = 5.0
-"""How long a fork server may take to end all worker processes or itself before they are killed."""
+"""The time, in seconds, that a fork server gets to end all worker processes or itself before they are killed."""
 
 REUSE_OF_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(128 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
-"""Settings of glibc's malloc for people's code, which makes new arrays for each image.
+"""Settings of glibc's malloc for user code, which makes new arrays for each image.
 
 By default, malloc returns the memory of these arrays to the kernel, which must clear the pages again for the next
 image. For 600 kB of float32, that takes 150 µs.
 """
 
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class RunningServer:
-    """A fork server that runs.
-
-    Attributes:
-        process: The process.
-        end: This side's end of its socket pair.
-        surroundings: What people's code may depend on; None if it runs none.
-        digest: A hash of the setup that it has.
-        owner_id: The process that started it.
-    """
-
-    process: subprocess.Popen[bytes]
-    end: socket.socket
-    surroundings: Surroundings | None
-    digest: bytes = b""
-    owner_id: int = field(default_factory=os.getpid)
-
-    def is_usable(self, setup: WorkerSetup) -> bool:
-        """Return whether worker processes with a setup can be forked from it as from a new one."""
-        if self.process.poll() is not None or setup.runs_user_code != (self.surroundings is not None):
-            return False
-        return self.surroundings is None or self.surroundings.are_current
-
-    def close(self, patience_s: float) -> int:
-        """Wait until it has ended all worker processes and itself; kill them after ``patience_s``."""
-        with suppress(OSError):  # It has died.
-            self.end.shutdown(socket.SHUT_RDWR)  # Closing alone has no effect while another process has a copy.
-        self.end.close()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(patience_s)
-        # The worker processes are in its group. If it was killed, they are still there, and the group has its number.
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        return self.process.wait()
-
-    def leave_to_parent(self) -> None:
-        """Close the end in a forked child, so that the fork server does not outlive the parent."""
-        self.end.close()
-        self.process.returncode = 0  # It is not a child of this process, which cannot wait for it.
-
-
-class _Kept:
-    """The fork server that no loader uses, and that has imported people's code: at most one."""
-
-    def __init__(self) -> None:
-        self._servers: deque[RunningServer] = deque()  # Its methods are atomic: any thread may free a loader.
-        self._is_exiting = False
-        call_at_fork(self, after_in_child=_Kept.leave_to_parent)
-        atexit.register(self.exit)
-
-    def take(self, setup: WorkerSetup) -> RunningServer | None:
-        """Return the fork server if it is as good as a new one; otherwise, end it."""
-        if not setup.runs_user_code or (running := self._pop()) is None:
-            return None
-        if running.is_usable(setup):
-            return running
-        running.close(CLOSE_S)
-        return None
-
-    def keep(self, running: RunningServer) -> None:
-        """Keep a fork server, and end the one before. Nothing is kept while Python exits."""
-        if self._is_exiting:
-            running.close(CLOSE_S)
-            return
-        self.end()
-        self._servers.append(running)
-
-    def end(self) -> None:
-        """End the fork server."""
-        while (running := self._pop()) is not None:
-            running.close(CLOSE_S)
-
-    def exit(self) -> None:
-        """End the fork server because Python exits."""
-        self._is_exiting = True
-        self.end()
-
-    def leave_to_parent(self) -> None:
-        """Forget it in a forked child."""
-        while (running := self._pop()) is not None:
-            running.leave_to_parent()
-
-    def _pop(self) -> RunningServer | None:
-        try:
-            return self._servers.popleft()
-        except IndexError:
-            return None
-
-
-_kept = _Kept()
-
-
-def start_server(setup: WorkerSetup) -> RunningServer:
-    """Return the fork server that was kept, or a new one."""
-    return _kept.take(setup) or _start(setup)
-
-
-def release(running: RunningServer) -> None:
-    """Keep a fork server that no loader uses any more for the next one, or end it."""
-    if os.getpid() != running.owner_id:
-        return
-    if running.surroundings is None or running.process.poll() is not None:
-        running.close(CLOSE_S)
-    else:
-        _kept.keep(running)
-
-
-def end_kept() -> None:
-    """End the fork server that is kept for the next loader, if there is one."""
-    _kept.end()
-
-
-def _start(setup: WorkerSetup) -> RunningServer:
-    end, theirs = make_pair()
-    try:
-        with theirs:
-            surroundings = find_surroundings() if setup.runs_user_code else None
-            process = _start_process(theirs.fileno(), setup)
-        end.setblocking(False)
-    except BaseException:  # Ctrl-C must not leave it open either.
-        end.close()
-        raise
-    return RunningServer(process=process, end=end, surroundings=surroundings)
-
-
-def _start_process(descriptor: int, setup: WorkerSetup) -> subprocess.Popen[bytes]:
-    # Libraries would start a thread for each core. A fork server must have no threads, and decode threads already keep
-    # all cores busy.
-    environment = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS"), "1")
-    if setup.runs_user_code:
-        environment |= {name: value for name, value in REUSE_OF_MEMORY.items() if name not in os.environ}
-    return start_process(
-        "shardio.loader.processes.worker_process:main",
-        [descriptor, os.getpid()],
-        environment=environment,
-        descriptors=[descriptor],
-        # Readers hold absolute paths, and this directory may be gone. But people's code may open files.
-        cwd=None if setup.runs_user_code else "/",
-        stdout=None,  # People print in their transforms.
-    )
-
-
 MAX_DEATHS = 3
 """The number of deaths over one chunk alone, or of failed starts in a row, that raises an error."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
-    """The death and restart of worker processes. All unanswered chunks must be submitted again.
-
-    Attributes:
-        cause: How they died, for messages.
-        in_flight: The ids of the chunks that they were making.
-        was_ready: Whether one of them had started.
-        num_processes: How many died at the same time.
-    """
-
-    cause: str
-    in_flight: tuple[int, ...]
-    was_ready: bool
-    num_processes: int = 1
-
-
-def describe_exit(process: str, code: int) -> str:
-    """Return how a process ended, in the words of torch's DataLoader, by which programs know a dead worker.
-
-    Args:
-        process: Its name, such as ``DataLoader worker (pid 12)``.
-        code: Its exit code; negative for a signal.
-    """
-    if code >= 0:
-        return f"{process} exited unexpectedly with exit code {code}"
-    names = {each.value: f" ({each.name})" for each in signal.Signals}  # Real-time signals have none.
-    return f"{process} is killed by signal: {signal.strsignal(-code)}{names.get(-code, '')}"
-
-
-def startup_error(death: Death) -> WorkerError:
-    """Return the error for worker processes that cannot start, given the latest death."""
-    return WorkerError(f"worker processes cannot start ({death.cause}): standard error may show the reason")
-
-
-def samples_error(keys: Sequence[str], death: Death) -> WorkerError:
-    """Return the error for samples over which too many worker processes died, given the latest death."""
-    return WorkerError(
-        f"{MAX_DEATHS} worker processes died while processing the same samples. The last one: {death.cause}. "
-        f"Memory may have run out (use fewer workers or smaller images), or one of these samples crashes the "
-        f"decoder: {', '.join(keys)}"
-    )
-
-
-def warn_of(death: Death) -> None:
-    """Warn of a death after which the epoch continues."""
-    it, its = ("it was", "its") if death.num_processes == 1 else ("they were", "their")
-    said = f"{death.cause}; {it} restarted; {its} unfinished batches are being redone"
-    warnings.warn(said, RuntimeWarning, stacklevel=2)
-
-
 EXIT_S = 1.0
-"""How long a process that closed its end may take to exit. Its own exit code says more than the signal of a kill."""
+"""The time, in seconds, that a process may take to exit after it closed its end. Its own exit code says more than that
+of a kill."""
 
 
 class ForkServer:
-    """A fork server for one pool of worker processes after another, so that their imports are done once.
+    """A fork server for one pool of worker processes after another, which imports their modules once.
 
-    It starts with its first worker process. If it ended before, the next worker process starts another one. When this
-    object is freed, a fork server that has imported people's code is kept for the next ForkServer; any other one ends.
+    The first worker process starts it. If it has ended, the next worker process starts another one. When this object is
+    freed, a fork server that has imported user code is kept for the next ForkServer; any other one ends.
     """
 
     def __init__(self) -> None:
@@ -318,9 +76,9 @@ class ForkServer:
         return self._running is not None and self._finalizer.alive  # Finalizers run in any order when Python exits.
 
     def set_up(self, setup: WorkerSetup) -> None:
-        """Determine what worker processes that are started from now on need before their first chunk.
+        """Set the setup of the worker processes that are started from now on.
 
-        People's code may depend on this process's environment variables, module search path and working directory. If
+        User code may depend on this process's environment variables, module search path and working directory. If
         they have changed, or a module was reloaded, the next worker process starts another fork server.
         """
         self._setup = setup
@@ -338,7 +96,7 @@ class ForkServer:
         Args:
             worker_id: Its number, larger than that of every earlier worker process of the pool.
             num_threads: The number of chunks that it makes at a time.
-            patience_s: How long the fork server may read nothing.
+            patience_s: The longest time in which the fork server may read nothing.
         """
         running = self._running or self._start()
         ours, theirs = make_pair()
@@ -360,7 +118,7 @@ class ForkServer:
         Args:
             worker_id: Its number.
             is_exiting: Whether it has closed its end.
-            patience_s: How long the fork server may take to answer.
+            patience_s: The longest time that the fork server may take to answer.
         """
         request = EndWorker(worker_id=worker_id, patience_s=EXIT_S if is_exiting else 0.0)
         match self._ask(request, request.patience_s + patience_s):
@@ -378,8 +136,7 @@ class ForkServer:
         self._close(CLOSE_S)
 
     def _start(self) -> RunningServer:
-        """Start a fork server, or take the one that was kept."""
-        running = start_server(self._setup)
+        running = _kept.take(self._setup) or _start(self._setup)
         self._running, self._finalizer = running, weakref.finalize(self, release, running)
         self._send_setup(running)
         return running
@@ -427,3 +184,235 @@ class ForkServer:
             self._running.leave_to_parent()
             self._running = None
             self._finalizer.detach()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """The death and restart of worker processes. All unanswered chunks must be submitted again.
+
+    Attributes:
+        cause: The cause of death, for messages.
+        in_flight: The ids of the chunks that they were making.
+        was_ready: Whether one of them had started.
+        num_processes: The number of processes that died at the same time.
+    """
+
+    cause: str
+    in_flight: tuple[int, ...]
+    was_ready: bool
+    num_processes: int = 1
+
+
+def describe_exit(process: str, code: int) -> str:
+    """Describe the end of a process in the words of torch's DataLoader, by which programs recognize a dead worker.
+
+    Args:
+        process: Its name, such as ``DataLoader worker (pid 12)``.
+        code: Its exit code; negative for a signal.
+    """
+    if code >= 0:
+        return f"{process} exited unexpectedly with exit code {code}"
+    names = {each.value: f" ({each.name})" for each in signal.Signals}  # Real-time signals have none.
+    return f"{process} is killed by signal: {signal.strsignal(-code)}{names.get(-code, '')}"
+
+
+def startup_error(death: Death) -> WorkerError:
+    """Return the error for worker processes that cannot start, given the latest death."""
+    return WorkerError(f"worker processes cannot start ({death.cause}): standard error may show the reason")
+
+
+def samples_error(keys: Sequence[str], death: Death) -> WorkerError:
+    """Return the error for samples over which too many worker processes died, given the latest death."""
+    return WorkerError(
+        f"{MAX_DEATHS} worker processes died while processing the same samples. The last one: {death.cause}. "
+        f"Memory may have run out (use fewer workers or smaller images), or one of these samples crashes the "
+        f"decoder: {', '.join(keys)}"
+    )
+
+
+def warn_of(death: Death) -> None:
+    """Warn of a death after which the epoch continues."""
+    it, its = ("it was", "its") if death.num_processes == 1 else ("they were", "their")
+    said = f"{death.cause}; {it} restarted; {its} unfinished batches are being redone"
+    warnings.warn(said, RuntimeWarning, stacklevel=2)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RunningServer:
+    """A running fork server.
+
+    Attributes:
+        process: The process.
+        end: This side's end of its socket pair.
+        surroundings: The surroundings of its user code; None if it runs none.
+        digest: A hash of its setup.
+        owner_id: The id of the process that started it.
+    """
+
+    process: subprocess.Popen[bytes]
+    end: socket.socket
+    surroundings: Surroundings | None
+    digest: bytes = b""
+    owner_id: int = field(default_factory=os.getpid)
+
+    def is_usable(self, setup: WorkerSetup) -> bool:
+        """Return whether it is as good as a new fork server for worker processes with some setup."""
+        if self.process.poll() is not None or setup.runs_user_code != (self.surroundings is not None):
+            return False
+        return self.surroundings is None or self.surroundings.are_current
+
+    def close(self, patience_s: float) -> int:
+        """Wait until all worker processes and it have ended; kill them after ``patience_s``. Return its exit code."""
+        with suppress(OSError):  # It has died.
+            self.end.shutdown(socket.SHUT_RDWR)  # Closing alone has no effect while another process has a copy.
+        self.end.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(patience_s)
+        # The worker processes are in its group. If it was killed, they are still there, and the group has its number.
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.wait()
+
+    def leave_to_parent(self) -> None:
+        """Close the end in a forked child. Otherwise, the fork server would outlive the parent."""
+        self.end.close()
+        self.process.returncode = 0  # It is not a child of this process, which cannot wait for it.
+
+
+def release(running: RunningServer) -> None:
+    """Keep a fork server for the next loader, or end it."""
+    if os.getpid() != running.owner_id:
+        return
+    if running.surroundings is None or running.process.poll() is not None:
+        running.close(CLOSE_S)
+    else:
+        _kept.keep(running)
+
+
+def end_kept() -> None:
+    """End the fork server that is kept for the next loader, if there is one."""
+    _kept.end()
+
+
+class _Kept:
+    """The keeper of at most one fork server that has imported user code, and that no loader uses."""
+
+    def __init__(self) -> None:
+        self._servers: deque[RunningServer] = deque()  # Its methods are atomic: any thread may free a loader.
+        self._is_exiting = False
+        call_at_fork(self, after_in_child=_Kept.leave_to_parent)
+        atexit.register(self.exit)
+
+    def take(self, setup: WorkerSetup) -> RunningServer | None:
+        """Return the fork server if it is as good as a new one; otherwise, end it."""
+        if not setup.runs_user_code or (running := self._pop()) is None:
+            return None
+        if running.is_usable(setup):
+            return running
+        running.close(CLOSE_S)
+        return None
+
+    def keep(self, running: RunningServer) -> None:
+        """Keep a fork server, and end the one before. Nothing is kept while Python exits."""
+        if self._is_exiting:
+            running.close(CLOSE_S)
+            return
+        self.end()
+        self._servers.append(running)
+
+    def end(self) -> None:
+        while (running := self._pop()) is not None:
+            running.close(CLOSE_S)
+
+    def exit(self) -> None:
+        self._is_exiting = True
+        self.end()
+
+    def leave_to_parent(self) -> None:
+        while (running := self._pop()) is not None:
+            running.leave_to_parent()
+
+    def _pop(self) -> RunningServer | None:
+        try:
+            return self._servers.popleft()
+        except IndexError:
+            return None
+
+
+_kept = _Kept()
+
+
+def _start(setup: WorkerSetup) -> RunningServer:
+    end, theirs = make_pair()
+    try:
+        with theirs:
+            surroundings = find_surroundings() if setup.runs_user_code else None
+            process = _start_process(theirs.fileno(), setup)
+        end.setblocking(False)
+    except BaseException:  # Ctrl-C must not leave it open either.
+        end.close()
+        raise
+    return RunningServer(process=process, end=end, surroundings=surroundings)
+
+
+def _start_process(descriptor: int, setup: WorkerSetup) -> subprocess.Popen[bytes]:
+    # Libraries would start a thread for each core. A fork server must have no threads, and decode threads already keep
+    # all cores busy.
+    environment = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS"), "1")
+    if setup.runs_user_code:
+        environment |= {name: value for name, value in REUSE_OF_MEMORY.items() if name not in os.environ}
+    return start_process(
+        "shardio.loader.processes.worker_process:main",
+        [descriptor, os.getpid()],
+        environment=environment,
+        descriptors=[descriptor],
+        # Readers hold absolute paths, and this directory may be gone. But user code may open files.
+        cwd=None if setup.runs_user_code else "/",
+        stdout=None,  # People print in their transforms.
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Surroundings:
+    """The settings and modules of a process at one moment, on which user code may depend.
+
+    Attributes:
+        cwd: The working directory; None if it is gone.
+        environment: The environment variables, with an empty string as pytest's note of the current test: otherwise,
+            each test of a suite would start its own fork server.
+        module_path: ``sys.path``.
+        specs: The spec of each imported module. A module that is reloaded gets a new one.
+    """
+
+    cwd: str | None
+    environment: Mapping[str, str]
+    module_path: tuple[str, ...]
+    specs: Mapping[str, object]
+
+    @property
+    def are_current(self) -> bool:
+        """Whether no setting has changed since, and no module was reloaded.
+
+        Files of modules may have changed: this process still has the code that it imported.
+        """
+        now = find_surroundings()
+        if (self.cwd, self.environment, self.module_path) != (now.cwd, now.environment, now.module_path):
+            return False
+        # Specs of the same file are equal, but not the same object.
+        return all(now.specs.get(name, spec) is spec for name, spec in self.specs.items())
+
+
+def find_surroundings() -> Surroundings:
+    """Return the present surroundings."""
+    try:
+        cwd = str(Path.cwd())
+    except FileNotFoundError:
+        cwd = None
+    modules: dict[str, object] = dict(sys.modules)  # Some values are not modules.
+    return Surroundings(
+        cwd=cwd,
+        environment={name: "" if name == PYTESTS_NOTE else value for name, value in os.environ.items()},
+        module_path=tuple(map(str, sys.path)),
+        # ``vars``, because attributes of modules that are loaded on demand would load them.
+        specs={name: vars(each).get("__spec__") for name, each in modules.items() if isinstance(each, ModuleType)},
+    )

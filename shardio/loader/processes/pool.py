@@ -1,10 +1,11 @@
-"""The pool of a loader's worker processes: the training process starts them, sends them chunks and restarts them."""
+"""The pool of a loader's worker processes, in the training process, which starts and restarts them and sends chunks."""
 
 from __future__ import annotations
 
 import os
 import select
 import time
+import warnings
 import weakref
 from collections.abc import Iterable, Sequence
 from itertools import count
@@ -27,57 +28,31 @@ from shardio.loader.processes.wire import (
     receive,
     send_within,
 )
-from shardio.loader.processes.worker_process import MemoryWatch
 from shardio.process import call_at_fork, count_processors
 
 PATIENCE_S = 5.0
-"""How long all processes may be silent before they are pinged, and how long an answer may take."""
+"""The time, in seconds, that all processes may be silent before they are pinged, and that an answer may take."""
 
 STARTUP_PATIENCE_S = 120.0
-"""How long a process may take to start, even from a slow disk or a network file system."""
+"""The time, in seconds, that a process may take to start, even from a slow disk or a network file system."""
 
-
-class _Process:
-    """One worker process: this side's end of the socket pair, and the chunks that it has not answered."""
-
-    def __init__(self, server: ForkServer, worker_id: int, num_threads: int) -> None:
-        self.worker_id = worker_id
-        self.num_threads = num_threads
-        self.unanswered: dict[int, None] = {}  # Chunk ids, in the order of submission.
-        self.is_ready = False
-        self.asked_at: float | None = None
-        self.end = server.start_worker(worker_id, num_threads, self.patience_s)
-
-    @property
-    def load(self) -> float:
-        return len(self.unanswered) / self.num_threads
-
-    @property
-    def patience_s(self) -> float:
-        """How long it may be silent."""
-        return PATIENCE_S if self.is_ready else STARTUP_PATIENCE_S
-
-    def await_end(self) -> None:
-        """Wait until the process, which was killed, cannot write to buffers any more."""
-        closed = select.poll()
-        closed.register(self.end, 0)  # Its end is closed after its memory is unmapped.
-        if not closed.poll(1000 * CLOSE_S):
-            raise WorkerError("a killed worker process does not end: it may be waiting for a slow disk or network")
+GROWTH_BYTES = 1 << 30
+"""A worker process may use twice its initial memory and this much more before a warning."""
 
 
 class WorkerPool:
     """The worker processes of one loader. They end when the pool is closed or freed.
 
     Args:
-        server: Starts and ends them. No other pool that is open has it.
-        setup: What they need before their first chunk.
-        num_threads: How many chunks they make at a time.
+        server: The fork server, which starts and ends them. No other open pool has it.
+        setup: The setup that each receives before its first chunk.
+        num_threads: The number of chunks that they make at a time.
 
     Attributes:
-        server: The same fork server, for another pool when this one is closed.
-        num_threads: How many chunks are made at a time.
+        server: The fork server, for another pool when this one is closed.
+        num_threads: The number of chunks that they make at a time.
         is_closed: Whether the pool was closed.
-        memory: The memory that each worker process takes.
+        memory: The memory of each worker process.
     """
 
     def __init__(self, server: ForkServer, setup: WorkerSetup, num_threads: int) -> None:
@@ -88,12 +63,12 @@ class WorkerPool:
         self._process_id = os.getpid()
         self._chunk_ids, self._worker_ids = count(), count()
         self._processes: list[_Process] = []
-        self._dying: dict[_Process, str] = {}  # Unreachable processes, and why they are killed.
-        self._heard_at = time.monotonic()  # When a process was heard of last.
+        self._dying: dict[_Process, str] = {}  # Unreachable processes, and the reasons why they are killed.
+        self._heard_at = time.monotonic()  # The time of the latest message of any process.
         self._finalizer = weakref.finalize(self, _close_all, server, self._processes, os.getpid())
         call_at_fork(self, after_in_child=WorkerPool.leave_to_parent)
         server.set_up(setup)
-        # People's code may hold the GIL, and draws from generators that all threads of a process share.
+        # User code may hold the GIL, and draws from generators that all threads of a process share.
         is_split = setup.runs_user_code
         for threads in [1] * num_threads if is_split else divide_threads(num_threads, count_processors()):
             self._processes.append(_Process(server, next(self._worker_ids), threads))
@@ -179,7 +154,7 @@ class WorkerPool:
                     received.append(message)
 
     def _check_life(self, now: float) -> None:
-        """Ping processes with unanswered chunks; give up those that have not answered in time."""
+        # Ping processes with unanswered chunks; give up those that have not answered in time.
         for process in self._processes:
             if not process.unanswered:
                 continue
@@ -236,7 +211,7 @@ class WorkerPool:
 
 
 def divide_threads(num_threads: int, num_processors: int) -> list[int]:
-    """Return the number of threads of each process: one, or more if that would be more processes than processors.
+    """Return the number of threads of each process: one, or more if there are fewer processors than threads.
 
     Threads that share a process wait for the GIL a tenth of the time.
     """
@@ -251,3 +226,72 @@ def _close_all(server: ForkServer, processes: list[_Process], process_id: int) -
         process.end.close()
     server.end_all_workers()
     processes.clear()
+
+
+class _Process:
+    """A worker process: this side's end of the socket pair, and the unanswered chunks."""
+
+    def __init__(self, server: ForkServer, worker_id: int, num_threads: int) -> None:
+        self.worker_id = worker_id
+        self.num_threads = num_threads
+        self.unanswered: dict[int, None] = {}  # Chunk ids, in the order of submission.
+        self.is_ready = False
+        self.asked_at: float | None = None
+        self.end = server.start_worker(worker_id, num_threads, self.patience_s)
+
+    @property
+    def load(self) -> float:
+        return len(self.unanswered) / self.num_threads
+
+    @property
+    def patience_s(self) -> float:
+        return PATIENCE_S if self.is_ready else STARTUP_PATIENCE_S
+
+    def await_end(self) -> None:
+        """Wait until the killed process can no longer write to buffers."""
+        closed = select.poll()
+        closed.register(self.end, 0)  # Its end is closed after its memory is unmapped.
+        if not closed.poll(1000 * CLOSE_S):
+            raise WorkerError("a killed worker process does not end: it may be waiting for a slow disk or network")
+
+
+class MemoryWatch:
+    """The latest memory of each worker process of a pool.
+
+    Args:
+        warns: Whether to warn of growth.
+
+    Attributes:
+        bytes_by_worker: The memory of each living worker process, by its id.
+    """
+
+    def __init__(self, *, warns: bool) -> None:
+        self.bytes_by_worker: dict[int, int] = {}
+        self._warns = warns
+        self._firsts: dict[int, int] = {}
+        self._limits: dict[int, int] = {}
+
+    def record(self, worker_id: int, num_bytes: int) -> None:
+        """Note the memory of a worker process; warn after much growth, and each time that it doubles from then on."""
+        self.bytes_by_worker[worker_id] = num_bytes
+        first = self._firsts.setdefault(worker_id, num_bytes)
+        if self._warns and num_bytes > self._limits.setdefault(worker_id, 2 * first + GROWTH_BYTES):
+            self._limits[worker_id] = 2 * num_bytes
+            warnings.warn(
+                f"a worker process uses {_describe(num_bytes)} of memory, {_describe(num_bytes - first)} more than at "
+                "its start. If it keeps growing, your transform, decoders or collate_fn leak memory: watch "
+                "loader.stats().worker_bytes",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def forget(self, worker_id: int) -> str:
+        """Stop watching a worker process that has died; return its last known memory as text for messages."""
+        self._firsts.pop(worker_id, None)
+        self._limits.pop(worker_id, None)
+        num_bytes = self.bytes_by_worker.pop(worker_id, 0)
+        return f" (it used {_describe(num_bytes)} of memory before its last chunks)" if num_bytes else ""
+
+
+def _describe(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"

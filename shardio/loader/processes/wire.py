@@ -6,8 +6,8 @@ never waits in the middle of a message. Both ends belong to this package: no oth
 The dataclasses have no ``__slots__``, because Python pickles dataclasses with slots ten times more slowly. They are not
 frozen and do not compare, because such dataclasses take three times as long to define, whenever a fork server starts.
 
-What a worker process can import is sent by name. What it cannot import, because it was defined in the user's script or
-notebook, or is a lambda or a closure, is sent by value, so the script does not run again.
+Objects that a worker process can import are sent by name. Others, such as lambdas, closures and definitions in the
+user's script or notebook, are sent by value, so the script does not run again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MAX_DESCRIPTORS = 2
 """The most descriptors in a packet: the pickle's and a buffer's."""
 
 CHECK_PARENT_S = 1.0
-"""How often a process checks that its parent is alive, because another process may hold the other end open."""
+"""The interval, in seconds, of checks that the parent is alive: another process may hold the other end open."""
 
 _INLINE, _IN_MEMORY = b"\0", b"\1"
 
@@ -170,12 +170,12 @@ def _read_all(descriptor: int) -> bytes | bytearray:
 
 @dataclass(kw_only=True, eq=False)
 class WorkerSetup:
-    """What worker processes need before their first chunk. The fork server receives it as bytes.
+    """The settings that worker processes need before their first chunk. The fork server receives them as bytes.
 
     Attributes:
         reader: Reads samples.
         decoder: Decodes them.
-        collation: Makes whole batches where that takes people's own code; None if a batch consists of columns.
+        collation: Makes whole batches, if that takes user code; None if a batch consists of columns.
     """
 
     reader: Reader
@@ -184,7 +184,7 @@ class WorkerSetup:
 
     @property
     def runs_user_code(self) -> bool:
-        """Whether worker processes run code that is not shardio's."""
+        """Whether worker processes run user code."""
         return self.decoder.runs_user_code or self.collation is not None
 
 
@@ -248,12 +248,12 @@ class Chunk:
 
     Attributes:
         chunk_id: Its number, larger than that of every earlier chunk.
-        samples: What the reader needs to find n samples.
+        samples: n samples, in the form that the reader takes.
         rng_keys: uint64 [n], one for each sample's transforms.
         buffer_id: The buffer for the fixed-size columns; None if all columns are sent in the answer.
         row: The first row in the buffer.
         valid: bool [n], false for repeats; None unless ``remainder`` is ``mask`` and a collation makes the batch.
-        epoch_began: When the epoch began, by ``time.perf_counter``, which all processes share on Linux.
+        epoch_began: The start of the epoch, by ``time.perf_counter``, which all processes share on Linux.
     """
 
     chunk_id: int
@@ -316,9 +316,9 @@ class Made:
         chunk_id: Its number.
         columns: One column for each field; if a collation made the batch in a worker process, one for each piece of
             its memory, with a single row.
-        times: How long it took.
+        times: The time that it took.
         num_images_by_decoder: The number of images by decoder.
-        batch: The batch that a collation made, as a Structure if it comes from a worker process.
+        batch: The batch that a collation made, as a Pickle if it comes from a worker process.
     """
 
     chunk_id: int
@@ -340,7 +340,7 @@ Outcome = Made | Failed
 
 
 _obstacles: dict[int, tuple[weakref.ref[Any], str | None]] = {}
-"""What was tried, by id: the objects need not be hashable."""
+"""The objects that were tried, by id, because they need not be hashable; and the reason why each cannot be sent."""
 
 
 def dump_setup(setup: WorkerSetup) -> bytes:
@@ -349,7 +349,7 @@ def dump_setup(setup: WorkerSetup) -> bytes:
 
 
 def load_setup(content: bytes | bytearray) -> WorkerSetup | Failure:
-    """Return the setup, or why it cannot be loaded in this process."""
+    """Return the setup, or the failure to load it in this process."""
     try:
         if b"torchvision" in content:
             from shardio.libraries import import_library
@@ -357,24 +357,24 @@ def load_setup(content: bytes | bytearray) -> WorkerSetup | Failure:
             import_library("torchvision")  # It may need the same help to be imported as in the training process.
         setup: WorkerSetup = pickle.loads(content)
         return setup
-    except Exception as error:  # People's modules may raise anything.
+    except Exception as error:  # User modules may raise anything.
         add_note(error, "while loading the dataset's transform in a worker process")
         return describe_failure(error)
 
 
 def why_not_sendable(value: Any, what: str) -> str | None:
-    """Return why people's own code cannot be sent to worker processes; None if it can. Each object is tried once.
+    """Return why user code cannot be sent to worker processes; None if it can. Each object is tried once.
 
     Args:
-        value: A decoder with that code in it, or a callable of theirs.
-        what: What to call it in the answer.
+        value: A decoder with that code in it, or a callable of the user.
+        what: Its name in the answer.
     """
     known = _obstacles.get(id(value))
     if known is None or known[0]() is not value:
         reason = None
         try:
             _dump(value)
-        except Exception as error:  # People's classes may raise anything.
+        except Exception as error:  # User classes may raise anything.
             let_through(error)
             reason = f"the {what} cannot be pickled ({describe_error(error)})"
         try:

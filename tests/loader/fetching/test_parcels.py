@@ -27,10 +27,10 @@ def round_trip(value: Any, num_bytes: int) -> tuple[Any, bool]:
         return own[-1]
 
     memory = np.zeros(num_bytes, np.uint8)
-    parcel = pack(value, Arena(memory) if num_bytes else None, make_memory)
-    source = memory if parcel.is_in_buffer else (own or [memory])[0]
-    pieces = [None if each.content is not None else source[slice(*each.span)] for each in parcel.pieces]
-    return unpack(parcel, pieces), parcel.is_in_buffer
+    pickled = pack(value, Arena(memory) if num_bytes else None, make_memory)
+    source = memory if pickled.is_in_buffer else (own or [memory])[0]
+    pieces = [None if each.content is not None else source[slice(*each.span)] for each in pickled.pieces]
+    return unpack(pickled, pieces), pickled.is_in_buffer
 
 
 @st.composite
@@ -87,9 +87,9 @@ def test_what_lies_in_the_arena_is_not_copied() -> None:
     assert taken is not None
     tensor = torch.from_numpy(taken).view(torch.float64)
     tensor.fill_(0.5)
-    parcel = pack([tensor, torch.ones(2000)], arena, lambda num_bytes: np.zeros(0, np.uint8))
-    assert parcel.is_in_buffer
-    spans = [piece.span for piece in parcel.pieces]
+    pickled = pack([tensor, torch.ones(2000)], arena, lambda num_bytes: np.zeros(0, np.uint8))
+    assert pickled.is_in_buffer
+    spans = [piece.span for piece in pickled.pieces]
     assert spans == [(0, 8000), (8000, 16000)]
     assert memory[:8000].view(np.float64).tolist() == [0.5] * 1000
 
@@ -134,21 +134,21 @@ def test_tensors_within_a_graph_of_gradients_are_refused_as_by_torchs_queues() -
 
 
 def test_the_memory_of_other_values_is_not_pickled() -> None:
-    parcel = pack(
+    pickled = pack(
         torch.nn.Parameter(torch.ones(5000)), Arena(np.zeros(1 << 16, np.uint8)), lambda size: np.zeros(size, np.uint8)
     )
-    assert parcel.is_in_buffer
-    assert len(parcel.structure.content) < MIN_BYTES
+    assert pickled.is_in_buffer
+    assert len(pickled.pickle.content) < MIN_BYTES
 
 
 def test_an_unpacked_value_is_freed_without_the_collector_of_cycles() -> None:
     memory = np.zeros(1 << 16, np.uint8)
-    parcel = pack([torch.ones(3000), "text"], Arena(memory), lambda size: np.zeros(size, np.uint8))
-    piece = memory[slice(*parcel.pieces[0].span)]
+    pickled = pack([torch.ones(3000), "text"], Arena(memory), lambda size: np.zeros(size, np.uint8))
+    piece = memory[slice(*pickled.pieces[0].span)]
     watched = weakref.ref(piece)
     gc.disable()
     try:
-        found = unpack(parcel, [piece])
+        found = unpack(pickled, [piece])
         del piece
         assert watched() is not None
         del found
