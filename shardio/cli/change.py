@@ -14,7 +14,7 @@ from shardio.cli.options import MaxShardSize, StorageOptionTexts, read_options
 from shardio.cli.terminal import ProgressReporter, count, echo, name_of, printable, value_errors_as_usage_errors
 from shardio.packing import DEFAULT_SHARD_SIZE, Layout, SourceKind
 from shardio.packing.preparing import require_compiled_functions
-from shardio.progress import PackProgress
+from shardio.progress import Progress
 from shardio.values import format_bytes
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="A new or empty
 
 
 @contextmanager
-def reporting(*, as_json: bool, doing: str = "copying") -> Iterator[PackProgress]:
+def reporting(*, as_json: bool, doing: str = "copying") -> Iterator[Progress]:
     """Report progress on standard error unless ``as_json``, and turn wrong settings into usage errors."""
-    reporter = nullcontext(PackProgress()) if as_json else ProgressReporter(doing)
+    reporter = nullcontext(Progress()) if as_json else ProgressReporter(doing)
     with value_errors_as_usage_errors(), reporter as progress:
         yield progress
 

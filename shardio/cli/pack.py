@@ -45,7 +45,7 @@ from shardio.packing import (
     pack_parts,
     pack_source,
 )
-from shardio.progress import PackProgress
+from shardio.progress import Progress
 from shardio.values import format_bytes
 
 SHOWN_FILES = 10
@@ -440,7 +440,7 @@ def pack(
         access=access,
     )
     start = time.perf_counter()
-    reporter = nullcontext(PackProgress()) if quiet or as_json else ProgressReporter("packing")
+    reporter = nullcontext(Progress()) if quiet or as_json else ProgressReporter("packing")
     try:
         with reporter as progress:
             if parts is None:

@@ -23,7 +23,7 @@ from shardio.packing.preparing import PackedShard
 from shardio.packing.shard_job import ShardJob, pack_shard
 from shardio.packing.sources.records import close_records
 from shardio.process import count_processors, start_process
-from shardio.progress import PackProgress
+from shardio.progress import Progress
 
 Engine = Literal["processes", "ray"]
 """Where shards are packed: in processes of this machine, or on a Ray cluster."""
@@ -38,7 +38,7 @@ BYTES_PER_WORKER = {"copied": 128 * 2**20, "decoded": 16 * 2**20}
 class PackExecutor(Protocol):
     """Packs shards."""
 
-    def __call__(self, jobs: Iterator[ShardJob], progress: PackProgress) -> Generator[tuple[int, PackedShard]]:
+    def __call__(self, jobs: Iterator[ShardJob], progress: Progress) -> Generator[tuple[int, PackedShard]]:
         """Pack shards and yield each one with its number when it is finished, in any order.
 
         Jobs are made when they are needed. When the iterator is closed or raises, no process packs any more.
@@ -48,11 +48,11 @@ class PackExecutor(Protocol):
         """
 
 
-def pack_here(jobs: Iterator[ShardJob], progress: PackProgress) -> Generator[tuple[int, PackedShard]]:
+def pack_here(jobs: Iterator[ShardJob], progress: Progress) -> Generator[tuple[int, PackedShard]]:
     """Pack one shard after the other in this process. See :class:`PackExecutor`."""
     try:
         for job in jobs:
-            yield job.number, pack_shard(job, progress.packed)
+            yield job.number, pack_shard(job, progress.advance)
     finally:
         close_records()
 
@@ -111,7 +111,7 @@ class InProcesses:
 
     num_workers: int
 
-    def __call__(self, jobs: Iterator[ShardJob], progress: PackProgress) -> Generator[tuple[int, PackedShard]]:
+    def __call__(self, jobs: Iterator[ShardJob], progress: Progress) -> Generator[tuple[int, PackedShard]]:
         workers = list[_Worker]()
         try:
             for job in jobs:
@@ -127,7 +127,7 @@ class InProcesses:
 
 
 def _run_in_processes(
-    workers: list[_Worker], next_job: ShardJob | None, jobs: Iterator[ShardJob], progress: PackProgress
+    workers: list[_Worker], next_job: ShardJob | None, jobs: Iterator[ShardJob], progress: Progress
 ) -> Generator[tuple[int, PackedShard]]:
     """Give each worker its next job when it has finished one, until all jobs are done."""
     busy: dict[Any, _Worker] = {worker.connection: worker for worker in workers}
@@ -137,7 +137,7 @@ def _run_in_processes(
             worker, heard_at[connection] = busy[connection], time.monotonic()
             kind, *values = _receive(worker)
             if kind == "report":
-                progress.packed(*values)
+                progress.advance(*values)
                 continue
             if kind == "error":
                 raise values[0]
@@ -288,7 +288,7 @@ class OnRay:
     address: str | None
     num_workers: int | None
 
-    def __call__(self, jobs: Iterator[ShardJob], progress: PackProgress) -> Generator[tuple[int, PackedShard]]:
+    def __call__(self, jobs: Iterator[ShardJob], progress: Progress) -> Generator[tuple[int, PackedShard]]:
         ray = import_ray()
         is_ours = not ray.is_initialized()
         if is_ours:
@@ -325,7 +325,7 @@ def _connect(ray: Any, address: str | None) -> None:
 
 
 def _run_on_ray(
-    ray: Any, num_at_once: int, jobs: Iterator[ShardJob], progress: PackProgress
+    ray: Any, num_at_once: int, jobs: Iterator[ShardJob], progress: Progress
 ) -> Generator[tuple[int, PackedShard]]:
     """Keep ``num_at_once`` tasks in flight until all jobs are done."""
     task = ray.remote(num_cpus=1)(_pack_on_ray)
@@ -337,7 +337,7 @@ def _run_on_ray(
             shard = _get(ray, done)
             if (following := next(jobs, None)) is not None:
                 in_flight[task.remote(following)] = following
-            progress.packed(len(job.samples), shard.entry.num_bytes)
+            progress.advance(len(job.samples), shard.entry.num_bytes)
             yield job.number, shard
     finally:
         for each in in_flight:

@@ -22,7 +22,7 @@ from shardio.packing.sources.choosing import scan_source
 from shardio.packing.sources.files import FileChangedError, FileProblem, explain_changes
 from shardio.packing.sources.layouts import refuse_url
 from shardio.packing.sources.source import SourceOptions, SourceScan, SourceTable, divide
-from shardio.progress import PackProgress
+from shardio.progress import Progress
 from shardio.shards import MANIFEST_NAME, UNFINISHED_NAME, Manifest, hash_key, read_manifest, write_manifest
 from shardio.storage import Location, RemoteAccess, absolute_path, parse_location
 
@@ -228,7 +228,7 @@ def pack_source(
     settings: PackSettings,
     source: SourceOptions | None = None,
     run: RunOptions | None = None,
-    progress: PackProgress | None = None,
+    progress: Progress | None = None,
 ) -> PackResult:
     """Pack as :func:`~shardio.packing.pack` does, report to ``progress``, and return the manifest with details."""
     out = parse_location(dst, None if run is None else run.access)
@@ -243,7 +243,7 @@ def pack_parts(
     settings: PackSettings,
     source: SourceOptions | None = None,
     run: RunOptions | None = None,
-    progress: PackProgress | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, PackResult]:
     """Pack a source as :func:`pack_source` does, divided into several datasets by a hash of each sample's key.
 
@@ -289,11 +289,11 @@ def _pack(
     settings: PackSettings,
     source: SourceOptions | None,
     run: RunOptions | None,
-    progress: PackProgress | None,
+    progress: Progress | None,
     divide_scan: Callable[[SourceScan], Sequence[SourceScan]],
 ) -> list[PackResult]:
     """Scan a source, divide it over some datasets in or at ``out``, and write them."""
-    source, run, progress = source or SourceOptions(), run or RunOptions(), progress or PackProgress()
+    source, run, progress = source or SourceOptions(), run or RunOptions(), progress or Progress()
     choose_rewrite(settings)  # It raises an error if packages are missing.
     refuse_url(src, out)
     if run.engine == "ray":  # Its tasks run in other directories.
@@ -315,7 +315,7 @@ def _pack(
         for target in targets:
             stack.enter_context(locked(src, target.folder))
             unfinished.append(stack.enter_context(begun(target.folder, target.plan)))
-        progress.planned(sum(len(scan.samples) for scan in scans), sum(scan.samples.num_bytes for scan in scans))
+        progress.start(sum(len(scan.samples) for scan in scans), sum(scan.samples.num_bytes for scan in scans))
         results = [_write_dataset(src, target, settings, run, progress) for target in targets]
         finish({each: result.manifest for each, result in zip(unfinished, results, strict=True)})
     return results
@@ -327,7 +327,7 @@ def _ended(scan: SourceScan, manifest: Manifest) -> PackResult:
 
 
 def _write_dataset(
-    src: Path, target: _Target, settings: PackSettings, run: RunOptions, progress: PackProgress
+    src: Path, target: _Target, settings: PackSettings, run: RunOptions, progress: Progress
 ) -> PackResult:
     """Write the shards of a dataset, and return the result, whose manifest is not written yet."""
     folder, samples, plan = target.folder, target.scan.samples, target.plan
@@ -365,7 +365,7 @@ def _write_shards(
     plan: PackPlan,
     make_job: Callable[..., ShardJob],
     execute: PackExecutor,
-    progress: PackProgress,
+    progress: Progress,
 ) -> list[PackedShard]:
     """Write the shards of a plan, and record each one when it is finished; return them in manifest order."""
     with folder.open_journal() as journal:

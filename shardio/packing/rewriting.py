@@ -37,7 +37,7 @@ from shardio.packing.sources.tars import (
     unite_fields,
     unite_settings,
 )
-from shardio.progress import PackProgress
+from shardio.progress import Progress
 from shardio.sample import Sample
 from shardio.shards import (
     MANIFEST_NAME,
@@ -76,7 +76,7 @@ def merge(
     max_shard_size: str | int = DEFAULT_SIZE,
     max_shard_samples: int | None = None,
     overwrite: bool = False,
-    progress: PackProgress | None = None,
+    progress: Progress | None = None,
     storage_options: StorageOptions | None = None,
 ) -> Manifest:
     """Write the samples of several datasets, one after another, to a new dataset.
@@ -117,7 +117,7 @@ def reshard(
     max_shard_samples: int | None = None,
     shuffle_seed: int | None = None,
     overwrite: bool = False,
-    progress: PackProgress | None = None,
+    progress: Progress | None = None,
     storage_options: StorageOptions | None = None,
 ) -> Manifest:
     """Write the samples of a dataset to a new dataset with shards of another size, or in another order.
@@ -155,7 +155,7 @@ def split(
     max_shard_size: str | int = DEFAULT_SIZE,
     max_shard_samples: int | None = None,
     overwrite: bool = False,
-    progress: PackProgress | None = None,
+    progress: Progress | None = None,
     storage_options: StorageOptions | None = None,
 ) -> dict[str, Manifest]:
     """Split a dataset into new datasets, by a hash of each sample's key.
@@ -211,7 +211,7 @@ def _rewrite(
     limits: ShardLimits,
     shuffle_seed: int | None,
     overwrite: bool,
-    progress: PackProgress | None,
+    progress: Progress | None,
 ) -> Manifest:
     overwrite = check_flag("overwrite", overwrite)
     classes = unite_classes(tables)
@@ -243,14 +243,14 @@ def _write(samples: Iterable[tuple[int, Sample]], parts: Sequence[ShardSequence]
         raise
 
 
-def _report(samples: Iterable[Sample], tables: Sequence[ShardTable], progress: PackProgress | None) -> Iterable[Sample]:
+def _report(samples: Iterable[Sample], tables: Sequence[ShardTable], progress: Progress | None) -> Iterable[Sample]:
     """Yield samples, and report each one."""
-    progress = progress or PackProgress()
+    progress = progress or Progress()
     manifests = [table.manifest for table in tables]
-    progress.planned(sum(each.num_samples for each in manifests), sum(each.num_bytes for each in manifests))
+    progress.start(sum(each.num_samples for each in manifests), sum(each.num_bytes for each in manifests))
     for sample in samples:
         yield sample
-        progress.packed(1, sum(map(len, sample.fields.values())))
+        progress.advance(1, sum(map(len, sample.fields.values())))
 
 
 def _make_manifest(sequence: ShardSequence, classes: tuple[str, ...], settings: Settings) -> Manifest:
@@ -299,7 +299,7 @@ def append(
     source_kind: SourceKind = "auto",
     layout: Layout = "auto",
     num_workers: int | None = None,
-    progress: PackProgress | None = None,
+    progress: Progress | None = None,
     storage_options: StorageOptions | None = None,
 ) -> Manifest:
     """Add the samples of other packed datasets, or of directories of images, to a packed dataset.
@@ -482,7 +482,7 @@ def _open_source(
     manifest: Manifest,
     options: SourceOptions,
     num_workers: int | None,
-    progress: PackProgress | None,
+    progress: Progress | None,
     access: RemoteAccess,
 ) -> ShardTable:
     """Open a packed dataset, or pack a directory of images into a hidden directory of the destination."""

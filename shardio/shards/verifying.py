@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import xxhash
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError
 from shardio.process import count_processors, let_through
+from shardio.progress import Progress
 from shardio.shards.foreign import DecompressedFile, has_split_samples
 from shardio.shards.index import IndexColumns, read_columns
 from shardio.shards.manifest import Problem, ProblemKind, ShardEntry
@@ -355,16 +355,6 @@ MAX_DUPLICATES = 100_000
 """The maximum number of samples whose keys are compared because their hashes are equal, which bounds memory."""
 
 
-class VerifyProgress(Protocol):
-    """Receives progress reports."""
-
-    def start(self, total: int) -> None:
-        """Receive the number of shards; called once, before the first tar is read."""
-
-    def advance(self, num_done: int, num_bytes: int, num_samples: int) -> None:
-        """Receive the numbers of shards, bytes and samples that are done since the last call."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Verified:
     problems: list[Problem]
@@ -380,7 +370,7 @@ def find_problems(
     *,
     check_content: ContentCheck | None = None,
     num_workers: int | None = None,
-    progress: VerifyProgress | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[Problem]:
     """Verify a dataset and yield its problems. A problem in one place does not hide those in others.
 
@@ -394,7 +384,7 @@ def find_problems(
         check_content: A function that checks each intact content, given its field and its bytes, and returns what is
             wrong with it, or None. Threads call it.
         num_workers: The number of shards to read at a time; by default, up to 4.
-        progress: Receives progress reports.
+        progress: Receives the number of shards, then the shards, bytes and samples that are done.
 
     Raises:
         FileNotFoundError: If the source does not exist or holds no tars.
