@@ -1,6 +1,6 @@
 """Write the indexes of other tools: WebDataset's wids, DALI, timm, Megatron-Energon and open_clip.
 
-Each function returns the content of one file, or of a few, and reads or writes nothing.
+The ``make_`` functions return the contents of files, and read or write nothing.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def export_index(
 
     ``wids`` writes ``wids.json``; ``dali`` a ``NAME.idx`` for each ``NAME.tar``; ``timm`` ``_info.json``;
     ``webdataset-sizes`` ``sizes.json``. ``energon`` writes ``.nv-meta`` and a ``NAME.tar.idx`` for each tar.
-    Because that is the name of shardio's own index, too, it needs another folder, ``out``, to which the tars are
+    shardio's own index has the same name, so ``energon`` needs another folder, ``out``, to which the tars are
     hard-linked, or copied if that is impossible.
 
     Args:
@@ -196,7 +196,7 @@ def export_index(
         out: The folder to write to; by default, that of the shards.
         split: The name of the split, for ``timm`` and ``energon``.
         overwrite: Whether to replace files that exist.
-        access: How remote shards and a remote ``out`` are reached.
+        access: The access to remote shards and to a remote ``out``.
 
     Returns:
         The files that were written.
@@ -300,7 +300,7 @@ def _find_home(table: ShardTable) -> Location:
 
 
 def _find_prefix(folder: Location, home: Location) -> str:
-    """Return the path from a folder to the one of the shards: "", or a path or URL that ends in a slash."""
+    """Return the path from a folder to the shards' folder: "", or a path or URL that ends in a slash."""
     if folder.store != home.store:
         return f"{home}/"
     path = os.path.relpath(home.resolve(), folder.resolve())

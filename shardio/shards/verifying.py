@@ -1,4 +1,4 @@
-"""Verify a dataset: compare manifest, indexes and tars, and find keys that occur twice."""
+"""Verify a dataset: compare its manifest, indexes and tars, and find keys that occur twice."""
 
 from __future__ import annotations
 
@@ -33,13 +33,27 @@ from shardio.shards.tar import (
 from shardio.shards.tar_scan import TAR_ERRORS, WITHOUT_CONTENT, ForwardFile, check_end, read_headers
 from shardio.storage import Location, RemoteAccess, StoredFile, read_pieces
 
+ContentCheck = Callable[[str, bytes], str | None]
+"""Returns what is wrong with a content, given the name of its field; None if nothing is wrong."""
+
+MEMBERS_AT_ONCE = 512
+"""The approximate number of headers to compare at once. Fewer make numpy's calls cost more; more leave the CPU cache."""
+
+MAX_WORKERS = 4
+"""The maximum number of threads that read shards, unless the caller chooses a number."""
+
+MAX_DUPLICATES = 100_000
+"""The maximum number of samples whose keys are compared because their hashes are equal, which bounds memory."""
+
+_EMPTY = np.zeros(0, np.uint64)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedMember:
     """A member that is named like a field.
 
     Attributes:
-        place: The place of its content among the known ones; None if it is not known.
+        place: The place of its content among the known ones; None if the content is unknown.
         name: The member's name.
         parts: Its key and its field.
         offset: The offset of its content.
@@ -91,13 +105,6 @@ class MemberNames:
             self.failure = f"the tar is damaged: {error}"
         except FormatError as error:
             self.failure = str(error).replace(str(self._file.location), "the tar", 1)
-
-
-ContentCheck = Callable[[str, bytes], str | None]
-"""Returns what is wrong with a content, given the name of its field; None if nothing is wrong."""
-
-MEMBERS_AT_ONCE = 512
-"""About how many headers to compare at once. Fewer make numpy's calls cost more; more leave the processor's cache."""
 
 
 def find_entry_problems(
@@ -214,7 +221,7 @@ class ShardVerification:
                 yield first + row
 
     def _is_covered(self) -> bool:
-        """Return whether the tar holds nothing but the members in the index, each with one header block."""
+        """Return whether the tar holds only the members in the index, each with one header block."""
         padded = self._stops + -self._stops % BLOCK
         if np.any(self._starts - BLOCK != np.concatenate([np.zeros(1, np.int64), padded[:-1]])):
             return False
@@ -225,7 +232,7 @@ class ShardVerification:
         return True
 
     def _compare_names(self, doubted: set[int]) -> list[Problem]:
-        """Compare the names and sizes of all members with the index, also those in extended headers.
+        """Compare the names and sizes of all members, including those in extended headers, with the index.
 
         Reading all headers takes longer than reading the contents of small members, so intact plain tars skip it.
 
@@ -347,21 +354,10 @@ def _take_blocks(piece: memoryview, offsets: NDArray[np.int64]) -> NDArray[np.ui
     return at_each_byte[offsets]
 
 
-MAX_WORKERS = 4
-"""The maximum number of threads that read shards, unless the caller chooses a number."""
-
-
-MAX_DUPLICATES = 100_000
-"""The maximum number of samples whose keys are compared because their hashes are equal, which bounds memory."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Verified:
     problems: list[Problem]
     key_hashes: NDArray[np.uint64]
-
-
-_EMPTY = np.zeros(0, np.uint64)
 
 
 def find_problems(
