@@ -37,7 +37,7 @@ ContentCheck = Callable[[str, bytes], str | None]
 """Returns what is wrong with a content, given the name of its field; None if nothing is wrong."""
 
 MEMBERS_AT_ONCE = 512
-"""The approximate number of headers to compare at once. Fewer make numpy's calls cost more; more leave the CPU cache."""
+"""The approximate number of headers to compare at once. Fewer make numpy's calls cost more; more leave the cache."""
 
 MAX_WORKERS = 4
 """The maximum number of threads that read shards, unless the caller chooses a number."""
