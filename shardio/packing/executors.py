@@ -26,13 +26,26 @@ from shardio.process import count_processors, start_process
 from shardio.progress import Progress
 
 Engine = Literal["processes", "ray"]
-"""Where shards are packed: in processes of this machine, or on a Ray cluster."""
+"""The engine that packs shards: processes of this machine, or a Ray cluster."""
 
 MAX_WORKERS = 16
 """The maximum number of worker processes, unless the caller chooses a number."""
 
 BYTES_PER_WORKER = {"copied": 128 * 2**20, "decoded": 16 * 2**20}
-"""How many bytes make another worker process worth its start, mostly the import of packages."""
+"""The number of source bytes for which another worker process is worth its start, which is mostly imports."""
+
+END_WITHIN_S = 10.0
+"""The time in seconds for a worker process to end after it was told to. It only has to remove one unfinished file."""
+
+SILENT_S, LAST_CHANCE_S = 60.0, 20.0
+"""A worker process counts as suspended if it does not report for these two times together, in seconds. The second one
+starts again if this process itself was suspended. A working worker process reports every few seconds."""
+
+REPORT_EVERY_S = 0.1
+"""The time in seconds between reports. A report also shows that the parent process still exists."""
+
+ALIVE_EVERY_S = 2.0
+"""The time in seconds between empty reports, which show that a worker process is not suspended."""
 
 
 class PackExecutor(Protocol):
@@ -68,7 +81,7 @@ def choose_executor(
     """Return the executor for a pack.
 
     Args:
-        engine: Where to pack.
+        engine: The engine.
         num_workers: The number of worker processes that the caller chose; None to choose one.
         num_shards: The number of shards.
         num_bytes: The size of all files in bytes.
@@ -85,21 +98,12 @@ def choose_executor(
     num_workers = min(num_workers, num_shards)
     if num_workers <= 1:
         return pack_here
-
     return InProcesses(num_workers=num_workers)
-
-
-END_WITHIN_S = 10.0
-"""Seconds in which a worker process ends after it was told to. It only has to remove one unfinished file."""
-
-SILENT_S, LAST_CHANCE_S = 60.0, 20.0
-"""A worker process counts as suspended if it does not report for these two times together, in seconds. The second one
-starts again if this process itself was suspended. A worker process that works reports every few seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Worker:
-    """A worker process and the connection to it, over which jobs go and reports and shards come."""
+    """A worker process, and the connection that sends it jobs and receives its reports and shards."""
 
     process: subprocess.Popen[bytes]
     connection: Connection
@@ -189,26 +193,14 @@ def _end(workers: list[_Worker]) -> None:
             worker.process.wait()
 
 
-REPORT_EVERY_S = 0.1
-"""Seconds between reports. A report also shows that the parent process still exists."""
-
-ALIVE_EVERY_S = 2.0
-"""Seconds between empty reports, which show that this process is not suspended."""
-
-
 class _Sender:
-    """Sends messages. Threads share it.
-
-    Args:
-        connection: The connection to the parent process.
-    """
+    """Sends messages to the parent process. Threads share it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._lock = threading.Lock()
 
     def send(self, message: tuple[object, ...]) -> None:
-        """Send a message."""
         with self._lock:
             self._connection.send(message)
 
@@ -217,11 +209,11 @@ class _Sender:
         with suppress(OSError):
             while True:
                 self.send(("report", 0, 0))
-                time.sleep(ALIVE_EVERY_S)  # Only time passes between two signs of life.
+                time.sleep(ALIVE_EVERY_S)
 
 
 class _Reporter:
-    """Adds up reports, and sends the sum now and then."""
+    """Adds up reports, and sends the sum every ``REPORT_EVERY_S``."""
 
     def __init__(self, sender: _Sender) -> None:
         self._sender = sender
@@ -255,7 +247,6 @@ def main() -> None:
 
 
 def _pack_in_process(job: ShardJob, sender: _Sender) -> tuple[object, ...]:
-    """Pack a shard; return the answer to send."""
     reporter = _Reporter(sender)
     try:
         shard = pack_shard(job, reporter.add)
@@ -267,8 +258,8 @@ def _pack_in_process(job: ShardJob, sender: _Sender) -> tuple[object, ...]:
 
 def _picklable(error: Exception) -> Exception:
     try:
-        pickle.loads(pickle.dumps(error))  # our own bytes
-    except Exception:  # Whatever prevents it, the text can be sent.
+        pickle.loads(pickle.dumps(error))  # These bytes are this process's own.
+    except Exception:  # The text can be sent in any case.
         return PackError(f"{type(error).__name__}: {error}")
     return error
 
@@ -278,11 +269,11 @@ class OnRay:
     """The executor that packs on a Ray cluster: see :class:`~shardio.packing.executors.PackExecutor`.
 
     All machines of the cluster must see the source and the destination under the same paths, and have the same version
-    of shardio. If this process is already connected to a cluster, that one is used.
+    of shardio. If this process is already connected to a cluster, that cluster is used.
 
     Attributes:
         address: The address of the cluster; None to start Ray on this machine.
-        num_workers: How many shards are packed at a time; None for one for each processor of the cluster.
+        num_workers: The number of shards to pack at a time; None for one for each processor of the cluster.
     """
 
     address: str | None
@@ -349,7 +340,6 @@ def _pack_on_ray(job: ShardJob) -> PackedShard:
 
 
 def _get(ray: Any, done: Any) -> PackedShard:
-    """Return the result of a task; raise the error that ended it."""
     try:
         shard: PackedShard = ray.get(done)
     except ray.exceptions.RayTaskError as error:

@@ -261,12 +261,12 @@ def _read_values(streaming: _Streaming, shard: Any, path: Path, values: Mapping[
 
 
 def _find_columns(shard: Any, file: StoredFile, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where the columns of each sample begin, and where the last one ends: int64 [n, columns + 1].
+    """Return the offsets of each sample's columns, and of the end of its last column: int64 [n, columns + 1].
 
     Args:
         shard: Streaming's reader of the shard.
         file: The shard.
-        offsets: int64 [n + 1], where the samples begin, and where the last one ends.
+        offsets: int64 [n + 1], the offsets of the samples, and of the end of the last one.
     """
     is_variable = np.array([size is None for size in shard.column_sizes])
     starts = offsets[:-1] + 4 * int(is_variable.sum())
@@ -282,7 +282,6 @@ def _find_columns(shard: Any, file: StoredFile, offsets: NDArray[np.int64]) -> N
 
 
 def _decode(streaming: _Streaming, encoding: str, value: bytes) -> Any:
-    """Return a value that is not a content."""
     if encoding == "str_decimal":
         encoding = "str"  # JSON has no decimal numbers.
     found = streaming.decode(encoding, value)

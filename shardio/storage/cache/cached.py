@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 from shardio.errors import StoreError
 from shardio.storage.cache.copies import HASH_BYTES, Bundles, CachedCopy, cut_bundles, hash_content
 from shardio.storage.listing import Listing, open_listing
+from shardio.storage.local import LIMITS
 from shardio.storage.options import CacheSettings
 from shardio.storage.remote.client import client
 from shardio.storage.remote.messages import BundledFile, Fill, FillFiles, FindCache, OpenCached
 from shardio.storage.remote.object_store import ObjectStore, check_range
-from shardio.storage.store import FileStat, Location, RunLimits, Writer, read_runs
-
-LIMITS = RunLimits(max_gap=4096, max_small=16 * 1024, max_run=2**20)
-"""The same limits as for local files, because most ranges are present."""
+from shardio.storage.store import FileStat, Location, Writer, read_runs
 
 TOUCH_S = 10.0
 """The time in seconds between two records that a copy is in use, while its file is read."""
@@ -132,7 +130,7 @@ class CachedFile:
         return self._read_all([start], [stop])[0]
 
     def read_many(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
-        return read_runs(self._read_all, starts, stops, LIMITS)
+        return read_runs(self._read_all, starts, stops, LIMITS)  # Most ranges are present in a local file.
 
     def read_into(self, starts: Sequence[int], buffers: Sequence[memoryview]) -> None:
         for start, buffer in zip(starts, buffers, strict=True):
