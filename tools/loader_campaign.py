@@ -33,13 +33,12 @@ from torch.utils.data import default_collate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
 
-from tests.buffers import find_fork_servers
-
 import shardio
 from shardio.libraries import import_library
 from shardio.loader.processes import fork_server, pool as pool_module
 from shardio.loader.processes.fork_server import end_kept
 from shardio.transforms import Compose
+from tests.buffers import find_fork_servers
 from tests.faults.worker_processes import (
     CROP,
     KINDS,

@@ -17,17 +17,27 @@ from shardio.cli.terminal import echo, prepare_streams
 from shardio.errors import ShardioError
 
 PANELS = {
-    "Make a dataset": ("pack", "index", "repair"),
-    "Change a dataset": ("append", "merge", "split", "reshard", "export-index"),
-    "Look into a dataset": ("info", "ls", "cat", "extract", "view", "dups"),
-    "Check a dataset or a loader": ("verify", "check", "order", "doctor"),
-    "Transform and train": ("augment", "bench", "train"),
-    "Single JPEG files": ("tile", "untile"),
+    "Make a dataset": {"pack": "pack", "index": "verify", "repair": "verify"},
+    "Change a dataset": {
+        "append": "change",
+        "merge": "change",
+        "split": "change",
+        "reshard": "change",
+        "export-index": "verify",
+    },
+    "Look into a dataset": {
+        "info": "look",
+        "ls": "look",
+        "cat": "look",
+        "extract": "look",
+        "view": "view",
+        "dups": "view",
+    },
+    "Check a dataset or a loader": {"verify": "verify", "check": "check", "order": "look", "doctor": "check"},
+    "Transform and train": {"augment": "view", "bench": "bench", "train": "train"},
+    "Single JPEG files": {"tile": "change", "untile": "change"},
 }
-"""The commands by the panel of ``shardio --help`` that lists them.
-
-Each command is the function of its name in the module of its name, such as ``shardio.cli.verify:export_index``.
-"""
+"""For each panel of ``shardio --help``, its commands, and the module that has the function of a command's name."""
 
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 
@@ -50,7 +60,7 @@ def _load_command(name: str) -> Any:
     """Import a command's module, and return the command as typer makes it. Unknown names raise KeyError."""
     panel, function_name = PANEL_OF[name], name.replace("-", "_")
     single = typer.Typer(add_completion=False)
-    function = getattr(import_module(f"shardio.cli.{function_name}"), function_name)
+    function = getattr(import_module(f"shardio.cli.{PANELS[panel][name]}"), function_name)
     single.command(name, rich_help_panel=panel)(function)
     return typer.main.get_command(single)
 

@@ -1,4 +1,4 @@
-"""Pictures: opened images whose size is known and parts of which can be read."""
+"""Pictures: opened images, whose size is known and which can be read in parts."""
 
 from __future__ import annotations
 

@@ -22,8 +22,9 @@ from torch import nn
 
 from shardio.errors import StateError
 from shardio.files import naming, write_whole
-from shardio.train.config import TrainConfig, plan_rates
+from shardio.train.config import TrainConfig
 from shardio.train.meters import EpochResult, StepRecord
+from shardio.train.optimizers import plan_rates
 from shardio.world import find_world
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from shardio.device import DevicePrefetcher
 from shardio.sample import warn_of_other_classes
 from shardio.train.callbacks import Callback, HtmlReport, JsonLog, SizeHints, TensorBoardLog
 from shardio.train.checkpoint import algorithms
-from shardio.train.config import LrSchedule, TrainConfig, make_optimizer
+from shardio.train.config import TrainConfig
 from shardio.train.meters import (
     EpochResult,
     gather,
@@ -24,6 +24,7 @@ from shardio.train.meters import (
     unwrap,
     use_device,
 )
+from shardio.train.optimizers import LrSchedule, make_optimizer
 from shardio.train.run import TrainRun, claimed
 from shardio.train.step import (
     TrainStep,

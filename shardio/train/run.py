@@ -37,7 +37,7 @@ from shardio.train.checkpoint import (
     save_checkpoint,
     seed_everything,
 )
-from shardio.train.config import LrSchedule, TrainConfig
+from shardio.train.config import TrainConfig
 from shardio.train.meters import (
     EpochResult,
     LogInterval,
@@ -48,6 +48,7 @@ from shardio.train.meters import (
     measure_memory,
     on_rank_0,
 )
+from shardio.train.optimizers import LrSchedule
 from shardio.train.step import TrainStep
 from shardio.values import parse_json
 from shardio.world import World

@@ -9,7 +9,8 @@ from typing import get_args
 import pytest
 
 import shardio.train
-from shardio.train.config import FACTORS, OPTIMIZERS, OptimizerName, Precision, ScheduleName
+from shardio.train.config import OptimizerName, Precision, ScheduleName
+from shardio.train.optimizers import FACTORS, OPTIMIZERS
 from shardio.train.step import DTYPES
 
 

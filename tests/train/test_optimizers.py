@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from shardio.train import TrainConfig
-from shardio.train.config import make_optimizer
+from shardio.train.optimizers import make_optimizer
 
 
 def make_network() -> nn.Module:

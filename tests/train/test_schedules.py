@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from shardio.train import TrainConfig
-from shardio.train.config import LrSchedule, plan_rates
+from shardio.train.optimizers import LrSchedule, plan_rates
 
 STEPS_PER_EPOCH, EPOCHS, LR = 13, 6, 0.3
 NUM_STEPS = STEPS_PER_EPOCH * EPOCHS
