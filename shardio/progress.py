@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Progress:
+class WorkProgress:
     """Receives the progress of long work and ignores it. Subclasses override its methods."""
 
     def start(self, total: int, num_bytes: int | None = None) -> None:

@@ -20,13 +20,16 @@ from typing import TYPE_CHECKING
 import typer
 
 from shardio.images import ignore_pillows_warnings
-from shardio.progress import Progress
+from shardio.progress import WorkProgress
 from shardio.storage import find_url
 from shardio.values import format_bytes
 
 if TYPE_CHECKING:
     from rich.progress import Progress as ProgressBar
 
+
+LINE_EVERY_S = 5.0
+"""The time in seconds between progress lines if standard error is not a terminal."""
 
 # C0, DEL and C1, and characters that change the direction of text (Unicode, UAX #9).
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -147,10 +150,6 @@ def format_counts(counts: Counter[str]) -> str:
     return ", ".join(f"{num_things} × {thing}" for thing, num_things in counts.most_common())
 
 
-LINE_EVERY_S = 5.0
-"""Seconds between progress lines if standard error is not a terminal."""
-
-
 def make_bar() -> ProgressBar:
     """Return a progress bar on standard error, with a description, a rate and the remaining time."""
     from rich.console import Console  # Only terminals need rich, which takes 30 ms.
@@ -167,8 +166,8 @@ def make_bar() -> ProgressBar:
     )
 
 
-class ProgressReporter(Progress):
-    """Shows how many things are done. A context manager. Threads may report at the same time.
+class ProgressReporter(WorkProgress):
+    """Shows the progress of work as a bar on a terminal, and otherwise as lines. A context manager. Threads share it.
 
     Attributes:
         num_done: The number of things that are done.
@@ -176,8 +175,8 @@ class ProgressReporter(Progress):
         num_samples: The number of samples in them, if reported.
 
     Args:
-        doing: What is being done, such as ``verifying``.
-        noun: What is counted, in the plural.
+        doing: The work in one word, such as ``verifying``.
+        noun: The noun for the things that are counted, in the plural.
     """
 
     def __init__(self, doing: str, noun: str = "samples") -> None:

@@ -23,7 +23,7 @@ from shardio.packing.preparing import PackedShard
 from shardio.packing.shard_job import ShardJob, pack_shard
 from shardio.packing.sources.records import close_records
 from shardio.process import count_processors, start_process
-from shardio.progress import Progress
+from shardio.progress import WorkProgress
 
 Engine = Literal["processes", "ray"]
 """The engine that packs shards: processes of this machine, or a Ray cluster."""
@@ -51,7 +51,7 @@ ALIVE_EVERY_S = 2.0
 class PackExecutor(Protocol):
     """Packs shards."""
 
-    def __call__(self, jobs: Iterator[ShardJob], progress: Progress) -> Generator[tuple[int, PackedShard]]:
+    def __call__(self, jobs: Iterator[ShardJob], progress: WorkProgress) -> Generator[tuple[int, PackedShard]]:
         """Pack shards and yield each one with its number when it is finished, in any order.
 
         Jobs are made when they are needed. When the iterator is closed or raises, no process packs any more.
@@ -61,7 +61,7 @@ class PackExecutor(Protocol):
         """
 
 
-def pack_here(jobs: Iterator[ShardJob], progress: Progress) -> Generator[tuple[int, PackedShard]]:
+def pack_here(jobs: Iterator[ShardJob], progress: WorkProgress) -> Generator[tuple[int, PackedShard]]:
     """Pack one shard after the other in this process. See :class:`PackExecutor`."""
     try:
         for job in jobs:
@@ -115,7 +115,7 @@ class InProcesses:
 
     num_workers: int
 
-    def __call__(self, jobs: Iterator[ShardJob], progress: Progress) -> Generator[tuple[int, PackedShard]]:
+    def __call__(self, jobs: Iterator[ShardJob], progress: WorkProgress) -> Generator[tuple[int, PackedShard]]:
         workers = list[_Worker]()
         try:
             for job in jobs:
@@ -131,7 +131,7 @@ class InProcesses:
 
 
 def _run_in_processes(
-    workers: list[_Worker], next_job: ShardJob | None, jobs: Iterator[ShardJob], progress: Progress
+    workers: list[_Worker], next_job: ShardJob | None, jobs: Iterator[ShardJob], progress: WorkProgress
 ) -> Generator[tuple[int, PackedShard]]:
     """Give each worker its next job when it has finished one, until all jobs are done."""
     busy: dict[Any, _Worker] = {worker.connection: worker for worker in workers}
@@ -279,7 +279,7 @@ class OnRay:
     address: str | None
     num_workers: int | None
 
-    def __call__(self, jobs: Iterator[ShardJob], progress: Progress) -> Generator[tuple[int, PackedShard]]:
+    def __call__(self, jobs: Iterator[ShardJob], progress: WorkProgress) -> Generator[tuple[int, PackedShard]]:
         ray = import_ray()
         is_ours = not ray.is_initialized()
         if is_ours:
@@ -316,7 +316,7 @@ def _connect(ray: Any, address: str | None) -> None:
 
 
 def _run_on_ray(
-    ray: Any, num_at_once: int, jobs: Iterator[ShardJob], progress: Progress
+    ray: Any, num_at_once: int, jobs: Iterator[ShardJob], progress: WorkProgress
 ) -> Generator[tuple[int, PackedShard]]:
     """Keep ``num_at_once`` tasks in flight until all jobs are done."""
     task = ray.remote(num_cpus=1)(_pack_on_ray)

@@ -22,7 +22,7 @@ from shardio.packing.sources.choosing import scan_source
 from shardio.packing.sources.files import FileChangedError, FileProblem, explain_changes
 from shardio.packing.sources.layouts import refuse_url
 from shardio.packing.sources.source import SourceOptions, SourceScan, SourceTable, divide
-from shardio.progress import Progress
+from shardio.progress import WorkProgress
 from shardio.shards import MANIFEST_NAME, UNFINISHED_NAME, Manifest, hash_key, read_manifest, write_manifest
 from shardio.storage import Location, RemoteAccess, absolute_path, parse_location
 
@@ -225,7 +225,7 @@ def pack_source(
     settings: PackSettings,
     source: SourceOptions | None = None,
     run: RunOptions | None = None,
-    progress: Progress | None = None,
+    progress: WorkProgress | None = None,
 ) -> PackResult:
     """Pack as :func:`~shardio.packing.pack` does, report to ``progress``, and return the manifest with details."""
     out = parse_location(dst, None if run is None else run.access)
@@ -240,7 +240,7 @@ def pack_parts(
     settings: PackSettings,
     source: SourceOptions | None = None,
     run: RunOptions | None = None,
-    progress: Progress | None = None,
+    progress: WorkProgress | None = None,
 ) -> dict[str, PackResult]:
     """Pack a source as :func:`pack_source` does, divided into several datasets by a hash of each sample's key.
 
@@ -286,11 +286,11 @@ def _pack(
     settings: PackSettings,
     source: SourceOptions | None,
     run: RunOptions | None,
-    progress: Progress | None,
+    progress: WorkProgress | None,
     divide_scan: Callable[[SourceScan], Sequence[SourceScan]],
 ) -> list[PackResult]:
     """Scan a source, divide it into one dataset for each of ``dsts``, and write them."""
-    source, run, progress = source or SourceOptions(), run or RunOptions(), progress or Progress()
+    source, run, progress = source or SourceOptions(), run or RunOptions(), progress or WorkProgress()
     choose_rewrite(settings)  # It raises an error if packages are missing.
     refuse_url(src, out)
     if run.engine == "ray":  # Its tasks run in other directories.
@@ -323,7 +323,7 @@ def _ended(scan: SourceScan, manifest: Manifest) -> PackResult:
 
 
 def _write_dataset(
-    src: Path, target: _Target, settings: PackSettings, run: RunOptions, progress: Progress
+    src: Path, target: _Target, settings: PackSettings, run: RunOptions, progress: WorkProgress
 ) -> PackResult:
     """Write the shards of a dataset, and return the result, whose manifest is not written yet."""
     folder, samples, plan = target.folder, target.scan.samples, target.plan
@@ -361,7 +361,7 @@ def _write_shards(
     plan: PackPlan,
     make_job: Callable[..., ShardJob],
     execute: PackExecutor,
-    progress: Progress,
+    progress: WorkProgress,
 ) -> list[PackedShard]:
     """Write the shards of a plan, and record each one when it is finished; return them in manifest order."""
     with folder.open_journal() as journal:

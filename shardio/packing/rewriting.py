@@ -37,7 +37,7 @@ from shardio.packing.sources.tars import (
     unite_fields,
     unite_settings,
 )
-from shardio.progress import Progress
+from shardio.progress import WorkProgress
 from shardio.sample import Sample
 from shardio.shards import (
     MANIFEST_NAME,
@@ -82,7 +82,7 @@ def merge(
     max_shard_size: str | int = DEFAULT_SIZE,
     max_shard_samples: int | None = None,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: WorkProgress | None = None,
     storage_options: StorageOptions | None = None,
 ) -> Manifest:
     """Write the samples of several datasets, one after another, to a new dataset.
@@ -123,7 +123,7 @@ def reshard(
     max_shard_samples: int | None = None,
     shuffle_seed: int | None = None,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: WorkProgress | None = None,
     storage_options: StorageOptions | None = None,
 ) -> Manifest:
     """Write the samples of a dataset to a new dataset with shards of another size, or in another order.
@@ -161,7 +161,7 @@ def split(
     max_shard_size: str | int = DEFAULT_SIZE,
     max_shard_samples: int | None = None,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: WorkProgress | None = None,
     storage_options: StorageOptions | None = None,
 ) -> dict[str, Manifest]:
     """Split a dataset into new datasets, by a hash of each sample's key.
@@ -217,7 +217,7 @@ def _rewrite(
     limits: ShardLimits,
     shuffle_seed: int | None,
     overwrite: bool,
-    progress: Progress | None,
+    progress: WorkProgress | None,
 ) -> Manifest:
     overwrite = check_flag("overwrite", overwrite)
     classes = unite_classes(tables)
@@ -249,8 +249,8 @@ def _write(samples: Iterable[tuple[int, Sample]], parts: Sequence[ShardSequence]
         raise
 
 
-def _report(samples: Iterable[Sample], tables: Sequence[ShardTable], progress: Progress | None) -> Iterable[Sample]:
-    progress = progress or Progress()
+def _report(samples: Iterable[Sample], tables: Sequence[ShardTable], progress: WorkProgress | None) -> Iterable[Sample]:
+    progress = progress or WorkProgress()
     manifests = [table.manifest for table in tables]
     progress.start(sum(each.num_samples for each in manifests), sum(each.num_bytes for each in manifests))
     for sample in samples:
@@ -297,7 +297,7 @@ def append(
     source_kind: SourceKind = "auto",
     layout: Layout = "auto",
     num_workers: int | None = None,
-    progress: Progress | None = None,
+    progress: WorkProgress | None = None,
     storage_options: StorageOptions | None = None,
 ) -> Manifest:
     """Add the samples of other packed datasets, or of directories of images, to a packed dataset.
@@ -480,7 +480,7 @@ def _open_source(
     manifest: Manifest,
     options: SourceOptions,
     num_workers: int | None,
-    progress: Progress | None,
+    progress: WorkProgress | None,
     access: RemoteAccess,
 ) -> ShardTable:
     """Open a packed dataset, or pack a directory of images into a hidden directory of the destination."""

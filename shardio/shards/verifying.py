@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError
 from shardio.process import count_processors, let_through
-from shardio.progress import Progress
+from shardio.progress import WorkProgress
 from shardio.shards.foreign import DecompressedFile, has_split_samples
 from shardio.shards.index import IndexColumns, read_columns
 from shardio.shards.manifest import Problem, ProblemKind, ShardEntry
@@ -366,7 +366,7 @@ def find_problems(
     *,
     check_content: ContentCheck | None = None,
     num_workers: int | None = None,
-    progress: Progress | None = None,
+    progress: WorkProgress | None = None,
 ) -> Iterator[Problem]:
     """Verify a dataset and yield its problems. A problem in one place does not hide those in others.
 

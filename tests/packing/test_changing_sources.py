@@ -11,7 +11,7 @@ import pytest
 
 import shardio
 from shardio.packing import OnChanged, PackResult, PackSettings, RunOptions, pack_source
-from shardio.progress import Progress
+from shardio.progress import WorkProgress
 from tests.files import read_files
 from tests.sources import encode, write_images
 from tests.tars import read_with_webdataset
@@ -63,7 +63,7 @@ CHANGES: dict[Callable[[Path], None], str] = {
 }
 
 
-class ChangeFiles(Progress):
+class ChangeFiles(WorkProgress):
     """Changes files once the first sample is packed: after the scan, but before they are read."""
 
     def __init__(self, change: Callable[[Path], None], paths: list[Path]) -> None:
@@ -132,7 +132,7 @@ def test_a_shard_without_samples_is_not_written(root: Path) -> None:
 def test_a_source_of_which_every_file_changed_is_refused(tmp_path: Path) -> None:
     write_images(tmp_path / "in", classes=1, per_class=2)
 
-    class RemoveFiles(Progress):
+    class RemoveFiles(WorkProgress):
         def start(self, total: int, num_bytes: int | None = None) -> None:
             for path in (tmp_path / "in" / "class-0").iterdir():
                 path.unlink()
@@ -146,7 +146,7 @@ def test_changed_files_are_sorted_by_name_whatever_the_packing_order(tmp_path: P
     write_images(tmp_path / "in", classes=1, per_class=9)
     removed = [tmp_path / "in" / "class-0" / f"name-{i:03d}.jpg" for i in range(8)]
 
-    class RemoveFiles(Progress):
+    class RemoveFiles(WorkProgress):
         def start(self, total: int, num_bytes: int | None = None) -> None:
             for path in removed:
                 path.unlink()

@@ -13,7 +13,7 @@ import shardio
 from shardio.errors import FormatError, LocationError, PackError
 from shardio.packing import PackSettings, RunOptions, make_parts, pack_parts, pack_source
 from shardio.packing.folders import RECORD_PREFIX, choose_folder
-from shardio.progress import Progress
+from shardio.progress import WorkProgress
 from shardio.shards import MANIFEST_NAME, UNFINISHED_NAME, open_table
 from shardio.storage import Location, parse_location
 from shardio.storage.remote.client import Client
@@ -61,7 +61,7 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[type[Request], str]]:
     return found
 
 
-class Interrupting(Progress):
+class Interrupting(WorkProgress):
     """Interrupts a pack after some samples, as Ctrl-C does."""
 
     def __init__(self, num_samples: int) -> None:
@@ -218,7 +218,7 @@ def test_a_full_disk_is_that_of_the_temporary_file(source: Path, expected: dict[
     assert read_objects(out) == expected
 
 
-class Running(Progress):
+class Running(WorkProgress):
     """Runs another pack after some samples."""
 
     def __init__(self, source: Path, out: Location) -> None:

@@ -13,7 +13,7 @@ import shardio
 from shardio import PackError
 from shardio.cli.main import app
 from shardio.packing import PackSettings, RunOptions, make_parts, pack_parts, pack_source
-from shardio.progress import Progress
+from shardio.progress import WorkProgress
 from shardio.shards import UNFINISHED_NAME
 from tests.files import read_parts
 from tests.sources import write_images
@@ -61,7 +61,7 @@ def test_samples_stay_in_their_parts_when_others_are_added(source: Path, tmp_pat
         assert set(samples_of(tmp_path / "before" / name)) < set(samples_of(tmp_path / "after" / name))
 
 
-class _Interrupt(Progress):
+class _Interrupt(WorkProgress):
     def __init__(self, after: int) -> None:
         self._left = after
 

@@ -61,7 +61,7 @@ _TAR = re.compile(r".+\.(tar(\.\w+)?|tgz)", re.IGNORECASE)
 
 
 def unite_classes(tables: Sequence[ShardTable]) -> tuple[str, ...]:
-    """Return the class names of several datasets, by label: the longest list, of which the others are prefixes.
+    """Return the class names of several datasets, by label: the longest list. The other lists are its prefixes.
 
     Raises:
         PackError: If equal labels have different names, or only some datasets have names for their labels.

@@ -12,8 +12,8 @@ Damaged blocks are unmarked.
 A file that another user may have written is not a copy, unless users share the cache. It is replaced.
 
 One file for each of a million images would make every scan of the cache's folder slow. So the files of a listing are
-put into bundles, each of which holds neighbours by key. In a bundle, each file begins at a multiple of 512 bytes. A
-hash of its content follows, because a listing, unlike the index of a shard, has no hashes.
+put into bundles of neighbours by key. In a bundle, each file begins at a multiple of 512 bytes. A hash of its content
+follows, because a listing, unlike the index of a shard, has no hashes.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ _SIGNS = (
         "another folder",
     ),
 )
-"""The signs, of which the first that is found counts."""
+"""The signs in order: the first one found counts."""
 
 
 class FailedRequestError(Exception):

@@ -9,13 +9,13 @@ import pytest
 
 from shardio import PackError
 from shardio.packing import PackSettings, pack_source
-from shardio.progress import Progress
+from shardio.progress import WorkProgress
 
 
 def assert_change_is_refused(source: Path, out: Path, change: Callable[[Path], object], message: str) -> None:
     """Change a source after its scan, and check that the pack is refused with a message, which is a pattern."""
 
-    class Change(Progress):
+    class Change(WorkProgress):
         def start(self, total: int, num_bytes: int | None = None) -> None:
             change(source)
 

@@ -13,7 +13,7 @@ import pytest
 import shardio
 from shardio.libraries import import_torchvision
 from shardio.packing import PackSettings, RunOptions, pack_source
-from shardio.progress import Progress
+from shardio.progress import WorkProgress
 from tests.files import read_files
 from tests.sources import write_images
 
@@ -59,7 +59,7 @@ def test_an_interrupted_pack_is_resumed(tmp_path: Path, make: Any) -> None:
     source = make(write_images(tmp_path / "images"), tmp_path)
     run = RunOptions(num_workers=1)
 
-    class Interrupt(Progress):
+    class Interrupt(WorkProgress):
         num_packed = 0
 
         def advance(self, num_done: int, num_bytes: int = 0, num_samples: int = 0) -> None:
