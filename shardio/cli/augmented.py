@@ -133,7 +133,6 @@ def _is_image(path: Path) -> bool:
 
 
 def _name(dataset: MapDataset, index: int) -> str:
-    """Return a sample's key, or the path of its file below the source."""
     key, where = dataset.describe(index)
     return Path(key).relative_to(where).as_posix() if isinstance(dataset.reader, FileReader) else key
 

@@ -260,7 +260,6 @@ def _refuse_original(file: Path, target: Path) -> None:
 
 
 def _rewrite(file: Path, out: Path | None, rewrite: Callable[[bytes], bytes]) -> bool:
-    """Rewrite one file and report the result. Return whether that was possible."""
     from shardio.files import write_whole
     from shardio.images.formats import find_format
 

@@ -103,7 +103,6 @@ def _place_columns(rows: Sequence[SheetRow]) -> list[list[_Column]]:
 
 
 def _place_rows(rows: Sequence[SheetRow]) -> tuple[list[int], int]:
-    """Return the top of each row's images, and the bottom of the last row."""
     tops, top = list[int](), MARGIN + TITLE_HEIGHT + CAPTION_HEIGHT
     for row in rows:
         tops.append(top)

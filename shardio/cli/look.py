@@ -131,7 +131,6 @@ def ls(
 
 
 def _fields_of(columns: IndexColumns, sample: int) -> Iterator[tuple[str, int, int]]:
-    """Yield the name, the offset and the size of each field that a sample has."""
     offsets, sizes = columns.starts[:, sample].tolist(), columns.sizes[:, sample].tolist()
     for field, offset, size in zip(columns.header.fields, offsets, sizes, strict=True):
         if offset >= 0:

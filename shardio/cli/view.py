@@ -110,7 +110,6 @@ def view(
 
 
 def _make_png(overview: Overview) -> bytes:
-    """Return the content of a PNG file with a contact sheet of the thumbnails."""
     from shardio.cli.contact_sheet import SheetRow, make_sheet
 
     def make_row(thumbnails: Sequence[Thumbnail]) -> SheetRow:
@@ -256,7 +255,6 @@ def _print_groups(report: DuplicateReport, names: Sequence[str]) -> None:
 
 
 def _print_counts(report: DuplicateReport, names: Sequence[str], *, is_between: bool) -> None:
-    """Print how many duplicates there are, and name unreadable images on standard error."""
     for number, name in enumerate(names):
         num_groups, num_extra = report.count_within(number)
         if not is_between:
@@ -280,7 +278,6 @@ def _print_counts(report: DuplicateReport, names: Sequence[str], *, is_between: 
 
 
 def _dump(report: DuplicateReport, names: Sequence[str], *, is_between: bool) -> dict[str, Any]:
-    """Return a report as values for JSON."""
     within = {} if is_between else {name: report.count_within(number) for number, name in enumerate(names)}
     return {
         "images": dict(zip(names, report.num_images, strict=True)),

@@ -362,7 +362,6 @@ def append(
 
 
 def _plan(table: ShardTable, tables: Sequence[ShardTable]) -> Manifest:
-    """Return the new manifest, after checking that the datasets can be one."""
     for each in tables:
         _check_shards(each)
     classes = unite_classes([table, *tables])
@@ -469,7 +468,6 @@ def _remove_record(folder: Path) -> None:
 
 
 def _remove_packed(folder: Path) -> None:
-    """Remove directories of completely packed images."""
     for manifest in folder.glob(f"{_PACKED_PREFIX}*/{MANIFEST_NAME}"):
         shutil.rmtree(manifest.parent)
 

@@ -414,7 +414,6 @@ class ShardWriter:
                 raise
 
     def _describe(self) -> dict[str, Any]:
-        """Return the settings, for the manifest."""
         return {"max_shard_size": self._limits.max_size, "max_shard_samples": self._limits.max_samples}
 
     def _refuse_second(self, key: str) -> None:

@@ -138,7 +138,6 @@ def make_energon_meta(manifest: Manifest, split: str) -> dict[str, bytes]:
 
 
 def _describe_samples(fields: Sequence[str]) -> list[str]:
-    """Return the lines of Megatron-Energon's ``dataset.yaml`` for some fields."""
     image = next((field for field in _IMAGES if field in fields), None)
     if image is None:  # A crude dataset: the user's program converts the samples.
         return ["__module__: megatron.energon", "__class__: CrudeWebdataset"]
@@ -159,7 +158,6 @@ def _describe_samples(fields: Sequence[str]) -> list[str]:
 
 
 def _fields_of(columns: IndexColumns, sample: int) -> Iterator[tuple[str, int, int]]:
-    """Yield the name, the offset and the size of each field that a sample has."""
     starts, sizes = columns.starts[:, sample].tolist(), columns.sizes[:, sample].tolist()
     for field, start, size in zip(columns.header.fields, starts, sizes, strict=True):
         if start >= 0:

@@ -393,13 +393,11 @@ def _has_other_samples(entry: ShardEntry, old: ShardEntry | None) -> bool:
 
 
 def _find_damage(file: StoredFile, columns: IndexColumns, end: int) -> list[Problem]:
-    """Return the problems of samples that an index places before an offset."""
     found = ShardVerification(file, columns).find_problems()
     return [problem for problem in found if problem.key is not None and (problem.offset or 0) < end]
 
 
 def _has_layout(contents: TarContents, columns: IndexColumns) -> bool:
-    """Return whether a tar's members lie where an index says."""
     found = {(field.offset, field.size) for sample in contents.samples for field in sample.fields.values()}
     is_there = columns.starts >= 0
     indexed = zip(columns.starts[is_there].tolist(), columns.sizes[is_there].tolist(), strict=True)

@@ -158,7 +158,6 @@ def _find_tars(folder: Location) -> list[Location]:
 
 
 def _find_inner_datasets(folder: Location) -> list[str]:
-    """Return the names of the folders in a folder that hold a manifest or tars."""
     inner = [name[:-1] for name in folder.list() if name.endswith("/") and not name.startswith(".")]
     found = [name for name in inner[:100] if any(_is_shard(each) for each in (folder / name).list())]
     return sorted(found)
@@ -440,7 +439,6 @@ def _find_in_folder(folder: Location, manifest: Location) -> tuple[list[NamedSha
 
 
 def _check_manifest(location: Location, manifest: Manifest, tars: list[Location]) -> list[Problem]:
-    """Compare a manifest with the tars in its folder."""
     where, problems = str(location), list[Problem]()
     counts = Counter(entry.name for entry in manifest.shards)
     problems += [

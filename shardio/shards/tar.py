@@ -237,7 +237,7 @@ def _join_runs(tar: str, key: str, runs: Sequence[dict[str, Some]]) -> dict[str,
 
 
 _DIGIT_SHIFTS = np.arange(30, -1, -3)
-"""Where the 11 octal digits of a size begin, in bits."""
+"""The positions of the 11 octal digits of a size, in bits."""
 
 
 def are_plain_headers(blocks: NDArray[np.uint8], names: Sequence[bytes], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:

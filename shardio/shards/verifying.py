@@ -187,7 +187,6 @@ class ShardVerification:
         yield from sorted(found, key=lambda problem: problem.offset or 0)
 
     def _leave_out_impossible(self) -> Iterator[Problem]:
-        """Yield a problem for each content that is outside the tar, overlaps another, or is too large."""
         starts, stops = self._starts, self._stops
         is_outside = (starts < BLOCK) | (stops < starts) | (stops > self._tar.size)
         ends = np.maximum.accumulate(np.where(is_outside, 0, stops))
@@ -349,7 +348,6 @@ def _read_members(
 
 
 def _take_blocks(piece: memoryview, offsets: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Return copies of the blocks at n offsets, uint8 [n, 512]."""
     at_each_byte = np.ndarray((len(piece) - BLOCK + 1, BLOCK), np.uint8, buffer=piece, strides=(1, 1))
     return at_each_byte[offsets]
 

@@ -273,7 +273,6 @@ def measure_store(files: Sequence[StoredFile], nums_requests: Sequence[int], sec
 
 
 def _measure_rate(pieces: Sequence[tuple[StoredFile, int, int]], num_requests: int, seconds: float) -> float:
-    """Return the bytes per second of a number of requests at a time."""
     remaining, lock = itertools.cycle(pieces), threading.Lock()
     began = time.perf_counter()
 

@@ -396,7 +396,6 @@ def _refuse_splits(
 
 
 def _with_labels(table: FileTable, found: Sequence[str], classes: Sequence[str] | None, src: Path) -> FileTable:
-    """Return the samples, each with the label of its class folder."""
     if classes is not None and not found:
         raise PackError(f"classes are given, but {src} is packed without class folders: omit --classes (classes=…)")
     try:

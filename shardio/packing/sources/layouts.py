@@ -471,7 +471,6 @@ def _training_first(name: str) -> tuple[bool, str]:
 
 
 def _top(folder: FolderFiles) -> str:
-    """Return the first part of a folder's path."""
     return folder.path.partition("/")[0]
 
 
@@ -480,7 +479,6 @@ def _has_main(folder: FolderFiles, main: Collection[str]) -> bool:
 
 
 def _is_named(pattern: re.Pattern[str], name: str) -> bool:
-    """Return whether a folder is named like a folder of images or of companions."""
     words = [word for word in words_of(name) if word not in _NOISE]
     return any(pattern.fullmatch(word) is not None for word in (_last_word(name), *words[-1:]))
 

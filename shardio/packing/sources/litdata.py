@@ -337,7 +337,6 @@ def _find_files(
 
 
 def _read_values(records: _Chunks) -> dict[str, list[Any]]:
-    """Return the values of the columns with keys and labels."""
     wanted = [leaf for leaf in records.leaves if leaf.name in (records.columns.key, records.columns.label)]
     found: dict[str, list[Any]] = {leaf.name: [] for leaf in wanted}
     if not wanted or not records.series.ends:

@@ -413,7 +413,6 @@ def _open(path: Path) -> Any:
 
 @contextmanager
 def _explaining(path: Path) -> Iterator[None]:
-    """Turn errors of LMDB into PackErrors."""
     import lmdb
 
     try:

@@ -176,7 +176,6 @@ def scan_mds(src: Path, options: SourceOptions) -> RecordScan:
 
 
 def _find_encodings(src: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the encoding of each column."""
     found = dict[str, str]()
     for number, entry in enumerate(entries):
         if (entry.get("format"), entry.get("version")) != ("mds", 2):
@@ -230,7 +229,6 @@ def _find_files(
 def _open_shards(
     streaming: _Streaming, src: Path, entries: Sequence[Mapping[str, Any]], unpacked: TemporaryFolder | None
 ) -> list[Any]:
-    """Return Streaming's reader of each shard."""
     folders = [find_folder(src, unpacked, entry["raw_data"]["basename"]) for entry in entries]
     shards = list[Any]()
     try:

@@ -187,7 +187,6 @@ class CopySource:
         return [found[row] for row in range(len(numbers))]
 
     def _within(self, shard_id: int, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the indices of samples in their shard."""
         first = int(self._stops[shard_id - 1]) if shard_id else 0
         return numbers - first
 

@@ -197,7 +197,6 @@ def _find_profile(config: dict[str, str]) -> dict[str, Any]:
 
 
 def _has_aws_files() -> bool:
-    """Return whether the user relies on AWS's configuration files rather than on the environment."""
     if os.environ.get("AWS_ACCESS_KEY_ID"):
         return False
     files = (
