@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 
-class PackProgress:
-    """A receiver of progress reports during a pack, which ignores them. Subclasses override methods."""
+class WorkProgress:
+    """Receives the progress of long work and ignores it. Subclasses override its methods."""
 
-    def planned(self, num_samples: int, num_bytes: int) -> None:
-        """Receive the totals; called once, before the first shard is written."""
+    def start(self, total: int, num_bytes: int | None = None) -> None:
+        """Receive the number of things to do, and their size in bytes if it is known; called once, before the first."""
 
-    def packed(self, num_samples: int, num_bytes: int) -> None:
-        """Receive the number of samples and bytes that were packed since the last call, or that were kept."""
+    def advance(self, num_done: int, num_bytes: int = 0, num_samples: int = 0) -> None:
+        """Receive the number of things done since the last call, their size in bytes, and their number of samples."""

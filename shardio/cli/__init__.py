@@ -1,1 +1,1 @@
-"""The command line: one thin file per command. Slow modules are imported only when a command runs."""
+"""The command line. Slow modules are imported only when a command runs."""

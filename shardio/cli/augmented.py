@@ -1,4 +1,4 @@
-"""The rows of the contact sheet of ``shardio augment``: a source's images, and what a transform makes of them."""
+"""The rows of the contact sheet of ``shardio augment``: a source's images, and the results of a transform."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def open_images(
     Args:
         source: Class folders, any other directory of images, an image file, or a packed dataset.
         transform: The transform of the images.
-        decode: What the transform gets: arrays or Pillow images.
+        decode: The type of the images that the transform receives: arrays or Pillow images.
         storage_options: Settings of the store of a remote source.
 
     Raises:
         FileNotFoundError: If the source does not exist, or holds no images.
         FormatError: If it is not a dataset.
-        TypeError: If the transform does not accept what ``decode`` gives it.
+        TypeError: If the transform does not accept images of that type.
     """
     access = make_access(storage_options)
     if find_path(parse_location(source, access)) is None:
@@ -88,7 +88,7 @@ def open_images(
 
 
 def choose_evenly(num_samples: int, num_chosen: int) -> list[int]:
-    """Return evenly spaced indices of samples, the first of as many equal parts; all of them if there are fewer."""
+    """Return the indices of ``num_chosen`` evenly spaced samples; all indices if there are fewer samples."""
     num_chosen = min(num_samples, num_chosen)
     return [number * num_samples // num_chosen for number in range(num_chosen)]
 
@@ -96,8 +96,8 @@ def choose_evenly(num_samples: int, num_chosen: int) -> list[int]:
 def make_row(dataset: MapDataset, index: int, num_epochs: int, seed: int) -> SheetRow:
     """Return the row of one sample: the original image, and its images in the first epochs.
 
-    Values that are not uint8, such as normalised ones, are stretched to 0..255. The row has one range for all of them,
-    so that differences between epochs stay visible.
+    Values that are not uint8, such as normalised ones, are stretched to 0..255. One range applies to the whole row, so
+    that differences between epochs stay visible.
 
     Args:
         dataset: A dataset of :func:`open_images`.
@@ -133,7 +133,6 @@ def _is_image(path: Path) -> bool:
 
 
 def _name(dataset: MapDataset, index: int) -> str:
-    """Return a sample's key, or the path of its file below the source."""
     key, where = dataset.describe(index)
     return Path(key).relative_to(where).as_posix() if isinstance(dataset.reader, FileReader) else key
 

@@ -45,16 +45,19 @@ STAGES = {
 }
 """Descriptions of the stages on which workers spend their time."""
 
+INTERRUPTED = 130
+"""The exit code that shells report after Ctrl-C."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetFormat:
     """The format in which samples are stored.
 
     Attributes:
-        in_shards: Whether they are in shards rather than in class folders.
+        in_shards: Whether the samples are in shards rather than in class folders.
         has_images: Whether images are loaded.
         formats: The formats of the images, such as ``"PNG"``, as far as they are known.
-        jpeg: How the shards were packed: ``copy``, ``tile`` or ``reencode``; None if unknown.
+        jpeg: The treatment of JPEGs when the shards were packed: ``copy``, ``tile`` or ``reencode``; None if unknown.
     """
 
     in_shards: bool
@@ -76,7 +79,7 @@ def advise(stats: LoaderStats, stored: DatasetFormat, num_processors: int, *, is
 
     Args:
         stats: The statistics of the epoch.
-        stored: What was loaded.
+        stored: The format of the samples.
         num_processors: The number of processors that this process may use.
         is_first: Whether workers started in this epoch.
     """
@@ -133,10 +136,6 @@ def _less_to_decode(stored: DatasetFormat) -> str:
     if stored.jpeg == "tile":
         return "smaller images (pack with --jpeg reencode --max-side 400)"
     return "images that decode faster (pack with --jpeg tile, or with --jpeg reencode --max-side 400)"
-
-
-INTERRUPTED = 130
-"""The exit code that shells report after Ctrl-C."""
 
 
 def bench(
@@ -268,7 +267,6 @@ def _count_samples(batch: Any) -> int:
 
 
 def _choose_transform(name: str | None, image_size: int) -> Any:
-    """Return the user's transform, or shardio's."""
     from shardio.cli.options import make_transform
     from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
@@ -332,7 +330,7 @@ def _describe_speed(epoch: int, meter: ThroughputMeter) -> str:
 
 
 def _describe_stages(stats: LoaderStats, stored: DatasetFormat, *, is_first: bool) -> list[str]:
-    """Return a table of the stages of an epoch, what became of the user's transform, and advice, line by line."""
+    """Return the lines of a table of the stages, of the use of the user's transform, and of advice."""
     times = stage_seconds(stats)
     total_s = sum(times.values()) or 1.0
     lines = [f"{'stage (all workers)':<40} {'seconds':>9} {'share':>6} {'µs/sample':>12}"]

@@ -14,7 +14,7 @@ from shardio.cli.options import MaxShardSize, StorageOptionTexts, read_options
 from shardio.cli.terminal import ProgressReporter, count, echo, name_of, printable, value_errors_as_usage_errors
 from shardio.packing import DEFAULT_SHARD_SIZE, Layout, SourceKind
 from shardio.packing.preparing import require_compiled_functions
-from shardio.progress import PackProgress
+from shardio.progress import WorkProgress
 from shardio.values import format_bytes
 
 if TYPE_CHECKING:
@@ -28,15 +28,15 @@ OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="A new or empty
 
 
 @contextmanager
-def reporting(*, as_json: bool, doing: str = "copying") -> Iterator[PackProgress]:
+def reporting(*, as_json: bool, doing: str = "copying") -> Iterator[WorkProgress]:
     """Report progress on standard error unless ``as_json``, and turn wrong settings into usage errors."""
-    reporter = nullcontext(PackProgress()) if as_json else ProgressReporter(doing)
+    reporter = nullcontext(WorkProgress()) if as_json else ProgressReporter(doing)
     with value_errors_as_usage_errors(), reporter as progress:
         yield progress
 
 
 def print_datasets(datasets: Mapping[Path, Manifest], *, as_json: bool) -> None:
-    """Print what was written to each directory."""
+    """Print the size of the dataset that was written to each directory."""
     if as_json:
         values = [summarise(out, manifest) for out, manifest in datasets.items()]
         echo(json.dumps(values[0] if len(values) == 1 else values, indent=1))
@@ -226,12 +226,12 @@ Out = Annotated[
 
 
 def rewrite_all(files: list[Path], out: Path | None, rewrite: Callable[[bytes], bytes]) -> None:
-    """Rewrite JPEG files, and report what changed. Files that cannot be rewritten are reported, too.
+    """Rewrite JPEG files, and report the changes, and the files that cannot be rewritten.
 
     Args:
         files: The files.
-        out: Where to write the results; None to write nothing.
-        rewrite: Returns a JPEG's new bytes. A ValueError says why it cannot.
+        out: The directory to write the results to; None to write nothing.
+        rewrite: A function that returns a JPEG's new bytes, or raises a ValueError with the reason why it cannot.
     """
     require_compiled_functions()
     names = [file.name for file in files]
@@ -260,7 +260,6 @@ def _refuse_original(file: Path, target: Path) -> None:
 
 
 def _rewrite(file: Path, out: Path | None, rewrite: Callable[[bytes], bytes]) -> bool:
-    """Rewrite one file and report the result; return whether it could be rewritten."""
     from shardio.files import write_whole
     from shardio.images.formats import find_format
 
@@ -283,7 +282,7 @@ def _rewrite(file: Path, out: Path | None, rewrite: Callable[[bytes], bytes]) ->
 
 
 def _describe(content: bytes) -> str:
-    """Return a JPEG's size and how it is divided: ``500×375, 192 tiles of 4 MCUs``."""
+    """Return a JPEG's size and its division as text: ``500×375, 192 tiles of 4 MCUs``."""
     from shardio.images.jpeg.head import read_head
     from shardio.images.jpeg.tile_table import read_tiles
 

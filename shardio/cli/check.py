@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     from shardio.datasets import ShardDataset
 
 
+MAX_TARS = 8
+"""The maximum number of tars that ``shardio doctor`` reads from."""
+
+NUMS_REQUESTS = (1, 2, 4, 8, 16, 32)
+"""The numbers of requests at a time with which ``shardio doctor`` measures the bandwidth."""
+
+
 def check(
     sources: Annotated[
         list[str],
@@ -117,7 +124,6 @@ def check(
 
 
 def _expect(expected: str | None, remote: RemoteArguments) -> ExpectedSamples:
-    """Return the samples that ``--expected`` specifies."""
     from shardio.check import ExpectedSamples
     from shardio.datasets import ShardDataset
 
@@ -127,7 +133,6 @@ def _expect(expected: str | None, remote: RemoteArguments) -> ExpectedSamples:
 
 
 def _expect_all(dataset: ShardDataset) -> ExpectedSamples:
-    """Return the expectation that every key of a dataset is delivered once."""
     from shardio.check import ExpectedSamples
 
     return replace(ExpectedSamples.of_keys(dataset), digest=dataset.digest)
@@ -145,7 +150,7 @@ def _record_dataset(
     shuffle: bool,
     seed: int,
 ) -> tuple[list[Coverage], ExpectedSamples]:
-    """Iterate over a dataset as all ranks would; return the coverage of each epoch and the expectation."""
+    """Iterate over a dataset as all ranks do. Return the coverage of each epoch and the expectation."""
     from shardio.check import Coverage, record
     from shardio.datasets import ShardDataset
     from shardio.loader import DataLoader
@@ -173,13 +178,6 @@ def _record_dataset(
         found.append(coverage)
     # The expected keys come in manifest order, without ranks, workers or shuffling.
     return found, _expect_all(ShardDataset(source, fields="key", rank=0, world_size=1, **remote))
-
-
-MAX_TARS = 8
-"""The maximum number of tars to read from."""
-
-NUMS_REQUESTS = (1, 2, 4, 8, 16, 32)
-"""How many requests are made at a time, in turn."""
 
 
 def doctor(

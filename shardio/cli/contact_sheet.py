@@ -16,7 +16,7 @@ MIN_WIDTH = 72
 """The minimum width of a column in pixels. The captions fit into it."""
 
 MARGIN, GAP, GROUP_GAP, ROW_GAP = 16, 4, 14, 10
-"""The space around the sheet, between the images of a group, between groups, and between rows, in pixels."""
+"""The space in pixels around the sheet, between the images of a group, between groups, and between rows."""
 
 TITLE_SIZE, TITLE_HEIGHT = 20, 34
 CAPTION_SIZE, CAPTION_HEIGHT = 13, 20
@@ -30,7 +30,7 @@ class SheetRow:
     """A row of a contact sheet.
 
     Attributes:
-        names: Captions of the first image of the first groups, below it.
+        names: The captions below the first image of the first groups.
         groups: The images of each group. Each fits into a cell: see :func:`fit_cell`.
     """
 
@@ -62,7 +62,7 @@ def make_sheet(title: str, captions: Sequence[str], rows: Sequence[SheetRow]) ->
 
     Args:
         title: The first line.
-        captions: What to write above each group.
+        captions: The captions above the groups.
         rows: The rows, with at most ``len(captions)`` groups each.
     """
     columns = _place_columns(rows)
@@ -103,7 +103,6 @@ def _place_columns(rows: Sequence[SheetRow]) -> list[list[_Column]]:
 
 
 def _place_rows(rows: Sequence[SheetRow]) -> tuple[list[int], int]:
-    """Return the top of each row's images, and the bottom of the last row."""
     tops, top = list[int](), MARGIN + TITLE_HEIGHT + CAPTION_HEIGHT
     for row in rows:
         tops.append(top)
@@ -116,7 +115,7 @@ def _height_of(row: SheetRow) -> int:
 
 
 def _shorten(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
-    """Return a text that is at most ``width`` pixels wide. Its end is kept, which distinguishes paths."""
+    """Return a text that is at most ``width`` pixels wide. Keep its end, which distinguishes paths."""
     if font.getlength(text) <= width:
         return text
     start = next(start for start in range(1, len(text) + 1) if font.getlength(f"…{text[start:]}") <= width)

@@ -35,6 +35,23 @@ if TYPE_CHECKING:
     from shardio.storage import Location, RemoteAccess, StorageOptions
 
 
+MAX_SAMPLES = 1000
+"""The maximum number of samples whose decoders are forecast. In a larger dataset, they are evenly spaced."""
+
+SAMPLES_PER_READ = 16
+"""The number of samples to read into memory at a time."""
+
+SHOWN_CLASSES = 8
+"""The maximum number of class names to print."""
+
+MAX_POINTS = 100_000
+"""The maximum number of samples to plot. For a larger dataset, a random subset is plotted."""
+
+UNREADABLE, NO_KERNEL = "unreadable", "no kernel"
+
+_DRIVE = re.compile(r"[A-Za-z]:")
+
+
 @contextmanager
 def open_samples(source: Path, storage_options: StorageOptions) -> Iterator[KeyedShards | CompressedShard]:
     """Open a dataset, or a compressed tar that has an index, to read samples by key."""
@@ -52,7 +69,7 @@ def open_samples(source: Path, storage_options: StorageOptions) -> Iterator[Keye
 
 
 def read_indexes(source: Path, access: RemoteAccess) -> Iterator[tuple[Location, IndexColumns]]:
-    """Yield the tar and the index of each shard of a dataset, or those of a compressed tar that has an index."""
+    """Yield the tar and the index of each shard of a dataset, or a compressed tar and its index."""
     from shardio.shards import CompressedShard, is_compressed, open_table, read_columns
     from shardio.storage import parse_location
 
@@ -114,7 +131,6 @@ def ls(
 
 
 def _fields_of(columns: IndexColumns, sample: int) -> Iterator[tuple[str, int, int]]:
-    """Yield the name, the offset and the size of each field that a sample has."""
     offsets, sizes = columns.starts[:, sample].tolist(), columns.sizes[:, sample].tolist()
     for field, offset, size in zip(columns.header.fields, offsets, sizes, strict=True):
         if offset >= 0:
@@ -149,9 +165,6 @@ def cat(
     typer.echo(fields[field], nl=False)
 
 
-_DRIVE = re.compile(r"[A-Za-z]:")
-
-
 def extract(
     source: Annotated[
         Path,
@@ -182,7 +195,8 @@ def extract(
         if isinstance(samples, CompressedShard):
             keys = samples.sort(keys)
         paths = dict[Path, str]()
-        for key in keys:  # Twice, so that a later problem leaves no files. Samples are not kept: they may be large.
+        # Samples are read twice: a later problem must leave no files, and the samples may be too large to keep.
+        for key in keys:
             for field in read_sample(samples, key):
                 path = _find_path(into, key, field, overwrite=overwrite)
                 if (other := paths.setdefault(path, key)) != key:
@@ -200,7 +214,6 @@ def extract(
 
 
 def _check_key(key: str) -> None:
-    """Refuse a key that is not a relative path to a place below a directory."""
     if key.startswith(("/", "\\")):
         _refuse(f"the key {key!r} is an absolute path")
     if _DRIVE.match(key):
@@ -210,7 +223,7 @@ def _check_key(key: str) -> None:
 
 
 def _find_path(into: Path, key: str, field: str, *, overwrite: bool) -> Path:
-    """Return the path of a field's file; refuse it if it is outside the directory, or must not be written."""
+    """Return the path of a field's file. Exit with code 1 if it must not be written."""
     path = into / f"{key}.{field}"
     if "\0" in str(path) or "\\" in field:
         _refuse(f"the name of field {field!r} of sample {key!r} cannot be a file's")
@@ -231,17 +244,8 @@ def _refuse(why: str) -> NoReturn:
     raise typer.Exit(1)
 
 
-MAX_SAMPLES = 1000
-"""The maximum number of samples to examine. In a larger dataset, they are evenly spaced."""
-
-SAMPLES_PER_READ = 16
-"""The number of samples to read into memory at a time."""
-
-UNREADABLE, NO_KERNEL = "unreadable", "no kernel"
-
-
 def _decoder_texts() -> dict[str, str]:
-    """Return the text to print after each decoder's number of images, by the name of the decoder."""
+    """Return the text to print after each decoder's number of images, by the decoder's name."""
     from shardio.images import DECODER_DESCRIPTIONS
 
     texts: dict[str, str] = {name: f"by {DECODER_DESCRIPTIONS[name]}" for name in ("kernel", "libjpeg", "pillow")}
@@ -256,8 +260,8 @@ class DecoderForecast:
     Attributes:
         num_samples: The number of samples that were examined.
         is_partial: Whether the dataset has more samples.
-        no_kernel: Why there is no kernel on this machine; None if there is one.
-        clipped: The number of images whose gray values are clipped when they become RGB, by their type.
+        no_kernel: The reason why there is no kernel on this machine; None if there is one.
+        clipped: The number of images whose gray values are clipped when they become RGB, by the type of the values.
         reasons: For each decoder, the number of its images by the reason why the kernel does not decode them.
     """
 
@@ -299,7 +303,7 @@ class DecoderForecast:
         return examined + ("; ".join(parts) or "no images")
 
     def describe_clipped(self) -> str:
-        """Return how many images are clipped, and what to do, as text."""
+        """Return the number of clipped images and the remedy as text."""
         from shardio.images import CLIPPED_ADVICE
 
         examined = f"of {count(self.num_samples, 'evenly spaced sample')}, " if self.is_partial else ""
@@ -341,7 +345,7 @@ def forecast_decoders(table: ShardTable) -> DecoderForecast:
 
 
 def _find_decoder(content: bytes, *, has_kernel: bool) -> tuple[str, str]:
-    """Return the name of an image's decoder, and why the decoder is not the kernel."""
+    """Return the name of an image's decoder, and the reason why it is not the kernel ("" if it is)."""
     from shardio.images import find_format, open_image, why_not_by_kernel
 
     name = find_format(content)
@@ -355,10 +359,6 @@ def _find_decoder(content: bytes, *, has_kernel: bool) -> tuple[str, str]:
         return "pillow", name
     reason = why_not_by_kernel(content) or (None if has_kernel else NO_KERNEL)
     return ("kernel", "") if reason is None else (decoder_name, reason)
-
-
-SHOWN = 8
-"""The maximum number of class names to print."""
 
 
 def info(
@@ -399,7 +399,7 @@ def info(
         echo(json.dumps(values, indent=1))
         return
     mean_size = manifest.num_bytes / manifest.num_samples
-    names = ", ".join(manifest.classes[:SHOWN]) + (", …" if len(manifest.classes) > SHOWN else "")
+    names = ", ".join(manifest.classes[:SHOWN_CLASSES]) + (", …" if len(manifest.classes) > SHOWN_CLASSES else "")
     packed = ", ".join(
         f"{name} {value}" for name, value in manifest.pack.items() if value is not None and name != "num_tiled"
     )
@@ -424,20 +424,15 @@ def info(
 
 
 def _format_range(smallest: int, largest: int) -> str:
-    """Return a range of sample counts as text, such as ``5 samples`` or ``1 to 5 samples``."""
     return f"{'' if smallest == largest else f'{smallest} to '}{count(largest, 'sample')}"
 
 
 def _try_forecast(table: ShardTable) -> DecoderForecast | Exception:
-    """Return a forecast, or the error if the shards cannot be read. All other rows need only the manifest."""
+    """Return a forecast, or the error if the shards cannot be read: the other rows need only the manifest."""
     try:
         return forecast_decoders(table)
     except (ShardioError, OSError) as error:
         return error
-
-
-MAX_POINTS = 100_000
-"""The maximum number of samples to plot. For a larger dataset, a random subset is plotted."""
 
 
 def order(
@@ -522,7 +517,7 @@ def _plot_epoch(path: Path, samples: NDArray[np.int64], sizes: NDArray[np.int64]
     for axes, values, label in zip(
         figure.subplots(2, 1, sharex=True), (shards, indices), ("shard", "index in the shard"), strict=True
     ):
-        # The margins of the colour scale give a single lane a bright colour, too.
+        # With these margins of the colour scale, even a single lane has a bright colour.
         axes.scatter(
             positions,
             values,

@@ -91,7 +91,7 @@ def _options(version: bool = typer.Option(False, "--version", help="Print the ve
 def main() -> None:
     """Run the command line; report errors without a traceback."""
     prepare_streams()
-    if "" in sys.argv[1:]:  # As a Path, it would mean the working directory.
+    if "" in sys.argv[1:]:  # A Path would treat it as the working directory.
         echo("error: an argument is empty: check that the shell variables in the command are set", err=True)
         sys.exit(2)
     try:

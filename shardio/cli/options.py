@@ -82,7 +82,7 @@ CacheShared = Annotated[
 
 
 class RemoteArguments(TypedDict):
-    """The arguments of a dataset that say how it is reached and cached if its source is a URL."""
+    """A dataset's arguments about the access to its source and the cache, if the source is a URL."""
 
     storage_options: StorageOptions
     cache: Path | None
@@ -111,7 +111,7 @@ def read_options(texts: list[str] | None) -> StorageOptions:
 
 
 def read_access(texts: list[str] | None) -> RemoteAccess:
-    """Return how the stores of a command's URLs are reached, without a cache.
+    """Return the access to the stores of a command's URLs, without a cache.
 
     Raises:
         typer.BadParameter: As :func:`read_options` does.
@@ -140,7 +140,7 @@ def _wrong(message: str) -> typer.BadParameter:
 
 
 def _read_value(text: str) -> str | int | float:
-    """Return a number if its text is the same: other settings, such as ``007``, stay as they are."""
+    """Return the number that has this text, or the text itself: ``007`` is the text of no number."""
     for kind in (int, float):
         with suppress(ValueError):
             if str(kind(text)) == text:
@@ -189,7 +189,7 @@ def report_rank() -> None:
 
 @contextmanager
 def suggest_on_error(on_error: OnErrorPolicy) -> Iterator[None]:
-    """Add to an error about an unreadable sample the option that continues without it."""
+    """Add the option that continues without a sample to an error about an unreadable one."""
     try:
         yield
     except SampleError as error:
@@ -307,5 +307,5 @@ def _make_own(name: str, size: int | None) -> Callable[[Any], Any]:
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:
-    """Return whether a call needs this parameter. That holds for ``*args``, which a transform's wrapper may have."""
+    """Return whether a call needs this parameter. True for ``*args``, which a transform's wrapper may have."""
     return parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD

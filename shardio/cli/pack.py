@@ -45,7 +45,7 @@ from shardio.packing import (
     pack_parts,
     pack_source,
 )
-from shardio.progress import PackProgress
+from shardio.progress import WorkProgress
 from shardio.values import format_bytes
 
 SHOWN_FILES = 10
@@ -59,10 +59,10 @@ def report(
 
     Args:
         results: The result for each dataset, by its directory.
-        seconds: How long the pack took.
-        max_shard_size: The maximum size of a shard that was asked for.
+        seconds: The duration of the pack in seconds.
+        max_shard_size: The requested maximum size of a shard in bytes.
         as_json: Whether to print JSON: an object, or a list of objects if there are several datasets.
-        quiet: Whether to print nothing else.
+        quiet: Whether to print nothing, unless ``as_json``.
     """
     summaries = [summarise(result, out, seconds) for out, result in results.items()]
     if as_json:
@@ -115,13 +115,13 @@ def _as_row(problem: FileProblem) -> dict[str, str]:
 
 
 def print_summary(result: PackResult, summary: dict[str, Any], where: str, timing: str) -> None:
-    """Print the summary of one dataset, and on standard error the files that need attention.
+    """Print the summary of one dataset, and the files that need attention on standard error.
 
     Args:
         result: The result.
         summary: Its summary.
-        where: What the first line begins with.
-        timing: What it ends with; "" for nothing.
+        where: The start of the first line.
+        timing: The end of the first line; "" for nothing.
     """
     classes = f" of {count(summary['classes'], 'class', 'classes')}" if summary["classes"] else ""
     echo(
@@ -440,7 +440,7 @@ def pack(
         access=access,
     )
     start = time.perf_counter()
-    reporter = nullcontext(PackProgress()) if quiet or as_json else ProgressReporter("packing")
+    reporter = nullcontext(WorkProgress()) if quiet or as_json else ProgressReporter("packing")
     try:
         with reporter as progress:
             if parts is None:

@@ -20,13 +20,16 @@ from typing import TYPE_CHECKING
 import typer
 
 from shardio.images import ignore_pillows_warnings
-from shardio.progress import PackProgress
+from shardio.progress import WorkProgress
 from shardio.storage import find_url
 from shardio.values import format_bytes
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress as ProgressBar
 
+
+LINE_EVERY_S = 5.0
+"""The time in seconds between progress lines if standard error is not a terminal."""
 
 # C0, DEL and C1, and characters that change the direction of text (Unicode, UAX #9).
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -147,16 +150,12 @@ def format_counts(counts: Counter[str]) -> str:
     return ", ".join(f"{num_things} × {thing}" for thing, num_things in counts.most_common())
 
 
-LINE_EVERY_S = 5.0
-"""Seconds between progress lines if standard error is not a terminal."""
-
-
-def make_bar() -> Progress:
+def make_bar() -> ProgressBar:
     """Return a progress bar on standard error, with a description, a rate and the remaining time."""
     from rich.console import Console  # Only terminals need rich, which takes 30 ms.
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress as ProgressBar, TextColumn, TimeRemainingColumn
 
-    return Progress(
+    return ProgressBar(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -167,8 +166,8 @@ def make_bar() -> Progress:
     )
 
 
-class ProgressReporter(PackProgress):
-    """Shows how many things are done. A context manager. Threads may report at the same time.
+class ProgressReporter(WorkProgress):
+    """Shows the progress of work as a bar on a terminal, and otherwise as lines. A context manager. Threads share it.
 
     Attributes:
         num_done: The number of things that are done.
@@ -176,8 +175,8 @@ class ProgressReporter(PackProgress):
         num_samples: The number of samples in them, if reported.
 
     Args:
-        doing: What is being done, such as ``verifying``.
-        noun: What is counted, in the plural.
+        doing: The work in one word, such as ``verifying``.
+        noun: The noun for the things that are counted, in the plural.
     """
 
     def __init__(self, doing: str, noun: str = "samples") -> None:
@@ -185,20 +184,20 @@ class ProgressReporter(PackProgress):
         self._doing, self._noun = doing, noun
         self._total = 0
         self._lock = threading.Lock()
-        self._bar: Progress | None = None
+        self._bar: ProgressBar | None = None
         self._start = self._last_line = time.monotonic()
 
-    def start(self, total: int) -> None:
-        """Begin, given the number of things."""
+    def start(self, total: int, num_bytes: int | None = None) -> None:
         self._total = total
         self._start = self._last_line = time.monotonic()
         if total and sys.stderr.isatty():
             self._bar = make_bar()
             self._bar.start()
             self._bar.add_task(self._doing, total=total, rate="")
+        elif num_bytes is not None:
+            echo(f"{self._doing} {count(total, self._noun.removesuffix('s'))}, {format_bytes(num_bytes)}", err=True)
 
     def advance(self, num_done: int, num_bytes: int = 0, num_samples: int = 0) -> None:
-        """Report that further things are done, their size in bytes, and the number of samples in them."""
         with self._lock:
             self.num_done += num_done
             self.num_bytes += num_bytes
@@ -214,14 +213,6 @@ class ProgressReporter(PackProgress):
                     f"about {left_s:.0f} s left",
                     err=True,
                 )
-
-    def planned(self, num_samples: int, num_bytes: int) -> None:
-        self.start(num_samples)
-        if self._bar is None:
-            echo(f"{self._doing} {count(num_samples, 'sample')}, {format_bytes(num_bytes)}", err=True)
-
-    def packed(self, num_samples: int, num_bytes: int) -> None:
-        self.advance(num_samples, num_bytes)
 
     @property
     def elapsed_s(self) -> float:

@@ -37,11 +37,11 @@ from shardio.transforms import (
 from shardio.world import find_local_world_size, find_world
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables with which users set torch's threads. torchrun sets the first to 1 if it starts several ranks."""
+"""The variables by which users set torch's threads. torchrun sets the first one to 1 if it starts several ranks."""
 
 
 def choose_threads(num_processors: int, num_ranks: int, num_workers: int) -> int:
-    """Return how many torch threads each rank of a machine uses in addition to its loader's workers, at least 1.
+    """Return the number of torch threads of each rank of a machine, in addition to its loader's workers, at least 1.
 
     By default, torch uses all processors. After each operation, its threads wait in a busy loop until all of them have
     finished, so one thread on a busy processor delays all others.
@@ -57,7 +57,7 @@ def leave_processors_to_workers(num_workers: int, device: torch.device, num_befo
 
     Args:
         num_workers: The number of the loader's workers.
-        device: Where torch computes.
+        device: The device on which torch computes.
         num_before: The number of torch's threads when the process started. A different number now is the user's choice.
 
     Returns:
@@ -138,7 +138,7 @@ def open_data(
     max_pixels: int,
     remote: RemoteArguments,
 ) -> TrainData:
-    """Open the training data and the validation data, which is another source or a share of the same one."""
+    """Open the training data and the validation data. The latter is another source, or a share of the same source."""
     open_source = partial(_open_source, max_pixels=max_pixels, remote=remote)
     central = transforms.validation
     training = open_source(source, transforms.training)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 SHOWN = 20
-"""The maximum number of problems of each kind to print."""
+"""The maximum number of problems of each kind, and of keys of each tar, to print."""
 
 
 def verify(
@@ -85,10 +85,6 @@ def verify(
         echo(f"{summary} in {read}, {format_bytes(progress.num_bytes)} ({progress.elapsed_s:.1f} s, {rate})")
     if kinds:
         raise typer.Exit(1)
-
-
-SHOWN = 20
-"""The maximum number of keys to print for each tar, and of problems."""
 
 
 def repair(
@@ -162,10 +158,6 @@ def repair(
         )
     if result.problems:
         raise typer.Exit(1)
-
-
-SHOWN = 20
-"""The maximum number of keys to print for each tar."""
 
 
 def index(

@@ -33,6 +33,13 @@ IMAGES_PER_ROW = 8
 MAX_PNG_IMAGES = 2000
 """The maximum number of images on a PNG: 250 rows."""
 
+SHOWN_GROUPS, SHOWN_UNREADABLE = 100, 8
+"""The maximum numbers of groups and of unreadable images to print."""
+
+DRAWS = 8
+"""The default number of columns of a sheet. If each epoch has several crops, there are as many epochs as fill these
+columns, but at least 2."""
+
 
 def check_page_path(path: str) -> str:
     """Return the path of a page or an image to write; raise a usage error unless it ends in .html or .png."""
@@ -103,7 +110,6 @@ def view(
 
 
 def _make_png(overview: Overview) -> bytes:
-    """Return a contact sheet of the thumbnails, a PNG file."""
     from shardio.cli.contact_sheet import SheetRow, make_sheet
 
     def make_row(thumbnails: Sequence[Thumbnail]) -> SheetRow:
@@ -122,7 +128,6 @@ def _make_png(overview: Overview) -> bytes:
 
 
 def _name(thumbnail: Thumbnail) -> str:
-    """Return a thumbnail's class and the last part of its key."""
     name = thumbnail.key.rpartition("/")[2]
     return name if thumbnail.label is None else f"{thumbnail.label}: {name}"
 
@@ -138,10 +143,6 @@ def _show(thumbnail: Thumbnail) -> Image.Image:
     placeholder = Image.new("RGB", (CELL, CELL // 2), (235, 235, 235))
     ImageDraw.Draw(placeholder).text((CELL // 2, CELL // 4), "cannot be decoded", GREY, anchor="mm")
     return placeholder
-
-
-SHOWN_GROUPS, SHOWN_UNREADABLE = 100, 8
-"""The maximum numbers of groups and of unreadable images to print."""
 
 
 def check_html_path(path: str | None) -> str | None:
@@ -235,7 +236,6 @@ def dups(
 
 
 def _print_groups(report: DuplicateReport, names: Sequence[str]) -> None:
-    """Print a line for each sample of the groups, with tabs between the columns."""
     from shardio.viewer import describe_labels
 
     if report.groups:
@@ -255,7 +255,6 @@ def _print_groups(report: DuplicateReport, names: Sequence[str]) -> None:
 
 
 def _print_counts(report: DuplicateReport, names: Sequence[str], *, is_between: bool) -> None:
-    """Print how many duplicates there are, and name unreadable images on standard error."""
     for number, name in enumerate(names):
         num_groups, num_extra = report.count_within(number)
         if not is_between:
@@ -279,7 +278,6 @@ def _print_counts(report: DuplicateReport, names: Sequence[str], *, is_between: 
 
 
 def _dump(report: DuplicateReport, names: Sequence[str], *, is_between: bool) -> dict[str, Any]:
-    """Return a report as values for JSON."""
     within = {} if is_between else {name: report.count_within(number) for number, name in enumerate(names)}
     return {
         "images": dict(zip(names, report.num_images, strict=True)),
@@ -313,10 +311,6 @@ def _dump(report: DuplicateReport, names: Sequence[str], *, is_between: bool) ->
         ],
         "even": report.num_even,
     }
-
-
-DRAWS = 8
-"""The default number of columns. If each epoch has several crops, it has as few epochs as fill them, at least 2."""
 
 
 def augment(
@@ -383,7 +377,7 @@ def augment(
         made = make_transform(recipe, transform, size)
         try:
             dataset = open_images(source, made, decode, options)
-        except TypeError as error:  # The transform does not take what --decode gives it.
+        except TypeError as error:  # The transform does not accept the images that --decode chooses.
             raise ValueError(str(error)) from error
     _check_out(out, dataset)
     num_epochs = max(2, DRAWS // (count_crops(made) or 1)) if draws is None else draws

@@ -23,22 +23,35 @@ from shardio.packing.preparing import PackedShard
 from shardio.packing.shard_job import ShardJob, pack_shard
 from shardio.packing.sources.records import close_records
 from shardio.process import count_processors, start_process
-from shardio.progress import PackProgress
+from shardio.progress import WorkProgress
 
 Engine = Literal["processes", "ray"]
-"""Where shards are packed: in processes of this machine, or on a Ray cluster."""
+"""The engine that packs shards: processes of this machine, or a Ray cluster."""
 
 MAX_WORKERS = 16
 """The maximum number of worker processes, unless the caller chooses a number."""
 
 BYTES_PER_WORKER = {"copied": 128 * 2**20, "decoded": 16 * 2**20}
-"""How many bytes make another worker process worth its start, mostly the import of packages."""
+"""The number of source bytes for which another worker process is worth its start, which is mostly imports."""
+
+END_WITHIN_S = 10.0
+"""The time in seconds for a worker process to end after it was told to. It only has to remove one unfinished file."""
+
+SILENT_S, LAST_CHANCE_S = 60.0, 20.0
+"""A worker process counts as suspended if it does not report for these two times together, in seconds. The second one
+starts again if this process itself was suspended. A working worker process reports every few seconds."""
+
+REPORT_EVERY_S = 0.1
+"""The time in seconds between reports. A report also shows that the parent process still exists."""
+
+ALIVE_EVERY_S = 2.0
+"""The time in seconds between empty reports, which show that a worker process is not suspended."""
 
 
 class PackExecutor(Protocol):
     """Packs shards."""
 
-    def __call__(self, jobs: Iterator[ShardJob], progress: PackProgress) -> Generator[tuple[int, PackedShard]]:
+    def __call__(self, jobs: Iterator[ShardJob], progress: WorkProgress) -> Generator[tuple[int, PackedShard]]:
         """Pack shards and yield each one with its number when it is finished, in any order.
 
         Jobs are made when they are needed. When the iterator is closed or raises, no process packs any more.
@@ -48,11 +61,11 @@ class PackExecutor(Protocol):
         """
 
 
-def pack_here(jobs: Iterator[ShardJob], progress: PackProgress) -> Generator[tuple[int, PackedShard]]:
+def pack_here(jobs: Iterator[ShardJob], progress: WorkProgress) -> Generator[tuple[int, PackedShard]]:
     """Pack one shard after the other in this process. See :class:`PackExecutor`."""
     try:
         for job in jobs:
-            yield job.number, pack_shard(job, progress.packed)
+            yield job.number, pack_shard(job, progress.advance)
     finally:
         close_records()
 
@@ -68,7 +81,7 @@ def choose_executor(
     """Return the executor for a pack.
 
     Args:
-        engine: Where to pack.
+        engine: The engine.
         num_workers: The number of worker processes that the caller chose; None to choose one.
         num_shards: The number of shards.
         num_bytes: The size of all files in bytes.
@@ -85,21 +98,12 @@ def choose_executor(
     num_workers = min(num_workers, num_shards)
     if num_workers <= 1:
         return pack_here
-
     return InProcesses(num_workers=num_workers)
-
-
-END_WITHIN_S = 10.0
-"""Seconds in which a worker process ends after it was told to. It only has to remove one unfinished file."""
-
-SILENT_S, LAST_CHANCE_S = 60.0, 20.0
-"""A worker process counts as suspended if it does not report for these two times together, in seconds. The second one
-starts again if this process itself was suspended. A worker process that works reports every few seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Worker:
-    """A worker process and the connection to it, over which jobs go and reports and shards come."""
+    """A worker process, and the connection that sends it jobs and receives its reports and shards."""
 
     process: subprocess.Popen[bytes]
     connection: Connection
@@ -111,7 +115,7 @@ class InProcesses:
 
     num_workers: int
 
-    def __call__(self, jobs: Iterator[ShardJob], progress: PackProgress) -> Generator[tuple[int, PackedShard]]:
+    def __call__(self, jobs: Iterator[ShardJob], progress: WorkProgress) -> Generator[tuple[int, PackedShard]]:
         workers = list[_Worker]()
         try:
             for job in jobs:
@@ -127,7 +131,7 @@ class InProcesses:
 
 
 def _run_in_processes(
-    workers: list[_Worker], next_job: ShardJob | None, jobs: Iterator[ShardJob], progress: PackProgress
+    workers: list[_Worker], next_job: ShardJob | None, jobs: Iterator[ShardJob], progress: WorkProgress
 ) -> Generator[tuple[int, PackedShard]]:
     """Give each worker its next job when it has finished one, until all jobs are done."""
     busy: dict[Any, _Worker] = {worker.connection: worker for worker in workers}
@@ -137,7 +141,7 @@ def _run_in_processes(
             worker, heard_at[connection] = busy[connection], time.monotonic()
             kind, *values = _receive(worker)
             if kind == "report":
-                progress.packed(*values)
+                progress.advance(*values)
                 continue
             if kind == "error":
                 raise values[0]
@@ -189,26 +193,14 @@ def _end(workers: list[_Worker]) -> None:
             worker.process.wait()
 
 
-REPORT_EVERY_S = 0.1
-"""Seconds between reports. A report also shows that the parent process still exists."""
-
-ALIVE_EVERY_S = 2.0
-"""Seconds between empty reports, which show that this process is not suspended."""
-
-
 class _Sender:
-    """Sends messages. Threads share it.
-
-    Args:
-        connection: The connection to the parent process.
-    """
+    """Sends messages to the parent process. Threads share it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._lock = threading.Lock()
 
     def send(self, message: tuple[object, ...]) -> None:
-        """Send a message."""
         with self._lock:
             self._connection.send(message)
 
@@ -217,11 +209,11 @@ class _Sender:
         with suppress(OSError):
             while True:
                 self.send(("report", 0, 0))
-                time.sleep(ALIVE_EVERY_S)  # Only time passes between two signs of life.
+                time.sleep(ALIVE_EVERY_S)
 
 
 class _Reporter:
-    """Adds up reports, and sends the sum now and then."""
+    """Adds up reports, and sends the sum every ``REPORT_EVERY_S``."""
 
     def __init__(self, sender: _Sender) -> None:
         self._sender = sender
@@ -255,7 +247,6 @@ def main() -> None:
 
 
 def _pack_in_process(job: ShardJob, sender: _Sender) -> tuple[object, ...]:
-    """Pack a shard; return the answer to send."""
     reporter = _Reporter(sender)
     try:
         shard = pack_shard(job, reporter.add)
@@ -267,8 +258,8 @@ def _pack_in_process(job: ShardJob, sender: _Sender) -> tuple[object, ...]:
 
 def _picklable(error: Exception) -> Exception:
     try:
-        pickle.loads(pickle.dumps(error))  # our own bytes
-    except Exception:  # Whatever prevents it, the text can be sent.
+        pickle.loads(pickle.dumps(error))  # These bytes are this process's own.
+    except Exception:  # The text can be sent in any case.
         return PackError(f"{type(error).__name__}: {error}")
     return error
 
@@ -278,17 +269,17 @@ class OnRay:
     """The executor that packs on a Ray cluster: see :class:`~shardio.packing.executors.PackExecutor`.
 
     All machines of the cluster must see the source and the destination under the same paths, and have the same version
-    of shardio. If this process is already connected to a cluster, that one is used.
+    of shardio. If this process is already connected to a cluster, that cluster is used.
 
     Attributes:
         address: The address of the cluster; None to start Ray on this machine.
-        num_workers: How many shards are packed at a time; None for one for each processor of the cluster.
+        num_workers: The number of shards to pack at a time; None for one for each processor of the cluster.
     """
 
     address: str | None
     num_workers: int | None
 
-    def __call__(self, jobs: Iterator[ShardJob], progress: PackProgress) -> Generator[tuple[int, PackedShard]]:
+    def __call__(self, jobs: Iterator[ShardJob], progress: WorkProgress) -> Generator[tuple[int, PackedShard]]:
         ray = import_ray()
         is_ours = not ray.is_initialized()
         if is_ours:
@@ -325,7 +316,7 @@ def _connect(ray: Any, address: str | None) -> None:
 
 
 def _run_on_ray(
-    ray: Any, num_at_once: int, jobs: Iterator[ShardJob], progress: PackProgress
+    ray: Any, num_at_once: int, jobs: Iterator[ShardJob], progress: WorkProgress
 ) -> Generator[tuple[int, PackedShard]]:
     """Keep ``num_at_once`` tasks in flight until all jobs are done."""
     task = ray.remote(num_cpus=1)(_pack_on_ray)
@@ -337,7 +328,7 @@ def _run_on_ray(
             shard = _get(ray, done)
             if (following := next(jobs, None)) is not None:
                 in_flight[task.remote(following)] = following
-            progress.packed(len(job.samples), shard.entry.num_bytes)
+            progress.advance(len(job.samples), shard.entry.num_bytes)
             yield job.number, shard
     finally:
         for each in in_flight:
@@ -349,7 +340,6 @@ def _pack_on_ray(job: ShardJob) -> PackedShard:
 
 
 def _get(ray: Any, done: Any) -> PackedShard:
-    """Return the result of a task; raise the error that ended it."""
     try:
         shard: PackedShard = ray.get(done)
     except ray.exceptions.RayTaskError as error:

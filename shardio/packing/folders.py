@@ -1,7 +1,7 @@
-"""Folders that datasets are written to, in a local directory or an object store.
+"""The folders of datasets that are being written, in a local directory or an object store.
 
 Object stores have no locks, renames or appends. The mark of an unfinished dataset is created only if there is none, so
-of two writers that begin at the same time, one is refused. Each shard of a pack is recorded in an object of its own.
+if two writers begin at the same time, one of them gets an error. Each shard of a pack is recorded in its own object.
 """
 
 from __future__ import annotations
@@ -28,6 +28,14 @@ from shardio.values import parse_json
 LOCK_NAME = ".shardio-pack.lock"
 """The name of the lock of a local folder."""
 
+JOURNAL_NAME = ".shardio-pack.journal"
+
+RECORD_PREFIX = ".shardio-packed-"
+"""The start of the names of the objects that record finished shards."""
+
+MAX_REQUESTS = 16
+"""The number of small objects to read or remove at a time."""
+
 
 class Journal(Protocol):
     """Records the finished shards of an unfinished pack, each durably before the next."""
@@ -43,7 +51,7 @@ class Journal(Protocol):
 class DatasetFolder(Protocol):
     """The folder of a dataset that is being written. It can be compared, hashed and pickled.
 
-    Its files are read and written through its location. These methods do what depends on the kind of store.
+    Its files are read and written through its location. These methods cover the differences between stores.
     """
 
     @property
@@ -72,16 +80,16 @@ class DatasetFolder(Protocol):
         """
 
     def list_names(self) -> list[str]:
-        """Return the names of what the folder holds, sorted, without locks. Files may be partial."""
+        """Return the names in the folder, sorted, without locks. Files may be partial."""
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove files, in any order."""
 
     def remove_partial(self, targets: Container[str] | None = None) -> None:
-        """Remove what killed processes left of files that they had not finished.
+        """Remove partial files that killed processes left.
 
         Args:
-            targets: The names of these files; None for any.
+            targets: The names of the unfinished files; None for all.
         """
 
     def open_journal(self) -> AbstractContextManager[Journal]:
@@ -91,20 +99,16 @@ class DatasetFolder(Protocol):
         """Remove the journal if there is one."""
 
     def identify(self, tar: Location) -> str:
-        """Return what identifies the present content of a shard and its index, for :meth:`find_damage`."""
+        """Return the identity of the present content of a shard and its index, for :meth:`find_damage`."""
 
     def find_damage(self, tar: Location, shard: PackedShard) -> str | None:
-        """Return what happened to a shard that an earlier run finished; None if it is as that run left it."""
-
-
-JOURNAL_NAME = ".shardio-pack.journal"
+        """Return a description of the damage to a shard that an earlier run finished; None if it is unchanged."""
 
 
 class LocalJournal:
     """Records finished shards, each durably before the next.
 
-    A run that is killed may leave a torn last line. It counts as missing, as do other damaged lines: their shards are
-    packed again.
+    A run that is killed may leave a torn last line. Damaged lines count as missing: their shards are packed again.
 
     Attributes:
         finished: The shards that earlier runs finished, by name.
@@ -216,7 +220,7 @@ class LocalFolder:
         (self._path / JOURNAL_NAME).unlink(missing_ok=True)
 
     def identify(self, tar: Location) -> str:
-        """Return the xxh3-128 of the index in hexadecimal. The index has that of the tar."""
+        """Return the xxh3-128 of the index, which holds the tar's, in hexadecimal."""
         return _digest_file(index_location(tar))
 
     def find_damage(self, tar: Location, shard: PackedShard) -> str | None:
@@ -242,13 +246,6 @@ def _digest_file(location: Location) -> str:
     return digest.hexdigest()
 
 
-RECORD_PREFIX = ".shardio-packed-"
-"""The start of the names of the objects that record finished shards."""
-
-MAX_REQUESTS = 16
-"""How many small objects are read or removed at a time."""
-
-
 class RemoteJournal:
     """Records finished shards, each in an object: see :class:`~shardio.packing.folders.Journal`.
 
@@ -256,7 +253,7 @@ class RemoteJournal:
 
     Args:
         folder: The folder of the dataset.
-        names: The names of the records that are there.
+        names: The names of the existing records.
     """
 
     def __init__(self, folder: Location, names: Sequence[str]) -> None:
@@ -274,8 +271,8 @@ class RemoteJournal:
 class RemoteFolder:
     """A folder in an object store: see :class:`~shardio.packing.folders.DatasetFolder`.
 
-    Finished shards are recognised by the versions that the store gave to them and to their indexes, because an object's
-    content was compared when it was uploaded.
+    Finished shards are recognised by the versions of their tars and indexes in the store, because the content of an
+    object was compared when it was uploaded.
     """
 
     location: Location

@@ -13,11 +13,11 @@ from shardio.storage import Location
 
 
 def check_name(key: object, field: object) -> tuple[str, str]:
-    """Return a key and a field name if every reader of the tar finds them again.
+    """Return a key and a field name, after checking that every reader of the tar finds them again.
 
     Raises:
         TypeError: If one of them is not a string.
-        ValueError: If readers would cut the member's name differently, or the key is not a relative path. The message
+        ValueError: If readers would split the member's name differently, or the key is not a relative path. The message
             says how to change it.
     """
     key = check_key(key)
@@ -25,7 +25,7 @@ def check_name(key: object, field: object) -> tuple[str, str]:
 
 
 def check_field(key: str, field: object) -> str:
-    """Return a field name if readers find it and the key again.
+    """Return a field name, after checking that readers find it and the key again.
 
     Args:
         key: The key of the sample, which other tools may have made.
@@ -53,7 +53,7 @@ def check_field(key: str, field: object) -> str:
 
 
 def check_key(key: object) -> str:
-    """Return a key if it can be one.
+    """Return a key, after checking it.
 
     Raises:
         TypeError: If it is not a string.
@@ -86,10 +86,10 @@ _START = 1024
 
 
 class KeyHashes:
-    """A set of 64-bit hashes. It takes 16 to 32 bytes for each (Python's own set: about 70)."""
+    """A set of 64-bit hashes. It takes 16 to 32 bytes for each hash (Python's own set: about 70)."""
 
     def __init__(self) -> None:
-        self._buffers = array("Q", bytes(8 * _START))  # An open-addressed table. 0 means empty.
+        self._table = array("Q", bytes(8 * _START))  # Open addressing. 0 means empty.
         self._num = 0
 
     def __len__(self) -> int:
@@ -97,37 +97,37 @@ class KeyHashes:
 
     def add(self, key_hash: int) -> bool:
         """Add a hash. Return whether it is new."""
-        if 2 * self._num >= len(self._buffers):
+        if 2 * self._num >= len(self._table):
             self._grow()
-        if not _place(self._buffers, key_hash or 1):
+        if not _place(self._table, key_hash or 1):
             return False
         self._num += 1
         return True
 
     def _grow(self) -> None:
-        buffers = array("Q", bytes(16 * len(self._buffers)))
-        for value in self._buffers:
+        table = array("Q", bytes(16 * len(self._table)))
+        for value in self._table:
             if value:
-                _place(buffers, value)
-        self._buffers = buffers
+                _place(table, value)
+        self._table = table
 
 
-def _place(buffers: array[int], value: int) -> bool:
-    """Put a value into its buffer; return False if it is there already."""
-    mask = len(buffers) - 1
+def _place(table: array[int], value: int) -> bool:
+    """Put a value into a table; return False if it is there already."""
+    mask = len(table) - 1
     place = value & mask
-    while found := buffers[place]:
+    while found := table[place]:
         if found == value:
             return False
         place = (place + 1) & mask
-    buffers[place] = value
+    table[place] = value
     return True
 
 
 def find_duplicate(tables: Sequence[ShardTable]) -> tuple[str, Location, Location] | None:
     """Return a key that two samples of some datasets have, and the two tars; None if all keys differ.
 
-    Only the indexes are read. The keys' hashes are held in memory: 8 bytes each, and 16 bytes while they are sorted.
+    Only the indexes are read. Memory holds the hashes of all keys: 8 bytes each, and 16 bytes while they are sorted.
 
     Raises:
         FormatError: If an index is damaged.

@@ -1,4 +1,4 @@
-"""The folder of a dataset that a program writes, also when several processes write to it."""
+"""The folder of a dataset that one program or several processes write: its mark, and the records of workers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from shardio.files import find_target
 from shardio.packing.folders import DatasetFolder, choose_folder
 from shardio.packing.names import find_duplicate
 from shardio.packing.packer import UnfinishedDataset, read_mark
+from shardio.packing.shard_job import REJECTED_NAME
 from shardio.shards import (
     MANIFEST_NAME,
     UNFINISHED_NAME,
@@ -30,12 +31,15 @@ from shardio.storage import Location, StorageOptions, make_direct_access, map_lo
 from shardio.values import parse_json
 
 MARK = b"written by a program"
-"""The start of the mark. It differs from a pack's, so a pack refuses to continue here."""
+"""The start of the mark. A pack's mark differs, so a pack refuses to continue here."""
 
 SHARD_NAME = re.compile(r"shard-([0-9]{5}-)?[0-9]{6,}\.tar(\.idx)?")
 """The names of shards that shardio writes, and of their indexes."""
 
-_OTHER_NAMES = {MANIFEST_NAME, "rejected.jsonl"}
+_OTHER_NAMES = {MANIFEST_NAME, REJECTED_NAME}
+
+_RECORD = re.compile(r"\.shardio-worker-([0-9]{5})\.json")
+"""The name of the file that a worker writes when it has finished."""
 
 
 @contextmanager
@@ -63,7 +67,7 @@ def new_dataset(folder: DatasetFolder, *, overwrite: bool) -> Iterator[Unfinishe
             with suppress(OSError):  # It may have been removed.
                 folder.remove_partial()
                 is_empty = not any(name.endswith(".tar") for name in folder.list_names())
-                if is_empty and read_mark(folder) == unfinished.mark:  # Not that of another writer.
+                if is_empty and read_mark(folder) == unfinished.mark:  # Otherwise, another writer has begun.
                     (folder.location / UNFINISHED_NAME).remove()
             raise
 
@@ -104,19 +108,15 @@ def _is_ours(name: str) -> bool:
 
 
 def _clear(folder: DatasetFolder) -> None:
-    """Remove a former dataset, the manifest first: from then on, readers refuse the folder."""
+    """Remove a former dataset, and its manifest first, without which readers refuse the folder."""
     folder.remove_partial()
     (folder.location / MANIFEST_NAME).remove()
     folder.remove([name for name in whole_names(folder) if name not in (MANIFEST_NAME, UNFINISHED_NAME)])
 
 
-_RECORD = re.compile(r"\.shardio-worker-([0-9]{5})\.json")
-"""The name of the file that a worker writes when it has finished."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """What a worker has written.
+    """A record of the shards that a worker has written.
 
     Attributes:
         worker: The worker's number, from 0.
@@ -145,8 +145,8 @@ def worker_part(folder: DatasetFolder, worker: int, num_workers: int, *, overwri
     """Prepare a folder for one of several workers, and lock this worker's part for the duration of a block.
 
     Raises:
-        PackError: If the folder holds anything but parts of a run with as many workers, or this worker's part is
-            there and ``overwrite`` is off.
+        PackError: If the folder holds anything but parts of a run with this number of workers, or if this worker's
+            part exists and ``overwrite`` is off.
     """
     out = folder.location
     with folder.locked(f".shardio-worker-{worker:05d}.lock"):
@@ -159,7 +159,7 @@ def worker_part(folder: DatasetFolder, worker: int, num_workers: int, *, overwri
                 "this worker's part again, or choose another directory"
             )
         partial = [name for name in names if (find_target(name) or "").startswith(_prefix(worker))]
-        (out / _record_name(worker)).remove()  # First: without it, the part is unfinished.
+        (out / _record_name(worker)).remove()  # First, because the part is unfinished without it.
         folder.remove([*own, *partial])
         folder.mark(_mark(num_workers))
         yield
@@ -172,7 +172,7 @@ def write_record(out: Location, record: WorkerRecord) -> None:
 
 
 def finalize(out: str | os.PathLike[str], *, storage_options: StorageOptions | None = None) -> Manifest:
-    """Join what several ShardWriters with ``worker=`` have written: check that all ended, and write the manifest.
+    """Join the parts that several ShardWriters with ``worker=`` have written, and write the manifest.
 
     Shards are listed by worker, then by number. Call this once, after all workers have ended. If it is interrupted,
     call it again.

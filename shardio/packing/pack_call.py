@@ -1,4 +1,4 @@
-"""``shardio.pack``: check the arguments, pack, and log what needs attention."""
+"""``shardio.pack``: check the arguments, pack directories or iterables, and log findings that need attention."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ from shardio.sample import Classes, Sample, check_classes
 from shardio.shards import Manifest
 from shardio.storage import StorageOptions, make_direct_access, make_path, parse_location
 from shardio.values import check_choice, check_optional_integer, parse_size
+
+DEFAULT_SHARD_SIZE = 256 * 2**20
+"""The default maximum size of a shard in bytes."""
+
+logger = logging.getLogger(__name__)
 
 
 class _Given:
@@ -66,7 +71,7 @@ def pack_iterable(
 ) -> PackResult:
     """Pack the samples of an iterable, or of a sequence, in its order.
 
-    An interrupted call cannot be resumed: repeat it, and it starts again.
+    An interrupted call cannot be resumed. A repeated call starts again.
 
     Args:
         samples: Mappings as for :meth:`shardio.ShardWriter.write`. Without ``__key__``, samples are numbered.
@@ -127,12 +132,6 @@ def _iterate(samples: Any) -> Iterator[Any]:
     return (samples[number] for number in range(len(samples)))
 
 
-DEFAULT_SHARD_SIZE = 256 * 2**20
-"""256 MiB."""
-
-logger = logging.getLogger(__name__)
-
-
 def pack(
     src: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
     dst: str | os.PathLike[str],
@@ -169,10 +168,10 @@ def pack(
     """Pack images, or the dataset of another tool, into tar shards.
 
     ``src/class/…/name.jpg`` becomes the members ``class/…/name.jpg`` and ``class/…/name.cls`` of a shard. Files
-    with the same stem become further fields of the sample; of two images with the same stem, each is a sample, whose
-    key ends in its suffix (``class/…/name_png``). Image bytes are copied unchanged unless ``jpeg`` says
-    otherwise. The same input and settings give the same bytes. Repeat the same call to resume an interrupted pack: it
-    keeps finished shards that are unchanged, and packs damaged ones again.
+    with the same stem become further fields of the sample. If two images have the same stem, each is a sample, whose
+    key ends in its suffix (``class/…/name_png``). Image bytes are copied unchanged unless ``jpeg`` or ``convert_to``
+    says otherwise. The same input and settings give the same bytes. Repeat the same call to resume an interrupted pack:
+    it keeps finished shards that are unchanged, and packs damaged ones again.
 
     Args:
         src: A directory: class folders with images, or a flat directory of images. Or the dataset of another tool: a
@@ -196,9 +195,9 @@ def pack(
         jpeg: ``copy`` stores JPEGs unchanged. ``tile`` rewrites them losslessly so that crops decode faster; JPEGs
             that cannot be tiled are stored unchanged. ``reencode`` decodes each JPEG and stores it upright, tiled and,
             with ``max_side``, smaller.
-        convert_to: The format that images in other formats are converted to: ``jpeg``, ``png`` or ``webp``. Images in
-            formats such as GIF and AVIF, which are not packed otherwise, are converted, too. Masks and other fields
-            such as ``mask.png`` stay as they are.
+        convert_to: The format that images in other formats are converted to: ``jpeg``, ``png`` or ``webp``. This
+            includes images in formats such as GIF and AVIF, which are not packed otherwise. Masks and other fields such
+            as ``mask.png`` stay as they are.
         max_side: With ``reencode`` or ``convert_to``, the maximum length of the longer side of an image that is
             encoded, in pixels.
         quality: With ``reencode`` or ``convert_to``, the quality of JPEGs and WebPs that are encoded, 1 to 100; by
@@ -208,9 +207,9 @@ def pack(
         max_pixels: Images with more pixels are rejected; by default, Pillow's limit for decompression bombs.
         num_workers: The number of worker processes; 1 for none. Each writes one shard at a time. The number does not
             affect the output.
-        source_kind: What ``src`` is, if it holds samples of several kinds: ``files`` for a directory of images, or
+        source_kind: The kind of ``src``, if it holds samples of several kinds: ``files`` for a directory of images, or
             ``lmdb``, ``litdata``, ``mds``, ``parquet``, ``saved`` (by Hugging Face's ``datasets``), ``table`` (of
-            paths) or ``tars``. ``auto`` recognises it. A table that only names or labels images is no source.
+            paths) or ``tars``. ``auto`` recognises it. A table that only names or labels images is not a source.
         layout: ``auto`` accepts class folders or a flat directory, and refuses a source that looks different: one
             with splits, or with images and masks. ``classes`` makes each folder a class, whatever its name. ``flat``
             makes no classes. ``pairs`` turns matching files into fields of one sample: ``images/a.jpg`` and
@@ -219,26 +218,27 @@ def pack(
         source_split: The split to pack, if the source holds several: with ``train``, the folders ``images/train`` and
             ``masks/train``, the files ``train-0.tar`` or ``train-0.parquet``, or the rows of a table that have
             ``train`` in the column of splits. ``all`` packs all splits as one dataset, which is refused otherwise.
-        on_incomplete: With the layout ``pairs``, what to do with an image that lacks a file that others have, such as a
-            mask. ``raise`` stops with an error; ``skip`` leaves the image out; ``keep`` packs it with the files that it
-            has (read such datasets with ``missing=None``).
+        on_incomplete: With the layout ``pairs``, the treatment of an image that lacks a file, such as a mask, which
+            others have. ``raise`` stops with an error; ``skip`` leaves the image out; ``keep`` packs it with the files
+            that it has (read such datasets with ``missing=None``).
         fields: The fields to pack from a directory, such as ``["wav", "json"]``: the suffixes of the files of a sample.
             Each sample must have the first. Other files are ignored. By default, samples are images, with all files
             that have the same stem.
         classes: The class names that define the labels, or a dataset or manifest that has class names. For validation
             data, pass those of the training data. By default, the sorted names of the class folders.
         labels: A CSV, JSON Lines or Parquet file that labels the images, instead of class folders. Labels are class
-            names, or integers, also in forms such as ``3.0``. Each image needs one; rows for other images are allowed.
+            names, or integers, which may be written as ``3.0``. Each image needs a label. Rows for other images are
+            allowed.
         image_column: The column of the source with the images; by default, the only one, or ``image``.
         key_column: The column of ``labels`` with keys (``cats/0001``) or paths (``cats/0001.jpg``) below ``src``; by
             default, the first of two columns. Without ``labels``, the column of the source with keys; by default, the
             samples are numbered.
         label_column: The column of ``labels`` with the labels; by default, the second of two columns. Without
             ``labels``, the column of the source with the labels; by default, the only one, or ``label``.
-        on_changed: What to do with a sample whose files change or become unreadable during the pack. ``raise`` stops
+        on_changed: The treatment of a sample whose files change or become unreadable during the pack. ``raise`` stops
             with an error that names the files; ``skip`` leaves the sample out.
-        engine: ``processes`` packs on this machine. ``ray`` packs on a Ray cluster, one task for each shard; all its
-            machines must see ``src`` and ``dst`` under these paths.
+        engine: ``processes`` packs on this machine. ``ray`` packs on a Ray cluster, one task for each shard. All
+            machines of the cluster must see ``src`` and ``dst`` under these paths.
         ray_address: The address of the cluster; by default, Ray is started on this machine.
         storage_options: Settings of the object store of ``dst``, as for :class:`shardio.ShardDataset`.
 
@@ -319,14 +319,13 @@ def pack(
 
 
 def _refuse_options_of_files(**are_given: bool) -> None:
-    """Raise ValueError for an option that does not apply to an iterable."""
     for name, is_given in are_given.items():
         if is_given:
             raise ValueError(f"{name} does not apply to an iterable of samples: omit it")
 
 
 def _finish(result: PackResult, src: str | os.PathLike[str]) -> Manifest:
-    """Log what needs attention, and return the manifest."""
+    """Log findings that need attention, and return the manifest."""
     if result.clipped:
         logger.warning("%s: %s", src, result.describe_clipped())
     for problem in result.mislabelled:

@@ -22,7 +22,7 @@ from shardio.packing.sources.choosing import scan_source
 from shardio.packing.sources.files import FileChangedError, FileProblem, explain_changes
 from shardio.packing.sources.layouts import refuse_url
 from shardio.packing.sources.source import SourceOptions, SourceScan, SourceTable, divide
-from shardio.progress import PackProgress
+from shardio.progress import WorkProgress
 from shardio.shards import MANIFEST_NAME, UNFINISHED_NAME, Manifest, hash_key, read_manifest, write_manifest
 from shardio.storage import Location, RemoteAccess, absolute_path, parse_location
 
@@ -33,7 +33,7 @@ class UnfinishedDataset:
 
     Attributes:
         folder: Its folder.
-        mark: The content of the mark in the folder. A different one is that of another writer.
+        mark: The content of the mark in the folder. A mark with other content belongs to another writer.
     """
 
     folder: DatasetFolder
@@ -84,7 +84,7 @@ def locked(src: Path, folder: DatasetFolder) -> Iterator[None]:
 
 @contextmanager
 def begun(folder: DatasetFolder, plan: PackPlan) -> Iterator[UnfinishedDataset]:
-    """Prepare the destination to start or resume a plan. If that fails before a shard is finished, leave nothing there.
+    """Prepare the destination to start or resume a plan. After a failure before the first finished shard, clear it.
 
     Raises:
         PackError: If the destination holds an unfinished pack of another plan, or a tar that is not in this plan.
@@ -99,8 +99,8 @@ def begun(folder: DatasetFolder, plan: PackPlan) -> Iterator[UnfinishedDataset]:
         refuse_unplanned(folder, plan.names)
     try:
         yield unfinished
-    except Exception:  # Re-raised. Ctrl-C is not among them: what it interrupts can be resumed.
-        with suppress(OSError):  # A store that cannot be reached.
+    except Exception:  # Re-raised. Ctrl-C is not an Exception: a pack that it interrupts can be resumed.
+        with suppress(OSError):  # The store may be unreachable.
             folder.remove_partial()
             if not any(name.endswith(".tar") for name in folder.list_names()):
                 _unmark(folder)
@@ -115,7 +115,7 @@ def finish(manifests: Mapping[UnfinishedDataset, Manifest]) -> None:
     """
     for unfinished, manifest in manifests.items():
         _write_manifest(unfinished, manifest)
-    for unfinished in manifests:  # From here on, nothing can be lost: see are_ending.
+    for unfinished in manifests:  # If this is interrupted, a later run ends it: see are_ending.
         _unmark(unfinished.folder)
 
 
@@ -129,7 +129,7 @@ def are_ending(folders: Sequence[DatasetFolder]) -> bool:
 
 
 def end(plans: Mapping[DatasetFolder, PackPlan]) -> list[Manifest]:
-    """End a pack that :func:`are_ending` recognised, and return the manifests.
+    """Finish a pack that :func:`are_ending` recognised, and return the manifests.
 
     Raises:
         PackError: If it was a pack of another plan.
@@ -150,7 +150,7 @@ def _write_manifest(unfinished: UnfinishedDataset, manifest: Manifest) -> None:
     """
     where, mark = unfinished.folder.location, read_mark(unfinished.folder)
     if mark is None and _has_manifest(where, manifest):
-        return  # Stores without locks admit several runs of one pack. Another one has ended first.
+        return  # Stores without locks admit several runs of one pack, and another run has ended first.
     if mark is None:
         raise PackError(
             f"{where} was removed during the pack: delete the directory of that name, if there is one, and pack again"
@@ -164,13 +164,11 @@ def _write_manifest(unfinished: UnfinishedDataset, manifest: Manifest) -> None:
 
 
 def _has_manifest(where: Location, manifest: Manifest) -> bool:
-    """Return whether a folder has a manifest."""
     location = where / MANIFEST_NAME
     return location.exists() and read_manifest(location) == manifest
 
 
 def _unmark(folder: DatasetFolder) -> None:
-    """Remove the mark of an unfinished dataset and the pack's journal, if they are there."""
     (folder.location / UNFINISHED_NAME).remove()
     folder.remove_journal()
 
@@ -184,7 +182,6 @@ def read_mark(folder: DatasetFolder) -> bytes | None:
 
 
 def _refuse_other_plan(folder: DatasetFolder, mark: bytes, plan: PackPlan) -> None:
-    """Raise PackError if a mark is that of another plan."""
     if mark != plan.digest.encode():
         raise PackError(
             f"{folder.location} holds an unfinished pack of different images or with different settings: delete "
@@ -194,15 +191,15 @@ def _refuse_other_plan(folder: DatasetFolder, mark: bytes, plan: PackPlan) -> No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How a pack runs. Nothing of it affects the output, except what happens to samples with problems.
+    """Settings for the run of a pack. They do not affect the output, except how problem samples are handled.
 
     Attributes:
         strict: Whether an image that would be rejected, or whose format does not match its suffix, is an error.
-        on_changed: What to do with a sample whose files change during the pack.
+        on_changed: The treatment of a sample whose files change during the pack.
         num_workers: The number of worker processes; None to choose it.
-        engine: Where to pack.
+        engine: The engine that packs the shards.
         ray_address: The address of the Ray cluster; None to start Ray on this machine.
-        access: How an object store is reached that the dataset is written to; None for the settings of the environment.
+        access: The access to the destination's object store; None for the settings of the environment.
     """
 
     strict: bool = False
@@ -228,7 +225,7 @@ def pack_source(
     settings: PackSettings,
     source: SourceOptions | None = None,
     run: RunOptions | None = None,
-    progress: PackProgress | None = None,
+    progress: WorkProgress | None = None,
 ) -> PackResult:
     """Pack as :func:`~shardio.packing.pack` does, report to ``progress``, and return the manifest with details."""
     out = parse_location(dst, None if run is None else run.access)
@@ -243,7 +240,7 @@ def pack_parts(
     settings: PackSettings,
     source: SourceOptions | None = None,
     run: RunOptions | None = None,
-    progress: PackProgress | None = None,
+    progress: WorkProgress | None = None,
 ) -> dict[str, PackResult]:
     """Pack a source as :func:`pack_source` does, divided into several datasets by a hash of each sample's key.
 
@@ -255,13 +252,13 @@ def pack_parts(
         out: The directory of the new datasets.
         parts: The fraction and the name of each dataset.
         settings: The settings of each pack.
-        source: How to read the source.
-        run: How the packs run.
-        progress: Receives reports.
+        source: The options for reading the source.
+        run: The settings of the run.
+        progress: Receives the number of samples and their size, then the samples and bytes that are packed or kept.
 
     Returns:
-        The result for each part, by name. The first one has the ignored files of the whole source, and its keys that
-        end in suffixes.
+        The result for each part, by name. The first result also has the ignored files of the whole source, and the
+        source's keys that end in suffixes.
 
     Raises:
         PackError: If a part would have no samples, or for the same reasons as :func:`~shardio.packing.pack`.
@@ -289,11 +286,11 @@ def _pack(
     settings: PackSettings,
     source: SourceOptions | None,
     run: RunOptions | None,
-    progress: PackProgress | None,
+    progress: WorkProgress | None,
     divide_scan: Callable[[SourceScan], Sequence[SourceScan]],
 ) -> list[PackResult]:
-    """Scan a source, divide it over some datasets in or at ``out``, and write them."""
-    source, run, progress = source or SourceOptions(), run or RunOptions(), progress or PackProgress()
+    """Scan a source, divide it into one dataset for each of ``dsts``, and write them."""
+    source, run, progress = source or SourceOptions(), run or RunOptions(), progress or WorkProgress()
     choose_rewrite(settings)  # It raises an error if packages are missing.
     refuse_url(src, out)
     if run.engine == "ray":  # Its tasks run in other directories.
@@ -315,19 +312,18 @@ def _pack(
         for target in targets:
             stack.enter_context(locked(src, target.folder))
             unfinished.append(stack.enter_context(begun(target.folder, target.plan)))
-        progress.planned(sum(len(scan.samples) for scan in scans), sum(scan.samples.num_bytes for scan in scans))
+        progress.start(sum(len(scan.samples) for scan in scans), sum(scan.samples.num_bytes for scan in scans))
         results = [_write_dataset(src, target, settings, run, progress) for target in targets]
         finish({each: result.manifest for each, result in zip(unfinished, results, strict=True)})
     return results
 
 
 def _ended(scan: SourceScan, manifest: Manifest) -> PackResult:
-    """Return the result for a dataset that an earlier run had written completely."""
     return PackResult(manifest=manifest, ignored=scan.ignored, suffixed=scan.suffixed, num_kept=manifest.num_samples)
 
 
 def _write_dataset(
-    src: Path, target: _Target, settings: PackSettings, run: RunOptions, progress: PackProgress
+    src: Path, target: _Target, settings: PackSettings, run: RunOptions, progress: WorkProgress
 ) -> PackResult:
     """Write the shards of a dataset, and return the result, whose manifest is not written yet."""
     folder, samples, plan = target.folder, target.scan.samples, target.plan
@@ -365,7 +361,7 @@ def _write_shards(
     plan: PackPlan,
     make_job: Callable[..., ShardJob],
     execute: PackExecutor,
-    progress: PackProgress,
+    progress: WorkProgress,
 ) -> list[PackedShard]:
     """Write the shards of a plan, and record each one when it is finished; return them in manifest order."""
     with folder.open_journal() as journal:

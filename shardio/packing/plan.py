@@ -1,4 +1,4 @@
-"""Plan a pack: which sample goes into which shard, and in which order. A pure function of the scan and the settings."""
+"""Plan a pack: assign samples to parts and to shards, in order. Plans depend only on the scan and the settings."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Parts:
     """Named parts of a dataset.
 
     A sample's part depends only on its key and on the fractions: the xxh3-64 of the key in UTF-8, divided by 2**64, is
-    compared with the running sums of the fractions. So samples stay in their parts when others are added.
+    compared with the running sums of the fractions. So a sample stays in its part when others are added.
 
     Attributes:
         names: The name of each part.
-        thresholds: The first hash of each part but the first.
+        thresholds: The first hash of each part except the first.
     """
 
     names: tuple[str, ...]
@@ -44,7 +44,7 @@ class Parts:
 
         Args:
             num_samples: The number of samples of each part.
-            where: What is divided, for the message.
+            where: The dataset that is divided, for the message.
         """
         if empty := [name for name, number in zip(self.names, num_samples, strict=True) if not number]:
             raise PackError(
@@ -69,7 +69,7 @@ def make_parts(fractions: Sequence[float | str], names: Sequence[str]) -> Parts:
     if len(set(names)) < len(names):
         raise ValueError(f"the names of the parts must differ, got {', '.join(names)}")
     try:
-        exact = [Fraction(str(fraction)) for fraction in fractions]  # Decimals, as they are written.
+        exact = [Fraction(str(fraction)) for fraction in fractions]  # The decimals that the user has written.
     except (ValueError, ZeroDivisionError) as error:
         raise ValueError(f"the fractions must be numbers such as 0.9 and 0.1, got {fractions!r}") from error
     total = sum(exact, Fraction())
@@ -80,7 +80,7 @@ def make_parts(fractions: Sequence[float | str], names: Sequence[str]) -> Parts:
 
 
 JpegMode = Literal["copy", "tile", "reencode"]
-"""How JPEGs are stored."""
+"""The ways to store JPEGs: see :class:`PackSettings`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +146,11 @@ class PackSettings:
         return self.jpeg == "reencode" or self.convert_to is not None
 
 
+def name_shard(number: int) -> str:
+    """Return the name that a pack gives to a shard."""
+    return f"shard-{number:06d}.tar"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPlan:
     """One shard to write: its file name, and the rows of its samples in order, int64 [n]."""
@@ -160,7 +165,7 @@ class PackPlan:
 
     Attributes:
         order: The rows of all samples in packing order, int64 [n].
-        stops: Where each shard ends in this order, int64 [shards].
+        stops: The end of each shard in this order, int64 [shards].
         digest: The digest of the samples, their labels, their files' sizes and times, and the settings. It identifies
             an unfinished pack.
     """
@@ -175,13 +180,13 @@ class PackPlan:
     def __iter__(self) -> Iterator[ShardPlan]:
         start = 0
         for number, stop in enumerate(self.stops.tolist()):
-            yield ShardPlan(name=_shard_name(number), rows=self.order[start:stop])
+            yield ShardPlan(name=name_shard(number), rows=self.order[start:stop])
             start = stop
 
     @property
     def names(self) -> set[str]:
         """The file names of all shards."""
-        return set(map(_shard_name, range(len(self))))
+        return set(map(name_shard, range(len(self))))
 
 
 def make_plan(samples: SourceTable, classes: Sequence[str], settings: PackSettings) -> PackPlan:
@@ -197,7 +202,7 @@ def make_plan(samples: SourceTable, classes: Sequence[str], settings: PackSettin
 
 
 def _cut(sizes: NDArray[np.int64], settings: PackSettings) -> list[int]:
-    """Return where each shard ends, given the samples' sizes in a tar in packing order."""
+    """Return the end of each shard, given the samples' sizes in a tar in packing order."""
     ends, stops, start = np.cumsum(sizes), list[int](), 0
     while start < len(sizes):
         before = int(ends[start - 1]) if start else 0
@@ -206,7 +211,3 @@ def _cut(sizes: NDArray[np.int64], settings: PackSettings) -> list[int]:
         start = min(max(stop, start + 1), most)
         stops.append(start)
     return stops
-
-
-def _shard_name(number: int) -> str:
-    return f"shard-{number:06d}.tar"

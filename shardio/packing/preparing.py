@@ -28,10 +28,10 @@ from shardio.sample import Sample
 from shardio.shards import ShardEntry
 
 TILED = "tiled"
-"""The outcome of a JPEG that is stored tiled. Other outcomes say why a JPEG is stored unchanged."""
+"""The outcome of a JPEG that is stored tiled. Other outcomes are reasons why a JPEG is stored unchanged."""
 
 Rewrite = Callable[[bytes], tuple[bytes, str]]
-"""A function from a JPEG to the bytes to store and the outcome: TILED, or a reason with details in parentheses."""
+"""A function of a JPEG that returns the bytes to store, and TILED or a reason with details in parentheses."""
 
 DEFAULT_QUALITY = 90
 
@@ -43,7 +43,7 @@ class JpegTally:
     """Counts how the JPEGs of a shard, or of all shards, are stored.
 
     Attributes:
-        outcomes: How many are stored ``tiled``, and how many are stored unchanged, by reason.
+        outcomes: The number of JPEGs by outcome: ``tiled``, or the reason why they are stored unchanged.
         num_bytes_before: The total size of the files.
         num_bytes_after: The total size of the stored JPEGs.
         damaged: The damaged files, which are stored unchanged.
@@ -168,7 +168,7 @@ def is_jpeg(content: bytes) -> bool:
 
 
 def tiling_proves_soundness(content: bytes, max_pixels: int | None) -> bool:
-    """Return whether an image needs no other check if it can be tiled, which reads every code of a JPEG.
+    """Return whether tiling proves that an image is sound, because it reads every code of a JPEG.
 
     Args:
         content: The content of an image file.
@@ -180,12 +180,12 @@ def tiling_proves_soundness(content: bytes, max_pixels: int | None) -> bool:
         return False
     try:
         return decodes_if_tileable(content, max_pixels=max_pixels or DEFAULT_MAX_PIXELS)
-    except ValueError:  # The check will say what is wrong with its head.
+    except ValueError:  # The check will tell what is wrong with its head.
         return False
 
 
 class RejectedSample(NamedTuple):
-    """A sample that was not packed: its key, its file's path relative to the source, and why."""
+    """A sample that was not packed: its key, its file's path relative to the source, and the reason."""
 
     key: str
     file: str
@@ -199,16 +199,16 @@ class PackedShard:
     Attributes:
         entry: Its entry in the manifest.
         fields: The names of its fields.
-        identity: What identifies the content of its tar and its index, as their folder determines it; "" if it has no
+        identity: The identity of the content of its tar and its index, which their folder determines; "" if it has no
             samples, and so no files.
-        jpegs: How its JPEGs are stored.
-        converted: How many images were converted, by their former format.
-        clipped: How many images have gray values that are clipped when they become RGB, by their type.
+        jpegs: The tally of its JPEGs.
+        converted: The number of converted images by their former format.
+        clipped: The number of images whose gray values are clipped when they become RGB, by the type of the values.
         mislabelled: Images whose format does not match their suffix. They are packed anyway.
         rejected: Samples whose image cannot be decoded. They are left out.
         changed: Files that changed during the pack. Their samples are left out.
         was_kept: Whether an earlier run wrote it.
-        damage: What was wrong with the shard of an earlier run, which was packed again; "" if nothing was.
+        damage: The damage of an earlier run's shard, which was packed again; "" if there was none.
     """
 
     entry: ShardEntry
@@ -299,7 +299,7 @@ def why_rejected(field: str, content: bytes, max_pixels: int | None) -> str | No
 
 
 class _RejectedError(Exception):
-    """An image prevents that its sample is packed."""
+    """A sample cannot be packed because of one of its images."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(field, reason)
@@ -317,7 +317,7 @@ class _PreparedImage:
         num_bytes_before: If it is a JPEG, its size before it was rewritten.
         mislabelled_as: Its format, if its field has the name of another one.
         converted_from: The format that it was converted from; None if it was not.
-        jpeg_outcome: What became of a JPEG; None for other formats.
+        jpeg_outcome: The outcome of a JPEG; None for other formats.
         clipped_type: The type of its gray values, if they are clipped when it becomes RGB.
     """
 
@@ -333,7 +333,7 @@ class _PreparedImage:
 
 @dataclass(slots=True, kw_only=True)
 class Findings:
-    """What is found while samples are prepared."""
+    """The findings during the preparation of samples: see :class:`PackedShard`."""
 
     jpegs: JpegTally = field(default_factory=JpegTally)
     converted: Counter[str] = field(default_factory=Counter)
@@ -347,11 +347,11 @@ class Preparation:
     """Prepares the samples of a shard.
 
     Attributes:
-        findings: What has been found so far.
+        findings: The findings so far.
 
     Args:
         settings: The settings of the pack.
-        root: What precedes the names of the source's files, as a string that ends in a slash.
+        root: The prefix of the names of the source's files, which ends in a slash.
         strict: Whether a mislabelled, rejected or damaged image is an error.
     """
 
@@ -396,7 +396,7 @@ class Preparation:
         return holds_images(field) or (self._settings.convert_to is not None and is_convertible(field))
 
     def _note(self, source: SourceSample, image: _PreparedImage) -> None:
-        """Note what became of an image, once its sample is known to be packed."""
+        """Record the findings about an image of a sample that is packed."""
         found = self.findings
         if image.mislabelled_as is not None:
             what = f"has the suffix .{image.field.rpartition('.')[2]} but is in {image.mislabelled_as} format"
@@ -477,7 +477,7 @@ def refuse_problems(
     """Raise PackError if there is a problem that ``strict`` makes an error.
 
     Args:
-        root: What precedes the names of files of rejected samples.
+        root: The prefix of the names of the source's files.
         mislabelled: Images whose format does not match their suffix.
         rejected: Samples that cannot be decoded.
         damaged: Damaged JPEGs that would be stored unchanged.

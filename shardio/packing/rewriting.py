@@ -23,8 +23,8 @@ from shardio.packing.folders import choose_folder
 from shardio.packing.output_folder import new_dataset
 from shardio.packing.pack_call import DEFAULT_SHARD_SIZE
 from shardio.packing.packer import RunOptions, finish, pack_source
-from shardio.packing.plan import PackSettings, make_parts
-from shardio.packing.shard_writer import ShardLimits, ShardSequence, name_shard
+from shardio.packing.plan import PackSettings, make_parts, name_shard
+from shardio.packing.shard_writer import ShardLimits, ShardSequence
 from shardio.packing.sources.layouts import Layout
 from shardio.packing.sources.source import SourceKind, SourceOptions
 from shardio.packing.sources.tars import (
@@ -37,7 +37,7 @@ from shardio.packing.sources.tars import (
     unite_fields,
     unite_settings,
 )
-from shardio.progress import PackProgress
+from shardio.progress import WorkProgress
 from shardio.sample import Sample
 from shardio.shards import (
     MANIFEST_NAME,
@@ -68,6 +68,12 @@ from shardio.values import check_choice, check_flag, check_optional_integer, par
 
 DEFAULT_SIZE = "256MiB"
 
+RECORD_NAME = ".shardio-append.json"
+"""The file that lists the shards of an unfinished append."""
+
+_PACKED_PREFIX = ".shardio-append-"
+"""The start of the names of directories that hold packed images until they are appended."""
+
 
 def merge(
     out: str | os.PathLike[str],
@@ -76,7 +82,7 @@ def merge(
     max_shard_size: str | int = DEFAULT_SIZE,
     max_shard_samples: int | None = None,
     overwrite: bool = False,
-    progress: PackProgress | None = None,
+    progress: WorkProgress | None = None,
     storage_options: StorageOptions | None = None,
 ) -> Manifest:
     """Write the samples of several datasets, one after another, to a new dataset.
@@ -117,7 +123,7 @@ def reshard(
     max_shard_samples: int | None = None,
     shuffle_seed: int | None = None,
     overwrite: bool = False,
-    progress: PackProgress | None = None,
+    progress: WorkProgress | None = None,
     storage_options: StorageOptions | None = None,
 ) -> Manifest:
     """Write the samples of a dataset to a new dataset with shards of another size, or in another order.
@@ -155,7 +161,7 @@ def split(
     max_shard_size: str | int = DEFAULT_SIZE,
     max_shard_samples: int | None = None,
     overwrite: bool = False,
-    progress: PackProgress | None = None,
+    progress: WorkProgress | None = None,
     storage_options: StorageOptions | None = None,
 ) -> dict[str, Manifest]:
     """Split a dataset into new datasets, by a hash of each sample's key.
@@ -211,7 +217,7 @@ def _rewrite(
     limits: ShardLimits,
     shuffle_seed: int | None,
     overwrite: bool,
-    progress: PackProgress | None,
+    progress: WorkProgress | None,
 ) -> Manifest:
     overwrite = check_flag("overwrite", overwrite)
     classes = unite_classes(tables)
@@ -243,14 +249,13 @@ def _write(samples: Iterable[tuple[int, Sample]], parts: Sequence[ShardSequence]
         raise
 
 
-def _report(samples: Iterable[Sample], tables: Sequence[ShardTable], progress: PackProgress | None) -> Iterable[Sample]:
-    """Yield samples, and report each one."""
-    progress = progress or PackProgress()
+def _report(samples: Iterable[Sample], tables: Sequence[ShardTable], progress: WorkProgress | None) -> Iterable[Sample]:
+    progress = progress or WorkProgress()
     manifests = [table.manifest for table in tables]
-    progress.planned(sum(each.num_samples for each in manifests), sum(each.num_bytes for each in manifests))
+    progress.start(sum(each.num_samples for each in manifests), sum(each.num_bytes for each in manifests))
     for sample in samples:
         yield sample
-        progress.packed(1, sum(map(len, sample.fields.values())))
+        progress.advance(1, sum(map(len, sample.fields.values())))
 
 
 def _make_manifest(sequence: ShardSequence, classes: tuple[str, ...], settings: Settings) -> Manifest:
@@ -275,16 +280,9 @@ def _refuse_sources(tables: Sequence[ShardTable], folders: Sequence[Location]) -
             raise PackError(f"{folder} holds tars that would be read: choose another directory for the new dataset")
 
 
-RECORD_NAME = ".shardio-append.json"
-"""The file that lists the shards of an append that has not ended."""
-
-_PACKED_PREFIX = ".shardio-append-"
-"""The start of the names of directories that hold packed images until they are appended."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Record:
-    """An append that has not ended: its sources, the names of its shards, and the digest of the new manifest."""
+    """An unfinished append: its sources, the names of its shards, and the digest of the new manifest."""
 
     sources: list[str]
     names: list[str]
@@ -299,15 +297,15 @@ def append(
     source_kind: SourceKind = "auto",
     layout: Layout = "auto",
     num_workers: int | None = None,
-    progress: PackProgress | None = None,
+    progress: WorkProgress | None = None,
     storage_options: StorageOptions | None = None,
 ) -> Manifest:
     """Add the samples of other packed datasets, or of directories of images, to a packed dataset.
 
     Shards are hard-linked, or copied if that is impossible, under names that continue the numbering. Images are packed
     first, with the settings and the class names of ``out``. At the end, one rename replaces the manifest. Until then,
-    ``out`` is unchanged, and programs that have opened it before keep reading the samples it had. If the call is
-    interrupted, repeat it.
+    ``out`` is unchanged. Programs that opened it before keep reading its old samples. If the call is interrupted,
+    repeat it.
 
     Args:
         out: A packed directory.
@@ -357,14 +355,13 @@ def append(
             shards = [pair for each in tables for pair in zip(each.tars, each.indexes, strict=True)]
             new = manifest.shards[len(table.manifest.shards) :]
             _link_all(folder, shards, new, manifest, requested, copy=copy)
-        except Exception:  # Re-raised: images that were packed for this call are of no more use.
+        except Exception:  # Re-raised: images that were packed for this call are no longer needed.
             _remove_packed(folder)
             raise
     return manifest
 
 
 def _plan(table: ShardTable, tables: Sequence[ShardTable]) -> Manifest:
-    """Return the new manifest, after checking that the datasets can be one."""
     for each in tables:
         _check_shards(each)
     classes = unite_classes([table, *tables])
@@ -425,7 +422,7 @@ def _link_all(
             link_or_copy(tar, target, copy=copy)
             link_or_copy(index, index_location(target), copy=copy)
             with Shard(target, index_location(target)):
-                pass  # A copy that is incomplete or of other files is refused here.
+                pass  # An incomplete copy, or a copy of other files, raises an error here.
         sync_directory(folder)
         write_manifest(parse_location(folder / MANIFEST_NAME), manifest)
     except BaseException:  # Re-raised: Ctrl-C must not leave shards that no manifest lists either.
@@ -436,7 +433,7 @@ def _link_all(
 
 
 def _end_earlier(folder: Path, manifest: Manifest, requested: list[str]) -> bool:
-    """Clean up after an append that was interrupted. Return whether it was the requested one, and has been done."""
+    """Clean up after an interrupted append. Return whether it was the requested one, and had written the manifest."""
     location = parse_location(folder / RECORD_NAME)
     remove_unfinished(folder)
     if not location.exists():
@@ -456,7 +453,7 @@ def _end_earlier(folder: Path, manifest: Manifest, requested: list[str]) -> bool
 
 
 def _roll_back(folder: Path, names: Sequence[str]) -> None:
-    """Remove the shards of an append that has not ended, and its record last. Images that have been packed stay."""
+    """Remove the shards of an unfinished append, and its record last. Packed images stay."""
     for name in names:
         tar = parse_location(folder / name)
         index_location(tar).remove()
@@ -465,13 +462,12 @@ def _roll_back(folder: Path, names: Sequence[str]) -> None:
 
 
 def _remove_record(folder: Path) -> None:
-    """Remove what an append that is done needed: the packed images first, the record last."""
+    """Remove the packed images of a finished append first, and its record last."""
     _remove_packed(folder)
     (folder / RECORD_NAME).unlink(missing_ok=True)
 
 
 def _remove_packed(folder: Path) -> None:
-    """Remove images that were packed completely to be appended."""
     for manifest in folder.glob(f"{_PACKED_PREFIX}*/{MANIFEST_NAME}"):
         shutil.rmtree(manifest.parent)
 
@@ -482,7 +478,7 @@ def _open_source(
     manifest: Manifest,
     options: SourceOptions,
     num_workers: int | None,
-    progress: PackProgress | None,
+    progress: WorkProgress | None,
     access: RemoteAccess,
 ) -> ShardTable:
     """Open a packed dataset, or pack a directory of images into a hidden directory of the destination."""
@@ -500,7 +496,7 @@ def _open_source(
     name = f"{_PACKED_PREFIX}{xxhash.xxh3_64_hexdigest(os.fsencode(source.resolve()))}"
     packed = folder / name
     if (packed / MANIFEST_NAME).exists():
-        shutil.rmtree(packed)  # An earlier call has packed them, but they may have changed since.
+        shutil.rmtree(packed)  # An earlier call packed the images, but they may have changed since.
     settings = _read_settings(manifest)
     options = replace(options, classes=manifest.classes or None, converts=settings.convert_to is not None)
     pack_source(source, packed, settings, options, RunOptions(num_workers=num_workers), progress)

@@ -1,4 +1,4 @@
-"""Pack one shard: a function of its job alone, which any process on any machine with the same files can call."""
+"""Pack one shard. The result depends only on the job, so any process on any machine with the same files can do it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ from shardio.storage import Location, find_path
 REJECTED_NAME = "rejected.jsonl"
 """The file in a packed dataset that lists the samples that were left out."""
 
+OnChanged = Literal["raise", "skip"]
+"""The treatment of samples whose files change during the pack."""
+
+Report = Callable[[int, int], None]
+"""Receives the numbers of samples and bytes that were packed since the last call."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackResult:
@@ -33,11 +39,11 @@ class PackResult:
     Attributes:
         manifest: The manifest that was written.
         ignored: The files of the source that do not belong to a sample.
-        suffixed: The keys that end in the suffix of the file, because another image has the same name otherwise.
+        suffixed: The keys that end in the file's suffix, because another image has the same name except for its suffix.
         num_kept: The number of samples in shards that an earlier run had finished.
-        jpegs: How the JPEGs are stored.
-        converted: How many images were converted, by their former format.
-        clipped: How many images have gray values that are clipped when they become RGB, by their type.
+        jpegs: The tally of the JPEGs.
+        converted: The number of converted images by their former format.
+        clipped: The number of images whose gray values are clipped when they become RGB, by the type of the values.
         mislabelled: Images whose format does not match their suffix. They were packed anyway.
         rejected: Samples whose images cannot be decoded. They were left out.
         changed: Files that changed during the pack. Their samples were left out.
@@ -91,10 +97,10 @@ def find_finished(
         folder: The folder of the dataset.
         tar: The shard's location.
         samples: The samples that it must hold.
-        earlier: What the journal says about it.
+        earlier: The journal's record of the shard; None if there is none.
 
     Returns:
-        The shard; what is wrong with it if it was damaged and must be packed again; None if no run finished it.
+        The shard; a description of its damage if it must be packed again; None if no run finished it.
 
     Raises:
         PackError: If a tar that is not part of this pack has the shard's name.
@@ -102,7 +108,7 @@ def find_finished(
     damage = None
     if earlier is not None:
         if earlier.changed:
-            return None  # Files had changed, and their samples were left out. By now, the files may be restored.
+            return None  # Samples of changed files were left out, but the files may be restored by now.
         damage = folder.find_damage(tar, earlier) if earlier.entry.num_samples else None
         if damage is None:
             return earlier.as_kept()
@@ -144,20 +150,13 @@ def _refuse_foreign(tar: Location, samples: Sequence[SourceSample], *, is_record
 
 
 def _is_absent(tar: Location, error: Exception) -> bool:
-    """Return whether an error says that there is nothing at a location, not even a link that leads nowhere."""
+    """Return whether an error says that nothing is at a location, not even a link that leads nowhere."""
     path = find_path(tar)
     return isinstance(error, FileNotFoundError) and (path is None or not os.path.lexists(path))
 
 
 def _explain_foreign(tar: Location, why: str) -> str:
     return f"{tar} is not a shard of the unfinished pack in {tar.folder}: {why}. Move it away or delete it"
-
-
-OnChanged = Literal["raise", "skip"]
-"""What to do with samples whose files change during the pack."""
-
-Report = Callable[[int, int], None]
-"""Receives the number of packed samples and bytes since the last call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,12 +167,12 @@ class ShardJob:
         number: Its number in the plan.
         folder: The folder to write it to.
         name: Its file name.
-        root: What precedes the names of the source's files, as a string that ends in a slash.
+        root: The prefix of the names of the source's files, which ends in a slash.
         samples: Its samples in order.
         settings: The settings of the pack.
         strict: Whether a mislabelled, rejected or damaged image is an error.
-        on_changed: What to do with samples whose files have changed.
-        earlier: The shard as an earlier run finished it; None if no run did.
+        on_changed: The treatment of samples whose files have changed.
+        earlier: The shard that an earlier run finished; None if no run did.
     """
 
     number: int
@@ -224,7 +223,6 @@ def pack_shard(job: ShardJob, report: Report) -> PackedShard:
 
 
 def _make_samples(job: ShardJob, preparation: Preparation, report: Report) -> Iterator[Sample]:
-    """Yield the samples of a shard as they are stored."""
     for source in job.samples:
         try:
             sample = source.read()

@@ -1,4 +1,4 @@
-"""ShardWriter: write shards from a program that makes samples."""
+"""Write shards from a program that makes samples, with :class:`ShardWriter`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from shardio.packing.folders import choose_folder
 from shardio.packing.names import KeyHashes, check_key, check_name
 from shardio.packing.output_folder import WorkerRecord, name_worker_shard, new_dataset, worker_part, write_record
 from shardio.packing.packer import UnfinishedDataset, finish
+from shardio.packing.plan import name_shard
 from shardio.packing.preparing import DEFAULT_QUALITY
 from shardio.sample import Classes, Sample, check_classes
 from shardio.shards import (
@@ -185,7 +186,7 @@ _ENCODERS: Mapping[str, tuple[Callable[[ValueEncoder, str, Any], bytes], str]] =
     "txt": (_encode_text, "a string"),
     "npy": (_encode_array, "a numpy array without Python objects"),
 }
-"""For each suffix, a function that encodes a value, and what it takes."""
+"""For each suffix, a function that encodes a value, and a description of the values that it takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,11 +207,6 @@ class ShardLimits:
         object.__setattr__(self, "max_samples", max_samples)
 
 
-def name_shard(number: int) -> str:
-    """Return the name that a pack gives to a shard."""
-    return f"shard-{number:06d}.tar"
-
-
 class ShardSequence:
     """Writes samples to shards, and begins a new shard when one is full. One shard is open at a time.
 
@@ -222,7 +218,7 @@ class ShardSequence:
         fields: The names of their fields.
 
     Args:
-        folder: Where to write the shards.
+        folder: The folder to write the shards to.
         limits: The limits of each shard.
         make_name: Returns the name of the shard with a number.
     """
@@ -236,7 +232,7 @@ class ShardSequence:
 
     @property
     def current(self) -> Location:
-        """The shard that the last sample went to, or the first shard."""
+        """The location of the shard that has the last sample, or of the first shard."""
         return self._folder / self._make_name(len(self.entries))
 
     def add(self, sample: Sample) -> None:
@@ -268,7 +264,7 @@ class ShardSequence:
         self._writer = None
 
     def discard(self, error: BaseException) -> None:
-        """Remove what was written of the current shard, because of an error."""
+        """Remove the written part of the current shard, because of an error."""
         self._writer = None
         with suppress(OSError):  # Closing the file may fail as the write did.
             self._open.__exit__(type(error), error, error.__traceback__)
@@ -291,8 +287,8 @@ class ShardWriter:
 
     If the block raises, finished shards stay, and readers refuse the directory as unfinished.
 
-    To write from several processes, give each one ``worker=`` and ``num_workers=``. Each writes shards of its own, and
-    when all have ended, :func:`shardio.finalize` writes the manifest.
+    To write from several processes, give each one ``worker=`` and ``num_workers=``. Each process writes its own shards.
+    When all have ended, :func:`shardio.finalize` writes the manifest.
 
     Args:
         out: A new or empty directory, or the URL of one in an object store, such as ``s3://bucket/train``.
@@ -359,7 +355,7 @@ class ShardWriter:
         """The manifest, after the ``with`` block; None for one of several workers."""
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Write a sample. If it raises TypeError or ValueError, nothing was written, and the writer can go on.
+        """Write a sample. After a TypeError or a ValueError, nothing was written, and the writer can be used further.
 
         Args:
             sample: The key, as ``__key__``, and the fields. Bytes are stored as they are. Other values are encoded by
@@ -418,7 +414,6 @@ class ShardWriter:
                 raise
 
     def _describe(self) -> dict[str, Any]:
-        """Return the settings, for the manifest."""
         return {"max_shard_size": self._limits.max_size, "max_shard_samples": self._limits.max_samples}
 
     def _refuse_second(self, key: str) -> None:
@@ -430,7 +425,7 @@ class ShardWriter:
             )
 
     def _find(self, key: str) -> str | None:
-        """Return where a key was written; None if only the hashes of two keys are equal."""
+        """Return the place of an earlier sample with a key; None if only the hashes of two keys are equal."""
         assert self._sequence is not None, "called by write"
         raw = key.encode()
         for entry in self._sequence.entries:

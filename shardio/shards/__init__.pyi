@@ -42,5 +42,5 @@ from .tar import (
     split_name as split_name,
 )
 from .tar_scan import list_names as list_names
-from .verifying import VerifyProgress as VerifyProgress, find_problems as find_problems
+from .verifying import find_problems as find_problems
 from .writer import write_shard as write_shard

@@ -1,6 +1,6 @@
 """Write the indexes of other tools: WebDataset's wids, DALI, timm, Megatron-Energon and open_clip.
 
-Each function returns the content of one file, or of a few, and reads or writes nothing.
+The ``make_`` functions return the contents of files, and read or write nothing.
 """
 
 from __future__ import annotations
@@ -138,7 +138,6 @@ def make_energon_meta(manifest: Manifest, split: str) -> dict[str, bytes]:
 
 
 def _describe_samples(fields: Sequence[str]) -> list[str]:
-    """Return the lines of Megatron-Energon's ``dataset.yaml`` for some fields."""
     image = next((field for field in _IMAGES if field in fields), None)
     if image is None:  # A crude dataset: the user's program converts the samples.
         return ["__module__: megatron.energon", "__class__: CrudeWebdataset"]
@@ -159,7 +158,6 @@ def _describe_samples(fields: Sequence[str]) -> list[str]:
 
 
 def _fields_of(columns: IndexColumns, sample: int) -> Iterator[tuple[str, int, int]]:
-    """Yield the name, the offset and the size of each field that a sample has."""
     starts, sizes = columns.starts[:, sample].tolist(), columns.sizes[:, sample].tolist()
     for field, start, size in zip(columns.header.fields, starts, sizes, strict=True):
         if start >= 0:
@@ -187,7 +185,7 @@ def export_index(
 
     ``wids`` writes ``wids.json``; ``dali`` a ``NAME.idx`` for each ``NAME.tar``; ``timm`` ``_info.json``;
     ``webdataset-sizes`` ``sizes.json``. ``energon`` writes ``.nv-meta`` and a ``NAME.tar.idx`` for each tar.
-    Because that is the name of shardio's own index, too, it needs another folder, ``out``, to which the tars are
+    shardio's own index has the same name, so ``energon`` needs another folder, ``out``, to which the tars are
     hard-linked, or copied if that is impossible.
 
     Args:
@@ -196,7 +194,7 @@ def export_index(
         out: The folder to write to; by default, that of the shards.
         split: The name of the split, for ``timm`` and ``energon``.
         overwrite: Whether to replace files that exist.
-        access: How remote shards and a remote ``out`` are reached.
+        access: The access to remote shards and to a remote ``out``.
 
     Returns:
         The files that were written.
@@ -300,7 +298,7 @@ def _find_home(table: ShardTable) -> Location:
 
 
 def _find_prefix(folder: Location, home: Location) -> str:
-    """Return the path from a folder to the one of the shards: "", or a path or URL that ends in a slash."""
+    """Return the path from a folder to the shards' folder: "", or a path or URL that ends in a slash."""
     if folder.store != home.store:
         return f"{home}/"
     path = os.path.relpath(home.resolve(), folder.resolve())

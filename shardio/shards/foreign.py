@@ -1,28 +1,23 @@
-"""Tars that other tools packed. They are indexed on first use, and again after they change.
+"""Index the tars that other tools packed: on first use, and again after they change.
 
-Reading a member decompresses everything before it. So an index tells what the tar contains, and single samples can be
-extracted, but training from such a tar would be slow.
+Tars that gzip compressed are indexed only to list their contents and to extract single samples. Reading a member
+decompresses everything before it, so datasets do not read them.
 """
 
 from __future__ import annotations
 
 import gzip
 import io
-import json
 import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, BinaryIO, cast
 
 import numpy as np
-import safetensors.numpy
 import xxhash
 from numpy.typing import NDArray
 
@@ -56,14 +51,18 @@ from shardio.storage import PIECE, Location, StoredFile, parse_location
 PACKED_NAME = re.compile(r"shard-([0-9]{5}-)?[0-9]{6,}\.tar")
 """The names that ``pack`` and ``ShardWriter`` give to shards."""
 
-
 MAX_NAMED = 20
 """The maximum number of skipped members to name."""
+
+GZIP = "gzip"
+"""The value of an index's ``compression``."""
+
+_COMPRESSED_NAME = re.compile(r".+\.(tar\.gz|tgz)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TarContents:
-    """What is in a tar.
+    """The contents of a tar.
 
     Attributes:
         samples: Its samples, in the order of their first members.
@@ -108,9 +107,13 @@ def find_or_make_index(tar: Location) -> FoundIndex:
 
 
 def make_index(tar: Location) -> tuple[Location, TarContents]:
-    """Create the index of a tar. Return its location, and what the tar contains. Errors are as above."""
+    """Create the index of a tar. Return its location, and the tar's contents.
+
+    Raises:
+        The same errors as :func:`find_or_make_index`.
+    """
     with closing(tar.open()) as file:
-        file.discard(0, file.size)  # No hash shows yet whether what an earlier run left in a cache is damaged.
+        file.discard(0, file.size)  # No hash can show yet whether an earlier run left damaged bytes in a cache.
         contents = scan_contents(file)
         if tar.stat().version != file.version:
             raise FormatError(f"{tar} changed while it was being indexed: open it again when nothing is writing to it")
@@ -121,7 +124,7 @@ def make_index(tar: Location) -> tuple[Location, TarContents]:
 
 
 def scan_contents(file: StoredFile) -> TarContents:
-    """Read a whole tar and return what it contains.
+    """Read a whole tar and return its contents.
 
     Raises:
         FormatError: If the tar cannot be indexed.
@@ -144,13 +147,13 @@ def scan_contents(file: StoredFile) -> TarContents:
 
 
 def find_current_index(tar: Location) -> Location | None:
-    """Return the index of a tar if the tar has not changed since it was indexed; None otherwise."""
+    """Return the index of a tar; None if there is none, or the tar has changed since it was indexed."""
     places = index_location(tar), _cached_index(tar)
     return next((index for index in places if index.exists() and _is_current(index, tar)), None)
 
 
 def write_where_allowed(tar: Location, write: Callable[[Location], object]) -> Location:
-    """Write the index of a tar next to it if this process may do so, otherwise to the user's cache.
+    """Write the index of a tar next to it if this process may do so, otherwise to the user's cache folder.
 
     Args:
         tar: The tar.
@@ -174,7 +177,6 @@ def write_where_allowed(tar: Location, write: Callable[[Location], object]) -> L
 
 @contextmanager
 def _explaining_failures(tar: Location) -> Iterator[None]:
-    """Add to an OSError which tar's index cannot be written, and the remedy."""
     try:
         yield
     except OSError as error:
@@ -258,7 +260,7 @@ class _Members:
         num_without_key: The number of other skipped files.
         skipped: The names of the first skipped files.
         headers_of_first: The plain headers of the first members that have one key, by the offsets of the contents.
-        headers: The same of the last such members so far.
+        headers: Those of the last members that have one key.
     """
 
     def __init__(self, scan: TarScan) -> None:
@@ -273,7 +275,7 @@ class _Members:
         for member in self._scan.members():
             is_added = is_added_by_macos(member.name)
             name = None if is_added else split_name(member.name)
-            if name is None:  # WebDataset skips the others, too.
+            if name is None:  # WebDataset skips these files as well.
                 self.num_added_by_macos += is_added
                 self.num_without_key += not is_added
                 if len(self.skipped) < MAX_NAMED:
@@ -290,19 +292,13 @@ def _store(member: TarMember) -> StoredField:
     return StoredField(offset=member.offset, size=member.size, hash=member.hash)
 
 
-GZIP = "gzip"
-"""The value of an index's ``compression``."""
-
-_NAME = re.compile(r".+\.(tar\.gz|tgz)", re.IGNORECASE)
-
-
 def is_compressed(tar: Location) -> bool:
-    """Return whether a tar's name is that of a tar that gzip compressed."""
-    return _NAME.fullmatch(tar.name) is not None
+    """Return whether a name ends in ``.tar.gz`` or ``.tgz``, in lower or upper case."""
+    return _COMPRESSED_NAME.fullmatch(tar.name) is not None
 
 
 def find_compressed_index(tar: Location) -> Location | None:
-    """Return the index of a compressed tar if the tar has not changed since it was indexed; None otherwise."""
+    """Return the index of a compressed tar; None if there is none, or the tar has changed since it was indexed."""
     index = find_index(tar)
     if index is None:
         return None
@@ -312,7 +308,7 @@ def find_compressed_index(tar: Location) -> Location | None:
 
 
 def make_compressed_index(tar: Location) -> tuple[Location, TarContents]:
-    """Create the index of a compressed tar. Return its location, and what the tar contains.
+    """Create the index of a compressed tar. Return its location, and the tar's contents.
 
     The tar is decompressed twice: once to find its size, and once to read it. Memory does not grow with its size.
 
@@ -325,23 +321,16 @@ def make_compressed_index(tar: Location) -> tuple[Location, TarContents]:
         file.remember(contents.headers)
         if tar.stat().version != file.version:
             raise FormatError(f"{tar} changed while it was being indexed: index it again when nothing is writing to it")
-        with TemporaryDirectory() as folder:
-            unmarked = parse_location(Path(folder) / "index")
-            write_index(unmarked, file, contents.samples, contents.digest, file.version)
-            content = _mark_compressed(unmarked.read_whole())
-        index = write_where_allowed(tar, partial(_write, content=content))
+        index = write_where_allowed(
+            tar, lambda location: write_index(location, file, contents.samples, contents.digest, file.version, GZIP)
+        )
     return index, contents
 
 
-def _write(location: Location, content: bytes) -> None:
-    with location.write_whole() as file:
-        file.write(content)
-
-
 class DecompressedFile:
-    """A tar that gzip compressed, read as if it were not compressed. Not for several threads.
+    """A tar that gzip compressed, read as if it were not compressed. Threads cannot share it.
 
-    Reading forwards continues; reading backwards starts at the beginning of the file again.
+    Reading backwards decompresses the file from its beginning again.
 
     Args:
         location: The location of the compressed tar.
@@ -365,7 +354,7 @@ class DecompressedFile:
             raise
 
     def remember(self, headers: Mapping[int, bytes]) -> None:
-        """Keep blocks, by the offsets where they end, so that reading them again costs nothing."""
+        """Keep blocks, given by the offsets where they end, so that reading them again costs nothing."""
         self._known = headers
 
     def read(self, start: int, stop: int) -> bytes:
@@ -442,7 +431,7 @@ class DecompressedFile:
 
 
 class CompressedShard:
-    """A compressed tar and its index, to read single samples. A context manager closes it.
+    """A compressed tar and its index, from which single samples are read. A context manager closes it.
 
     Args:
         tar: The location of the tar.
@@ -519,8 +508,6 @@ class CompressedShard:
 
 
 class _Stream(io.RawIOBase):
-    """A stored file as a stream."""
-
     def __init__(self, file: StoredFile) -> None:
         self._file, self._position = file, 0
 
@@ -534,17 +521,9 @@ class _Stream(io.RawIOBase):
         return len(view)
 
 
-def _mark_compressed(index: bytes) -> bytes:
-    """Return an index with a header that says that its tar is compressed."""
-    metadata = json.loads(index[8 : 8 + int.from_bytes(index[:8], "little")])["__metadata__"]
-    header = {**json.loads(metadata["shardio"]), "compression": GZIP}
-    marked = {"shardio": json.dumps(header, sort_keys=True, separators=(",", ":"))}
-    return safetensors.numpy.save(safetensors.numpy.load(index), marked)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexReport:
-    """What a tar contains.
+    """A report on the contents of a tar.
 
     Attributes:
         tar: The tar.

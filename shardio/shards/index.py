@@ -8,13 +8,13 @@ A safetensors file (https://github.com/huggingface/safetensors) next to the tar.
     key_stop    int64  [n]      the end of each key in key_bytes
     key_bytes   uint8  [...]    the keys in UTF-8, end to end
 
-Samples are in the order of their first members. In tars that shardio packs, the members of a sample are adjacent. In
-others, a sample may be *scattered*: other samples' members are between its own. Packed tars have indexes of format 1.
-Those of other tars have format 2, which records the number of scattered samples. Early versions of shardio gave them
-format 1, too, and made a sample of each run of adjacent members.
-
-Its metadata has one key, ``shardio``, with a canonical JSON object (see :class:`IndexHeader`), because safetensors
+The metadata has one key, ``shardio``, with a canonical JSON object (see :class:`IndexHeader`), because safetensors
 writes several keys in random order.
+
+Samples are in the order of their first members. In tars that shardio packs, the members of a sample are adjacent. In
+other tars, a sample may be *scattered*: members of other samples are between its own. Indexes of packed tars have
+format 1. Indexes of other tars have format 2, which records the number of scattered samples. Early versions of shardio
+wrote format 1 for all tars, and made a sample of each run of adjacent members.
 
 The file is not memory-mapped: if another process truncated it, reading the mapping would kill this process.
 """
@@ -41,6 +41,21 @@ from shardio.values import parse_json
 INDEX_FORMAT = 1
 SCATTERED_FORMAT = 2
 INDEX_SUFFIX = ".idx"
+
+MAX_BYTES = 64 * 2**20
+"""The maximum memory in bytes for the parts of indexes that one reader keeps. The default order needs less for shards
+of 20,000 samples with two fields each."""
+
+PART = 512
+"""The number of samples whose entries are read together."""
+
+HEAD = 4096
+"""The number of bytes to read first. They usually contain the whole header."""
+
+MAX_HEADER = 2**24
+"""The maximum size of a header in bytes: that of a thousand fields with the longest names."""
+
+_DTYPES = {"offset": "I64", "size": "I64", "hash": "U64", "key_stop": "I64", "key_bytes": "U8"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +89,7 @@ class IndexHeader:
 
 
 def find_scattered(starts: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which samples of a tar are scattered: others have members between theirs.
+    """Return which samples of a tar are scattered: members of other samples are between their own.
 
     Args:
         starts: int64 [F, n], the offset of each content in the tar; negative if the sample lacks the field.
@@ -95,7 +110,7 @@ def index_location(tar: Location) -> Location:
 
 
 class TarHeaders(Protocol):
-    """What an index needs of its tar: a StoredFile, or what is known of a tar that was just written."""
+    """The part of a tar that an index needs: a StoredFile has it, and so has a tar that was just written."""
 
     @property
     def location(self) -> Location:
@@ -124,11 +139,6 @@ def digest_headers(tar: TarHeaders, starts: Iterable[NDArray[np.int64]]) -> str:
     for header in tar.read_many(found - BLOCK, found):
         digest.update(header)
     return digest.hexdigest()
-
-
-MAX_BYTES = 64 * 2**20
-"""The maximum memory in bytes for the parts of indexes that one reader keeps. The default order needs less for shards
-of 20,000 samples with two fields each."""
 
 
 class PartCache:
@@ -165,18 +175,6 @@ class PartCache:
     def clear(self) -> None:
         """Drop all parts."""
         self._parts.clear()
-
-
-PART = 512
-"""The number of samples whose entries are read together."""
-
-HEAD = 4096
-"""The number of bytes to read first. They usually contain the whole header."""
-
-MAX_HEADER = 2**24
-"""The maximum size of a header in bytes: that of a thousand fields with the longest names."""
-
-_DTYPES = {"offset": "I64", "size": "I64", "hash": "U64", "key_stop": "I64", "key_bytes": "U8"}
 
 
 class ShardIndex:
@@ -256,7 +254,7 @@ class ShardIndex:
         return starts, stops, hashes.view(np.uint64)
 
     def discard(self) -> bool:
-        """Forget what is cached of the file. Return whether another read may give other bytes."""
+        """Remove the file's bytes from the cache. Return whether another read may give other bytes."""
         return self._file.discard(0, self._file.size)
 
     def close(self) -> None:
@@ -382,7 +380,7 @@ def read_range(file: StoredFile, start: int, stop: int) -> bytes:
     """Return the bytes [start, stop) of an index. Raise FormatError if it ends before them."""
     try:
         return file.read(start, stop)
-    except EOFError as error:  # Of an OSError, such as one of the cache's disk, the index is not the cause.
+    except EOFError as error:  # An OSError, such as one of the cache's disk, says nothing about the index.
         raise FormatError(f"the index {file.location} cannot be read: {error}") from error
 
 
@@ -431,7 +429,7 @@ def read_layout(file: StoredFile) -> tuple[IndexHeader, dict[str, int], int]:
 
 
 def _make_header(values: dict[str, Any]) -> IndexHeader:
-    """Return an index's metadata from a JSON object; raise ValueError, KeyError or TypeError if it is invalid."""
+    """Convert a JSON object; raise ValueError, KeyError or TypeError if it is invalid."""
     mtime_ns, inode = values.pop("mtime_ns", None), values.pop("inode", None)
     if mtime_ns is not None and inode is not None:  # From an early version of shardio.
         values["version"] = make_version(values["num_bytes"], mtime_ns, inode)
@@ -443,7 +441,7 @@ def _check_header(header: IndexHeader) -> None:
     for field in header.fields:
         if not isinstance(field, str):
             raise TypeError(f"fields must be strings, got {header.fields}")
-        field.encode(errors="surrogateescape")  # Must be possible: Comparison encodes it, too.
+        field.encode(errors="surrogateescape")  # Raises a ValueError here rather than later, in Comparison.
     if not all(type(number) is int for number in (header.num_samples, header.num_bytes)):
         got = f"{header.num_samples!r} and {header.num_bytes!r}"
         raise TypeError(f"num_samples and num_bytes must be integers, got {got}")
@@ -473,7 +471,7 @@ class KeyColumn:
     """The keys of an index's n samples.
 
     Attributes:
-        bounds: int64 [n + 1], where the keys start and stop in ``content``.
+        bounds: int64 [n + 1], the offsets in ``content`` at which the keys start and stop.
         content: The keys, end to end.
     """
 
@@ -523,7 +521,7 @@ def hash_key(key: str) -> int:
 
 
 def find_repeated(keys: KeyColumn) -> dict[str, list[int]]:
-    """Return the keys that several samples have, and these samples."""
+    """Return each key that several samples have, with the numbers of these samples."""
     hashes = keys.hash_all()
     _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
     found = defaultdict[str, list[int]](list)

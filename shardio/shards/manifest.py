@@ -24,6 +24,15 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 
+MANIFEST_FORMAT = 1
+MANIFEST_NAME = "shardio.json"
+
+UNFINISHED_NAME = f".shardio-pack{PARTIAL_SUFFIX}"
+"""The name of the file in an unfinished pack's directory that holds the digest of the plan."""
+
+_NAME = r"[^\0\ud800-\udc7f\udd00-\udfff]*"
+"""A file name contains neither NUL nor a surrogate that does not represent a byte."""
+
 _OF = re.compile(r"(.*?)([0-9]+)([-_]of[-_])([0-9]{1,6})(.*)")
 """The name of a file that says how many there are, such as ``train-00000-of-00041.parquet``."""
 
@@ -89,16 +98,6 @@ def make_pattern(names: Sequence[str]) -> str:
     if int(last[i]) - int(first[i]) + 1 != len(names):
         return names[0]
     return "".join([*first[:i], f"{{{first[i]}..{last[i]}}}", *first[i + 1 :]])
-
-
-MANIFEST_FORMAT = 1
-MANIFEST_NAME = "shardio.json"
-
-UNFINISHED_NAME = f".shardio-pack{PARTIAL_SUFFIX}"
-"""The name of the file in an unfinished pack's directory that holds the digest of the plan."""
-
-_NAME = r"[^\0\ud800-\udc7f\udd00-\udfff]*"
-"""A file name contains neither NUL nor a surrogate that does not represent a byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +196,6 @@ def read_manifest(location: Location) -> Manifest:
 
 
 def _explain(content: bytes, error: ValueError) -> str:
-    """Return why a content is no JSON, if that can be told."""
     if content.startswith(b"\x1f\x8b"):
         return "it is compressed with gzip: decompress it, or let the server send it as it is"
     if content.lstrip().startswith(b"<"):
@@ -232,7 +230,7 @@ ProblemKind = Literal[
     "manifest", "unfinished", "unlisted", "missing", "index", "stale", "header", "content", "digest", "unindexed",
     "duplicate", "undecodable",
 ]  # fmt: skip
-"""What can be wrong, in the order of a report:
+"""The kinds of problems, in the order of a report:
 
 =============  =======================================================================================
 manifest       the manifest is unreadable, or does not match an index
@@ -256,12 +254,12 @@ class Problem:
     """A problem of a dataset.
 
     Attributes:
-        kind: What is wrong.
+        kind: The kind of the problem.
         where: The path of the tar, index, manifest or directory.
         message: The problem in words, with what was found and what was expected.
         key: The key of the sample; None if the problem is not about one sample.
         field: The name of the field; None if the problem is not about one field.
-        offset: Where the problem is in the tar, in bytes; None if that is unknown.
+        offset: The problem's offset in the tar, in bytes; None if it is unknown.
     """
 
     kind: ProblemKind

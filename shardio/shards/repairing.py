@@ -31,6 +31,8 @@ from shardio.shards.verifying import ShardVerification
 from shardio.shards.writer import write_index
 from shardio.storage import Location, StoredFile, parse_location, read_pieces
 
+_REMEDY = "Download the tar again, or pass --accept-changes if it was changed on purpose"
+
 _EXTENDED = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
@@ -70,15 +72,15 @@ class _Part:
 
 
 def find_complete(file: StoredFile, columns: IndexColumns | None) -> TruncatedTar | None:
-    """Return which samples of a truncated tar are complete; None if the tar is damaged in another way, or not at all.
+    """Return which samples of a truncated tar are complete; None if the tar is intact, or damaged in another way.
 
-    A tar is truncated if it has intact members up to its end, where a header, a content or the end mark is cut off. If
-    the members of a sample are not adjacent, any sample may lack some, so the result is None, too.
+    A tar is truncated if it has intact members up to its end, where a header, a content or the end mark is cut off. The
+    result is also None if the members of a sample are not adjacent, because any sample may then lack some.
 
     Args:
         file: The tar.
-        columns: The index of the whole tar, which knows the fields of the last sample. Without an index, the last
-            sample is complete if the next one begins, or if an earlier sample has the same fields.
+        columns: The index of the whole tar, which lists the fields of the last sample; None if there is none. The last
+            sample then counts as complete if the next one begins, or if an earlier sample has the same fields.
     """
     scan, members = TarScan(file), list[TarMember]()
     try:
@@ -108,7 +110,7 @@ def find_complete(file: StoredFile, columns: IndexColumns | None) -> TruncatedTa
 
 
 def write_complete(tar: Location, file: StoredFile, end: int) -> None:
-    """Replace a truncated tar by its first ``end`` bytes and an end mark. It is replaced whole or not at all."""
+    """Replace a truncated tar by its first ``end`` bytes and an end mark, atomically."""
     with tar.write_whole() as written:
         position = 0
         for piece in read_pieces(file):
@@ -149,7 +151,7 @@ def _group(members: list[TarMember]) -> list[_Part]:
 
 
 def _are_scattered(parts: list[_Part], cut_key: str | None, columns: IndexColumns | None) -> bool:
-    """Return whether members of a sample are not adjacent, as far as the tar or its index shows it."""
+    """Return whether the tar or its index shows that the members of a sample are not adjacent."""
     if columns is not None and columns.header.num_scattered:
         return True
     fields = dict[str, frozenset[str]]()
@@ -159,7 +161,6 @@ def _are_scattered(parts: list[_Part], cut_key: str | None, columns: IndexColumn
 
 
 def _is_complete(parts: list[_Part], cut_key: str | None, columns: IndexColumns | None) -> bool:
-    """Return whether the last sample has all its fields."""
     last, place = parts[-1], len(parts) - 1
     if columns is not None and place < len(columns.keys) and columns.keys.text(place) == last.key:
         starts = columns.starts[:, place].tolist()
@@ -170,11 +171,8 @@ def _is_complete(parts: list[_Part], cut_key: str | None, columns: IndexColumns 
 
 
 def _end(member: TarMember) -> int:
-    """Return where a member ends in the tar, with its padding."""
+    """Return the offset at which a member's padding ends."""
     return member.offset + member.size + len(make_padding(member.size))
-
-
-_REMEDY = "Download the tar again, or pass --accept-changes if it was changed on purpose"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +260,7 @@ class _Repair:
             if entry is not None:
                 entries.append(entry)
         if old is not None and self._problems:
-            fields.update(old.fields)  # Those of shards that could not be read.
+            fields.update(old.fields)  # Shards that could not be read may have them.
         manifest = Manifest(
             shards=tuple(entries),
             fields=tuple(sorted(fields)),
@@ -330,7 +328,7 @@ class _Repair:
         return entry, sorted({field for sample in contents.samples for field in sample.fields})
 
     def _read_tar(self, tar: Location, file: StoredFile, columns: IndexColumns | None) -> TarContents | None:
-        """Return what a tar contains, without a truncated end; None if it cannot be read."""
+        """Return a tar's contents, without a truncated end; None if it cannot be read."""
         try:
             return scan_contents(file)
         except FormatError as error:
@@ -395,13 +393,11 @@ def _has_other_samples(entry: ShardEntry, old: ShardEntry | None) -> bool:
 
 
 def _find_damage(file: StoredFile, columns: IndexColumns, end: int) -> list[Problem]:
-    """Return the problems of samples that an index places before an offset."""
     found = ShardVerification(file, columns).find_problems()
     return [problem for problem in found if problem.key is not None and (problem.offset or 0) < end]
 
 
 def _has_layout(contents: TarContents, columns: IndexColumns) -> bool:
-    """Return whether a tar's members lie where an index says."""
     found = {(field.offset, field.size) for sample in contents.samples for field in sample.fields.values()}
     is_there = columns.starts >= 0
     indexed = zip(columns.starts[is_there].tolist(), columns.sizes[is_there].tolist(), strict=True)

@@ -86,7 +86,7 @@ class Comparison:
                     )
 
     def _error(self, row: int, raw_key: bytes, start: int, message: str) -> SampleError:
-        """Return an error. The sample's key and location replace ``{}`` in its message."""
+        """The sample's key and location replace ``{}`` in the message."""
         key, where = _decode(raw_key), describe_offset(self._tar, start)
         return SampleError(message.replace("{}", f"{key} in {where}", 1), row=row, key=key, where=where)
 
@@ -232,7 +232,7 @@ class Shard:
             raise error
 
     def discard(self, sample: int, fields: Sequence[str]) -> bool:
-        """Forget what is cached of a damaged sample. Return whether another read may give other bytes."""
+        """Remove a damaged sample from the cache. Return whether another read may give other bytes."""
         starts, stops, _ = self.index.locate(np.array([sample]), tuple(fields))
         found = False
         for start, stop in zip(starts[starts >= 0].tolist(), stops[starts >= 0].tolist(), strict=True):
@@ -246,7 +246,6 @@ class Shard:
         starts: NDArray[np.int64],
         stops: NDArray[np.int64],
     ) -> None:
-        """Raise SampleError for the first field that is too large."""
         row, field_index = np.argwhere(stops - starts > MAX_MEMBER)[0].tolist()
         key, origin = self.describe(int(samples[row]), (fields[field_index],))
         num_bytes = int(stops[row, field_index] - starts[row, field_index])
@@ -260,7 +259,6 @@ class Shard:
         starts: NDArray[np.int64],
         stops: NDArray[np.int64],
     ) -> None:
-        """Raise SampleError for the first sample that cannot be read."""
         for row, field_index in np.argwhere(starts >= 0).tolist():
             try:
                 self.tar.read(int(starts[row, field_index]) - BLOCK, int(stops[row, field_index]))

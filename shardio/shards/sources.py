@@ -38,7 +38,7 @@ _SPLITS = frozenset(
 """The usual names of splits, in lower case."""
 
 _WITH_SPLITS = {"set", "data", "image", "images", "img", "split", "a", "b"}
-"""Words that may follow or precede these."""
+"""Words that may stand beside one of ``_SPLITS`` in the name of a split."""
 
 _SPLIT = re.compile(rf"(?<![a-z])({'|'.join(sorted(_SPLITS))})(?![a-z])", re.IGNORECASE)
 
@@ -158,7 +158,6 @@ def _find_tars(folder: Location) -> list[Location]:
 
 
 def _find_inner_datasets(folder: Location) -> list[str]:
-    """Return the names of the folders in a folder that hold a manifest or tars."""
     inner = [name[:-1] for name in folder.list() if name.endswith("/") and not name.startswith(".")]
     found = [name for name in inner[:100] if any(_is_shard(each) for each in (folder / name).list())]
     return sorted(found)
@@ -169,7 +168,6 @@ def _is_shard(name: str) -> bool:
 
 
 def _refuse_splits(folder: Location, names: Sequence[str]) -> None:
-    """Raise FormatError if the tars in a folder are those of several splits, which would become one dataset."""
     splits = group_by_split(names)
     if len(splits) > 1:
         found = "\n".join(
@@ -184,7 +182,6 @@ def _refuse_splits(folder: Location, names: Sequence[str]) -> None:
 
 
 def _refuse_folders(tars: Sequence[Location]) -> None:
-    """Raise FileNotFoundError if a list names folders."""
     folders = [
         str(tar) for tar, is_folder in zip(tars, map_locations(Location.is_folder, tars), strict=True) if is_folder
     ]
@@ -290,7 +287,6 @@ def _table_of_tars(tars: list[Location]) -> ShardTable:
 
 
 def _describe(tar: Location, index: Location) -> tuple[ShardEntry, IndexHeader]:
-    """Return a tar as a manifest lists it, and the metadata of its index."""
     with Shard(tar, index) as shard:
         return shard.entry, shard.index.header
 
@@ -327,7 +323,6 @@ def _warn_of_copies(tars: Sequence[Location], entries: Sequence[ShardEntry]) -> 
 
 
 def _warn_of_scattered(counts: Mapping[Location, int]) -> None:
-    """Warn of tars with scattered samples, given their numbers."""
     if tars := [str(tar) for tar, count in counts.items() if count]:
         message = (
             f"the members of some samples ({sum(counts.values())}) are not adjacent in {', '.join(tars[:MAX_NAMED])}"
@@ -366,7 +361,7 @@ class NamedShard:
         num_bytes: The size of the tar in bytes; 0 if it does not exist.
         manifest: The location of the manifest that lists the shard; None if there is none.
         entry: Its entry there.
-        fields: The fields of the whole dataset according to the manifest.
+        fields: The fields of the whole dataset, according to the manifest.
     """
 
     tar: Location
@@ -444,7 +439,6 @@ def _find_in_folder(folder: Location, manifest: Location) -> tuple[list[NamedSha
 
 
 def _check_manifest(location: Location, manifest: Manifest, tars: list[Location]) -> list[Problem]:
-    """Compare a manifest with the tars in its folder."""
     where, problems = str(location), list[Problem]()
     counts = Counter(entry.name for entry in manifest.shards)
     problems += [
@@ -477,7 +471,7 @@ def _name_shard(
 
 
 def _was_packed(tar: Location) -> bool:
-    """Return whether ``pack`` wrote a tar, as far as its files can be read."""
+    """Return whether ``pack`` wrote a tar; False if its files cannot be read."""
     with suppress(FormatError, OSError):
         return was_packed(tar)
     return False

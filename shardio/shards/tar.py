@@ -38,6 +38,10 @@ TOO_LARGE = f"more than {MAX_MEMBER}, the largest size of a field: split it, or 
 """The end of an error message about a larger member."""
 
 
+LABEL_FIELD = "cls"
+"""The field that holds a sample's label, in ASCII digits."""
+
+
 def make_header(name: str, num_bytes: int) -> bytes:
     """Return the header of a member: one block, or three or more if the name needs a pax header."""
     if not fits_plain_header(name, num_bytes):
@@ -112,9 +116,6 @@ def _read_size(header: bytes) -> int | None:
     digits = header[124:136].split(b"\0", 1)[0].strip()
     return int(digits or b"0", 8) if re.fullmatch(rb"[0-7]*", digits) else None
 
-
-LABEL_FIELD = "cls"
-"""The field that holds a sample's label, in ASCII digits."""
 
 _META_NAME = re.compile(r"__[^/]*__(/|$)")
 
@@ -236,14 +237,14 @@ def _join_runs(tar: str, key: str, runs: Sequence[dict[str, Some]]) -> dict[str,
 
 
 _DIGIT_SHIFTS = np.arange(30, -1, -3)
-"""Where the 11 octal digits of a size begin, in bits."""
+"""The positions of the 11 octal digits of a size, in bits."""
 
 
 def are_plain_headers(blocks: NDArray[np.uint8], names: Sequence[bytes], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which blocks are the plain headers of members with these names and sizes, bool [n].
 
-    False means only that :func:`~shardio.shards.tar.header_fits` has to decide: names of 100 bytes, and names and sizes
-    that a header may also encode in other ways, are not compared.
+    If the result is False, :func:`header_fits` has to decide: names of 100 bytes, and names and sizes that a header may
+    encode in several ways, are not compared.
 
     Args:
         blocks: uint8 [n, 512], the blocks.

@@ -1,7 +1,8 @@
-"""Scan tars with tarfile: the names of their members, or all their contents and hashes.
+"""Read tars with tarfile: the headers of their members, whole tars with hashes, or streams of samples.
 
 tarfile trusts the sizes in headers. It reads an extended header of any length at once, calls itself recursively for
-consecutive extended headers, and seeks forwards or backwards by any number of bytes.
+consecutive extended headers, and seeks forwards or backwards by any number of bytes. So it reads from a
+:class:`ForwardReader`, which bounds all of this.
 """
 
 from __future__ import annotations
@@ -29,15 +30,34 @@ MAX_HEADER_READS = 128
 """The maximum number of reads of one member's headers. A member has one or two extended headers of two reads each."""
 
 MAX_RECORDS = 1000
-"""The maximum number of records of a pax header, and of different keywords of all global pax headers. tarfile copies
-those for each member."""
+"""The maximum number of records of a pax header, and of different keywords of all global pax headers, which tarfile
+copies for each member."""
 
 MAX_DIGITS = 256
-"""The maximum number of digits in a row in a pax header, as the time of tarfile's regular expressions grows with the
+"""The maximum number of digits in a row in a pax header. The time of tarfile's regular expressions grows with the
 square of it (CVE-2024-6232)."""
 
 HEADERS_PIECE = 2**16
 """The number of bytes to read at a time if contents are skipped."""
+
+UNKNOWN_SIZE = 2**63 - 1
+"""The size of a stream, which is known only at its end. No tar is as large."""
+
+_STREAM_PIECE = 2**18
+"""The number of bytes of a stream to decompress at a time."""
+
+TAR_ERRORS = (tarfile.TarError, EOFError, ValueError, IndexError)
+"""The errors that tarfile raises for a damaged tar: ValueError for invalid digits, IndexError for a truncated map of a
+sparse file."""
+
+WITHOUT_CONTENT = (tarfile.DIRTYPE, b"D", b"V")
+"""The types of members that can be skipped: directories, and GNU tar's directory lists and volume labels."""
+
+_LINKS = {
+    tarfile.LNKTYPE: ("a hard link", "with tar --hard-dereference"),
+    tarfile.SYMTYPE: ("a symbolic link", "with tar --dereference"),
+}
+"""For each type of link, its name and the GNU tar option that stores the link's target instead."""
 
 _PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _EXTENDED = (*_PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
@@ -45,18 +65,18 @@ _EXTENDED = (*_PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _IS_DIGIT = bytes(48 <= byte < 58 for byte in range(256))
 """1 for each digit, and 0 for each other byte."""
 
-
-UNKNOWN_SIZE = 2**63 - 1
-"""The size of a stream, which is known only at its end. No tar is as large."""
+_GZIP = b"\x1f\x8b"
+_OTHERS = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
+"""The first bytes of compressed files."""
 
 
 class ForwardReader:
-    """A tar for tarfile to read from. All of its bytes are read in order.
+    """A file object for tarfile that reads all bytes of a tar in order.
 
     Attributes:
         size: The tar's size in bytes, or UNKNOWN_SIZE.
         position: The offset of the next byte to read.
-        last_read: What tarfile read last: the plain header of the current member.
+        last_read: The block that tarfile read last: the plain header of the current member.
 
     Args:
         pieces: The tar's content. Each piece may overwrite the last.
@@ -140,7 +160,7 @@ class ForwardReader:
 
 
 class ForwardFile(ForwardReader):
-    """A stored tar for tarfile to read from.
+    """A stored tar as a file object for tarfile.
 
     Args:
         file: The open tar.
@@ -168,7 +188,7 @@ class ForwardFile(ForwardReader):
 def _find_keywords(header: bytes) -> list[bytes]:
     """Return the keywords of the records of a pax header, which may be padded with zeros.
 
-    Old versions of tarfile search in all of the rest if a record lacks the equals sign, and later ones refuse it.
+    If a record lacks the equals sign, old versions of tarfile search the rest of the header; later ones refuse it.
 
     Raises:
         tarfile.ReadError: If a record is not ``length keyword=value``, or has too many digits in a row.
@@ -188,20 +208,6 @@ def _find_keywords(header: bytes) -> list[bytes]:
     return keywords
 
 
-TAR_ERRORS = (tarfile.TarError, EOFError, ValueError, IndexError)
-"""The errors that tarfile raises for a damaged tar: ValueError for invalid digits, IndexError for a truncated map of a
-sparse file."""
-
-WITHOUT_CONTENT = (tarfile.DIRTYPE, b"D", b"V")
-"""The types of members that can be skipped: directories, and GNU tar's directory lists and volume labels."""
-
-_LINKS = {
-    tarfile.LNKTYPE: ("a hard link", "with tar --hard-dereference"),
-    tarfile.SYMTYPE: ("a symbolic link", "with tar --dereference"),
-}
-"""For each type of link, its name and the GNU tar option that stores the link's target instead."""
-
-
 def is_header(block: bytes) -> bool:
     """Return whether a block is the header of a member, according to its checksum."""
     try:
@@ -212,7 +218,7 @@ def is_header(block: bytes) -> bool:
 
 
 def find_member(file: StoredFile, offset: int) -> tuple[str, int] | None:
-    """Read all headers up to an offset and return name and size of the member whose content starts there, or None."""
+    """Return the name and the size of the member whose content starts at an offset; None if there is none."""
     try:
         for info, _ in read_headers(ForwardFile(file)):
             if info.offset_data >= offset:
@@ -235,9 +241,9 @@ def list_names(file: StoredFile) -> list[str]:
 
 
 def read_headers(file: ForwardReader) -> Iterator[tuple[tarfile.TarInfo, int]]:
-    """Yield a tar's members, and where each ends with its padding; raise one of TAR_ERRORS if the tar is damaged.
+    """Yield a tar's members, each with the offset at which its padding ends.
 
-    A damaged header may also look like the end.
+    Raises one of :data:`TAR_ERRORS` if the tar is damaged. A damaged header may instead look like the end.
     """
     with file.open() as tar:
         for info in tar:
@@ -303,7 +309,6 @@ class TarScan:
         self.num_bytes = forward.position
 
     def _read_member(self, file: ForwardFile, info: tarfile.TarInfo, next_header: int) -> TarMember:
-        """Read a member's content and return the member."""
         check_member(str(self._file.location), info, next_header, file.size)
         content_hash, left = xxhash.xxh3_64(), info.size
         while left:
@@ -395,16 +400,8 @@ def data_after_end(tar: str, offset: int) -> FormatError:
     )
 
 
-_GZIP = b"\x1f\x8b"
-_OTHERS = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
-"""The first bytes of compressed files."""
-
-_PIECE = 2**18
-"""How many bytes to decompress at a time."""
-
-
 class IncompleteTarError(FormatError):
-    """A tar ends too early or is damaged. Another transfer may be right. The message is only the cause."""
+    """A streamed tar ends too early or is damaged, but another transfer may succeed. The message is only the cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -414,8 +411,8 @@ class StreamedSample:
     Attributes:
         key: Its key.
         offset: The offset of its first field's content in the (decompressed) tar.
-        contents: The contents of the requested fields that it has.
-        digest: The xxh3-64 of the names and sizes of its fields and those of all samples before it in the tar.
+        contents: The contents of its requested fields.
+        digest: The xxh3-64 of the names and sizes of the fields of all samples in the tar up to this one.
     """
 
     key: str
@@ -432,10 +429,10 @@ class _Member:
 
 
 class StreamedTar:
-    """A tar that is read forwards: its samples are those that an index of it would have, in the same order.
+    """A tar that is read forwards. It has the same samples as an index of the tar, in the same order.
 
-    An index also gathers the members of scattered samples. Here, such a sample is an error when its second part comes,
-    after the first was yielded.
+    An index gathers the members of scattered samples. A stream raises an error at the second part of such a sample,
+    after it has yielded the first.
 
     Args:
         name: The tar's name, for messages.
@@ -449,7 +446,7 @@ class StreamedTar:
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes of the (decompressed) tar were read."""
+        """The number of bytes of the (decompressed) tar that were read."""
         return self._reader.position
 
     def samples(self) -> Iterator[StreamedSample]:
@@ -514,7 +511,7 @@ class StreamedTar:
         reader = self._reader
         if reader.position != stop + BLOCK or reader.last_read != bytes(BLOCK):
             raise EOFError(f"neither a member nor the end mark is at byte {stop}")
-        while piece := reader.read_content(_PIECE):
+        while piece := reader.read_content(_STREAM_PIECE):
             if rest := bytes(piece).lstrip(b"\0"):
                 raise data_after_end(self._name, reader.position - len(rest))
 
@@ -535,10 +532,10 @@ def _read_pieces(name: str, read: Callable[[], bytes]) -> Iterator[memoryview]:
             yield memoryview(first)
             first = read()
         return
-    raw = io.BufferedReader(_RawStream(first, read), _PIECE)
+    raw = io.BufferedReader(_RawStream(first, read), _STREAM_PIECE)
     with closing(gzip.GzipFile(fileobj=cast(BinaryIO, raw), mode="rb")) as file:
         try:
-            while piece := file.read(_PIECE):
+            while piece := file.read(_STREAM_PIECE):
                 yield memoryview(piece)
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise IncompleteTarError(f"it is not a complete gzip file: {error}") from error

@@ -1,4 +1,4 @@
-"""Verify a dataset: compare manifest, indexes and tars, and find keys that occur twice."""
+"""Verify a dataset: compare its manifest, indexes and tars, and find keys that occur twice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import xxhash
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError
 from shardio.process import count_processors, let_through
+from shardio.progress import WorkProgress
 from shardio.shards.foreign import DecompressedFile, has_split_samples
 from shardio.shards.index import IndexColumns, read_columns
 from shardio.shards.manifest import Problem, ProblemKind, ShardEntry
@@ -33,13 +33,27 @@ from shardio.shards.tar import (
 from shardio.shards.tar_scan import TAR_ERRORS, WITHOUT_CONTENT, ForwardFile, check_end, read_headers
 from shardio.storage import Location, RemoteAccess, StoredFile, read_pieces
 
+ContentCheck = Callable[[str, bytes], str | None]
+"""Returns what is wrong with a content, given the name of its field; None if nothing is wrong."""
+
+MEMBERS_AT_ONCE = 512
+"""The approximate number of headers to compare at once. Fewer make numpy's calls cost more; more leave the cache."""
+
+MAX_WORKERS = 4
+"""The maximum number of threads that read shards, unless the caller chooses a number."""
+
+MAX_DUPLICATES = 100_000
+"""The maximum number of samples whose keys are compared because their hashes are equal, which bounds memory."""
+
+_EMPTY = np.zeros(0, np.uint64)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedMember:
     """A member that is named like a field.
 
     Attributes:
-        place: The place of its content among the known ones; None if it is not known.
+        place: The place of its content among the known ones; None if the content is unknown.
         name: The member's name.
         parts: Its key and its field.
         offset: The offset of its content.
@@ -91,13 +105,6 @@ class MemberNames:
             self.failure = f"the tar is damaged: {error}"
         except FormatError as error:
             self.failure = str(error).replace(str(self._file.location), "the tar", 1)
-
-
-ContentCheck = Callable[[str, bytes], str | None]
-"""Returns what is wrong with a content, given the name of its field; None if nothing is wrong."""
-
-MEMBERS_AT_ONCE = 512
-"""About how many headers to compare at once. Fewer make numpy's calls cost more; more leave the processor's cache."""
 
 
 def find_entry_problems(
@@ -180,7 +187,6 @@ class ShardVerification:
         yield from sorted(found, key=lambda problem: problem.offset or 0)
 
     def _leave_out_impossible(self) -> Iterator[Problem]:
-        """Yield a problem for each content that is outside the tar, overlaps another, or is too large."""
         starts, stops = self._starts, self._stops
         is_outside = (starts < BLOCK) | (stops < starts) | (stops > self._tar.size)
         ends = np.maximum.accumulate(np.where(is_outside, 0, stops))
@@ -214,7 +220,7 @@ class ShardVerification:
                 yield first + row
 
     def _is_covered(self) -> bool:
-        """Return whether the tar holds nothing but the members in the index, each with one header block."""
+        """Return whether the tar holds only the members in the index, each with one header block."""
         padded = self._stops + -self._stops % BLOCK
         if np.any(self._starts - BLOCK != np.concatenate([np.zeros(1, np.int64), padded[:-1]])):
             return False
@@ -225,7 +231,7 @@ class ShardVerification:
         return True
 
     def _compare_names(self, doubted: set[int]) -> list[Problem]:
-        """Compare the names and sizes of all members with the index, also those in extended headers.
+        """Compare the names and sizes of all members, including those in extended headers, with the index.
 
         Reading all headers takes longer than reading the contents of small members, so intact plain tars skip it.
 
@@ -342,27 +348,8 @@ def _read_members(
 
 
 def _take_blocks(piece: memoryview, offsets: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Return copies of the blocks at n offsets, uint8 [n, 512]."""
     at_each_byte = np.ndarray((len(piece) - BLOCK + 1, BLOCK), np.uint8, buffer=piece, strides=(1, 1))
     return at_each_byte[offsets]
-
-
-MAX_WORKERS = 4
-"""The maximum number of threads that read shards, unless the caller chooses a number."""
-
-
-MAX_DUPLICATES = 100_000
-"""The maximum number of samples whose keys are compared because their hashes are equal, which bounds memory."""
-
-
-class VerifyProgress(Protocol):
-    """Receives progress reports."""
-
-    def start(self, total: int) -> None:
-        """Receive the number of shards; called once, before the first tar is read."""
-
-    def advance(self, num_done: int, num_bytes: int, num_samples: int) -> None:
-        """Receive the numbers of shards, bytes and samples that are done since the last call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,16 +358,13 @@ class _Verified:
     key_hashes: NDArray[np.uint64]
 
 
-_EMPTY = np.zeros(0, np.uint64)
-
-
 def find_problems(
     source: DatasetSource,
     access: RemoteAccess | None = None,
     *,
     check_content: ContentCheck | None = None,
     num_workers: int | None = None,
-    progress: VerifyProgress | None = None,
+    progress: WorkProgress | None = None,
 ) -> Iterator[Problem]:
     """Verify a dataset and yield its problems. A problem in one place does not hide those in others.
 
@@ -394,7 +378,7 @@ def find_problems(
         check_content: A function that checks each intact content, given its field and its bytes, and returns what is
             wrong with it, or None. Threads call it.
         num_workers: The number of shards to read at a time; by default, up to 4.
-        progress: Receives progress reports.
+        progress: Receives the number of shards, then the shards, bytes and samples that are done.
 
     Raises:
         FileNotFoundError: If the source does not exist or holds no tars.

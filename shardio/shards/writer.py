@@ -30,12 +30,14 @@ from shardio.storage import Location, Writer
 MAX_FIELDS = 1024
 """The maximum number of fields. A tar with more does not follow WebDataset's naming."""
 
-
 MAX_EMPTY = 64
 """The maximum number of entries of an index for each member of its tar. The others say that a sample lacks a field."""
 
 MAX_CELLS = 2**18
 """The number of entries that an index may have in any case."""
+
+PIECE = 2**20
+"""The number of bytes to collect before they are written and hashed: few calls, and the bytes are still in cache."""
 
 
 class StoredField(NamedTuple):
@@ -54,16 +56,22 @@ class StoredSample(NamedTuple):
 
 
 def write_index(
-    location: Location, tar: TarHeaders, samples: Sequence[StoredSample], digest: str, version: str | None = None
+    location: Location,
+    tar: TarHeaders,
+    samples: Sequence[StoredSample],
+    digest: str,
+    version: str | None = None,
+    compression: str | None = None,
 ) -> None:
     """Write the index of a tar.
 
     Args:
         location: The location of the index.
-        tar: The finished tar, or what is known of it.
+        tar: The finished tar, or the headers that the index needs.
         samples: The tar's samples, in the order of their first members.
         digest: xxh3-128 of the tar, in hexadecimal.
         version: The tar's version, if shardio did not pack it.
+        compression: ``gzip`` if the tar is compressed.
 
     Raises:
         FormatError: If the tar has more fields than an index can hold.
@@ -103,6 +111,7 @@ def write_index(
         digest=digest,
         header_digest=digest_headers(tar, [offset[:, 0], offset[:, -1]] if samples else []),
         version=version,
+        compression=compression,
         num_scattered=None if has_format_1 else num_scattered,
     )
     tensors = {
@@ -116,10 +125,6 @@ def write_index(
     metadata = {"shardio": json.dumps(values, sort_keys=True, separators=(",", ":"))}
     with location.write_whole() as file:
         file.write(safetensors.numpy.save(tensors, metadata))
-
-
-PIECE = 2**20
-"""The number of bytes that are collected before they are written and hashed: few calls, and the bytes are in cache."""
 
 
 def write_shard(tar: Location, samples: Iterable[Sample]) -> tuple[ShardEntry, tuple[str, ...]]:
@@ -172,10 +177,10 @@ class TarWriter:
         num_bytes: The size of the tar so far, in bytes.
         stored: The samples, in tar order.
         headers_of_first: The plain headers of the first sample's members, by the offsets of the contents.
-        headers: The same of the last sample so far.
+        headers: Those of the last sample so far.
 
     Args:
-        file: Where to write the tar.
+        file: The destination of the tar.
     """
 
     def __init__(self, file: Writer) -> None:

@@ -29,14 +29,29 @@ from shardio.values import parse_json
 Result = TypeVar("Result")
 
 NUM_THREADS = 16
-"""How many calls are made at a time."""
+"""The number of calls to make at a time."""
+
+FORMAT = "shardio listing 1"
+"""The first value of a kept listing."""
+
+PATIENCE_S = 300.0
+"""The time in seconds to wait for another process that lists the same folder. After it, the folder is listed twice."""
+
+PIECE = 8 * 2**20
+"""The bytes of a request when the bandwidth is measured: as many as reading ahead asks for."""
+
+NUM_SMALL = 10
+"""The number of small requests whose latency is measured."""
+
+ENOUGH = 0.9
+"""The share of the highest bandwidth at which a number of requests saturates a store."""
 
 
 def map_locations(function: Callable[[Location], Result], locations: Sequence[Location]) -> list[Result]:
     """Call a function with each location. Return the results in the same order, or raise the first error.
 
     If locations are remote, several calls are made at a time, because each waits for answers. After an error or Ctrl-C,
-    calls that have begun are not awaited: a store that does not answer may take minutes.
+    the function does not wait for running calls: a store that does not answer may take minutes.
     """
     if len(locations) < 2 or all(each.store.is_local for each in locations):
         return list(map(function, locations))
@@ -66,13 +81,6 @@ def map_locations(function: Callable[[Location], Result], locations: Sequence[Lo
     return [results[place] for place in range(len(locations))]
 
 
-FORMAT = "shardio listing 1"
-"""The first value of a kept listing."""
-
-PATIENCE_S = 300.0
-"""How long to wait for another process that lists the same folder, in seconds. Then it is listed twice."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Listing:
     """The files in the subfolders of a folder, sorted by key.
@@ -81,7 +89,7 @@ class Listing:
         folder: The folder.
         keys: The keys of the n files, such as ``images/cat/1.jpg``.
         sizes: int64 [n], their sizes in bytes.
-        versions: Their versions, as in :class:`FileStat`.
+        versions: Their versions, as in :class:`~shardio.storage.store.FileStat`.
         hashes: uint64 [n], the hashes of the keys.
         order: int64 [n], the files' numbers in the order of their hashes.
         folders: The names of the subfolders. Some may have no files.
@@ -215,19 +223,9 @@ def _load(folder: Location, path: Path) -> Listing:
     return make_listing(folder, files, names, path)
 
 
-PIECE = 8 * 2**20
-"""The bytes of a request when the bandwidth is measured: as many as reading ahead asks for."""
-
-NUM_SMALL = 10
-"""The number of small requests whose latency is measured."""
-
-ENOUGH = 0.9
-"""A number of requests saturates a store if it reaches this share of the highest bandwidth."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSpeed:
-    """How fast a store answers.
+    """The latency and the bandwidth of a store.
 
     Attributes:
         latency_s: The median time in seconds until one byte has arrived.
@@ -249,12 +247,12 @@ class StoreSpeed:
 
 
 def measure_store(files: Sequence[StoredFile], nums_requests: Sequence[int], seconds: float) -> StoreSpeed:
-    """Measure how fast a store answers requests for objects.
+    """Measure the latency and the bandwidth of a store.
 
     Args:
         files: Open objects that are not read through a cache.
-        nums_requests: How many requests to make at a time, in turn.
-        seconds: How long to measure each of these numbers; running requests are finished.
+        nums_requests: The numbers of requests to make at a time, one after the other.
+        seconds: The time in seconds to measure each of these numbers. Running requests are finished.
 
     Raises:
         ValueError: If all objects are empty.
@@ -275,7 +273,6 @@ def measure_store(files: Sequence[StoredFile], nums_requests: Sequence[int], sec
 
 
 def _measure_rate(pieces: Sequence[tuple[StoredFile, int, int]], num_requests: int, seconds: float) -> float:
-    """Return the bytes per second of a number of requests at a time."""
     remaining, lock = itertools.cycle(pieces), threading.Lock()
     began = time.perf_counter()
 

@@ -1,4 +1,4 @@
-"""The local file system as a store, within one budget of file descriptors."""
+"""The local file system as a store. One budget limits the file descriptors that it keeps open."""
 
 from __future__ import annotations
 
@@ -25,13 +25,17 @@ MAX_DESCRIPTORS = 128
 """The maximum number of descriptors to keep open."""
 
 LEFT_FOR_OTHERS = 4
-"""The process's limit is divided by this number: torch's workers, the user and other libraries need the rest."""
+"""The divisor of the process's limit: torch's workers, user code and other libraries need the rest."""
 
 LEFT_BY_REQUESTS = 28
-"""The descriptors of a storage process that its requests do not use."""
+"""The number of descriptors of a storage process that its requests do not use."""
 
 PER_REQUEST = 2
-"""The descriptors of a request: its connection, and the copy in a cache that it fills."""
+"""The number of descriptors of a request: its connection, and the copy in a cache that it fills."""
+
+LIMITS = RunLimits(max_gap=4096, max_small=16 * 1024, max_run=2**20)
+"""Reading a gap of a page costs as much as another call. Copying a range of more than 16 kB from a run costs more than
+a separate call. A run of more than a megabyte would leave the processor's caches before it is split."""
 
 
 def descriptor_budget() -> int:
@@ -47,7 +51,6 @@ def bound_requests(max_requests: int) -> int:
 
 
 def _find_limit() -> int | None:
-    """Return the process's current limit; None if there is none."""
     try:
         import resource
     except ImportError:  # Windows has no such limit.
@@ -97,7 +100,7 @@ class OpenFiles:
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
-            self._shrink(0)  # The rest of the process has used up the limit: keep only this one.
+            self._shrink(0)  # The rest of the process has used up the limit: keep only this file.
             descriptor = Descriptor(path)
         self._descriptors[serial] = descriptor
         return descriptor
@@ -107,7 +110,7 @@ class OpenFiles:
         self._descriptors.pop(serial, None)
 
     def _shrink(self, num_kept: int) -> None:
-        with suppress(KeyError):  # It may be empty: other threads close files, too.
+        with suppress(KeyError):  # It may be empty, because other threads close files at the same time.
             while len(self._descriptors) > num_kept:
                 self._descriptors.popitem(last=False)
 
@@ -118,17 +121,12 @@ def open_files() -> OpenFiles:
     return OpenFiles()
 
 
-LIMITS = RunLimits(max_gap=4096, max_small=16 * 1024, max_run=2**20)
-"""Reading a gap of a page costs as much as another call. Copying a range of more than 16 kB from a run costs more than
-a separate call. A run of more than a megabyte would leave the processor's caches before it is split."""
-
-
 class LocalFile:
     """A local file that is open for positioned reads. It can be shared between threads and across a fork.
 
-    Its descriptor counts against the process's budget (:mod:`shardio.storage.local`), so it may be closed between
-    reads and reopened. Only reopening checks whether the file has changed. Until then, reads of a replaced file return
-    the old content, and a file that is overwritten in place goes unnoticed.
+    Its descriptor counts against the process's budget, so it may be closed between reads and reopened. Only reopening
+    checks whether the file has changed. Until then, reads of a replaced file return the old content, and a file that is
+    overwritten in place goes unnoticed.
 
     Raises:
         OSError: If the file cannot be opened, or is not a regular file.
@@ -190,7 +188,6 @@ class LocalFile:
         return list(map(self.read, starts, stops))
 
     def _find(self) -> Descriptor:
-        """Return the descriptor. Reopen the file if its descriptor was closed to stay within the budget."""
         assert self._is_open, f"{self._key} is closed"
         return self._files.find(self._serial) or self._open_again()
 
@@ -376,7 +373,7 @@ def _walk_files(directory: Path, holders: frozenset[str]) -> Iterator[Path]:
 
 
 def _list_visible(directory: Path, holders: frozenset[str]) -> list[os.DirEntry[str]]:
-    """Return the entries of a directory that are not hidden, sorted; raise OSError if it is one of its holders."""
+    """Return a directory's visible entries, sorted; raise OSError if the directory is one of those that hold it."""
     if holders and os.path.realpath(directory) in holders:
         raise OSError(f"{directory} is a symbolic link to a directory that contains it: remove the link")
     with os.scandir(directory) as entries:
@@ -398,7 +395,7 @@ def _is_broken_link(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a directory, or a link to one. A link that leads nowhere, or in a circle, is not."""
+    """Return whether an entry is a directory or a link to one; False for a link that leads nowhere or in a circle."""
     try:
         return entry.is_dir()
     except OSError:

@@ -12,13 +12,16 @@ from shardio.storage.local import LocalStore
 from shardio.storage.options import RemoteAccess
 from shardio.storage.store import Location, absolute_path, find_url, make_path, read_pieces
 
+_CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+"""Errors of file systems that cannot link the two names, although a copy may be possible."""
+
 
 def parse_location(name: str | os.PathLike[str], access: RemoteAccess | None = None) -> Location:
     """Return the location that a path or URL names. It stays valid when the working directory changes.
 
     Args:
         name: A path, or a URL of an object store or an HTTP server.
-        access: How remote data is reached; by default, with the settings of the environment and without a cache.
+        access: The access to remote data; by default, the settings of the environment, without a cache.
 
     Raises:
         FileNotFoundError: If the name is a relative path and the working directory does not exist.
@@ -42,10 +45,6 @@ def parse_location(name: str | os.PathLike[str], access: RemoteAccess | None = N
             "or write the output to a file and name that"
         )
     return Location(store=LocalStore(), key=absolute_path(path).as_posix())
-
-
-_CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
-"""Errors of file systems that cannot link the two names, although a copy may be possible."""
 
 
 def link_or_copy(source: Location, target: Location, *, copy: bool = False) -> bool:

@@ -1,4 +1,4 @@
-"""What users set for remote data: how it is reached, and where and how much of it is cached."""
+"""Users' settings for remote data: the access to stores, and the cache with its folder and its budget of space."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RemoteOptions:
     """The settings of a remote store. They can be compared, hashed and pickled.
 
     Attributes:
-        retries: How often a failed request is repeated.
+        retries: The number of times that a failed request is repeated.
         timeout_s: The longest time in seconds without any progress, after which a request counts as failed.
         deadline_s: The time in seconds after which a request that keeps failing is not repeated any more.
         max_requests: The maximum number of requests that a run's storage process makes at a time to one store.
@@ -66,7 +66,6 @@ def _check_count(name: str, value: Any, *, at_least: int = 1) -> int:
 
 
 def _write_value(name: str, value: object) -> str:
-    """Return the value of a backend's option as text."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | int | float):
@@ -85,19 +84,20 @@ _CHECKS: dict[str, Callable[[str, Any], int | float]] = {
 
 
 COPY_SUFFIX = ".copy"
-"""The suffix of the files that hold copies. Nothing else in the folder is removed."""
+"""The suffix of the files that hold copies. Only they are removed from the folder."""
 
 LOCK_NAME = ".lock"
-"""The lock of the processes that change which copies exist."""
+"""The name of the lock that a process holds while it removes copies."""
 
 GRANTS = 256
-"""A process reserves space in grants of the cache's size divided by this number, because each grant costs a scan."""
+"""The divisor of the cache's size that gives the size of a grant. A process reserves space in grants, because each
+reservation scans the folder."""
 
 SLACK = 16
-"""The grants that may be reserved and not yet used, by all processes together, when copies are removed."""
+"""The number of grants that all processes together may have reserved and not yet used when copies are removed."""
 
 PATIENCE_S = 10.0
-"""How long to wait for another process that makes room, in seconds. Without it, a little too much may be removed."""
+"""The time in seconds to wait for another process that makes room. After it, a little too much may be removed."""
 
 MAX_GRANT = 64 * 2**20
 """The largest grant in bytes."""
@@ -139,13 +139,13 @@ class Budget:
         used = sum(size for _, size, _ in copies)
         if used + num_bytes <= self.max_bytes - SLACK * self._grant:
             return
-        # Down to a little less, so that not every grant removes copies.
+        # A little more is removed than necessary, so that not every grant removes copies.
         limit = self.max_bytes - 2 * SLACK * self._grant - num_bytes
         for _, size, path in sorted(copies):
             if used <= limit:
                 return
             if path != in_use:
-                with suppress(PermissionError):  # In some shared folders, each user may remove only own files.
+                with suppress(PermissionError):  # In some shared folders, users may remove only their own files.
                     with suppress(FileNotFoundError):
                         os.unlink(path)  # noqa: PTH108  # Many are removed, and a Path costs as much as the call.
                     used -= size
@@ -167,7 +167,7 @@ MAX_PRIVATE = 32 * 2**30
 """The largest default size of a private cache, in bytes."""
 
 SHARE_OF_DISK = 5
-"""By default, a private cache takes at most the free space divided by this number."""
+"""The divisor of the free space that gives the default size of a cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,9 +175,9 @@ class CacheSettings:
     """The settings of a cache.
 
     Attributes:
-        folder: Its folder. None is a private cache, which the storage process removes when it ends.
+        folder: Its folder; None for a private cache, which the storage process removes when it ends.
         max_bytes: Its size in bytes; None for a share of the free space.
-        is_shared: Whether copies that other users wrote are believed, and may be changed by them.
+        is_shared: Whether to trust copies that other users wrote and may change.
     """
 
     folder: str | None = None
@@ -188,13 +188,13 @@ class CacheSettings:
 def make_settings(
     cache: str | os.PathLike[str] | None, cache_size: str | int | None, cache_shared: bool = False
 ) -> CacheSettings:
-    """Check what a user sets.
+    """Check a user's settings of a cache.
 
     Args:
         cache: A local folder that processes and jobs share; None for a private one, which is removed at the end.
         cache_size: Its size, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB if the cache
             is private.
-        cache_shared: Whether other users may write to the folder, and their copies are believed.
+        cache_shared: Whether other users may write to the folder, and their copies are trusted.
 
     Raises:
         TypeError: If ``cache_size`` is neither a string nor an integer, or ``cache_shared`` is no boolean.
@@ -213,7 +213,7 @@ def make_settings(
 
 
 def find_cache_folder(settings: CacheSettings, folder: Path) -> Path:
-    """Return a cache's folder. Where all users may create files, as in /tmp, it is a folder of this user's own."""
+    """Return a cache's folder. If all users may create files in it, as in /tmp, return this user's folder there."""
     with suppress(FileNotFoundError):
         is_for_all = folder.stat().st_mode & (stat.S_ISVTX | stat.S_IWOTH) == stat.S_ISVTX | stat.S_IWOTH
         if is_for_all and not settings.is_shared:
@@ -236,7 +236,7 @@ def make_cache_folder(settings: CacheSettings, folder: Path) -> None:
     if settings.is_shared or is_trusted(status):
         return
     if status.st_uid == os.geteuid() and all(map(_is_of_cache, folder.iterdir())):
-        folder.chmod(stat.S_IMODE(status.st_mode) & 0o755)  # As it is by default where new folders are a group's.
+        folder.chmod(stat.S_IMODE(status.st_mode) & 0o755)  # By default, some systems let a group write to new folders.
     else:
         raise StoreError(
             f"the cache {folder} {describe_owner(status)}: users other than this one can put data into it, which would "
@@ -264,7 +264,7 @@ def choose_size(settings: CacheSettings, folder: Path) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteAccess:
-    """How remote data is reached. It has no effect on local files.
+    """The access to remote data. It has no effect on local files.
 
     Attributes:
         options: The settings of the stores.
@@ -281,7 +281,7 @@ def make_access(
     cache_size: str | int | None = None,
     cache_shared: bool = False,
 ) -> RemoteAccess:
-    """Check what a user sets, see :func:`make_options` and :func:`make_settings`. There is a cache in any case.
+    """Check a user's settings, as :func:`make_options` and :func:`make_settings` do. The access always has a cache.
 
     Raises:
         TypeError: If a setting has the wrong type.

@@ -1,7 +1,7 @@
-"""The interface of storage backends, paths and URLs as users write them, and how files are read in pieces.
+"""The interface of storage backends, with functions for users' paths and URLs and for reads in pieces and in runs.
 
-To add a backend, implement both protocols, and add a line to :func:`shardio.storage.locations.parse_location` and to
-the conformance suite, ``tests/storage/conftest.py``.
+To add a backend, implement :class:`Store` and :class:`StoredFile`. Then add a line to
+:func:`shardio.storage.locations.parse_location` and to the conformance suite, ``tests/storage/conftest.py``.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ReplacedError(FormatError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileStat:
-    """What a store knows about an object without reading it.
+    """An object's status, which a store knows without reading the object.
 
     Attributes:
         size: The object's size in bytes.
@@ -120,7 +120,7 @@ class StoredFile(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a local file, so that content that was right once stays right."""
+        """Whether it is a local file. Content that was read correctly once then stays correct."""
 
     def read(self, start: int, stop: int) -> bytes:
         """Return the bytes [start, stop).
@@ -135,8 +135,8 @@ class StoredFile(Protocol):
         """Return the contents of many ranges. The store may combine them into fewer requests.
 
         Args:
-            starts: int64 [n], where the ranges start, in any order. Ranges may overlap.
-            stops: int64 [n], where they stop.
+            starts: int64 [n], the starts of the ranges, in any order. Ranges may overlap.
+            stops: int64 [n], their stops.
 
         Raises:
             The same errors as :meth:`read`.
@@ -150,10 +150,10 @@ class StoredFile(Protocol):
         """
 
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Make ranges, given by start and stop, quick to read, if the store has a cache. Return when they are."""
+        """Fetch ranges, given by start and stop, into the store's cache, if it has one. Return when they are there."""
 
     def discard(self, start: int, stop: int) -> bool:
-        """Forget a damaged range if it was cached. Return whether reading it again may give other bytes."""
+        """Remove a damaged range from the cache, if there is one. Return whether another read may give other bytes."""
 
     def close(self) -> None:
         """Close the object. Closing it again does nothing."""
@@ -173,7 +173,7 @@ class Store(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether objects are local files. What comes over a network may be damaged each time."""
+        """Whether objects are local files. Data that comes over a network may be damaged each time."""
 
     @property
     def cache_bytes(self) -> int | None:
@@ -187,7 +187,7 @@ class Store(Protocol):
 
         Args:
             key: Its key.
-            whole: Whether a cache fetches all of it when a part is read. It can then be compared with its ETag.
+            whole: Whether a cache fetches the whole object when a part is read, and compares it with its ETag.
         """
 
     def read_whole(self, key: str) -> bytes:
@@ -215,10 +215,10 @@ class Store(Protocol):
         """
 
     def create(self, key: str, content: bytes) -> bool:
-        """Write a small object if none exists. Of several processes that do so at the same time, one succeeds.
+        """Write a small object if none exists. If several processes do so at the same time, one succeeds.
 
         Returns:
-            Whether the object has this content now: this call has written it, or it has had the same content.
+            Whether the object has this content now, because this call has written it, or an earlier one did.
         """
 
     def remove(self, key: str) -> None:
@@ -333,7 +333,7 @@ def read_pieces(file: StoredFile, start: int = 0, num_bytes: int | None = None) 
 
     Args:
         file: The file.
-        start: Where to begin.
+        start: The offset of the first byte.
         num_bytes: The size of a piece in bytes; by default, 1 MiB, and 8 MiB if the file is remote.
 
     Raises:
@@ -349,22 +349,19 @@ def read_pieces(file: StoredFile, start: int = 0, num_bytes: int | None = None) 
 
 
 def _make_buffer(num_bytes: int) -> memoryview:
-    """Return memory to read into.
-
-    Large memory of a bytearray begins 16 bytes after a page does. Some AMD processors copy from the page cache to there
-    at a quarter of the speed, so large memory begins where a page does.
-    """
+    # A large bytearray's memory begins 16 bytes after a page does. Some AMD processors copy from the page cache to such
+    # memory at a quarter of the speed, so large memory is a mapping, which begins where a page does.
     return memoryview(mmap.mmap(-1, num_bytes) if num_bytes >= ALIGNED_FROM else bytearray(num_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLimits:
-    """Which ranges are read together.
+    """The limits of runs: ranges that are read together.
 
     Attributes:
-        max_gap: The largest gap, in bytes, to read along with its neighbours.
-        max_small: The largest range, in bytes, to read with others.
-        max_run: The approximate limit of a run, in bytes.
+        max_gap: The size in bytes of the largest gap to read along with its neighbours.
+        max_small: The size in bytes of the largest range to read with others.
+        max_run: The approximate maximum size of a run in bytes.
     """
 
     max_gap: int
@@ -382,9 +379,9 @@ def read_runs(
 
     Args:
         read: A function that returns the bytes [start, stop) for each start and stop.
-        starts: int64 [n], where the ranges start, in any order.
-        stops: int64 [n], where they stop.
-        limits: Which ranges are neighbours.
+        starts: int64 [n], the starts of the ranges, in any order.
+        stops: int64 [n], their stops.
+        limits: The limits of runs.
 
     Returns:
         The n contents.
@@ -394,7 +391,7 @@ def read_runs(
     order = starts.argsort(kind="stable")
     starts, stops = starts[order], stops[order]
     firsts = _find_runs(starts, stops, limits)
-    # Plain integers from here on: numpy's cost ten times as much per use.
+    # Plain integers from here on: numpy's cost ten times as much for each use.
     begins, ends = starts.tolist(), stops.tolist()
     bounds = list(zip(firsts, [*firsts[1:], len(begins)], strict=True))
     run_starts = [begins[first] for first in firsts]

@@ -52,8 +52,8 @@ def test_a_terminal_shows_a_bar_and_no_lines(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(terminal, "LINE_EVERY_S", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     with ProgressReporter("packing") as reporter:
-        reporter.planned(20, 10_000)
-        reporter.packed(20, 10_000)
+        reporter.start(20, 10_000)
+        reporter.advance(20, 10_000)
     assert "packing" in terminal.getvalue()
     assert "20/20" in terminal.getvalue()
     assert "about" not in terminal.getvalue()

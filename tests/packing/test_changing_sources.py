@@ -11,7 +11,7 @@ import pytest
 
 import shardio
 from shardio.packing import OnChanged, PackResult, PackSettings, RunOptions, pack_source
-from shardio.progress import PackProgress
+from shardio.progress import WorkProgress
 from tests.files import read_files
 from tests.sources import encode, write_images
 from tests.tars import read_with_webdataset
@@ -63,13 +63,13 @@ CHANGES: dict[Callable[[Path], None], str] = {
 }
 
 
-class ChangeFiles(PackProgress):
+class ChangeFiles(WorkProgress):
     """Changes files once the first sample is packed: after the scan, but before they are read."""
 
     def __init__(self, change: Callable[[Path], None], paths: list[Path]) -> None:
         self._change, self._paths = change, paths
 
-    def packed(self, num_samples: int, num_bytes: int) -> None:
+    def advance(self, num_done: int, num_bytes: int = 0, num_samples: int = 0) -> None:
         while self._paths:
             self._change(self._paths.pop())
 
@@ -132,8 +132,8 @@ def test_a_shard_without_samples_is_not_written(root: Path) -> None:
 def test_a_source_of_which_every_file_changed_is_refused(tmp_path: Path) -> None:
     write_images(tmp_path / "in", classes=1, per_class=2)
 
-    class RemoveFiles(PackProgress):
-        def planned(self, num_samples: int, num_bytes: int) -> None:
+    class RemoveFiles(WorkProgress):
+        def start(self, total: int, num_bytes: int | None = None) -> None:
             for path in (tmp_path / "in" / "class-0").iterdir():
                 path.unlink()
 
@@ -146,8 +146,8 @@ def test_changed_files_are_sorted_by_name_whatever_the_packing_order(tmp_path: P
     write_images(tmp_path / "in", classes=1, per_class=9)
     removed = [tmp_path / "in" / "class-0" / f"name-{i:03d}.jpg" for i in range(8)]
 
-    class RemoveFiles(PackProgress):
-        def planned(self, num_samples: int, num_bytes: int) -> None:
+    class RemoveFiles(WorkProgress):
+        def start(self, total: int, num_bytes: int | None = None) -> None:
             for path in removed:
                 path.unlink()
 
@@ -164,8 +164,8 @@ def test_a_resumed_pack_includes_samples_whose_files_are_back(root: Path) -> Non
         path.rename(root / path.name)
 
     class MoveFilesAndInterrupt(ChangeFiles):
-        def packed(self, num_samples: int, num_bytes: int) -> None:
-            super().packed(num_samples, num_bytes)
+        def advance(self, num_done: int, num_bytes: int = 0, num_samples: int = 0) -> None:
+            super().advance(num_done, num_bytes)
             if (root / "out" / "shard-000000.tar").exists():
                 raise KeyboardInterrupt
 

@@ -15,7 +15,7 @@ from shardio import PackError
 from shardio.images.converting import convert_image
 from shardio.images.jpeg import has_tiles
 from shardio.packing import PackSettings, RunOptions, SourceOptions, pack_source
-from shardio.progress import PackProgress
+from shardio.progress import WorkProgress
 from tests.files import read_files
 from tests.sources import encode
 from tests.tars import by_key
@@ -176,8 +176,8 @@ def test_splits_of_other_files_than_images_are_recognised(sounds: Path, tmp_path
 def test_an_interrupted_conversion_resumes(source: Path, tmp_path: Path) -> None:
     whole = pack(source, tmp_path / "whole", convert_to="webp", jpeg="tile")
 
-    class Interrupt(PackProgress):
-        def packed(self, num_samples: int, num_bytes: int) -> None:
+    class Interrupt(WorkProgress):
+        def advance(self, num_done: int, num_bytes: int = 0, num_samples: int = 0) -> None:
             if (tmp_path / "out" / "shard-000001.tar").exists():
                 raise KeyboardInterrupt
 

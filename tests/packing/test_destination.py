@@ -15,7 +15,7 @@ import shardio
 from shardio.errors import FormatError, PackError
 from shardio.files import find_target
 from shardio.packing import PackSettings, RunOptions, pack_source
-from shardio.progress import PackProgress
+from shardio.progress import WorkProgress
 from shardio.sample import Sample
 from shardio.shards import ShardEntry, write_shard
 from shardio.storage import Location, read_and_stat
@@ -181,13 +181,13 @@ def test_a_locked_destination_is_refused_and_the_lock_is_removed(tmp_path: Path)
     ]
 
 
-class Taking(PackProgress):
+class Taking(WorkProgress):
     """Moves a file away after the scan."""
 
     def __init__(self, path: Path, to: Path) -> None:
         self._path, self._to = path, to
 
-    def planned(self, num_samples: int, num_bytes: int) -> None:
+    def start(self, total: int, num_bytes: int | None = None) -> None:
         self._path.rename(self._to)
 
 

@@ -13,7 +13,7 @@ import shardio
 from shardio.errors import FormatError, LocationError, PackError
 from shardio.packing import PackSettings, RunOptions, make_parts, pack_parts, pack_source
 from shardio.packing.folders import RECORD_PREFIX, choose_folder
-from shardio.progress import PackProgress
+from shardio.progress import WorkProgress
 from shardio.shards import MANIFEST_NAME, UNFINISHED_NAME, open_table
 from shardio.storage import Location, parse_location
 from shardio.storage.remote.client import Client
@@ -61,14 +61,14 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[type[Request], str]]:
     return found
 
 
-class Interrupting(PackProgress):
+class Interrupting(WorkProgress):
     """Interrupts a pack after some samples, as Ctrl-C does."""
 
     def __init__(self, num_samples: int) -> None:
         self._num_left = num_samples
 
-    def packed(self, num_samples: int, num_bytes: int) -> None:
-        self._num_left -= num_samples
+    def advance(self, num_done: int, num_bytes: int = 0, num_samples: int = 0) -> None:
+        self._num_left -= num_done
         if self._num_left < 0:
             raise KeyboardInterrupt
 
@@ -218,15 +218,15 @@ def test_a_full_disk_is_that_of_the_temporary_file(source: Path, expected: dict[
     assert read_objects(out) == expected
 
 
-class Running(PackProgress):
+class Running(WorkProgress):
     """Runs another pack after some samples."""
 
     def __init__(self, source: Path, out: Location) -> None:
         self._source, self._out = source, out
         self._num_packed = 0
 
-    def packed(self, num_samples: int, num_bytes: int) -> None:
-        self._num_packed += num_samples
+    def advance(self, num_done: int, num_bytes: int = 0, num_samples: int = 0) -> None:
+        self._num_packed += num_done
         if self._num_packed == 5:
             shardio.pack(self._source, str(self._out), max_shard_samples=3, num_workers=1)
 

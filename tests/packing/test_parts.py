@@ -13,7 +13,7 @@ import shardio
 from shardio import PackError
 from shardio.cli.main import app
 from shardio.packing import PackSettings, RunOptions, make_parts, pack_parts, pack_source
-from shardio.progress import PackProgress
+from shardio.progress import WorkProgress
 from shardio.shards import UNFINISHED_NAME
 from tests.files import read_parts
 from tests.sources import write_images
@@ -61,12 +61,12 @@ def test_samples_stay_in_their_parts_when_others_are_added(source: Path, tmp_pat
         assert set(samples_of(tmp_path / "before" / name)) < set(samples_of(tmp_path / "after" / name))
 
 
-class _Interrupt(PackProgress):
+class _Interrupt(WorkProgress):
     def __init__(self, after: int) -> None:
         self._left = after
 
-    def packed(self, num_samples: int, num_bytes: int) -> None:
-        self._left -= num_samples
+    def advance(self, num_done: int, num_bytes: int = 0, num_samples: int = 0) -> None:
+        self._left -= num_done
         if self._left < 0:
             raise KeyboardInterrupt
 

@@ -12,7 +12,7 @@ import pytest
 
 from shardio.errors import PackError
 from shardio.packing import PackResult, PackSettings, RunOptions, pack_source
-from shardio.progress import PackProgress
+from shardio.progress import WorkProgress
 from tests.files import read_files
 from tests.sources import write_images
 
@@ -48,13 +48,13 @@ def pack(source: Path, out: Path, **options: Any) -> PackResult:
     return pack_source(source, out, settings, run=RunOptions(**{"engine": "ray", **options}), progress=progress)
 
 
-class Missing(PackProgress):
+class Missing(WorkProgress):
     """Moves a file away while the pack is planned."""
 
     def __init__(self, path: Path, to: Path) -> None:
         self._path, self._to = path, to
 
-    def planned(self, num_samples: int, num_bytes: int) -> None:
+    def start(self, total: int, num_bytes: int | None = None) -> None:
         self._path.rename(self._to)
 
 

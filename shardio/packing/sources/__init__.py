@@ -1,1 +1,1 @@
-"""What can be packed: directories, and the datasets of other tools."""
+"""The sources of packing: directories, and the datasets of other tools."""

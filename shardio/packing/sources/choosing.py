@@ -1,4 +1,4 @@
-"""Recognise what a source is, and scan it."""
+"""Recognise the kind of a source, and scan it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ADAPTERS: Mapping[SourceKind, _Adapter] = {
     "tars": _Adapter("tars", tars.find_tars, tars.scan_tars, has_columns=False, has_splits=True),
     "lmdb": _Adapter("an LMDB environment", lmdb.find_lmdb, lmdb.scan_lmdb, has_columns=False, has_fields=True),
 }
-"""To pack another tool's datasets, write a module with these two functions, and add a line here."""
+"""The adapters. To pack another tool's datasets, write a module with these two functions, and add a line here."""
 
 
 def scan_source(src: Path, dst: Location, options: SourceOptions) -> SourceScan:
@@ -49,7 +49,7 @@ def scan_source(src: Path, dst: Location, options: SourceOptions) -> SourceScan:
     Args:
         src: A directory of images, or the dataset of another tool.
         dst: The destination, which error messages name.
-        options: How to read the source.
+        options: The options for reading the source.
 
     Raises:
         PackError: If it cannot be packed, or holds samples of several kinds.
@@ -81,7 +81,7 @@ def _refuse_outer_folder(src: Path, dst: Location) -> None:
 
 
 def _choose_kind(src: Path, options: SourceOptions) -> SourceKind:
-    """Return what a source is. Files that hold no samples, such as tables of labels, do not decide that."""
+    """Return the kind of a source. Files that hold no samples, such as tables of labels, do not decide it."""
     if (kind := options.source_kind) != "auto":
         if kind != "files" and _ADAPTERS[kind].find(src) is None:
             raise PackError(f"{src} is not {_ADAPTERS[kind].what}: omit --source-kind {kind} (source_kind={kind!r})")
@@ -108,7 +108,7 @@ def _choose_kind(src: Path, options: SourceOptions) -> SourceKind:
 
 
 def _find_other_option(kind: SourceKind, options: SourceOptions) -> str | None:
-    """Return an option that is given, but does not apply to a kind of source."""
+    """Return an option that is given but does not apply to a kind of source; None if all apply."""
     adapter = _ADAPTERS.get(kind)
     if kind != "tars" and options.prefix_keys:
         return "--prefix-keys (prefix_keys)"

@@ -58,8 +58,8 @@ def group_files(
         options: How to read the source.
 
     Returns:
-        The samples that have a main field; the paths of all files that do not belong to one, relative to ``src``; and
-        the keys that end in the suffix of the file, because another image has the same stem.
+        The samples that have a main field; the paths of all other files, relative to ``src``; and the keys that end in
+        the file's suffix, because another image has the same stem.
 
     Raises:
         PackError: If some files cannot be packed. The message names up to SHOWN of them, and each remedy once.
@@ -74,7 +74,7 @@ def group_files(
 
 
 class _UnpackableError(Exception):
-    """A sample that cannot be packed: why, and what to do about all such samples."""
+    """A sample cannot be packed. The remedy applies to all such samples."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(what)
@@ -86,7 +86,7 @@ class _Grouping:
 
     Attributes:
         ignored: The paths of files that do not belong to a sample.
-        suffixed: The keys that end in the suffix of the file, because another image has the same stem.
+        suffixed: The keys that end in the file's suffix, because another image has the same stem.
     """
 
     def __init__(self, src: Path, options: SourceOptions) -> None:
@@ -189,13 +189,13 @@ class _Grouping:
             self._mtimes.append(mtime_ns)
 
     def _make_name(self, suffix: str) -> FileName:
-        """Return the name of files with a suffix, the same object each time."""
+        # Files with one suffix share the object.
         return self._names.setdefault(suffix, FileName(suffix[1:].lower(), "", suffix))
 
     def _make_key(
         self, stem: str, files: Sequence[_File], undotted: frozenset[str], *, has_suffix: bool = False
     ) -> str:
-        """Return the key of a sample, with the suffix of its file if it is to have it.
+        """Return the key of a sample. With ``has_suffix``, it ends in the suffix of its file.
 
         Raises:
             _UnpackableError: If the sample cannot have a key.
@@ -234,7 +234,7 @@ class _Grouping:
                 )
 
     def _has_several_images(self, stem: str, files: Sequence[_File]) -> bool:
-        """Return whether files with one stem are separate samples, as a.jpg and a.png in a class folder are.
+        """Return whether files with the same stem are separate samples, such as a.jpg and a.png in a class folder.
 
         Raises:
             _UnpackableError: If they may be an image and its mask, or are two files for one field.
@@ -262,7 +262,7 @@ class _Grouping:
         return True
 
     def _refuse_equal(self, keys: Sequence[str], order: Sequence[int]) -> None:
-        """Note an error for each two samples that have the same key, which is not the stem of their files."""
+        """Record an error for each two samples that have the same key, if keys may differ from the stems of files."""
         if not (self._rename_dots or self.suffixed):
             return
         for (key, row), (other, other_row) in pairwise(zip(keys, order, strict=True)):
@@ -294,7 +294,7 @@ def _explain_companion(path: Path, layout: Layout) -> _UnpackableError:
 
 
 def find_main_file(src: Path, options: SourceOptions) -> Path | None:
-    """Return a file that makes a directory a source of files; None if there is none, or it is no directory.
+    """Return a file that makes a directory a source of files; None if there is none, or ``src`` is not a directory.
 
     Raises:
         PackError: If a folder cannot be read.
@@ -314,9 +314,9 @@ def scan_directory(src: Path, dst: Location, options: SourceOptions) -> SourceSc
     Args:
         src: The directory.
         dst: The destination, which error messages name.
-        options: How to read it. The layout ``auto`` accepts class folders or a flat directory, and refuses a directory
-            that looks different. Without class names, the sorted names of the class folders define the labels, or those
-            in the file of labels.
+        options: The options for reading it. The layout ``auto`` accepts class folders or a flat directory, and refuses
+            a directory that looks different. Without class names, the sorted names of the class folders, or those in
+            the file of labels, define the labels.
 
     Raises:
         PackError: If the directory cannot be packed. The message names the file that prevents it.
@@ -374,7 +374,7 @@ def _refuse_lost_folders(src: Path, folders: Sequence[FolderFiles]) -> None:
 def _refuse_splits(
     src: Path, dst: Location, folders: Sequence[FolderFiles], options: SourceOptions, *, has_classes: bool
 ) -> None:
-    """Raise PackError if splits would become one dataset without a word, or the chosen one a class."""
+    """Raise PackError if splits would silently become one dataset, or the chosen split would become a class."""
     if has_classes and options.layout == "pairs":
         refuse_splits_as_classes(src, dst, folders, options.main_fields, pairs=True)
     name, file = options.source_split, options.labels
@@ -396,7 +396,6 @@ def _refuse_splits(
 
 
 def _with_labels(table: FileTable, found: Sequence[str], classes: Sequence[str] | None, src: Path) -> FileTable:
-    """Return the samples with the label of each one's class folder."""
     if classes is not None and not found:
         raise PackError(f"classes are given, but {src} is packed without class folders: omit --classes (classes=…)")
     try:
@@ -410,7 +409,7 @@ def _with_labels(table: FileTable, found: Sequence[str], classes: Sequence[str] 
 
 
 def _find_names(table: FileTable, suffixed: Collection[str]) -> dict[str, str]:
-    """Return the keys that are not the stems of their files, by path, and by stem if no other key has the same."""
+    """Return the keys that differ from the stems of their files, by path, and by stem if no other key has that stem."""
     if table.stems is table.keys:
         return {}
     found, suffixed = dict[str, str](), set(suffixed)

@@ -1,4 +1,4 @@
-"""The files of a source: their state at the time of the scan, and reading them only if they are unchanged."""
+"""The files of a source: their state at the time of the scan, reads that check it, and the table of samples."""
 
 from __future__ import annotations
 
@@ -26,16 +26,19 @@ from shardio.storage import Location, parse_location, read_and_stat
 SHOWN = 20
 """The maximum number of files that an error names."""
 
+PART = 4096
+"""The number of samples whose names are hashed together."""
+
 
 class FileProblem(NamedTuple):
-    """A file that has changed, is damaged or is not what its suffix says."""
+    """A file that has changed, is damaged, or has another format than its suffix says."""
 
     path: Path | Location
     what: str
 
 
 class SourceFile(NamedTuple):
-    """A file at the time of the scan: its path, its size in bytes, and its modification time in nanoseconds."""
+    """A file's path, and its size in bytes and modification time in nanoseconds at the time of the scan."""
 
     path: str
     size: int
@@ -46,7 +49,7 @@ class FileChangedError(Exception):
     """A file has changed since the scan."""
 
     def __init__(self, path: Path | Location, what: str) -> None:
-        super().__init__(path, what)  # All of it, so that the error can be pickled.
+        super().__init__(path, what)  # All arguments, so that the error can be pickled.
         self.problem = FileProblem(path, what)
 
     def __str__(self) -> str:
@@ -54,7 +57,7 @@ class FileChangedError(Exception):
 
 
 def stat_file(path: str) -> SourceFile:
-    """Return a file as it is now.
+    """Return a file in its present state.
 
     Raises:
         OSError: If it does not exist, or is a directory.
@@ -111,7 +114,7 @@ def explain_changes(first: FileChangedError, changes: Iterable[FileProblem], dst
 
 
 def find_change(file: SourceFile) -> FileProblem | None:
-    """Return how a file has changed since the scan; None if it has not."""
+    """Return the change of a file since the scan; None if there is none."""
     try:
         _compare(file, os.stat(file.path))  # noqa: PTH116  # A million Paths cost seconds.
     except FileChangedError as change:
@@ -133,12 +136,8 @@ def _describe(error: OSError) -> str:
     return "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror or error}"
 
 
-PART = 4096
-"""The number of samples whose names are handled together."""
-
-
 class FileName(NamedTuple):
-    """How a file's path follows from its sample's stem: prefix, stem, suffix; and the field that the file becomes."""
+    """The field of a file, and the prefix and the suffix that make its path of its sample's stem."""
 
     field: str
     prefix: str
@@ -170,10 +169,10 @@ class FileTable:
     Attributes:
         root: The directory of the source, as a string that ends in a slash.
         keys: Their keys.
-        stems: Their files' paths below the source, without prefix and suffix. Usually these are the keys.
+        stems: Their files' paths below the source, without prefix and suffix. They usually equal the keys.
         kinds: The kinds of samples: for each, the names of its files, sorted by field.
         kind_ids: int32 [n], the kind of each sample.
-        first_files: int64 [n + 1], where the files of each sample begin in ``sizes`` and ``mtimes_ns``.
+        first_files: int64 [n + 1], the place of each sample's first file in ``sizes`` and ``mtimes_ns``.
         sizes: int64 [m], the sizes of all files in bytes.
         mtimes_ns: int64 [m], their modification times in nanoseconds.
         labels: int64 [n], the label of each sample; None if the samples have none.
@@ -288,7 +287,7 @@ class TemporaryFolder:
 
     Args:
         num_bytes: The size of the files that it will hold.
-        src: The source that they come from, for messages.
+        src: The source of these files, for messages.
 
     Attributes:
         path: The folder.
@@ -316,7 +315,7 @@ class TemporaryFolder:
 
 
 def find_folder(src: Path, unpacked: TemporaryFolder | None, name: str) -> Path:
-    """Return the folder that has a file: the one for decompressed files, or the source itself."""
+    """Return the folder that has a file: the folder of decompressed files, or the source itself."""
     return unpacked.path if unpacked is not None and (unpacked.path / name).exists() else src
 
 
@@ -334,7 +333,7 @@ def unpack(src: Path, dst: Path, num_bytes: int, decompress: Callable[[bytes], b
     """
     try:
         content = decompress(parse_location(src).read_whole())
-    except Exception as error:  # Each algorithm raises its own.
+    except Exception as error:  # Each algorithm raises its own errors.
         let_through(error)
         raise PackError(f"{src} cannot be decompressed: {error}. Download or create it again") from error
     if len(content) < num_bytes:
@@ -345,5 +344,5 @@ def unpack(src: Path, dst: Path, num_bytes: int, decompress: Callable[[bytes], b
 
 
 def _remove(path: Path, process: int) -> None:
-    if os.getpid() == process:  # And not in a fork of it.
+    if os.getpid() == process:  # A fork of the process must not remove it.
         shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Parquet files, and datasets that Hugging Face's ``datasets`` saved to disk. That library reads them."""
+"""Parquet files, and datasets that Hugging Face's ``datasets`` saved to disk. The package ``datasets`` reads both."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def find_saved_dataset(src: Path) -> Evidence | None:
 
 
 def find_parquet(src: Path) -> Evidence | None:
-    """Find a Parquet file in a source that is one, a pattern, or a directory. It holds samples if it holds contents."""
+    """Find a Parquet file: the source itself, a pattern, or in a directory. It holds samples if it holds contents."""
     if not src.is_dir():
         is_parquet = src.suffix.lower() == ".parquet"
         return Evidence(src, not src.is_file() or holds_contents(src)) if is_parquet else None
@@ -127,7 +127,7 @@ def scan_parquet(src: Path, options: SourceOptions) -> RecordScan:
 
 
 def _find_in_folder(src: Path) -> tuple[list[Path], list[Path]]:
-    """Return the Parquet files of a directory that hold contents, and the others."""
+    """Return the Parquet files of a directory that hold contents, and its other Parquet files."""
     others = list[Path]()
     for folder in (src, src / "data"):  # The second is Hugging Face's own.
         with_contents = list[Path]()
@@ -189,7 +189,7 @@ def _select_rows(
 
 
 def _load(kind: Literal["parquet", "saved"], src: Path, files: Sequence[SourceFile]) -> Any:
-    """Open a dataset so that contents are not decoded."""
+    """Open a dataset without decoding its contents."""
     try:
         import datasets
     except ImportError as error:

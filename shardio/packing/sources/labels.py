@@ -1,4 +1,4 @@
-"""Labels, keys and splits from tables: CSV, JSON Lines or Parquet."""
+"""Read labels, keys and splits from tables: CSV, JSON Lines or Parquet."""
 
 from __future__ import annotations
 
@@ -32,12 +32,20 @@ from shardio.values import parse_json
 ALL_SPLITS = "all"
 """The choice of a split that packs all splits as one dataset."""
 
+Row = dict[str, Any]
+"""The values of a row by column. In CSV, all values are text."""
+
+_OTHER_COLUMN = "Choose another --key-column (key_column), or none to number the records"
+
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*|\.[0-9]+[eE][+-]?[0-9]+)?")
+"""Numbers as programs write them to text: pandas writes 3 as ``3.0``, numpy as ``3.000000000000000000e+00``."""
+
 
 def split_of(column: str, value: Any) -> str | None:
-    """Return the split that a value of a column names: "" if it is missing, None if it names none.
+    """Return the split that a value of a column names: "" if the value is missing, None if it names no split.
 
-    A column such as ``is_train`` has 0 and 1, or false and true. Rows that are not for training are for tests, and rows
-    that are not for tests or validation are for training.
+    A column such as ``is_train`` has 0 and 1, or false and true. Rows that are not for training are for tests. Rows
+    that are not for tests, or not for validation, are for training.
 
     >>> split_of("set", "val"), split_of("is_train", 1), split_of("is_train", "0"), split_of("is_val", False)
     ('val', 'train', 'test', 'train')
@@ -59,13 +67,13 @@ def split_of(column: str, value: Any) -> str | None:
 def select_files(
     src: Path, paths: Sequence[Path], chosen: str | None, *, may_be_column: bool = False
 ) -> Sequence[Path]:
-    """Return the files of a split whose names say it, such as train-0.tar.
+    """Return the files of a split, whose names contain the split's name, such as train-0.tar.
 
     Args:
         src: The source.
         paths: All files.
         chosen: The split; None if none is chosen.
-        may_be_column: Whether files without splits in their names may have a column that says it.
+        may_be_column: Whether files without splits in their names may have a column of splits.
 
     Raises:
         PackError: If the files are of several splits, and none is chosen, or there is no such split.
@@ -96,7 +104,7 @@ class SplitColumn:
         self._deciding = set[str]()
 
     def selects(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a row is of the chosen split. Without a choice, all are."""
+        """Return whether a row belongs to the chosen split. Without a choice, all rows do."""
         if self._values is None:
             self._values = {name: set() for name in row if name not in self._ignored}
         for name in list(self._values):
@@ -111,13 +119,13 @@ class SplitColumn:
         return bool(found)
 
     def check(self, *, has_selected_files: bool = False) -> None:
-        """Check that one split has been read, or all of them by choice.
+        """Check that the rows belong to one split, or that the caller has chosen all splits.
 
         Args:
-            has_selected_files: Whether the choice may have been one of files.
+            has_selected_files: Whether the choice may have selected files rather than rows.
 
         Raises:
-            PackError: Otherwise.
+            PackError: If they do not.
         """
         found = self._find_values()
         if self._chosen is None:
@@ -132,7 +140,7 @@ class SplitColumn:
                 raise PackError(f"--source-split {self._chosen} does not select rows of {self._src}: {there}")
 
     def describe_mixture(self) -> str | None:
-        """Return which column says that the rows are of several splits; None if there is none."""
+        """Return a description of a column that says that the rows are of several splits; None if there is none."""
         for name, splits in self._find_values().items():
             if len(splits) > 1:
                 return f"the column {name!r} of {self._src} says that rows are of the splits {', '.join(splits)}"
@@ -147,9 +155,6 @@ def _explain_choice(what: str) -> PackError:
         f"{what}. Pack each one, such as by --source-split train (source_split='train'), or all of them as one dataset "
         f"by --source-split {ALL_SPLITS}"
     )
-
-
-_OTHER_COLUMN = "Choose another --key-column (key_column), or none to number the records"
 
 
 class Described(Protocol):
@@ -172,8 +177,8 @@ def make_keys(
         records: Names the records in messages.
         values: Keys (``cats/0001``) or paths of images (``cats/0001.jpg``), one for each record.
         rename_dots: Whether each dot in the last part of a key becomes an underscore.
-        where: Where the values are, for messages.
-        remedy: What to do about an invalid key, for messages.
+        where: The place of the values, for messages.
+        remedy: The remedy for an invalid key, for messages.
 
     Raises:
         PackError: If a value cannot be a key, or two records have the same key.
@@ -196,13 +201,13 @@ def make_keys(
 
 
 def without_image_suffix(path: str) -> str:
-    """Return a path without its suffix, if that is an image's."""
+    """Return a path without its suffix if that is an image suffix."""
     stem, dot, suffix = path.rpartition(".")
     return stem if dot and suffix.lower() in IMAGE_FORMATS else path
 
 
 def separate_equal_stems(paths: Sequence[str]) -> dict[str, str]:
-    """Return the keys of images that have the same path but for the suffix, by path: a_jpg of a.jpg, a_png of a.png."""
+    """Return the keys, by path, of images whose paths differ only in the suffix: a_jpg of a.jpg, a_png of a.png."""
     groups = defaultdict[str, set[str]](set)
     for path in paths:
         groups[without_image_suffix(path)].add(path)
@@ -220,16 +225,12 @@ def _make_key(value: object, *, rename_dots: bool) -> object:
     return folder + slash + (base.replace(".", "_") if rename_dots else base)
 
 
-Row = dict[str, Any]
-"""The values of a row by column. In CSV, all values are text."""
-
-
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]:
     """Yield the rows of a table.
 
     Args:
         path: The table. Its suffix is one of ``TABLE_SUFFIXES``.
-        columns: The columns that the caller needs; None for all. Rows may have further ones.
+        columns: The columns that the caller needs; None for all. Rows may have other columns.
 
     Raises:
         PackError: If a package is missing.
@@ -270,7 +271,7 @@ def _split_csv(text: str) -> Iterator[list[str]]:
 
 
 def _read_some(reader: Iterator[list[str]], longest: int) -> list[list[str]]:
-    """Return the next rows. Python's limit of a field's size, which is the process's, is raised only meanwhile."""
+    """Return the next rows. Python's limit of a field's size holds for the whole process, so it is raised only here."""
     with _limit_lock():
         limit = csv.field_size_limit(longest)
         try:
@@ -343,20 +344,15 @@ TABLE_SUFFIXES = tuple(_READERS)
 """The suffixes of the tables that can be read."""
 
 
-_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*|\.[0-9]+[eE][+-]?[0-9]+)?")
-"""Numbers as programs write them to text: pandas an integer as ``3.0``, numpy as ``3.000000000000000000e+00``."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelFile:
     """A file of labels.
 
     Attributes:
         path: The file: ``.csv``, ``.jsonl`` or ``.parquet``.
-        key_column: The column with keys (``cats/0001``) or paths (``cats/0001.jpg``) below the source. None if the file
-            has two columns: it is the first one.
-        label_column: The column with labels: class names, or integers. None if the file has two columns: it is the
-            second one.
+        key_column: The column with keys (``cats/0001``) or paths (``cats/0001.jpg``) below the source; None for the
+            first of two columns.
+        label_column: The column with labels: class names, or integers; None for the second of two columns.
         may_mix_splits: Whether the samples may be of several splits, according to a further column.
     """
 
@@ -373,7 +369,7 @@ def find_labels(
 
     Args:
         file: The file. Rows for other samples are allowed: one file may label several directories.
-        keys: The keys of the samples. Each needs a label.
+        keys: The keys of the samples. Each sample needs a label.
         classes: The class names that define the labels; by default, the sorted names in the file. Integers are labels
             by themselves.
         names: The keys by other names of samples, which the file may have instead.
@@ -401,7 +397,7 @@ def number_labels(
     """Return the labels of samples as integers, and the class names.
 
     Args:
-        path: Where the labels are from.
+        path: The source of the labels.
         values: All labels there: class names, or integers, which are labels by themselves.
         wanted: The labels of the samples.
         classes: The class names that define the labels; by default, the sorted names among ``values``.
@@ -440,7 +436,7 @@ def number_labels(
 
 
 def _read_labels(file: LabelFile, names: Mapping[str, str], wanted: Collection[str]) -> dict[str, str | int]:
-    """Return the label of each key in a file: a class name or an integer. Those of wanted keys are of one split."""
+    """Return the label of each key in a file: a class name or an integer. The rows of wanted keys are of one split."""
     if file.path.suffix.lower() not in TABLE_SUFFIXES:
         raise PackError(f"{file.path} is not a file of labels: pass a {', '.join(TABLE_SUFFIXES)} file")
     labels, rows = dict[str, str | int](), dict[str, int]()
@@ -495,7 +491,7 @@ def _choose_columns(file: LabelFile, names: Sequence[str]) -> tuple[str, str]:
 def read_label(value: Any) -> str | int | None:
     """Return a label: an integer, a class name without spaces around it, or None if it is missing.
 
-    Numbers are integers in all their forms, as text (``3``, ``3.0``) and as any type. Empty text and NaN are missing.
+    A label may be an integer of any type, or as text (``3``, ``3.0``). Empty text and NaN are missing labels.
 
     Raises:
         ValueError: If it is another number, or of another type. The message continues "row 7 has …".

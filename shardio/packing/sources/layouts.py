@@ -1,4 +1,4 @@
-"""The layouts of a source: how files become samples, and which sources look like another layout."""
+"""The layouts of a source: pair files, select splits, and refuse sources that look like another layout."""
 
 from __future__ import annotations
 
@@ -18,13 +18,36 @@ from shardio.packing.sources.labels import ALL_SPLITS
 from shardio.shards import is_split, words_of
 from shardio.storage import FolderFiles, Location, find_url
 
+Layout = Literal["auto", "classes", "flat", "pairs"]
+"""``classes``: each folder is a class. ``flat``: no classes. ``pairs``: files with the same name are one sample."""
+
+OnIncomplete = Literal["raise", "skip", "keep"]
+"""The treatment of a sample that lacks a file that others have, in the layout ``pairs``."""
+
+OR_CONFIRM = "If the folders are classes, pass --layout classes (layout='classes')"
+
+# Words in the names of folders, in lower case.
+IMAGES = re.compile(r"images?|imgs?|jpegimages|photos?|pictures?|rgb|inputs?")
+COMPANIONS = re.compile(
+    r"masks?|labels?|annotations?|captions?|segmentation(s|class|object)?|seg|semantic|gt|groundtruth|truth|targets?"
+    r"|depths?|b?box(es)?|anno?s?|trimaps?|mattes?|disparity"
+)
+_NOISE = {"bit", "coarse", "dir", "fine", "folder", "left", "right", "tr", "ts"}
+"""Words that may stand beside these: img_dir, leftImg8bit, gtFine, imagesTr."""
+
+COPIES = {"s3": "aws s3 sync {} {}", "gs": "gcloud storage rsync --recursive {} {}"}
+"""The command that copies a directory from a URL, by the URL's scheme."""
+
+_TOOL_FILES = frozenset(("classes.txt", "notes.json"))
+"""Files that annotation tools write into the folder of labels: YOLO's class names, Label Studio's description."""
+
 
 class Pairing:
-    """Finds the sample to which each file belongs, by the images.
+    """Finds the sample of each file by means of the images.
 
-    Names may end in the name of their top folder, with more words after it, as in Cityscapes:
-    ``leftImg8bit/x_leftImg8bit.png`` and ``gtFine/x_gtFine_labelIds.png`` belong to ``x``. Between the top folder of
-    companions and them may be further folders, as in Oxford Pets: ``annotations/trimaps/x.png``.
+    A name may contain the name of its top folder, and more words after it, as in Cityscapes:
+    ``leftImg8bit/x_leftImg8bit.png`` and ``gtFine/x_gtFine_labelIds.png`` belong to ``x``. Companions may be in folders
+    below their top folder, as in Oxford Pets: ``annotations/trimaps/x.png``.
 
     Attributes:
         stems: The stems of the samples, relative to the folder of images.
@@ -48,7 +71,7 @@ class Pairing:
         self.stems = frozenset(inner + (_cut(stem, images)[0] if self._cuts_images else stem) for inner, stem in found)
 
     def match(self, folder: str, name: str) -> tuple[str, FileName]:
-        """Return the stem of the sample to which a file belongs, and the file's name in it; no field without a suffix.
+        """Return the stem of a file's sample, and the file's name in it. The field is empty without a suffix.
 
         If the sample has no image, its stem is not among ``stems``.
         """
@@ -86,7 +109,7 @@ def _inner(folder: str) -> str:
 
 
 def _cut(stem: str, top: str) -> tuple[str, str]:
-    """Return what precedes the name of the top folder in a stem, and the rest, which is empty without that name."""
+    """Split a stem before the name of the top folder. The second part is empty without that name."""
     found = _pattern(top).search(stem)
     return (stem[: found.start()], stem[found.start() :]) if found is not None and found.start() else (stem, "")
 
@@ -98,30 +121,9 @@ def _word(tail: str, top: str) -> str:
 
 @lru_cache(64)
 def _pattern(top: str) -> re.Pattern[str]:
-    """Return the pattern of a folder's name in the names of its files, also in the singular: masks/a_mask.png."""
+    """Return the pattern of a folder's name, or its singular, in the names of its files, as in masks/a_mask.png."""
     words = "|".join(re.escape(word) for word in dict.fromkeys((top, top.removesuffix("s"))) if word)
     return re.compile(rf"[_-]({words})(?=[_-]|$)", re.IGNORECASE)
-
-
-Layout = Literal["auto", "classes", "flat", "pairs"]
-"""``classes``: each folder is a class. ``flat``: no classes. ``pairs``: files with the same name are one sample."""
-
-OnIncomplete = Literal["raise", "skip", "keep"]
-"""What to do with a sample that lacks a file that others have, in the layout ``pairs``."""
-
-OR_CONFIRM = "If the folders are classes, pass --layout classes (layout='classes')"
-
-# Words in the names of folders, in lower case.
-IMAGES = re.compile(r"images?|imgs?|jpegimages|photos?|pictures?|rgb|inputs?")
-COMPANIONS = re.compile(
-    r"masks?|labels?|annotations?|captions?|segmentation(s|class|object)?|seg|semantic|gt|groundtruth|truth|targets?"
-    r"|depths?|b?box(es)?|anno?s?|trimaps?|mattes?|disparity"
-)
-_NOISE = {"bit", "coarse", "dir", "fine", "folder", "left", "right", "tr", "ts"}
-"""Words that may follow or precede these: img_dir, leftImg8bit, gtFine, imagesTr."""
-
-COPIES = {"s3": "aws s3 sync {} {}", "gs": "gcloud storage rsync --recursive {} {}"}
-"""The command that copies a directory from a URL, by the URL's scheme."""
 
 
 def refuse_url(src: Path, dst: Location) -> None:
@@ -147,7 +149,7 @@ def quote(path: str | Path | Location) -> str:
 def select_split(
     src: Path, folders: Sequence[FolderFiles], main: Collection[str], name: str | None
 ) -> Sequence[FolderFiles]:
-    """Return the files in folders with the name of a split; all files if no split is chosen.
+    """Return the files in folders that have the name of a split; all files if no split is chosen.
 
     Raises:
         PackError: If there is no such folder.
@@ -163,7 +165,7 @@ def select_split(
 
 
 def find_splits(folders: Sequence[FolderFiles], main: Collection[str]) -> tuple[str, list[str]]:
-    """Return the folder in which several folders are splits of a dataset, "" for the source, and their names."""
+    """Return the folder that holds several splits of a dataset, "" for the source, and the names of the splits."""
     children = defaultdict[str, set[str]](set)
     for folder in folders:
         if folder.path and _has_main(folder, main):
@@ -191,7 +193,7 @@ def refuse_splits_as_classes(
     """
     tops = {_top(folder) for folder in folders if folder.path and _has_main(folder, main)}
     splits = {name for name in tops if is_split(name)}
-    if not splits or (len(splits) == 1 and splits != tops):  # One among other folders may be a class: a train.
+    if not splits or (len(splits) == 1 and splits != tops):  # A single "train" among other folders may be a class.
         return
     names = sorted(tops, key=_training_first)
     has_classes = any("/" in folder.path and folder.names for folder in folders)
@@ -241,8 +243,8 @@ def refuse_ambiguous_layouts(
 ) -> None:
     """Raise PackError, with the right command, if the files look like a layout other than class folders.
 
-    Otherwise, folders that are not classes would become classes. Images in different class folders may have the same
-    names, so files are pairs only if the names of their folders also suggest it.
+    Without this check, folders that are not classes would become classes. Images in different class folders may have
+    the same names, so files count as pairs only if the names of their folders also suggest it.
 
     Args:
         src: The source.
@@ -302,11 +304,11 @@ def check_pairs(
         src: The source.
         images: The name of the folder of images, if there is one.
         samples: The samples.
-        ignored: The paths of files that do not belong to a sample, relative to the source. Those of samples that are
-            left out are added.
+        ignored: The paths of files that do not belong to a sample, relative to the source. The paths of samples that
+            are left out are added to it.
         main: The fields that make a file a sample.
-        on_incomplete: What to do with a sample that lacks a companion. Companions without an image are ignored unless
-            it is ``raise``.
+        on_incomplete: The treatment of a sample that lacks a companion. Unless it is ``raise``, companions without an
+            image are ignored.
 
     Raises:
         PackError: If there are no pairs, or companions or their images are missing.
@@ -360,10 +362,6 @@ def check_pairs(
     return samples
 
 
-_TOOL_FILES = frozenset(("classes.txt", "notes.json"))
-"""Files that annotation tools write into the folder of labels: YOLO's class names, Label Studio's description."""
-
-
 def _is_companion(file: PurePosixPath, images: str | None, names: Collection[FileName], main: Collection[str]) -> bool:
     """Return whether a file looks like a companion without its image: samples have its field, or its kind of image."""
     if file.name in _TOOL_FILES:
@@ -407,7 +405,7 @@ def _refuse_parallel_folders(src: Path, dst: Location, folders: Sequence[FolderF
 
 
 def _refuse_companions_of_split(src: Path, folders: Sequence[FolderFiles], main: Collection[str]) -> None:
-    """Raise PackError for the folders train and train_masks: they are not two classes."""
+    """Raise PackError for folders such as train and train_masks, which are not two classes."""
     tops = {_top(folder) for folder in folders if folder.path and _has_main(folder, main)}
     for split in sorted(filter(is_split, tops)):
         for other in sorted(tops):
@@ -420,7 +418,7 @@ def _refuse_companions_of_split(src: Path, folders: Sequence[FolderFiles], main:
 
 
 def _are_common_numbers(stems: frozenset[str], others: Sequence[set[str]]) -> bool:
-    """Return whether stems differ only in numbers and most other folders also have them. They do not indicate pairs."""
+    """Return whether stems differ only in numbers and most other folders have them, so that they do not show pairs."""
     num_with_same = sum(2 * len(stems & other) >= min(len(stems), len(other)) for other in others)
     return len({re.sub(r"[0-9]+", "", stem) for stem in stems}) == 1 and 2 * num_with_same > len(others)
 
@@ -473,7 +471,6 @@ def _training_first(name: str) -> tuple[bool, str]:
 
 
 def _top(folder: FolderFiles) -> str:
-    """Return the name of the source's folder that holds a folder, or is it."""
     return folder.path.partition("/")[0]
 
 
@@ -482,7 +479,6 @@ def _has_main(folder: FolderFiles, main: Collection[str]) -> bool:
 
 
 def _is_named(pattern: re.Pattern[str], name: str) -> bool:
-    """Return whether a folder is named like a folder of images or of companions."""
     words = [word for word in words_of(name) if word not in _NOISE]
     return any(pattern.fullmatch(word) is not None for word in (_last_word(name), *words[-1:]))
 

@@ -58,6 +58,10 @@ PLAIN = ("bool", "float", "int", "json", "str", "text")
 _RUNNING_CODE = ("graph", "pickle")
 """The formats that LitData reads by unpickling them."""
 
+_NUM_MAPPED = 64
+"""The number of chunks that a process maps at a time."""
+
+_KIND = IndexKind(entries="chunks", key="chunk_bytes", pattern="chunk-*.bin")
 _LABELS = ("label", "class", "y", "target")
 _NODES = ("builtins.dict", "builtins.list", "builtins.tuple")
 
@@ -67,7 +71,7 @@ class Leaf:
     """A value that each sample has.
 
     Attributes:
-        keys: The keys and numbers that lead to it from the sample; none if it is the whole sample.
+        keys: The keys and numbers that lead from the sample to the value; none if it is the whole sample.
         format: Its format in ``index.json``.
     """
 
@@ -146,12 +150,12 @@ def find_labels(leaves: Sequence[Leaf]) -> list[str]:
 
 
 def find_paths(leaves: Iterable[Leaf]) -> set[tuple[Hashable, ...]]:
-    """Return the keys of values, and those of the dictionaries and lists that hold them."""
+    """Return the keys of values, and the keys of the dictionaries and lists that hold the values."""
     return {leaf.keys[:length] for leaf in leaves for length in range(1, len(leaf.keys) + 1)}
 
 
 def leave_out(value: Any, keys: tuple[Hashable, ...], left_out: Collection[tuple[Hashable, ...]]) -> Any:
-    """Return a value without those at some keys."""
+    """Return a value without the inner values at some keys."""
     if isinstance(value, dict):
         return {
             key: leave_out(each, (*keys, key), left_out) for key, each in value.items() if (*keys, key) not in left_out
@@ -159,13 +163,6 @@ def leave_out(value: Any, keys: tuple[Hashable, ...], left_out: Collection[tuple
     if isinstance(value, list | tuple):
         return [leave_out(each, (*keys, i), left_out) for i, each in enumerate(value) if (*keys, i) not in left_out]
     return value
-
-
-_KIND = IndexKind(entries="chunks", key="chunk_bytes", pattern="chunk-*.bin")
-
-
-_NUM_MAPPED = 64
-"""The number of chunks that a process maps at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +209,7 @@ class _Reader:
             if self._plain:
                 plain = leave_out(sample, (), self._left_out)
                 found["json"] = dump_json(plain if isinstance(plain, dict) else {"0": plain})
-        except Exception as error:  # Of LitData, for which damaged samples have no error of their own.
+        except Exception as error:  # LitData has no class of errors for damaged samples.
             let_through(error)
             raise ValueError(describe_error(error)) from error
         return found
@@ -266,10 +263,10 @@ class _Items:
         self._loader.set_posix_fast(True, keep=_NUM_MAPPED, willneed=False)
 
     def load(self, row: int) -> Any:
-        """Return a sample as the program made it that wrote it, except for raw values."""
+        """Return a sample as its writer made it, except for raw values."""
         number, item = self._series.find(row)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Of torch: the memory of a tensor is read-only.
+            warnings.simplefilter("ignore")  # torch warns that the memory of a tensor is read-only.
             found = self._loader.load_item_from_chunk(row, number, str(self._paths[number]), row - item, 0)
         return found if self._is_one_value or isinstance(found, dict) else dict(enumerate(found))
 
@@ -312,7 +309,7 @@ def scan_litdata(src: Path, options: SourceOptions) -> RecordScan:
 def _find_files(
     litdata: _LitData, src: Path, index: Mapping[str, Any]
 ) -> tuple[list[str], tuple[SourceFile, ...], TemporaryFolder | None]:
-    """Return the names of the decompressed chunks, the files of the dataset, and the folder with decompressed ones."""
+    """Return the names of the decompressed chunks, the dataset's files, and the folder of decompressed chunks."""
     config = index["config"]
     compression: str = config["compression"] or ""
     if litdata.is_in_file_compression(config.get("compression_level")):
@@ -340,7 +337,6 @@ def _find_files(
 
 
 def _read_values(records: _Chunks) -> dict[str, list[Any]]:
-    """Return the values of the columns with keys and labels."""
     wanted = [leaf for leaf in records.leaves if leaf.name in (records.columns.key, records.columns.label)]
     found: dict[str, list[Any]] = {leaf.name: [] for leaf in wanted}
     if not wanted or not records.series.ends:
@@ -353,7 +349,7 @@ def _read_values(records: _Chunks) -> dict[str, list[Any]]:
             sample = items.load(row)
             for leaf in wanted:
                 found[leaf.name].append(_as_plain(leaf.get(sample)))
-    except Exception as error:  # Of LitData.
+    except Exception as error:  # LitData has no class of errors for damaged samples.
         let_through(error)
         raise PackError(
             f"{records.describe(row)} of {records.path} cannot be read: {describe_error(error)}. Download or create "
@@ -363,12 +359,12 @@ def _read_values(records: _Chunks) -> dict[str, list[Any]]:
 
 
 def _as_plain(value: Any) -> Any:
-    """Return the number in an array or tensor without dimensions; anything else as it is."""
+    """Return the number in an array or tensor without dimensions; return other values unchanged."""
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 class _LitData(NamedTuple):
-    """What this module uses of LitData."""
+    """The parts of LitData that this module uses."""
 
     PyTreeLoader: Any
     ChunksConfig: Any

@@ -26,6 +26,20 @@ from shardio.storage import parse_location
 _NUMBERED = {b"image": IMAGE, b"label": "txt"}
 """The fields of numbered entries, by the part of the name before the number."""
 
+_MAGIC = b"\xde\xc0\xef\xbe"
+"""LMDB's magic number, at byte 16 of its file."""
+
+_PROBED = 100
+"""The number of values without a suffix in their name that are examined before packing starts."""
+
+_PICKLE = re.compile(rb"\x80[\x02-\x05].*\.", re.DOTALL)
+"""A pickle of protocol 2 or later. No image has this signature."""
+
+_USE_ITERABLE = (
+    "Read the samples with the program that knows their format, and pack what it yields: "
+    "shardio.pack(iterable, out), or shardio.ShardWriter"
+)
+
 
 class _Entry(NamedTuple):
     name: str
@@ -40,8 +54,8 @@ class Entries:
         keys: The keys of the samples.
         sizes: int64 [n], the size of each sample's values in bytes.
         names: The names of all entries, end to end.
-        bounds: int64 [m + 1], where the names start and stop in ``names``.
-        first_entries: int64 [n + 1], where the entries of each sample begin.
+        bounds: int64 [m + 1], the offsets in ``names`` at which the names start and stop.
+        first_entries: int64 [n + 1], the place of each sample's first entry.
         fields: The names of all fields.
         field_indices: int32 [m], the field of each entry.
         ignored: The names of entries that do not belong to a sample.
@@ -95,10 +109,10 @@ class EntryNames:
         self._fields, self._field_indices = dict[str, int](), array("i")
 
     def add(self, name: bytes, size: int) -> str | None:
-        """Add an entry. Return its name if it has no suffix, so that its value must be an image.
+        """Add an entry. Return its name if the name has no suffix: the value must then be an image.
 
         Args:
-            name: Its name, after all names that are smaller.
+            name: Its name. Names come in sorted order.
             size: The size of its value in bytes.
         """
         try:
@@ -224,7 +238,6 @@ class EntryNames:
         self._add(key, [(entry.name, field, entry.size) for entry, field in entries])
 
     def _refuse_equal_keys(self) -> None:
-        """Note an error for each two samples that have the same key."""
         if len(set(self._keys)) == len(self._keys):
             return
         seen = set[str]()
@@ -241,21 +254,6 @@ class EntryNames:
             self._bounds.append(len(self._names))
             self._field_indices.append(self._fields.setdefault(field, len(self._fields)))
         self._firsts.append(len(self._field_indices))
-
-
-_MAGIC = b"\xde\xc0\xef\xbe"
-"""LMDB's magic number, at byte 16 of its file."""
-
-_PROBED = 100
-"""The number of values that are examined before packing starts, of those whose names have no suffix."""
-
-_PICKLE = re.compile(rb"\x80[\x02-\x05].*\.", re.DOTALL)
-"""A pickle of protocol 2 or later. No image has this signature."""
-
-_USE_ITERABLE = (
-    "Read the samples with the program that knows their format, and pack what it yields: "
-    "shardio.pack(iterable, out), or shardio.ShardWriter"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,7 +307,7 @@ class _Reader:
 
 
 def find_lmdb(src: Path) -> Evidence | None:
-    """Find the file of an LMDB environment, which is a directory with ``data.mdb``, or a file."""
+    """Find the file of an LMDB environment, which is a directory with ``data.mdb`` or a file."""
     if src.is_dir():
         return next(map(Evidence, filter(Path.is_file, [src / "data.mdb"])), None)
     is_lmdb = src.is_file() and stat_file(str(src)).size >= 20 and _read_start(src)[16:20] == _MAGIC
@@ -354,7 +352,7 @@ def scan_lmdb(src: Path, options: SourceOptions) -> RecordScan:
 
 @lru_cache(maxsize=1)
 def _find_entries(source: _Environment) -> Entries:
-    """Return the entries of each sample. Only names and sizes are read, and the first values without a suffix.
+    """Return the entries of each sample. Read only names, sizes, and the first values whose name has no suffix.
 
     Raises:
         PackError: If names or values cannot be packed.
@@ -415,7 +413,6 @@ def _open(path: Path) -> Any:
 
 @contextmanager
 def _explaining(path: Path) -> Iterator[None]:
-    """Turn errors of LMDB into PackErrors."""
     import lmdb
 
     try:

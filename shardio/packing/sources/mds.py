@@ -176,7 +176,6 @@ def scan_mds(src: Path, options: SourceOptions) -> RecordScan:
 
 
 def _find_encodings(src: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the encoding of each column."""
     found = dict[str, str]()
     for number, entry in enumerate(entries):
         if (entry.get("format"), entry.get("version")) != ("mds", 2):
@@ -230,7 +229,6 @@ def _find_files(
 def _open_shards(
     streaming: _Streaming, src: Path, entries: Sequence[Mapping[str, Any]], unpacked: TemporaryFolder | None
 ) -> list[Any]:
-    """Return Streaming's reader of each shard."""
     folders = [find_folder(src, unpacked, entry["raw_data"]["basename"]) for entry in entries]
     shards = list[Any]()
     try:
@@ -261,12 +259,12 @@ def _read_values(streaming: _Streaming, shard: Any, path: Path, values: Mapping[
 
 
 def _find_columns(shard: Any, file: StoredFile, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where the columns of each sample begin, and where the last one ends: int64 [n, columns + 1].
+    """Return the offsets of each sample's columns, and of the end of its last column: int64 [n, columns + 1].
 
     Args:
         shard: Streaming's reader of the shard.
         file: The shard.
-        offsets: int64 [n + 1], where the samples begin, and where the last one ends.
+        offsets: int64 [n + 1], the offsets of the samples, and of the end of the last one.
     """
     is_variable = np.array([size is None for size in shard.column_sizes])
     starts = offsets[:-1] + 4 * int(is_variable.sum())
@@ -282,7 +280,6 @@ def _find_columns(shard: Any, file: StoredFile, offsets: NDArray[np.int64]) -> N
 
 
 def _decode(streaming: _Streaming, encoding: str, value: bytes) -> Any:
-    """Return a value that is not a content."""
     if encoding == "str_decimal":
         encoding = "str"  # JSON has no decimal numbers.
     found = streaming.decode(encoding, value)

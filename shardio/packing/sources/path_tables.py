@@ -68,7 +68,7 @@ class PathTable:
         root: The table's folder, as a string that ends in a slash.
         files: The files that the rows name.
         json: The contents of the json fields, end to end; None if the samples have none.
-        json_bounds: int64 [n + 1], where they start and stop.
+        json_bounds: int64 [n + 1], the offsets in ``json`` at which they start and stop.
     """
 
     root: str
@@ -170,7 +170,7 @@ class _Rows:
     Attributes:
         labels: The label of each row.
         names: The keys that do not follow from the path by removing the suffix, by path.
-        suffixed: The keys that end in the suffix of the file, because another image has the same path otherwise.
+        suffixed: The keys that end in the file's suffix, because another image has the same path except for its suffix.
 
     Args:
         path: The table.
@@ -193,10 +193,10 @@ class _Rows:
         return f"row {self._numbers[row]}" if row < len(self._numbers) else "a row of another split"
 
     def add(self, number: int, row: Row, columns: Columns) -> None:
-        """Add a row, given its number in the table. Problems of files are noted.
+        """Add a row, given its number in the table. Record problems of its file.
 
         Raises:
-            ValueError: If the row is not one of the table's.
+            ValueError: If the row is invalid.
         """
         path = row.get(str(columns.image))
         if not isinstance(path, str) or not path:
@@ -264,7 +264,7 @@ class _Rows:
         return PathTable(root=self._root, files=files, json=json, json_bounds=np.array(self._json_bounds, np.int64))
 
     def _add_file(self, path: str) -> str | None:
-        """Add the file of a row; return the problem if it cannot be packed."""
+        """Add the file of a row, or return the problem that prevents it."""
         prefix = "" if path.startswith("/") else self._root
         try:
             file = stat_file(prefix + path)
@@ -302,7 +302,6 @@ class _Rows:
 
 
 def _choose_columns(src: Path, names: Sequence[str], options: SourceOptions) -> Columns:
-    """Return the columns of images, labels and keys."""
     usual = [name for name in names if name.lower() in _USUAL_NAMES and name != options.key_column]
     candidates = [options.image_column] if options.image_column in names else usual
     columns = choose_columns(src, names, contents=[name for name in candidates if name], labels=(), options=options)
@@ -315,7 +314,7 @@ def _choose_columns(src: Path, names: Sequence[str], options: SourceOptions) -> 
 
 
 def _find_field(path: str) -> str:
-    """Return the field of an image whose suffix is not that of an image, such as .jfif; "" if it is no image."""
+    """Return the field of an image without an image suffix, such as .jfif; "" if the file is not an image."""
     if (found := read_format(Path(path))) is None:
         return ""
     return next((suffix for suffix, name in IMAGE_FORMATS.items() if name == found), "image")

@@ -1,4 +1,8 @@
-"""Samples that are records of another tool's dataset: a row of a table, an entry of a database, a sample of a tar."""
+"""Samples that are records of another tool's dataset: a row of a table, an entry of a database, a sample of a tar.
+
+The adapters in this folder share the steps from a scan to samples, the encoding of values, the choice of columns, and
+the ``index.json`` that LitData and MosaicML Streaming write.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +35,13 @@ from shardio.values import parse_json
 IMAGE = ""
 """The name of a record's field that holds an image. The field gets the name of the image's format."""
 
+INDEX = "index.json"
+
+_SPLITS = ("train", "val", "valid", "validation", "test")
+
+_PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
+"""The modes that Pillow stores in a PNG without loss. It stores most others in a TIFF."""
+
 
 class RecordReader(Protocol):
     """Reads records in one process."""
@@ -44,7 +55,7 @@ class RecordReader(Protocol):
 
 
 class Records(Protocol):
-    """A dataset of another tool. Worker processes receive it, and open it themselves: it holds paths and names."""
+    """A dataset of another tool. It holds only paths and names: worker processes receive it and open the dataset."""
 
     @property
     def path(self) -> Path:
@@ -52,18 +63,18 @@ class Records(Protocol):
 
     @property
     def files(self) -> tuple[SourceFile, ...]:
-        """Its files, as they were at the time of the scan."""
+        """Its files at the time of the scan."""
 
     def open(self) -> RecordReader:
-        """Open the dataset in this process. It stays open until another one is opened, or the process ends."""
+        """Open the dataset in this process. It stays open until another dataset is opened, or the process ends."""
 
     def describe(self, row: int) -> str:
-        """Return what a record is called in messages, such as ``row 7``."""
+        """Return the name of a record for messages, such as ``row 7``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordScan:
-    """What an adapter finds in a dataset.
+    """The result of an adapter's scan of a dataset.
 
     Attributes:
         records: The dataset.
@@ -72,7 +83,7 @@ class RecordScan:
         keys: The value of the key column for each record; None to number the records.
         labels: The label of each record, an integer or a class name; None if the records have none.
         classes: The class names by label, if the dataset has them.
-        ignored: What does not belong to a record, as paths below the dataset.
+        ignored: The parts that do not belong to a record, as paths below the dataset.
         is_selected: bool [n], the records to pack; None for all.
     """
 
@@ -165,7 +176,7 @@ class RecordTable:
 
 
 def scan_records(found: RecordScan, options: SourceOptions) -> SourceScan:
-    """Make the scan of a source from what its adapter found.
+    """Convert the result of an adapter to the scan of a source.
 
     Raises:
         PackError: If keys or labels are missing, equal or invalid.
@@ -251,7 +262,7 @@ def _name_label(classes: Sequence[str], label: int | str | None) -> int | str | 
 
 
 def close_records() -> None:
-    """Close the dataset that is open in this process, if there is one: some can be opened only once."""
+    """Close the dataset that is open in this process, if there is one. Some datasets can be opened only once."""
     _opened.close()
 
 
@@ -263,7 +274,7 @@ class _Opened:
         self._reader: RecordReader | None = None
 
     def get(self, records: Records) -> RecordReader:
-        """Open a dataset, or return the one that is open.
+        """Return the reader of a dataset, which is opened unless it is open already.
 
         Raises:
             FileChangedError: If its files have changed since the scan.
@@ -310,10 +321,6 @@ def _plain(name: str, value: Any) -> Any:
     raise ValueError(f"{name!r} has a value of type {type(value).__name__}, which has no JSON form")
 
 
-_PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
-"""The modes that Pillow stores in a PNG without loss. It stores most others in a TIFF."""
-
-
 def encode_pixels(image: Any) -> bytes:
     """Return an image of Pillow as a PNG, or as a TIFF if a PNG cannot hold its mode. Both are lossless.
 
@@ -358,12 +365,12 @@ def split_contents(value: bytes) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """What the columns of a table become.
+    """The roles of a table's columns.
 
     Attributes:
         contents: The columns whose values are contents of files.
-        image: The one whose field has the name of its format alone, such as ``jpg``. The fields of the others have
-            names such as ``depth.png``.
+        image: The column of images, whose field has only the name of the format, such as ``jpg``. The fields of other
+            contents have names such as ``depth.png``.
         label: The column with labels.
         key: The column with keys.
         others: The columns that become the ``json`` field.
@@ -379,15 +386,15 @@ class Columns:
 def choose_columns(
     path: Path, names: Sequence[str], *, contents: Sequence[str], labels: Sequence[str], options: SourceOptions
 ) -> Columns:
-    """Return what each column becomes.
+    """Return the role of each column.
 
     Args:
         path: The table, for messages.
         names: The names of all columns.
-        contents: Those whose values are contents of files.
-        labels: Those that are labels by their type.
+        contents: The names of columns whose values are contents of files.
+        labels: The names of columns that are labels by their type.
         options: The columns that the caller has chosen. Without a choice, the images are in the only column of contents
-            or in ``image``, the labels in the only column of labels or in ``label``, and samples are numbered.
+            or in ``image``, the labels are in the only column of labels or in ``label``, and samples are numbered.
 
     Raises:
         PackError: If there is no such column, or the choice is not clear.
@@ -444,18 +451,13 @@ def _choose(path: Path, candidates: Sequence[str], usual: str, option: str, what
     return candidates[0] if candidates else None
 
 
-INDEX = "index.json"
-
-_SPLITS = ("train", "val", "valid", "validation", "test")
-
-
 @dataclass(frozen=True, slots=True)
 class FileSeries:
     """The files of a dataset in order.
 
     Attributes:
         names: The name of each file below the dataset.
-        ends: For each file, the number of samples up to its end.
+        ends: The number of samples up to the end of each file.
     """
 
     names: tuple[str, ...]
@@ -466,24 +468,24 @@ class FileSeries:
         return cls(tuple(names), tuple(accumulate(nums_samples)))
 
     def find(self, row: int) -> tuple[int, int]:
-        """Return which file has a sample, and the sample's number in that file."""
+        """Return the number of the file that has a sample, and the sample's number in that file."""
         number = bisect_right(self.ends, row)
         return number, row - (self.ends[number - 1] if number else 0)
 
     def describe(self, row: int) -> str:
-        """Return what a sample is called in messages."""
+        """Return the name of a sample for messages."""
         number, sample = self.find(row)
         return f"sample {sample} of {self.names[number]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexKind:
-    """How the ``index.json`` of a tool is recognised.
+    """The signs of a tool's ``index.json``.
 
     Attributes:
         entries: The name of the list of files in the JSON object.
         key: A key of each object in that list.
-        pattern: The files beside an ``index.json`` that is damaged.
+        pattern: The pattern of files that stand beside an ``index.json``, by which a damaged one is recognised.
     """
 
     entries: str

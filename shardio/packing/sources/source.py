@@ -1,4 +1,4 @@
-"""What packing knows of a source: its samples, and the options that say how to read it."""
+"""The interface of a source: the options for reading it, its samples, and the result of its scan."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from shardio.sample import Sample
 from shardio.storage import make_path
 
 SourceKind = Literal["auto", "files", "lmdb", "litdata", "mds", "parquet", "saved", "table", "tars"]
-"""``files``: a directory of images, or of other files. ``saved``: what ``save_to_disk`` of ``datasets`` wrote.
-``table``: a table of paths. ``auto``: recognised by its files."""
+"""The kind of a source. ``files``: a directory of images, or of other files. ``saved``: a directory that
+``save_to_disk`` of ``datasets`` wrote. ``table``: a table of paths. ``auto``: recognised by its files."""
 
 
 class Evidence(NamedTuple):
-    """A file that shows of what kind a source is, and whether it holds samples. Otherwise, it must be chosen."""
+    """A file that shows the kind of a source, and whether it holds samples. If not, the caller must choose the kind."""
 
     file: Path
     holds_samples: bool = True
@@ -33,13 +33,13 @@ class Evidence(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """How a source is read.
+    """The options for reading a source.
 
     Attributes:
-        source_kind: What the source is.
+        source_kind: The kind of the source.
         layout: The layout of a directory.
         source_split: The split to pack, of a source that holds several; ``all`` for all of them.
-        on_incomplete: What to do with a sample that lacks a file that others have, in the layout ``pairs``.
+        on_incomplete: The treatment of a sample that lacks a file that others have, in the layout ``pairs``.
         rename_dots: Whether each dot in the stem of a file or key becomes an underscore.
         prefix_keys: Whether the name of its tar is put before each key.
         classes: The class names that define the labels; None to find them in the source.
@@ -76,14 +76,14 @@ class SourceOptions:
 
     @property
     def main_fields(self) -> frozenset[str]:
-        """The fields that make a file a sample, with the files that have the same stem."""
+        """The fields that make a file a sample, which also has the files with the same stem."""
         if self.fields is not None:
             return frozenset(self.fields[:1])
         return CONVERTIBLE.union(IMAGE_FORMATS) if self.converts else frozenset(IMAGE_FORMATS)
 
     @property
     def description(self) -> str:
-        """What the main fields are, for messages about their absence."""
+        """The main fields in words, for messages about their absence."""
         if self.fields is not None:
             return f".{self.fields[0]} files, which --fields (fields) names first"
         others = "" if self.converts else f"; --convert-to (convert_to) also takes {', '.join(sorted(CONVERTIBLE))}"
@@ -102,7 +102,7 @@ def make_options(
 
     Args:
         fields: The fields to pack from a directory; None for images. A string is not a list of fields.
-        labels: The file of labels, if there is one. Then the two columns are its columns, and the source's otherwise.
+        labels: The file of labels, which then has the two columns; None if the source has them.
         label_column: The column with labels.
         key_column: The column with keys.
         options: Further attributes of SourceOptions.
@@ -145,7 +145,7 @@ class SourceTable(Protocol):
 
     @property
     def root(self) -> str:
-        """What precedes the names of files in messages, as a string that ends in a slash."""
+        """The prefix of the names of files in messages, which ends in a slash."""
 
     @property
     def keys(self) -> Sequence[str]:
@@ -161,7 +161,7 @@ class SourceTable(Protocol):
         """Return the size of each sample in a tar, in bytes, int64 [n]. It may be an estimate."""
 
     def digest(self) -> bytes:
-        """Return a hash of all that decides what is packed: keys, labels, and the state of the source's files."""
+        """Return a hash of everything that decides the output: keys, labels, and the state of the source's files."""
 
     def take(self, rows: NDArray[np.int64]) -> Sequence[SourceSample]:
         """Return some samples.
@@ -182,7 +182,7 @@ class SourceScan:
         samples: The samples to pack.
         classes: The class names in the order of their labels; empty if labels have no names.
         ignored: Files that do not belong to a sample.
-        suffixed: The keys that end in the suffix of the file, because another image has the same name otherwise.
+        suffixed: The keys that end in the file's suffix, because another image has the same name except for its suffix.
     """
 
     samples: SourceTable

@@ -1,4 +1,7 @@
-"""Tars of WebDataset and packed datasets as a source, to check, tile, re-encode, label or join what they hold."""
+"""Tars of WebDataset and packed datasets as a source, to check, tile, re-encode, label or join their samples.
+
+The first half serves :mod:`shardio.packing.rewriting` as well: it unites the metadata of datasets, and copies samples.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +47,21 @@ Settings = dict[str, str | int | None]
 _KEPT_SETTINGS = ("jpeg", "max_side", "quality")
 """Settings that describe the images, and stay true when samples are moved to other shards."""
 
+MAX_OPEN = 256
+"""The maximum number of open shards."""
+
+MAX_SAMPLES = 256
+"""The maximum number of samples that are read together."""
+
+MAX_BYTES = 32 * 2**20
+"""The maximum number of bytes that are read together, unless one sample has more."""
+
+_TAR = re.compile(r".+\.(tar(\.\w+)?|tgz)", re.IGNORECASE)
+"""The names of tars, including compressed ones, for which an error tells the remedy."""
+
 
 def unite_classes(tables: Sequence[ShardTable]) -> tuple[str, ...]:
-    """Return the class names of several datasets, by label: the longest list. The others are its prefixes.
+    """Return the class names of several datasets, by label: the longest list. The other lists are its prefixes.
 
     Raises:
         PackError: If equal labels have different names, or only some datasets have names for their labels.
@@ -107,16 +122,6 @@ def refuse_duplicates(tables: Sequence[ShardTable]) -> None:
 def describe(table: ShardTable) -> str:
     """Return a dataset's name for messages."""
     return str(table.tars[0].folder) if len(table.tars) > 1 else str(table.tars[0])
-
-
-MAX_OPEN = 256
-"""The maximum number of open shards."""
-
-MAX_SAMPLES = 256
-"""The maximum number of samples that are read together."""
-
-MAX_BYTES = 32 * 2**20
-"""The maximum number of bytes that are read together, unless one sample has more."""
 
 
 class CopySource:
@@ -182,7 +187,6 @@ class CopySource:
         return [found[row] for row in range(len(numbers))]
 
     def _within(self, shard_id: int, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the indices of samples in their shard."""
         first = int(self._stops[shard_id - 1]) if shard_id else 0
         return numbers - first
 
@@ -205,17 +209,13 @@ class CopySource:
         self._open.clear()
 
 
-_TAR = re.compile(r".+\.(tar(\.\w+)?|tgz)", re.IGNORECASE)
-"""The names of tars, also of compressed ones, which are refused with what to do."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tars:
     """The samples of tars: see :class:`~shardio.packing.sources.records.Records`.
 
     Attributes:
         path: The source.
-        digest: A hash of all the rest. With it, comparing the values for thousands of tars takes no time.
+        digest: A hash of all other attributes, so that comparing the values for thousands of tars takes no time.
         files: The tars.
         indexes: The paths of their indexes.
         counts: Their numbers of samples.
@@ -270,9 +270,9 @@ class _Reader:
 
 
 def find_tars(src: Path) -> Evidence | None:
-    """Find a tar or the manifest of a source that is one, a pattern of tars, or a directory.
+    """Find a tar or a manifest: the source itself, a pattern of tars, or in a directory.
 
-    A compressed tar cannot be read. Beside other files, it is where they are from.
+    A compressed tar does not count as samples: other files beside it probably come from it.
     """
     if not src.is_dir():
         return Evidence(src) if src.name == MANIFEST_NAME or _TAR.fullmatch(src.name) is not None else None
@@ -287,8 +287,8 @@ def find_tars(src: Path) -> Evidence | None:
 def scan_tars(src: Path, options: SourceOptions) -> SourceScan:
     """Find the samples of tars, in their order. Tars without an index are indexed first.
 
-    Labels and class names stay as they are, unless a file of labels or other class names are given. That file has the
-    keys as they are packed, with prefixes.
+    Labels and class names stay as they are, unless a file of labels or other class names are given. The file must have
+    the packed keys, with prefixes.
 
     Raises:
         PackError: If a tar is compressed, damaged or missing, two samples have the same key, or labels do not fit.
@@ -341,7 +341,7 @@ def _select_tars(src: Path, split: str | None) -> Sequence[Path]:
 
 
 def _make_prefixes(tars: Sequence[SourceFile]) -> list[str]:
-    """Return what is put before the keys of each tar: its path below the folder of all tars, without its suffix."""
+    """Return the prefix of the keys of each tar: its path below the folder of all tars, without its suffix."""
     root = os.path.commonpath([Path(tar.path).parent for tar in tars])
     names = [read_as_utf8(os.path.relpath(tar.path, root)) for tar in tars]
     prefixes = [f"{name[:-4] if name.lower().endswith('.tar') else name}/" for name in names]
@@ -357,7 +357,7 @@ def _measure(
 
     Args:
         table: The tars.
-        prefixes: What is put before the keys of each tar; None for nothing.
+        prefixes: The prefix of the keys of each tar; None for no prefixes.
         with_label: Whether the sizes include the labels.
     """
     keys, sizes, tar_sizes = list[str](), list[NDArray[np.int64]](), list[NDArray[np.int64]]()
@@ -382,7 +382,6 @@ def _measure(
 
 
 def _choose_labels(src: Path, manifest: Manifest, classes: Sequence[str]) -> tuple[int, ...]:
-    """Return the new label of each label, given the class names that define the labels."""
     if LABEL_FIELD not in manifest.fields:
         raise PackError(f"classes are given, but {src} has no labels: omit --classes (classes=…)")
     if not manifest.classes:

@@ -16,25 +16,23 @@ from numpy.typing import NDArray
 from shardio.errors import StoreError
 from shardio.storage.cache.copies import HASH_BYTES, Bundles, CachedCopy, cut_bundles, hash_content
 from shardio.storage.listing import Listing, open_listing
+from shardio.storage.local import LIMITS
 from shardio.storage.options import CacheSettings
 from shardio.storage.remote.client import client
 from shardio.storage.remote.messages import BundledFile, Fill, FillFiles, FindCache, OpenCached
 from shardio.storage.remote.object_store import ObjectStore, check_range
-from shardio.storage.store import FileStat, Location, RunLimits, Writer, read_runs
-
-LIMITS = RunLimits(max_gap=4096, max_small=16 * 1024, max_run=2**20)
-"""As for local files, because most ranges are present."""
+from shardio.storage.store import FileStat, Location, Writer, read_runs
 
 TOUCH_S = 10.0
-"""How often a file that is read records that its copy is in use, in seconds."""
+"""The time in seconds between two records that a copy is in use, while its file is read."""
 
 MAX_FILLS = 5
-"""How often one read may find that what was just fetched has been removed: the cache is too small then."""
+"""The number of times that one read fetches what it needs. If it was removed each time, the cache is too small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedStore:
-    """A remote store whose open objects are read through a cache. All else goes to the store.
+    """A remote store whose open objects are read through a cache. Other calls go to the store.
 
     Attributes:
         inner: The remote store.
@@ -111,9 +109,9 @@ class CachedFile:
     Args:
         store: The store.
         key: The object's key.
-        found: What the store knows about the object.
+        found: The object's status in the store.
         path: The path of its copy.
-        whole: Whether to fetch all of it when a part is read.
+        whole: Whether to fetch the whole object when a part is read.
     """
 
     def __init__(self, store: CachedStore, key: str, found: FileStat, path: str, *, whole: bool) -> None:
@@ -132,7 +130,7 @@ class CachedFile:
         return self._read_all([start], [stop])[0]
 
     def read_many(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
-        return read_runs(self._read_all, starts, stops, LIMITS)
+        return read_runs(self._read_all, starts, stops, LIMITS)  # Most ranges are present in a local file.
 
     def read_into(self, starts: Sequence[int], buffers: Sequence[memoryview]) -> None:
         for start, buffer in zip(starts, buffers, strict=True):
@@ -192,7 +190,7 @@ class CachedFile:
             warnings.warn(warning, RuntimeWarning, stacklevel=2)
 
     def _examine(self) -> None:
-        """Unmark a sealed copy that an earlier run left damaged, as a power failure does. Look only once."""
+        """Unmark a sealed copy that an earlier run left damaged, such as by a power failure. Look only once."""
         if not self._is_examined:
             if self._copy.is_damaged():
                 self._copy.unmark(0, self.size)
@@ -212,7 +210,7 @@ class CachedFile:
 
 
 def _join(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join neighbouring ranges, such as an image and its label, because each is a request."""
+    """Join neighbouring ranges, such as an image and its label, because each range is a request."""
     joined = list[tuple[int, int]]()
     for start, stop in sorted(ranges):
         if joined and start - joined[-1][1] <= LIMITS.max_gap:
@@ -223,10 +221,10 @@ def _join(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class CachedFiles:
-    """The files of a listing. Threads can share it, and it can be pickled.
+    """The files of a listing, read through a cache. Threads can share it, and it can be pickled.
 
     Args:
-        store: Their store.
+        store: The store of the files.
         listing: The listing.
     """
 
@@ -269,7 +267,7 @@ class CachedFiles:
 
         Args:
             keys: Their keys. Those that the listing lacks are ignored.
-            is_urgent: Whether samples wait for them. Otherwise, they are read ahead.
+            is_urgent: Whether samples wait for the files. Otherwise, they are read ahead.
 
         Raises:
             The same errors as :meth:`read`, for any of the files.
@@ -290,14 +288,14 @@ class CachedFiles:
         if content is None or digest is None:
             return None
         self._touch(number, copy)
-        if hash_content(content) != digest:  # As after a power failure. It is fetched again.
+        if hash_content(content) != digest:  # Such as after a power failure. It is fetched again.
             copy.unmark(start, stop + HASH_BYTES)
             return None
         return content
 
     def _fill(self, numbers: Sequence[int], *, is_urgent: bool) -> None:
         if self._folder is not None and not self._folder.is_dir():
-            self._folder = None  # It was that of a storage process that has ended.
+            self._folder = None  # It belonged to a storage process that has ended.
         inner = self.store.inner
         files = tuple(map(self._describe, numbers))
         client().ask(
@@ -342,7 +340,7 @@ class CachedFiles:
         self._begin()
 
     def _begin(self) -> None:
-        self._folder = None  # A private cache has another one in each run.
+        self._folder = None  # A private cache has another folder in each run.
         self._touched = np.full(len(self._bundles.names), -np.inf)
 
     def _touch(self, number: int, copy: CachedCopy) -> None:
@@ -357,7 +355,10 @@ def open_files(folder: Location, kept: str | os.PathLike[str] | None) -> CachedF
 
     Args:
         folder: The folder, in a store with a cache.
-        kept: See :func:`~shardio.storage.listing.open_listing`, whose errors this raises, too.
+        kept: The local file that keeps the listing: see :func:`~shardio.storage.listing.open_listing`.
+
+    Raises:
+        The same errors as :func:`~shardio.storage.listing.open_listing`.
     """
     assert isinstance(folder.store, CachedStore), "the access has a cache"
     return CachedFiles(folder.store, open_listing(folder, kept))

@@ -4,16 +4,16 @@ A copy is a sparse file: the object's bytes at their own offsets, then one byte 
 if the block is present. Members of tars begin at multiples of 512 bytes, so samples share no block. A *sealed* copy
 ends with a hash of the whole content.
 
-Bytes are written before they are marked, and a copy that is removed keeps its content for those who are reading it. So
-a process that is killed at any point leaves a copy that is correct. After a power failure, marks may be on disk without
-their content. So samples are compared with their hashes each time they are read, and sealed copies with theirs when
-they are opened. Damaged blocks are unmarked.
+Bytes are written before they are marked, and readers of a copy that is removed keep its content. So a process that is
+killed at any point leaves a correct copy. After a power failure, marks may be on disk without their content. So samples
+are compared with their hashes each time they are read, and sealed copies are compared with theirs when they are opened.
+Damaged blocks are unmarked.
 
-A file that another user may have written is no copy, unless users share the cache. It is replaced.
+A file that another user may have written is not a copy, unless users share the cache. It is replaced.
 
-A file for each of a million images would make every scan of the cache's folder slow. So the files of a listing are cut
-into bundles, each with some neighbours by key. In a bundle, each file begins at a multiple of 512 bytes. It is followed
-by a hash of its content, because a listing, unlike the index of a shard, has none.
+One file for each of a million images would make every scan of the cache's folder slow. So the files of a listing are
+put into bundles of neighbours by key. In a bundle, each file begins at a multiple of 512 bytes. A hash of its content
+follows, because a listing, unlike the index of a shard, has no hashes.
 """
 
 from __future__ import annotations
@@ -38,6 +38,12 @@ from shardio.storage.options import COPY_SUFFIX
 BLOCK = 512
 """The size of a block in bytes."""
 
+MEAN_BYTES = 16 * 2**20
+"""The mean size of a bundle in bytes: a million images of 100 kB need 6,000. The cache removes whole bundles."""
+
+HASH_BYTES = 16
+"""The size of the hash, xxh3-128, that follows each content in a bundle."""
+
 _PRESENT = b"\1"
 
 _SEAL_BYTES = 16
@@ -46,7 +52,9 @@ _SEAL_BYTES = 16
 _HASH_AT_A_TIME = 2**20
 
 MAX_REPLACED = 10
-"""How often a file that is no copy is replaced before it counts as an error."""
+"""The number of times that a file that is not a copy is replaced before it counts as an error."""
+
+Size = TypeVar("Size", int, NDArray[np.int64])
 
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # A FIFO must not block.
 
@@ -59,7 +67,7 @@ class CachedCopy:
         path: Its path.
         size: The object's size in bytes.
         is_sealed: Whether it is sealed. It is then added as a whole.
-        is_shared: Whether users share it: all who may write to its folder may write to it.
+        is_shared: Whether users share it. Everyone who may write to its folder may then write to it.
     """
 
     path: str
@@ -112,8 +120,8 @@ class CachedCopy:
         """Add a range of whole blocks, and mark it as present.
 
         Args:
-            start: Where the range begins.
-            *parts: Its content, in parts of any lengths.
+            start: The offset of the range.
+            *parts: Its content, in parts of any length.
 
         Raises:
             OSError: If it cannot be written.
@@ -126,7 +134,7 @@ class CachedCopy:
 
     @contextmanager
     def adding(self, start: int, stop: int) -> Iterator[Addition]:
-        """Give the block the means to add a range of whole blocks.
+        """Open the copy for the duration of a ``with`` block, to add a range of whole blocks.
 
         Raises:
             OSError: If the copy cannot be opened.
@@ -141,8 +149,8 @@ class CachedCopy:
             yield Addition(self, descriptor, start, stop)
 
     def is_damaged(self) -> bool:
-        """Return whether all of a sealed copy is present, but does not have the hash that it was sealed with."""
-        assert self.is_sealed, "others have no hash"
+        """Return whether a sealed copy is present as a whole, but does not have the hash that it was sealed with."""
+        assert self.is_sealed, "only sealed copies have a hash"
         with self._opened(os.O_RDONLY) as descriptor:
             if descriptor is None or not _is_present(descriptor, self.size, 0, self.size):
                 return False
@@ -167,7 +175,7 @@ class CachedCopy:
 
     @contextmanager
     def _opened(self, flags: int, *, creates: bool = False) -> Iterator[int | None]:
-        # It is opened for each use: a descriptor that stays open would keep the space of a copy that was removed.
+        # The file is opened for each use: an open descriptor would keep the space of a copy that was removed.
         descriptor = None
         if creates:
             descriptor = self._create()
@@ -181,7 +189,7 @@ class CachedCopy:
                 os.close(descriptor)
 
     def _open(self, flags: int) -> int | None:
-        """Return the file's descriptor; None if the file is no copy, or this user may not open it."""
+        """Return the file's descriptor; None if the file is not a copy, or this user may not open it."""
         try:
             descriptor = os.open(self.path, flags | _FLAGS)
         except PermissionError:
@@ -197,7 +205,6 @@ class CachedCopy:
         return None
 
     def _create(self) -> int:
-        """Return the descriptor of the copy's file, which is created unless it exists."""
         for _ in range(MAX_REPLACED):
             with suppress(FileNotFoundError):
                 descriptor = self._open(os.O_RDWR)
@@ -224,10 +231,10 @@ class Addition:
 
     Args:
         copy: The copy.
-        descriptor: The descriptor of its file, which stays open until the content is marked: a copy of the same name
-            may be another file by then.
-        start: Where the range begins.
-        stop: Where it ends.
+        descriptor: The descriptor of its file. It stays open until the content is marked, because a copy of the same
+            name may be another file by then.
+        start: The start of the range.
+        stop: Its stop.
     """
 
     def __init__(self, copy: CachedCopy, descriptor: int, start: int, stop: int) -> None:
@@ -282,23 +289,13 @@ def _write_all(descriptor: int, content: memoryview, start: int) -> None:
         num_written += os.pwrite(descriptor, content[num_written:], start + num_written)
 
 
-MEAN_BYTES = 16 * 2**20
-"""The mean size of a bundle: of a million images of 100 kB, there are 6,000. The cache removes whole bundles."""
-
-HASH_BYTES = 16
-"""The size of the hash, xxh3-128, that follows each content."""
-
-
-Size = TypeVar("Size", int, NDArray[np.int64])
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Bundles:
-    """Where the n files of a listing lie in m bundles.
+    """The places of the n files of a listing in m bundles.
 
     Attributes:
         numbers: int32 [n], the bundle of each file.
-        starts: int64 [n], where each file begins in its bundle.
+        starts: int64 [n], the offset of each file in its bundle.
         sizes: int64 [m], the size of each bundle in bytes.
         names: The names of the bundles in the cache's folder. They depend on what the bundles contain.
     """
@@ -332,12 +329,12 @@ def cut_bundles(listing: Listing) -> Bundles:
 
 
 def size_in_bundle(size: Size) -> Size:
-    """Return the bytes that a content of some size, or each of an array of sizes, takes in a bundle."""
+    """Return the number of bytes that a content of a size takes in a bundle. Accept one size or an array of sizes."""
     return -(-(size + HASH_BYTES) // BLOCK) * BLOCK
 
 
 def make_tail(content: bytes | memoryview) -> bytes:
-    """Return what follows a content in a bundle: its hash, and zeros up to the end of the block."""
+    """Return the bytes that follow a content in a bundle: its hash, and zeros up to the end of the block."""
     return hash_content(content) + bytes(-(len(content) + HASH_BYTES) % BLOCK)
 
 

@@ -1,4 +1,4 @@
-"""Fill copies with what the other processes ask for. Only storage processes write to a cache."""
+"""Fill copies in a cache for the other processes. Only storage processes write to a cache."""
 
 from __future__ import annotations
 
@@ -35,23 +35,22 @@ from shardio.storage.remote.operations import UNVERSIONED, copy_range, copy_whol
 from shardio.storage.store import FileStat, ReplacedError
 
 PIECE = 8 * 2**20
-"""The most bytes in one request, which takes 6 ms of CPU time. Longer requests would save nothing, and delay others."""
+"""The maximum bytes of a request, which take 6 ms of CPU time. Longer requests would save nothing, and delay others."""
 
 NUM_LOCKS = 64
-"""The number of files for locks. Objects that share one are fetched one after the other."""
+"""The number of lock files. Objects that share one are fetched one after the other."""
 
 PATIENCE_S, SHARD_PATIENCE_S = 30.0, 600.0
-"""How long to wait for another process that fetches the same manifest or index, or the same whole shard, in seconds.
+"""The times in seconds to wait for another process that fetches the same manifest or index, and the same whole shard.
 
-Then it is fetched twice.
+After them, it is fetched twice.
 """
 
 LARGE_AHEAD = 16
-"""How many large ranges of a store are read ahead at a time at most."""
-
+"""The maximum number of large ranges of a store that are read ahead at a time."""
 
 AHEAD = 0.75
-"""The share of a store's requests that may read ahead. The others are left to samples that a batch waits for."""
+"""The share of a store's requests that may read ahead. The others are for samples that a batch waits for."""
 
 SMALL = 2**20
 """The largest size of a small range in bytes."""
@@ -59,7 +58,7 @@ SMALL = 2**20
 Item = TypeVar("Item")
 
 _Kind = Literal["urgent", "small", "large"]
-"""A sample waits for it; small and large requests that read ahead."""
+"""The kinds of requests: those for which a sample waits, and small and large ones that read ahead."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +71,7 @@ class _Flight:
 
 
 class Filler:
-    """Fills copies. No byte is fetched twice by this process, however many ask for it at the same time.
+    """Fills copies. This process fetches no byte twice, however many clients ask for it at the same time.
 
     Args:
         private_folder: The folder of the private cache.
@@ -86,17 +85,17 @@ class Filler:
         self._flights: dict[str, list[_Flight]] = {}
         self._threads = WeakKeyDictionary[Attempts, dict[_Kind, ThreadPoolExecutor]]()  # They end with their store.
         self._fetch_locks: dict[tuple[Path, float], WorkLock] = {}
-        self._in_one = set[str]()  # The paths of copies whose objects the server sends only as a whole.
+        self._in_one = set[str]()  # The paths of copies of objects that their server sends only as a whole.
         self._warned = set[str]()  # The roots of stores about which the user was warned.
         self._run = os.urandom(8).hex()
 
     def open(self, attempts: Attempts, request: OpenCached) -> tuple[FileStat, str]:
         """Return an object's status and the path of its copy.
 
-        Unless the request says otherwise, the store is asked once for each object. A replaced object is noticed
-        when a range of it is fetched, because each request names the version, and by :meth:`stat`.
+        Unless the request says otherwise, the store is asked once for each object. :meth:`stat` notices a replaced
+        object, and so does each request for a range, because it names the version.
 
-        If the store knows no versions, a cached manifest or index may be outdated, so it has another copy in each run,
+        If the store knows no versions, a cached manifest or index may be outdated. So it has another copy in each run,
         and after each request that asks the store again. Shards are compared with hashes.
         """
         name = request.root, request.options, request.key
@@ -124,11 +123,11 @@ class Filler:
         return str(budget.folder), budget.max_bytes
 
     def forget(self, request: Request) -> None:
-        """Forget what is known about an object that is about to change."""
+        """Forget the status of an object that is about to change."""
         self._found.pop((request.root, request.options, request.key), None)
 
     def fill(self, attempts: Attempts, request: Fill) -> str | None:
-        """Make ranges present. Return a warning for the user, if there is one.
+        """Make ranges present. Return a warning for the user, or None.
 
         Raises:
             OSError: If the cache cannot be written.
@@ -190,7 +189,7 @@ class Filler:
         *,
         is_divisible: bool,
     ) -> None:
-        """Fetch what is missing in a range and is not being fetched. Return when all of it is there."""
+        """Fetch the missing parts of a range that no other thread is fetching. Return when the range is present."""
         with self._lock:
             if is_divisible:
                 missing = copy.find_missing(start, stop)
@@ -248,7 +247,7 @@ class Filler:
             write(start + len(content), memoryview(make_tail(content)))
 
     def _fetch_whole(self, attempts: Attempts, request: Fill, copy: CachedCopy, start: int, stop: int) -> None:
-        """Fetch an object as a whole: a manifest or an index. One process of those that share the cache does so."""
+        """Fetch an object as a whole: a manifest or an index. One of the processes that share the cache does so."""
         with self._locking(copy, request.cache, PATIENCE_S):
             if copy.find_missing(0, request.size):
                 content = read_version(attempts, request, request.version, request.size)
@@ -257,7 +256,7 @@ class Filler:
 
     @contextmanager
     def _locking(self, copy: CachedCopy, cache: CacheSettings, patience_s: float) -> Iterator[None]:
-        """Hold the lock of the processes that share a cache and fetch an object as a whole."""
+        """Hold the lock that processes hold while they fetch an object as a whole into a shared cache."""
         folder = self._budget(cache).folder
         path = folder / f".lock-{int(Path(copy.path).stem, 16) % NUM_LOCKS}"
         with _explaining(folder):
@@ -272,7 +271,7 @@ class Filler:
     def _adding(
         self, copy: CachedCopy, cache: CacheSettings, start: int, stop: int
     ) -> Iterator[Callable[[int, memoryview], None]]:
-        """Give the block a function that writes a part of a range. Mark the range as present when the block ends."""
+        """Yield a function that writes a part of a range. Mark the range as present at the end of the block."""
         budget = self._budget(cache)
         with ExitStack() as stack:
             with _explaining(budget.folder):
@@ -289,7 +288,7 @@ class Filler:
                 addition.mark()
 
     def _map(self, attempts: Attempts, function: Callable[[Item], None], items: Sequence[Item], kind: _Kind) -> None:
-        """Call a function with each item, with a store's threads for one kind of requests. Raise the first error."""
+        """Call a function with each item, in a store's threads for one kind of requests. Raise the first error."""
         if len(items) == 1 and kind == "urgent":
             function(items[0])
         else:
@@ -323,7 +322,7 @@ class Filler:
 
 @contextmanager
 def _explaining(folder: Path) -> Iterator[None]:
-    """Add the cache's folder and the remedy to an error of its disk."""
+    """Add the cache's folder and the remedy to an OSError of its disk."""
     try:
         yield
     except StoreError:  # It says what is wrong with the folder.
@@ -339,7 +338,7 @@ def _explaining(folder: Path) -> Iterator[None]:
 
 
 def name_copy(found: FileStat, run: str = "") -> str:
-    """Return the name of the copy of an object of a remote store; one of a certain run if the run is given."""
+    """Return the name of an object's copy. If a run is given, the name is different in each run."""
     text = f"{found.identity}\n{found.version}\n{found.size}" + (f"\n{run}" if run else "")
     return xxhash.xxh3_128_hexdigest(text.encode(errors="surrogateescape")) + COPY_SUFFIX
 

@@ -1,4 +1,4 @@
-"""Make obstore's clients, and try their requests again until they succeed."""
+"""Make obstore's clients, and repeat their requests until they succeed."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 CONNECT_S = 5.0
-"""The longest time in seconds to connect to a server, if ``timeout_s`` is not shorter."""
+"""The maximum time in seconds to connect to a server, unless ``timeout_s`` is shorter."""
 
 TIMEOUTS_PER_REQUEST = 6
-"""A request that makes progress may take this many times ``timeout_s``: a server that sends a byte now and then must
-not hold it for ever."""
+"""The maximum time of a request that makes progress, in multiples of ``timeout_s``: a server that sends a byte now and
+then must not hold it forever."""
 
 CLIENT_OPTIONS = {
     "allow_http",
@@ -44,7 +44,7 @@ CLIENT_OPTIONS = {
     "root_certificate",
     "user_agent",
 }
-"""The options of obstore's HTTP client. All others are those of the backend."""
+"""The options of obstore's HTTP client. All other options belong to the backend."""
 
 _FLAGS = {"allow_http", "allow_invalid_certificates", "randomize_addresses"}
 
@@ -54,10 +54,29 @@ _MEMORY: dict[str, Backend] = {}
 _REPOSITORIES: dict[tuple[str, RemoteOptions], HubRepository] = {}
 """The repositories of ``hf://`` URLs. They keep their commits as long as the storage process lives."""
 
+Result = TypeVar("Result")
 
 Purpose = Literal["read", "upload", "whole"]
-"""The requests for which a client is used: most of them; uploads, whose parts obstore repeats one by one; and those for
-an object of any size as a whole, which may take any time."""
+"""The purpose of a client: most requests; uploads, whose parts obstore repeats one by one; and requests for an object
+of any size as a whole, which may take any time."""
+
+FIRST_WAIT_S = 0.1
+"""The upper bound in seconds of the first wait before a request is repeated. It doubles each time."""
+
+MAX_WAIT_S = 20.0
+"""The longest wait in seconds. S3 asks to slow down for a second or so; other servers restart within a minute."""
+
+UNREACHED_RETRIES = 3
+"""The number of times to repeat requests to a server that never answered: its name is probably wrong."""
+
+KIND_RETRIES = {"unclear": 7, "unknown_size": 4}
+"""The number of times to repeat requests whose answers do not fit them, or do not say how long the object is.
+
+Damage on the way ends sooner. A cache that fetches an object of a few megabytes has the whole object after a second.
+"""
+
+MIN_RANKS, MAX_START_DELAY_S, DELAY_PER_RANK_S = 16, 2.0, 0.002
+"""The settings that spread the first requests of many ranks: see :func:`bound_start_delay`. Times are in seconds."""
 
 MAX_TRANSFER = timedelta(days=7)
 """The time limit of obstore's client for objects of any size."""
@@ -113,7 +132,7 @@ def _make_hub_store(root: str, options: RemoteOptions, common: dict[str, Any], u
     repository = _REPOSITORIES.get((root, options))
     if repository is None:
         repository = _REPOSITORIES.setdefault((root, options), HubRepository(root, options))
-    # It has those methods of obstore's stores that read; shardio does not write to repositories.
+    # It has only the reading methods of obstore's stores, because shardio does not write to repositories.
     return cast("Backend", HubStore(repository, common))
 
 
@@ -145,9 +164,9 @@ def _read_flag(name: str, text: str) -> bool:
 
 
 def _find_profile(config: dict[str, str]) -> dict[str, Any]:
-    """Return boto3's credentials where object_store itself finds none: in profiles, and in ``~/.aws``.
+    """Return boto3's credentials from profiles and ``~/.aws``, where object_store itself finds none.
 
-    The option ``profile`` is removed from ``config``.
+    This removes the option ``profile`` from ``config``.
 
     Raises:
         LocationError: If boto3 is missing, or the profile does not exist or has no credentials.
@@ -178,7 +197,6 @@ def _find_profile(config: dict[str, str]) -> dict[str, Any]:
 
 
 def _has_aws_files() -> bool:
-    """Return whether the user relies on AWS's configuration files rather than on the environment."""
     if os.environ.get("AWS_ACCESS_KEY_ID"):
         return False
     files = (
@@ -188,33 +206,11 @@ def _has_aws_files() -> bool:
     return any(os.path.exists(os.path.expanduser(file)) for file in files)  # noqa: PTH110, PTH111  # They are strings.
 
 
-Result = TypeVar("Result")
-
-FIRST_WAIT_S = 0.1
-"""The upper bound of the first wait before a request is repeated. It doubles each time."""
-
-MAX_WAIT_S = 20.0
-"""The longest wait. S3 asks to slow down for a second or so; other servers are restarted within a minute."""
-
-UNREACHED_RETRIES = 3
-"""How often to repeat requests to a server that never answered: its name is probably wrong."""
-
-KIND_RETRIES = {"unclear": 7, "unknown_size": 4}
-"""How often to repeat requests whose answers do not fit them, or do not say how long the object is.
-
-Damage on the way ends sooner. A cache that fetches an object of a few megabytes has all of it after a second.
-"""
-
-
-MIN_RANKS, MAX_START_DELAY_S, DELAY_PER_RANK_S = 16, 2.0, 0.002
-"""How the first requests of many ranks are spread: see :func:`bound_start_delay`. Times are in seconds."""
-
-
 def bound_start_delay(world_size: int) -> float:
-    """Return the longest time in seconds for which a rank waits before its first request to a store.
+    """Return the maximum time in seconds for which a rank waits before its first request to a store.
 
-    All ranks of a run start at the same time. Each waits for a random time, so that they do not all make their first
-    requests at once.
+    All ranks of a run start at the same time. Each waits for a random time, so that the first requests do not come at
+    once.
     """
     return 0.0 if world_size < MIN_RANKS else min(MAX_START_DELAY_S, world_size * DELAY_PER_RANK_S)
 
@@ -236,7 +232,7 @@ class Attempts:
         world_size: The number of ranks that start at the same time.
 
     Attributes:
-        max_requests: How many requests are made at a time.
+        max_requests: The maximum number of requests at a time.
     """
 
     def __init__(self, root: str, options: RemoteOptions, world_size: int = 1) -> None:
@@ -250,7 +246,7 @@ class Attempts:
 
     @property
     def is_protected(self) -> bool:
-        """Whether TLS protects what is transferred."""
+        """Whether TLS protects transfers."""
         config = dict(self.options.config)
         allows_http = config.get("allow_http") or os.environ.get("AWS_ALLOW_HTTP", "")
         return not self.root.startswith("http://") and allows_http.lower() not in ("1", "true")
@@ -259,9 +255,9 @@ class Attempts:
         """Make a request until it succeeds.
 
         Args:
-            what: What is requested, for messages: ``read s3://bucket/key``.
-            request: Makes the request. Progress that it keeps to itself is not lost when it is called again.
-            purpose: The purpose that its client serves.
+            what: The request in words, for messages: ``read s3://bucket/key``.
+            request: The function that makes the request. It may keep its progress for the next call.
+            purpose: The purpose of its client.
 
         Raises:
             FileNotFoundError: If the object does not exist.
@@ -286,7 +282,7 @@ class Attempts:
         ends, wait = began + self.options.deadline_s, wait_random_exponential(multiplier=FIRST_WAIT_S, max=MAX_WAIT_S)
 
         def attempt() -> Result:
-            if failed:  # Tenacity counts the first attempt, too.
+            if failed:  # The first attempt counts as one of tenacity's.
                 raise failed.pop()
             return self._make_once(what, request, purpose)
 
@@ -304,7 +300,7 @@ class Attempts:
         return result
 
     def _wait_to_start(self) -> None:
-        """Wait before the first request. Others that come in the meantime wait, too."""
+        """Wait before the first request. Requests that come in the meantime wait for it."""
         with self._starting:
             if self._start_delay_s:
                 time.sleep(self._start_delay_s)  # Other ranks make their first requests in the meantime.
@@ -325,7 +321,7 @@ class Attempts:
         return result
 
     def _raise(self, what: str, failure: RequestFailure, backend: Backend) -> None:
-        """Raise what a failure means to the caller."""
+        """Raise the error by which a caller recognises a failure."""
         self._answered |= failure.reached
         if self.root.startswith("http"):
             if failure.kind == "expired":  # There are no credentials that could be read again.
@@ -358,7 +354,7 @@ class Attempts:
         """Return whether a request has failed too often. It is called once after each attempt."""
         assert state.outcome is not None, "the attempt has ended"
         error = state.outcome.exception()
-        assert isinstance(error, TryAgainError), "others are not repeated"
+        assert isinstance(error, TryAgainError), "other errors are not repeated"
         kinds[error.failure.kind] += 1
         retries = self.options.retries
         if not self._answered:

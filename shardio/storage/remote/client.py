@@ -1,8 +1,9 @@
 """This process's connections to its storage process.
 
-It may be suspended, or swapped out, in the middle of an answer. A long answer alone says nothing: a request may take
-minutes. But the storage process greets each new connection at once, whatever else it does. So a client that has waited
-for some time opens another connection. If it gets no greeting, it kills the storage process, which ends all waits.
+The storage process may be suspended, or swapped out, in the middle of an answer. A long wait alone does not show this,
+because a request may take minutes. But the storage process greets each new connection at once, whatever else it does.
+So a client that has waited for some time opens another connection. If it gets no greeting, it kills the storage
+process, which ends all waits.
 """
 
 from __future__ import annotations
@@ -32,22 +33,37 @@ from shardio.storage.remote.messages import Arrived, Done, Page, ReadRanges, Req
 from shardio.world import find_world_size
 
 SILENCE_S = 5.0
-"""How long an answer may make no progress until a client looks whether the storage process still greets, in seconds."""
+"""The time in seconds without progress after which a client checks that the storage process still greets."""
 
 GREETING_S = 25.0
-"""How long to wait for a greeting, in seconds."""
+"""The time in seconds to wait for a greeting."""
 
 START_S = 60.0
-"""How long to wait for the first greeting of a storage process, in seconds. It imports obstore before."""
+"""The time in seconds to wait for the first greeting of a storage process, which has to import obstore."""
+
+END_S = 5.0
+"""The time in seconds to wait for the end of a storage process that was killed. It may be waiting for a disk."""
+
+CLOSE_S = 0.5
+"""The time in seconds to wait for the storage process to end when this process exits. It usually takes 10 ms."""
+
+MAX_DEATHS = 3
+"""The number of deaths of the storage process after which a request fails."""
 
 SOCKET, PROCESS_ID = "socket", "process"
 """The names of the socket in the storage process's folder, and of the file that holds its process ID."""
 
+START_LOCK = "starting"
+"""The name of the lock that a process holds while it replaces a storage process."""
+
 MAX_SOCKET_PATH = 100
-"""The longest path of a socket in bytes that all operating systems accept: they limit it to 103 or more."""
+"""The maximum length in bytes of a socket's path that all operating systems accept: their limits are 103 or more."""
 
 DESCRIPTORS = Path("/proc/self/fd")
-"""The folder of a process's descriptors on Linux. They give long paths short names."""
+"""The folder of a process's descriptors on Linux, which give long paths short names."""
+
+Result = TypeVar("Result")
+Message = TypeVar("Message")
 
 _STEP_S = 0.5
 _LENGTH = struct.Struct("!Q")
@@ -59,7 +75,7 @@ class SilentError(ConnectionError):
 
 
 class StorageConnection:
-    """One end of a connection: it sends and receives values and bytes.
+    """One end of a connection, which sends and receives values and bytes.
 
     Args:
         end: The socket.
@@ -72,7 +88,7 @@ class StorageConnection:
     def limit_waits(self, patience_s: float, when_silent: Callable[[], object]) -> None:
         """Call a function when the other end has sent or taken nothing for ``patience_s``.
 
-        Unless it raises, the wait goes on.
+        The wait continues unless the function raises.
         """
         self._when_silent = when_silent
         self._end.settimeout(patience_s)
@@ -100,13 +116,21 @@ class StorageConnection:
         return pickle.loads(self.receive_bytes())  # Both ends belong to this user.
 
     def receive_bytes(self) -> bytearray:
-        """Return the next bytes. Errors are as above."""
+        """Return the next bytes.
+
+        Raises:
+            EOFError: If the other end is closed.
+        """
         content = bytearray(self._receive_length())
         self._receive_into(memoryview(content))
         return content
 
     def receive_bytes_into(self, buffer: memoryview) -> None:
-        """Fill a buffer with the next bytes, which are as many. Errors are as above."""
+        """Fill a buffer with the next bytes, whose number must be the buffer's size.
+
+        Raises:
+            EOFError: If the other end is closed.
+        """
         length = self._receive_length()
         assert length == len(buffer), f"expected {len(buffer)} bytes, got {length}"
         self._receive_into(buffer)
@@ -146,11 +170,11 @@ def connect_to(folder: Path, patience_s: float | None = None) -> StorageConnecti
 
     Args:
         folder: The folder.
-        patience_s: How long to wait for a greeting, in seconds; by default, ``GREETING_S``.
+        patience_s: The time in seconds to wait for a greeting; by default, ``GREETING_S``.
 
     Raises:
-        FileNotFoundError, ConnectionRefusedError: If there is none.
-        SilentError: If it does not answer. It was killed.
+        FileNotFoundError, ConnectionRefusedError: If there is no storage process.
+        SilentError: If it does not answer. The call has then killed it.
     """
     return _connect(folder, GREETING_S if patience_s is None else patience_s)[0]
 
@@ -173,11 +197,11 @@ def _connect(folder: Path, patience_s: float) -> tuple[StorageConnection, int]:
 
 
 def connect_socket(folder: Path) -> socket.socket:
-    """Return a socket that is connected to that of a folder. It was not greeted yet.
+    """Return a socket that is connected to a folder's socket, before any greeting.
 
     Raises:
         FileNotFoundError, ConnectionRefusedError: If no process listens there.
-        BlockingIOError: If too many other clients wait to be greeted.
+        BlockingIOError: If too many other clients wait for a greeting.
     """
     end = socket.socket(socket.AF_UNIX)
     try:
@@ -192,10 +216,10 @@ def connect_socket(folder: Path) -> socket.socket:
 
 @contextmanager
 def name_socket(folder: Path) -> Iterator[str]:
-    """Give the block a path of the socket in a folder. The folder's own path may be too long for sockets.
+    """Yield a path of the socket in a folder that is short enough for sockets.
 
     Raises:
-        StoreError: If there is no shorter path.
+        StoreError: If there is no such path.
     """
     path = str(folder / SOCKET)
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
@@ -211,9 +235,9 @@ def name_socket(folder: Path) -> Iterator[str]:
 
 
 class _Patience:
-    """How long a client still waits for the greeting of the storage process of a folder.
+    """The time for which a client still waits for a greeting of a folder's storage process.
 
-    It counts steps, so that the time while the client itself is suspended does not count.
+    It counts steps rather than seconds: the time for which the client itself is suspended does not count.
     """
 
     def __init__(self, folder: Path, patience_s: float) -> None:
@@ -242,7 +266,7 @@ class _Patience:
 
 
 def _check_answers(folder: Path, process_id: int) -> None:
-    """Raise a SilentError if the storage process with an ID does not greet new connections any more."""
+    """Raise a SilentError if the storage process with this ID no longer greets new connections."""
     with suppress(FileNotFoundError, ConnectionRefusedError):  # It has ended, which ends the wait by itself.
         connection, found = _connect(folder, GREETING_S)
         connection.close()
@@ -263,24 +287,8 @@ def read_process_id(folder: Path) -> int | None:
         return None
 
 
-Result = TypeVar("Result")
-Message = TypeVar("Message")
-
-MAX_DEATHS = 3
-"""How often one request may find that the storage process has died, or does not answer."""
-
-END_S = 5.0
-"""How long to wait for the end of a storage process that was killed. It may be waiting for a disk."""
-
-START_LOCK = "starting"
-"""The name of the lock of the process that replaces a storage process."""
-
-CLOSE_S = 0.5
-"""How long to wait for the storage process to end when this process exits. It usually takes 10 ms."""
-
-
 class Client:
-    """This process's connections to the storage process. Threads share it, and forked children go on using it.
+    """This process's connections to the storage process. Threads share it, and forked children keep using it.
 
     Attributes:
         folder: The folder of the storage process; None before it is first needed.
@@ -349,7 +357,7 @@ class Client:
 
     @contextmanager
     def make_file(self) -> Iterator[BinaryIO]:
-        """Return a temporary file that the storage process can read by its name. It is removed afterwards."""
+        """Yield a temporary file that the storage process can read by its name. Remove it at the end of the block."""
         with self._connect():
             folder = self.folder
         file = tempfile.NamedTemporaryFile(dir=folder)  # noqa: SIM115  # Closing it may fail as writing did.
@@ -360,13 +368,13 @@ class Client:
                 file.close()
 
     def adopt(self, folder: Path) -> None:
-        """Use the storage process of another process, unless this one has its own. It may have ended."""
+        """Use another process's storage process, which may have ended, unless this process already has one."""
         with self._lock:
             if self.folder is None:
                 self.folder = folder
 
     def close(self) -> None:
-        """Close all connections, and end the storage process if this process started it and no other one uses it."""
+        """Close all connections. End the storage process if this process started it and no other process uses it."""
         with self._lock:
             while self._idle:
                 self._idle.pop().close()
@@ -381,12 +389,12 @@ class Client:
                 self._process = None
 
     def _exit(self) -> None:
-        """Close all because Python exits. Threads that still read ahead must not start another storage process."""
+        # Python exits. Threads that still read ahead must not start another storage process.
         self._is_exiting = True
         self.close()
 
     def _try(self, use: Callable[[StorageConnection], Result]) -> Result:
-        """Use a connection, and another one if the storage process has died. All requests can be repeated."""
+        """Use a connection, or another one if the storage process has died. All requests can be repeated."""
         try:
             return self._repeat(use)
         except _AnsweredError as answered:
@@ -407,7 +415,7 @@ class Client:
 
     @contextmanager
     def _connect(self) -> Iterator[StorageConnection]:
-        """Give a connection to the block. It is used again unless the block is interrupted in the middle."""
+        """Yield a connection. It is used again unless the block is interrupted in the middle."""
         with self._lock:
             connection = self._idle.pop() if self._idle else self._open()
         try:
@@ -415,7 +423,7 @@ class Client:
         except _AnsweredError:
             self._idle.append(connection)
             raise
-        except BaseException:  # Ctrl-C, too: the rest of an answer must not pass for the next one.
+        except BaseException:  # Also after Ctrl-C, the rest of an answer must not pass for the next one.
             connection.close()
             raise
         self._idle.append(connection)
@@ -444,14 +452,14 @@ class Client:
         return None
 
     def _start(self) -> None:
-        """Start the storage process. If another one has died, use its folder, where a cache may be."""
+        """Start the storage process. If another one has died, use its folder, which may hold a cache."""
         if self._is_exiting:
             raise StoreError("cannot read from an object store while Python exits")
         if self._process is not None:
             self._process.kill()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_S)
-            self._process.returncode = 0  # It ends when it can, and nobody waits for that.
+            self._process.returncode = 0  # It ends when it can, and nothing waits for it.
         if self._lifeline >= 0:
             os.close(self._lifeline)
         folder = self.folder if self.folder is not None and self.folder.exists() else None
@@ -473,7 +481,7 @@ class Client:
                 )
             write_process_id(folder, self._process.pid)
         except BaseException:  # Ctrl-C must not leave a folder without a process that removes it.
-            if is_new:  # Another one may hold a cache that processes read, and that the next attempt uses again.
+            if is_new:  # An older folder may hold a cache that processes read, and that the next attempt uses again.
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         finally:
@@ -481,7 +489,7 @@ class Client:
         self.folder = folder
 
     def _leave_to_parent(self) -> None:
-        """Forget the parent's connections and process in a forked child, which has the same storage process."""
+        """Forget the parent's connections and process in a forked child. Both use the same storage process."""
         self._lock = threading.Lock()  # Another thread of the parent may have held it.
         for connection in self._idle:
             with suppress(OSError):
@@ -492,11 +500,7 @@ class Client:
 
 
 class _AnsweredError(Exception):
-    """The storage process has answered with an error.
-
-    Args:
-        error: The error.
-    """
+    """The storage process has answered with an error."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)

@@ -1,7 +1,7 @@
 """The meaning of obstore's errors: whether to try again, and what to tell the user.
 
-obstore raises most errors as GenericError. What happened is in the text: the server's status and answer, or the cause
-of a broken connection. The text may also hold signed URLs, which must not reach messages and logs.
+obstore raises most errors as GenericError. Its text has the details: the server's status and answer, or the cause of a
+broken connection. The text may also hold signed URLs, which must not reach messages and logs.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _EXPIRED = re.compile(r"Expired|RequestTimeTooSkewed|TokenRefreshRequired|invali
 _TRANSIENT_CODES = {"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "Throttling"}
 
 _TRANSIENT_STATUSES = {408, 412, 425, 429}
-"""Refusals that may end by themselves, as errors of the server do."""
+"""Statuses of refusals that may end by themselves, as errors of the server do."""
 
 _LASTING_STATUSES = {501, 505, 511}
-"""Errors of the server that do not: not implemented, HTTP version, log in to the network first."""
+"""Statuses of lasting errors of the server: not implemented, HTTP version, log in to the network first."""
 
 _UNANSWERED = ("Connect", "IncompleteMessage")
 """Words in the source of an error that mean that no server has answered."""
@@ -38,16 +38,17 @@ _CHECK_CERTIFICATE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFailure:
-    """Why a request failed.
+    """The cause of a failed request.
 
     Attributes:
         kind: ``transient`` failures may end by themselves. ``expired`` ones may end with new credentials. ``unclear``
             answers do not fit the request: they were damaged on the way, or the server always answers so.
-            ``unknown_size`` means that the server did not say how long the object is. A cache in front of it may know
-            soon, when it has all of the object. ``no_ranges`` means that the server does not send parts of this object.
+            ``unknown_size`` means that the server did not say how long the object is. A cache in front of the server
+            may know this soon, when it has the whole object. ``no_ranges`` means that the server does not send parts
+            of this object.
         cause: The cause, for messages. It contains no credentials.
         reached: Whether a server answered.
-        remedy: What the user can do; None for what the kind suggests.
+        remedy: The user's remedy; None for the remedy that the kind suggests.
     """
 
     kind: Kind
@@ -58,7 +59,7 @@ class RequestFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sign:
-    """What an error means whose source contains a pattern. ``{}`` in the cause is what the pattern's group found."""
+    """The meaning of an error whose source contains a pattern. The pattern's group replaces ``{}`` in the cause."""
 
     pattern: str
     kind: Kind
@@ -136,14 +137,14 @@ _SIGNS = (
         "another folder",
     ),
 )
-"""The first sign that is found counts."""
+"""The signs in order: the first one found counts."""
 
 
 class FailedRequestError(Exception):
-    """A request failed, and it is known what that means.
+    """A request failed for a known cause.
 
     Args:
-        failure: Why it failed.
+        failure: The cause.
     """
 
     def __init__(self, failure: RequestFailure) -> None:
@@ -152,7 +153,7 @@ class FailedRequestError(Exception):
 
 
 def explain(error: Exception) -> RequestFailure:
-    """Return what an error of obstore means."""
+    """Return the meaning of an obstore error."""
     from obstore import exceptions
 
     if isinstance(error, FailedRequestError):
@@ -166,7 +167,7 @@ def explain(error: Exception) -> RequestFailure:
         return RequestFailure(kind="missing", cause="it does not exist")
     if _EXPIRED.search(answer.get("Code", "")) or isinstance(error, exceptions.UnauthenticatedError):
         return RequestFailure(kind="expired", cause=cause)
-    # obstore has no error of its own for listings.
+    # For listings, obstore raises no error class that tells this.
     if code in (401, 403) or isinstance(error, exceptions.PermissionDeniedError):
         return RequestFailure(kind="denied", cause=cause)
     if code == 416:
@@ -188,7 +189,7 @@ def explain(error: Exception) -> RequestFailure:
 def is_refused_head(error: Exception) -> bool:
     """Return whether a server refused to describe an object, so that a request for its content may say more.
 
-    The answer to a HEAD has no body, some servers answer no HEAD at all, and some do not say how long the object is.
+    The answer to a HEAD has no body. Some servers answer no HEAD at all, and some do not say how long the object is.
     """
     text, _, source = str(error).partition("\n\nDebug source:")
     if (status := _STATUS.search(text)) is None:

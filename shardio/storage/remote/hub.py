@@ -1,10 +1,9 @@
-"""Dataset repositories of the Hugging Face Hub, with the methods of obstore's stores that read.
+"""Dataset repositories of the Hugging Face Hub, with the reading methods of obstore's stores.
 
-Its HfApi.list_repo_tree is not used, because it has no time-out, and repeats requests by itself.
-https://huggingface.co/docs/hub/api
+The Hub lists the files, with digests of their contents (https://huggingface.co/docs/hub/api). obstore requests the
+contents. Large files come from another server: the Hub redirects each request to a URL that is signed for some minutes.
 
-The Hub lists the files, with digests of their contents. obstore requests the contents. Large files come from another
-server: the Hub redirects each request to a URL that is signed for some minutes.
+HfApi.list_repo_tree is not used, because it has no time-out, and repeats requests by itself.
 """
 
 from __future__ import annotations
@@ -39,28 +38,38 @@ OPTIONS = {"endpoint", "token"}
 _TOKEN = re.compile(r"Bearer [!-~]+")
 
 FLAGS = {"true": None, "false": False}
-"""What the token can be instead of a text, as for huggingface_hub: the user's own, or none."""
+"""The values that the token can have instead of a text, as for huggingface_hub: the user's own token, or none."""
+
+MAX_BESIDE = 16
+"""The number of folders in one folder that are listed one by one. After that, the folder is listed with all of its
+content, because there may be thousands of class folders."""
+
+NO_TIME = datetime.fromtimestamp(0, tz=timezone.utc)
+"""The time of all files: only short listings of the Hub have times, and nothing depends on them."""
+
+UNREDIRECTED = set("[]^|")
+"""obstore does not escape these characters in URLs, and follows no redirects from URLs that contain them."""
 
 
 class HubAnswer:
     """The Hub's answer to a request.
 
     Args:
-        response: As the HTTP library that huggingface_hub uses returns it: requests, httpx or httpx2, which agree here.
+        response: The response of huggingface_hub's HTTP library: requests, httpx or httpx2, which agree here.
     """
 
     def __init__(self, response: Any) -> None:
         self._response = response
 
     def read(self, read: Callable[[Any], Result]) -> Result:
-        """Return what a function finds in the JSON of the answer.
+        """Return the value that a function finds in the JSON of the answer.
 
         Raises:
-            FailedRequestError: If it does not find what it expects.
+            FailedRequestError: If the function raises ValueError, KeyError or TypeError.
         """
         try:
             return read(self._response.json())
-        except (ValueError, KeyError, TypeError) as error:  # It was damaged on the way, or comes from another server.
+        except (ValueError, KeyError, TypeError) as error:  # It is damaged, or comes from another server.
             cause = f"the Hub's answer has an unexpected form ({type(error).__name__}). Check the endpoint"
             raise FailedRequestError(RequestFailure(kind="transient", cause=cause)) from None
 
@@ -158,7 +167,7 @@ class HubRequests:
         )
 
     def _explain(self, error: HfHubHTTPError) -> RequestFailure:
-        """Return what an answer means that is an error.
+        """Return the meaning of an error of the Hub.
 
         Raises:
             LocationError: If the repository or the revision does not exist.
@@ -172,7 +181,7 @@ class HubRequests:
                 f"{self.root}: the repository has no such revision. Name a branch, a tag or a commit"
             ) from None
         if status == 404:
-            # Not as a missing file, which may be optional.
+            # FileNotFoundError would mean a missing file, which may be optional.
             raise LocationError(f"cannot read {self.root}: {self.explain_refusal(answer)}") from None
         if status in (401, 403):
             return RequestFailure(kind="denied", cause=self.explain_refusal(answer))
@@ -189,14 +198,9 @@ def _check_endpoint(endpoint: str) -> str:
     return endpoint.rstrip("/")
 
 
-MAX_BESIDE = 16
-"""How many folders of one folder are listed. Then this folder is listed with all that is in it: class folders may be
-thousands."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubFile:
-    """What the Hub knows about a file.
+    """A file's status in the Hub.
 
     Attributes:
         size: Its size in bytes.
@@ -209,7 +213,7 @@ class HubFile:
 
 
 class HubListing:
-    """What is known of a folder's content. It is read page by page.
+    """The known part of a folder's content. It is read page by page.
 
     Attributes:
         files: The files, by their keys.
@@ -241,7 +245,7 @@ class HubListing:
 class HubRepository:
     """A repository at the commit to which its revision led when it was first used. Threads share it.
 
-    All requests name this commit. So a listing never changes, and is requested once.
+    All requests name this commit, so a listing never changes and is requested once.
 
     Args:
         root: The root of the store, ``hf://datasets/user/repository@revision``.
@@ -260,7 +264,7 @@ class HubRepository:
 
     @property
     def content_url(self) -> str:
-        """The URL below which the files of the commit are."""
+        """The URL of the folder of the commit's files."""
         return f"{self.requests.endpoint}/datasets/{self.name.id}/resolve/{self.find_commit()}"
 
     def find_commit(self) -> str:
@@ -277,7 +281,7 @@ class HubRepository:
             return self._commit
 
     def list_folder(self, folder: str) -> HubListing:
-        """Return what is directly in a folder. It is empty if there is no such folder.
+        """Return the listing of a folder's direct content. It is empty if there is no such folder.
 
         Raises:
             FailedRequestError: If a request fails. The next call continues with its page.
@@ -296,7 +300,7 @@ class HubRepository:
         return [(key, listing.files[key]) for key in listing.keys[start:stop]]
 
     def find(self, key: str) -> HubFile:
-        """Return what the Hub knows about a file.
+        """Return a file's status.
 
         All files of its folder are listed, because the Hub limits such requests to a few per second.
 
@@ -324,7 +328,7 @@ class HubRepository:
         return folder, recursive
 
     def _read_listing(self, folder: str, recursive: bool) -> HubListing:
-        """Return a listing. If its last reader failed, it is continued."""
+        """Return a listing. Continue it if its last reader failed."""
         path = f"tree/{self.find_commit()}" + (f"/{quote(folder, safe='')}" if folder else "")
         with self._lock:
             listing = self._listings.setdefault((folder, recursive), HubListing(recursive=recursive))
@@ -335,7 +339,6 @@ class HubRepository:
                 self._read_page(path, listing, listing.next_page)
 
     def _read_page(self, path: str, listing: HubListing, parameters: Mapping[str, str]) -> None:
-        """Add a page to a listing."""
         from huggingface_hub.errors import EntryNotFoundError
 
         try:
@@ -351,13 +354,6 @@ def _folders_above(folder: str) -> list[str]:
     """Return the folders that contain a folder, the innermost one first."""
     parts = folder.split("/") if folder else []
     return ["/".join(parts[:stop]) for stop in reversed(range(len(parts)))]
-
-
-NO_TIME = datetime.fromtimestamp(0, tz=timezone.utc)
-"""The Hub's listings have no times unless they are short. Nothing depends on them."""
-
-UNREDIRECTED = set("[]^|")
-"""obstore does not escape these characters in URLs, and follows no redirects from URLs that contain them."""
 
 
 class HubStore:
@@ -425,7 +421,7 @@ class HubStore:
             **self._settings["client_options"],
         }
         if self._authorization is not None:
-            # It is not sent to other servers, to which the Hub redirects.
+            # obstore does not send it to the servers to which the Hub redirects.
             client_options["default_headers"] = {"authorization": self._authorization}
         return HTTPStore.from_url(url, **{**self._settings, "client_options": client_options})
 
@@ -435,7 +431,7 @@ class HubResult:
 
     Args:
         path: The file's key.
-        file: What the Hub knows about it.
+        file: The file's status.
         result: The answer.
     """
 
@@ -452,7 +448,7 @@ class HubResult:
         return self._result.range
 
     def bytes(self) -> bytes:
-        """Return the content of the file. It is compared with its digest."""
+        """Return the content of the file, after comparing it with its digest."""
         content = bytes(self._result.bytes())
         if digest_like(self._file.digest, content) != self._file.digest:
             cause = f"the content of {len(content)} bytes does not have the digest {self._file.digest}"
@@ -464,7 +460,7 @@ class HubResult:
 
 
 def digest_like(digest: str, content: bytes) -> str:
-    """Return the SHA-256 of a content, or the id of its blob in git if the digest is as long as a SHA-1."""
+    """Return the SHA-256 of a content, or the id of its git blob if the given digest is as long as a SHA-1."""
     if len(digest) == 64:
         return hashlib.sha256(content).hexdigest()
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

@@ -1,6 +1,6 @@
-"""What other processes ask of the storage process, and the URLs of remote stores.
+"""The URLs of remote stores, and the messages between the storage process and other processes.
 
-https://huggingface.co/docs/huggingface_hub/guides/hf_file_system
+URLs of Hugging Face repositories follow https://huggingface.co/docs/huggingface_hub/guides/hf_file_system.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from shardio.errors import LocationError
 from shardio.storage.options import CacheSettings, RemoteOptions
 
 SCHEME = "hf"
+"""The scheme of URLs of the Hugging Face Hub."""
+
+SCHEMES = ("s3", "gs", "az", "http", "https", SCHEME, "memory")
+"""The schemes of URLs that name objects in remote stores."""
 
 DEFAULT_REVISION = "main"
 
@@ -25,6 +29,9 @@ _BODY = re.compile(
 
 _REVISION = re.compile(r"(?!(?:.*/)?\.{0,2}(?:/|\Z))[^\x00-\x1f\x7f]+")
 """A revision has no part that is empty, '.' or '..', which would lead to other URLs of the Hub."""
+
+_UNREQUESTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+"""Control characters, and surrogates, which are not characters of UTF-8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +48,7 @@ class RepositoryName:
 
     @property
     def authority(self) -> str:
-        """What follows ``hf://`` in the root of its store."""
+        """The part of the root of its store that follows ``hf://``."""
         if self.revision == DEFAULT_REVISION:
             return f"datasets/{self.id}"
         is_special = re.fullmatch(_SPECIAL, self.revision, re.ASCII)
@@ -77,7 +84,7 @@ def split_repository(url: str) -> tuple[RepositoryName, str]:
 
 
 def identify_file(root: str, key: str, version: str) -> str:
-    """Return an identity that is equal for a file in all revisions that contain it unchanged.
+    """Return a file's identity, which is equal in all revisions that contain the file unchanged.
 
     Args:
         root: The root of the store, ``hf://datasets/user/repository@revision``.
@@ -85,13 +92,6 @@ def identify_file(root: str, key: str, version: str) -> str:
         version: A digest of the file's content.
     """
     return f"{root.partition('@')[0]}/{key}@{version}"
-
-
-SCHEMES = ("s3", "gs", "az", "http", "https", SCHEME, "memory")
-"""The schemes of URLs that name objects in remote stores."""
-
-_UNREQUESTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-"""Control characters, and what is no character of UTF-8."""
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -188,12 +188,12 @@ class ReadWhole(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRanges(Request):
-    """Return the contents of ranges of an object, one after the other, while it has a version.
+    """Return the contents of ranges of an object, one after the other, as long as it has a given version.
 
     Attributes:
         size: The object's size in bytes.
         version: The object's version.
-        ranges: Start and stop of each range. None is empty or ends after the object.
+        ranges: The start and the stop of each range. No range is empty or ends after the object.
     """
 
     size: int
@@ -203,11 +203,11 @@ class ReadRanges(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCached(Request):
-    """Return an object's FileStat, and the path of its copy in a cache.
+    """Return an object's :class:`~shardio.storage.store.FileStat`, and the path of its copy in a cache.
 
     Attributes:
         cache: The cache.
-        is_fresh: Whether to ask the store even if it was asked before.
+        is_fresh: Whether to ask the store again if it was asked before.
         is_whole: Whether the object will be fetched as a whole.
     """
 
@@ -233,8 +233,8 @@ class Fill(ReadRanges):
 
     Attributes:
         path: The path of the copy.
-        cache: The cache that it belongs to.
-        is_urgent: Whether a sample waits for it. Otherwise it is read ahead.
+        cache: The cache of the copy.
+        is_urgent: Whether a sample waits for the ranges. Otherwise, they are read ahead.
         is_whole: Whether to fetch the whole object, which can be compared with its ETag, rather than the ranges.
     """
 
@@ -246,7 +246,7 @@ class Fill(ReadRanges):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundledFile:
-    """A small object, and where its content lies in a bundle: see :mod:`shardio.storage.cache.copies`.
+    """A small object, and the place of its content in a bundle: see :mod:`shardio.storage.cache.copies`.
 
     Attributes:
         key: The object's key.
@@ -254,7 +254,7 @@ class BundledFile:
         version: Its version.
         path: The path of the bundle.
         bundle_size: The bundle's size in bytes.
-        start: Where the content begins in the bundle.
+        start: The offset of the content in the bundle.
     """
 
     key: str
@@ -270,9 +270,9 @@ class FillFiles(Request):
     """Make small objects of a folder present in their bundles.
 
     Attributes:
-        cache: The cache that the bundles belong to.
+        cache: The cache of the bundles.
         files: The objects.
-        is_urgent: Whether samples wait for them. Otherwise they are read ahead.
+        is_urgent: Whether samples wait for the objects. Otherwise, they are read ahead.
     """
 
     cache: CacheSettings
@@ -282,7 +282,7 @@ class FillFiles(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListFolder(Request):
-    """Return the names directly in a folder; those of folders end with a slash."""
+    """Return the names directly in a folder. Names of folders end with a slash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,7 +290,7 @@ class Walk(Request):
     """Return all objects below a folder, page by page.
 
     Attributes:
-        after: Only objects whose keys come after this one.
+        after: The key after which the listing begins.
     """
 
     after: str = ""
@@ -325,7 +325,7 @@ class Remove(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived:
-    """The answer's next message is the content of a range."""
+    """A part of an answer. The next message is the content of a range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,7 +344,7 @@ class Done:
     """The end of an answer.
 
     Attributes:
-        value: What the request returns.
+        value: The value that the request returns.
     """
 
     value: object
@@ -355,7 +355,7 @@ class RequestFailed:
     """The end of an answer to a request that failed.
 
     Attributes:
-        error: Why.
+        error: The error to raise.
     """
 
     error: Exception

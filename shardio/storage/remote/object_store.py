@@ -32,7 +32,7 @@ LIMITS = RunLimits(max_gap=4096, max_small=2**40, max_run=8 * 2**20)
 """Neighbouring ranges are read together, because each request costs as much as some 300 kB of content."""
 
 MAX_TOGETHER = 64
-"""The most ranges in one message to the storage process."""
+"""The maximum number of ranges in one message to the storage process."""
 
 
 class ObjectFile:
@@ -43,7 +43,7 @@ class ObjectFile:
     Args:
         store: The store.
         key: The object's key.
-        found: What the store knows about the object.
+        found: The object's status in the store.
     """
 
     def __init__(self, store: ObjectStore, key: str, found: FileStat) -> None:
@@ -171,7 +171,7 @@ class ObjectStore:
     def write_whole(self, key: str) -> Iterator[BinaryIO]:
         self._refuse_writing(key)
         with client().make_file() as file:
-            with naming(file.name):  # A full disk is that of the temporary file.
+            with naming(file.name):  # If a disk is full, it is that of the temporary file.
                 yield file
                 file.flush()
             client().ask(Write(root=self.root, options=self.options, key=key, path=str(file.name)))

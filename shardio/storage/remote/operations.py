@@ -1,4 +1,4 @@
-"""What the storage process does for each request, with obstore."""
+"""The operations of the storage process, which answer requests by means of obstore."""
 
 from __future__ import annotations
 
@@ -21,6 +21,21 @@ if TYPE_CHECKING:
     from obstore import GetOptions, GetResult, ObjectMeta
     from obstore.store import ObjectStore as Backend
 
+
+PROGRESS = 2**18
+"""The number of bytes that arrive together. A broken transfer is resumed from the last of them."""
+
+PART = 8 * 2**20
+"""The number of bytes in a part of a multipart upload. S3 allows 10,000 parts, so an object can have 80 GB."""
+
+PAGE = 1000
+"""The number of keys in a page of a listing, as many as S3 returns at a time."""
+
+UNVERSIONED = "unversioned"
+"""The end of an object's version if the store knows only its size."""
+
+MAX_PARTS_AT_A_TIME = 4
+"""The maximum number of parts of an object that are uploaded at a time."""
 
 _MD5 = re.compile(r'"?(?P<digest>[0-9a-f]{32})(?P<parts>-\d+)?"?')
 
@@ -46,15 +61,14 @@ def is_md5_of(e_tag: str | None, parts: Iterable[bytes | memoryview]) -> bool:
 def compare_upload(backend: Backend, key: str, path: Path, e_tag: str | None, part_size: int | None) -> str | None:
     """Return what is wrong with an uploaded object, or None if it has the file's content.
 
-    If its ETag is the MD5 of the content, as in S3 without encryption by KMS, nothing is read back. For a multipart
-    upload, that is the MD5 of its parts' MD5s.
+    Nothing is read back if :func:`is_md5_of` accepts the object's ETag, as in S3 without encryption by KMS.
 
     Args:
         backend: The store.
         key: The object's key.
         path: The local file.
         e_tag: The ETag that the store returned for the upload.
-        part_size: The size of its parts in bytes; None if it was uploaded at once.
+        part_size: The size of the upload's parts in bytes; None if there was only one request.
     """
     import obstore
 
@@ -82,24 +96,8 @@ def _equals(backend: Backend, key: str, path: Path) -> bool:
         return not file.read(1)
 
 
-PROGRESS = 2**18
-"""Bytes that arrive together. A broken transfer is resumed from the last of them."""
-
-PART = 8 * 2**20
-"""Bytes per part of a multipart upload. S3 allows 10,000 parts, so an object can have 80 GB."""
-
-PAGE = 1000
-"""Keys per page of a listing, as many as S3 returns at a time."""
-
-UNVERSIONED = "unversioned"
-"""The end of the version of an object if the store knows nothing but its size."""
-
-MAX_PARTS_AT_A_TIME = 4
-"""How many parts of an object are uploaded at a time."""
-
-
 def stat(attempts: Attempts, request: Stat) -> FileStat:
-    """Return what the store knows about an object."""
+    """Return an object's status in the store."""
     return attempts.make(_name("read", request), lambda backend: _find_stat(backend, request))
 
 
@@ -123,9 +121,9 @@ def read_whole(attempts: Attempts, request: Request) -> bytes:
 def read_version(
     attempts: Attempts, request: Request, version: str | None = None, size: int | None = None
 ) -> memoryview:
-    """Return an object's content. If a version or a size in bytes is given, it must have them.
+    """Return an object's content. The object must have the version and the size in bytes, if they are given.
 
-    Without TLS, it may be damaged on the way. If its ETag is not its MD5 either, it is read until two reads agree.
+    Without TLS, content may be damaged on the way. If its ETag is not its MD5 either, it is read until two reads agree.
     """
 
     def read(backend: Backend) -> memoryview:
@@ -160,9 +158,9 @@ def copy_range(
     Args:
         attempts: The store.
         request: The object.
-        start: Where the range starts.
-        stop: Where it stops.
-        write: A function of a position in the object and the bytes that begin there.
+        start: The start of the range.
+        stop: Its stop.
+        write: A function of an offset in the object and the bytes that begin there.
     """
     transfer = _Transfer(request, start, stop, write)
     attempts.make(f"read bytes {start} to {stop} of {request.root}/{request.key}", transfer.resume)
@@ -189,7 +187,7 @@ class _Transfer:
         self._request, self._position, self._stop, self._write = request, start, stop, write
 
     def resume(self, backend: Backend) -> None:
-        """Read on from the last byte that arrived. If the transfer breaks after further bytes, do so again at once."""
+        """Continue after the last byte that arrived. If the transfer breaks after further bytes, continue at once."""
         from obstore.exceptions import BaseError
 
         while self._position < self._stop:
@@ -218,11 +216,12 @@ class _Transfer:
         self.receive(result)
 
     def receive(self, result: GetResult, seconds_per_piece: float | None = None) -> None:
-        """Pass on an answer that begins at the last byte that arrived.
+        """Pass on an answer that begins after the last byte that arrived.
 
         Args:
             result: The answer.
-            seconds_per_piece: The longest time for each :data:`PART` of it, if the client sets no limit.
+            seconds_per_piece: The maximum time in seconds for each :data:`PART` of the answer; None if the client sets
+                a limit itself.
         """
         self._check(result, self._position)
         began = time.monotonic()
@@ -238,7 +237,6 @@ class _Transfer:
             raise _try_again(f"the answer ended at byte {self._position}")
 
     def _check(self, result: GetResult, begin: int) -> None:
-        """Raise an error if the server answers for another range or another object."""
         _check_object(self._request, result, self._request.version, self._request.size)
         if tuple(result.range) != (begin, self._stop):
             cause = f"the server answered with bytes {result.range[0]} to {result.range[1]}"
@@ -267,12 +265,7 @@ def walk(attempts: Attempts, request: Walk) -> Iterator[list[tuple[str, int, str
 
 
 class _Pages:
-    """A listing of the keys below a folder, in order. If it breaks, it is resumed after the last key.
-
-    Args:
-        key: The folder.
-        after: The key after which it begins.
-    """
+    """A listing of the keys below a folder, in order. If it breaks, it is resumed after the last key."""
 
     def __init__(self, key: str, after: str = "") -> None:
         self._key = key
@@ -280,7 +273,7 @@ class _Pages:
         self._last = after
 
     def read(self, backend: Backend) -> Sequence[ObjectMeta]:
-        """Return the next objects; none at the end."""
+        """Return the next objects, or none at the end."""
         pages = self._pages or backend.list(self._key or None, offset=self._last or None, chunk_size=PAGE)
         self._pages = None
         page = next(pages, [])
@@ -356,7 +349,7 @@ def _try_again(cause: str, kind: Kind = "transient") -> FailedRequestError:
 
 
 def _check_object(request: Request, result: GetResult, version: str | None, size: int | None) -> None:
-    """Raise an error if an answer is not about an object with a version and a size; None is any."""
+    """Raise an error if an answer is about an object with another version or size; None accepts any."""
     found = _stat_of(request.root, result.meta)
     wrong_size = f"the server sent {found.size} bytes, expected {size}"
     encoding = result.attributes.get("Content-Encoding", "identity")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import obstore.exceptions
-import obstore.store  # noqa: F401  # Now, because threads that import it at the same time would see a part of it.
+import obstore.store  # noqa: F401  # Imported now: threads that import it at the same time would see only a part.
 
 from shardio.storage.cache.filling import Filler
 from shardio.storage.options import RemoteOptions
@@ -52,13 +52,13 @@ from shardio.storage.remote.messages import (
 )
 
 MAX_THREADS = 64
-"""How many ranges are read at a time at most, from all stores together."""
+"""The maximum number of ranges that are read at a time from all stores together."""
 
 MAX_STORES = 16
-"""How many stores and sets of options keep their connections and threads: those that were used last."""
+"""The maximum number of stores, each with its options, that keep connections and threads: those last used."""
 
 CHECK_S = 0.2
-"""How often to look whether the last connections are closed, in seconds."""
+"""The time in seconds between two checks of whether the last connections are closed."""
 
 CACHE = "cache"
 """The name of the private cache in the process's folder."""
@@ -79,7 +79,7 @@ class StorageProcess:
     Args:
         listener: The socket to which other processes connect.
         folder: The folder of the socket and of unfinished uploads. It is removed at the end.
-        world_size: The number of ranks. Each one has its own storage process.
+        world_size: The number of ranks. Each rank has its own storage process.
     """
 
     def __init__(self, listener: socket.socket, folder: Path, world_size: int = 1) -> None:
@@ -101,16 +101,16 @@ class StorageProcess:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def end_with_family(self, lifeline: int) -> NoReturn:
-        """End the process when no other process holds the other end of a pipe, or a connection."""
+        """End the process when no other process holds a connection or the other end of the pipe ``lifeline``."""
         os.read(lifeline, 1)
         while any(map(_is_in_use, list(self._connections))):
             time.sleep(CHECK_S)  # The ends of several sockets cannot be awaited while others serve them.
         if read_process_id(self._folder) in (None, os.getpid()):  # Otherwise, another storage process uses it.
             shutil.rmtree(self._folder, ignore_errors=True)
-        os._exit(0)  # Without waiting for requests whose results nobody wants.
+        os._exit(0)  # Nothing waits for the results of running requests.
 
     def _serve(self, connection: StorageConnection) -> None:
-        # The errors mean that the other process has ended or was interrupted.
+        # These errors mean that the other process has ended or was interrupted.
         with closing(connection), suppress(EOFError, ConnectionError):
             while True:
                 self._answer(connection, connection.receive())
@@ -171,11 +171,11 @@ class StorageProcess:
 
 
 def _is_in_use(connection: StorageConnection) -> bool:
-    """Return whether a process has the other end of a connection."""
+    """Return whether another process holds the other end of a connection."""
     if (descriptor := connection.fileno()) < 0:
         return False
     poll = select.poll()
-    poll.register(descriptor, 0)  # Nothing but its end is awaited.
+    poll.register(descriptor, 0)  # Only the end of the connection is reported.
     return not poll.poll(0)
 
 

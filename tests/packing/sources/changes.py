@@ -9,14 +9,14 @@ import pytest
 
 from shardio import PackError
 from shardio.packing import PackSettings, pack_source
-from shardio.progress import PackProgress
+from shardio.progress import WorkProgress
 
 
 def assert_change_is_refused(source: Path, out: Path, change: Callable[[Path], object], message: str) -> None:
     """Change a source after its scan, and check that the pack is refused with a message, which is a pattern."""
 
-    class Change(PackProgress):
-        def planned(self, num_samples: int, num_bytes: int) -> None:
+    class Change(WorkProgress):
+        def start(self, total: int, num_bytes: int | None = None) -> None:
             change(source)
 
     with pytest.raises(PackError, match=message):

@@ -15,7 +15,7 @@ import pytest
 import shardio
 from shardio import PackError
 from shardio.packing import PackSettings, pack_source
-from shardio.progress import PackProgress
+from shardio.progress import WorkProgress
 from tests.files import read_files
 from tests.sources import encode
 from tests.tars import by_key
@@ -176,11 +176,11 @@ def test_a_damaged_environment_is_refused(tmp_path: Path) -> None:
 def test_an_environment_that_changes_during_the_pack_is_refused(tmp_path: Path, when: str) -> None:
     source = write(tmp_path / "in", named_entries())
 
-    class Write(PackProgress):
-        def planned(self, num_samples: int, num_bytes: int) -> None:
+    class Write(WorkProgress):
+        def start(self, total: int, num_bytes: int | None = None) -> None:
             self.write("planned")
 
-        def packed(self, num_samples: int, num_bytes: int) -> None:
+        def advance(self, num_done: int, num_bytes: int = 0, num_samples: int = 0) -> None:
             self.write("packed")
 
         def write(self, now: str) -> None:

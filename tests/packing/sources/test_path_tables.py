@@ -15,7 +15,7 @@ import pytest
 import shardio
 from shardio import PackError
 from shardio.packing import PackSettings, RunOptions, pack_source
-from shardio.progress import PackProgress
+from shardio.progress import WorkProgress
 from tests.files import read_files
 from tests.packing.test_label_files import write_csv, write_json_lines
 from tests.sources import encode
@@ -190,8 +190,8 @@ def test_labels_and_class_names_are_given(folder: Path, tmp_path: Path) -> None:
 def test_a_file_that_changes_during_the_pack_is_named_or_left_out(folder: Path, tmp_path: Path) -> None:
     source = write(folder, make_rows())
 
-    class Truncate(PackProgress):
-        def planned(self, num_samples: int, num_bytes: int) -> None:
+    class Truncate(WorkProgress):
+        def start(self, total: int, num_bytes: int | None = None) -> None:
             (folder / path_of(5)).write_bytes(b"")
 
     settings = PackSettings(max_shard_size=1 << 20)

@@ -13,7 +13,7 @@ import pytest
 import shardio
 from shardio.libraries import import_torchvision
 from shardio.packing import PackSettings, RunOptions, pack_source
-from shardio.progress import PackProgress
+from shardio.progress import WorkProgress
 from tests.files import read_files
 from tests.sources import write_images
 
@@ -59,12 +59,12 @@ def test_an_interrupted_pack_is_resumed(tmp_path: Path, make: Any) -> None:
     source = make(write_images(tmp_path / "images"), tmp_path)
     run = RunOptions(num_workers=1)
 
-    class Interrupt(PackProgress):
-        num_samples = 0
+    class Interrupt(WorkProgress):
+        num_packed = 0
 
-        def packed(self, num_samples: int, num_bytes: int) -> None:
-            self.num_samples += num_samples
-            if self.num_samples > 10:
+        def advance(self, num_done: int, num_bytes: int = 0, num_samples: int = 0) -> None:
+            self.num_packed += num_done
+            if self.num_packed > 10:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -15,7 +15,7 @@ import shardio
 from shardio import PackError
 from shardio.cli.main import app
 from shardio.packing import PackSettings, pack_source, reshard
-from shardio.progress import PackProgress
+from shardio.progress import WorkProgress
 from tests.files import read_files
 from tests.sources import encode, write_images
 from tests.tars import by_key, write_tar
@@ -127,8 +127,8 @@ def test_a_damaged_tar_is_refused(tmp_path: Path) -> None:
 def test_a_tar_that_changes_during_the_pack_is_refused(tmp_path: Path) -> None:
     write_foreign(tmp_path / "in")
 
-    class Rewrite(PackProgress):
-        def planned(self, num_samples: int, num_bytes: int) -> None:
+    class Rewrite(WorkProgress):
+        def start(self, total: int, num_bytes: int | None = None) -> None:
             write_tar(tmp_path / "in" / "train-000001.tar", [("a.jpg", encode(0))])
 
     with pytest.raises(PackError, match=r"train-000001\.tar changed from \d+ to \d+ bytes"):
