@@ -26,7 +26,7 @@ hypothesis.settings.register_profile("campaign", deadline=None, max_examples=100
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the number of examples, and accept Ctrl-C even if a shell started pytest in the background."""
-    hypothesis.settings.load_profile(config.getoption("--hypothesis-profile") or "change")
+    hypothesis.settings.load_profile(config.getoption("--hypothesis-profile", None) or "change")
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

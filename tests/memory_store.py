@@ -37,7 +37,6 @@ class MemoryStore:
         return None
 
     def at(self, key: str) -> Location:
-        """Return the location of an object."""
         return Location(store=self, key=key)
 
     def stat(self, key: str) -> FileStat:
@@ -86,8 +85,6 @@ class MemoryStore:
 
 
 class MemoryFile:
-    """An open object of a MemoryStore."""
-
     def __init__(self, location: Location, content: bytes, version: str) -> None:
         self.location, self.size, self.version = location, len(content), version
         self._content = content

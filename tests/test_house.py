@@ -8,7 +8,6 @@ import subprocess
 import sys
 import warnings
 from functools import cache, partial
-from importlib import import_module
 from pathlib import Path
 
 import pytest

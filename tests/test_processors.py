@@ -31,25 +31,23 @@ def write(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
+def limit(folder: str, quota: str) -> dict[str, str]:
+    """Return the files of a process in the group a/b, if a folder of the hierarchy has a quota."""
+    return {"proc/self/cgroup": "0::/a/b\n" if folder else "0::/\n", f"sys/fs/cgroup/{folder}cpu.max": f"{quota}\n"}
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
         ({}, 8),
         ({"proc/self/cgroup": "0::/\n"}, 8),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, 8),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "200000 100000\n"}, 2),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}, 2),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "10000 100000\n"}, 1),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "6400000 100000\n"}, 8),
-        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "300000 100000\n"}, 3),
-        (
-            {
-                "proc/self/cgroup": "0::/a/b\n",
-                "sys/fs/cgroup/a/cpu.max": "300000 100000\n",
-                "sys/fs/cgroup/a/b/cpu.max": "max 100000\n",
-            },
-            3,
-        ),
+        (limit("", "max 100000"), 8),
+        (limit("", "200000 100000"), 2),
+        (limit("", "150000 100000"), 2),
+        (limit("", "10000 100000"), 1),
+        (limit("", "6400000 100000"), 8),
+        (limit("a/", "300000 100000"), 3),
+        ({**limit("a/", "300000 100000"), **limit("a/b/", "max 100000")}, 3),
         (
             {
                 "proc/self/cgroup": "3:cpuset:/\n2:cpu,cpuacct:/docker/x\n",

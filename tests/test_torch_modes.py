@@ -33,17 +33,15 @@ def sampled(packed: Path, **options: Any) -> DataLoader:
 
 
 def shuffled(packed: Path, **options: Any) -> DataLoader:
-    """Return a loader with a sampler of torch."""
     dataset = ShardMapDataset(packed, transform=CROP)
     return DataLoader(dataset, shuffle=True, batch_size=4, **options)
 
 
-MAKES: list[Callable[..., DataLoader]] = [sharded, sampled, shuffled]
-WAYS: list[dict[str, Any]] = [
+WAYS: list[Any] = [
     {"num_workers": 0},
-    {"num_workers": 1, "persistent_workers": True},
     {"num_workers": 0, "worker_init_fn": id},
-    {"num_workers": 1, "worker_init_fn": id},
+    pytest.param({"num_workers": 1, "persistent_workers": True}, marks=pytest.mark.slow),
+    pytest.param({"num_workers": 1, "worker_init_fn": id}, marks=pytest.mark.slow),
 ]
 
 
@@ -54,20 +52,25 @@ def on_meta() -> Iterator[None]:
     torch.set_default_device(None)
 
 
+def prefetch(loader: DataLoader, is_late: bool) -> DevicePrefetcher:
+    options: dict[str, Any] = {"normalize": ((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))}
+    return prefetch_late(loader, **options)[0] if is_late else DevicePrefetcher(loader, "cpu", **options)
+
+
 def count_labels(loader: DataLoader) -> list[int]:
     labels = [label for _, several in loader for label in several.tolist()]
     return [labels.count(number) for number in range(3)]
 
 
 @pytest.mark.usefixtures("on_meta")
-@pytest.mark.parametrize("make", MAKES)
-def test_a_loader_is_the_same_with_another_default_device(make: Any, packed: Path) -> None:
-    for options in WAYS:
-        loader = make(packed, **options)
-        for _ in range(2):
-            assert count_labels(loader) == [7, 7, 7], options
-        images, labels = next(iter(loader))
-        assert (images.device.type, labels.device.type) == ("cpu", "cpu"), options
+@pytest.mark.parametrize("make", [sharded, sampled, shuffled])
+@pytest.mark.parametrize("options", WAYS)
+def test_a_loader_is_the_same_with_another_default_device(make: Any, options: Any, packed: Path) -> None:
+    loader = make(packed, **options)
+    for _ in range(2):
+        assert count_labels(loader) == [7, 7, 7]
+    images, labels = next(iter(loader))
+    assert (images.device.type, labels.device.type) == ("cpu", "cpu")
     assert torch.empty(1).device.type == "meta", "the caller's default must be restored"
 
 
@@ -94,14 +97,7 @@ def test_datasets_by_hand_and_the_order_are_the_same_with_another_default_device
 @pytest.mark.usefixtures("on_meta")
 @pytest.mark.parametrize("is_late", [True, False])
 def test_a_prefetcher_and_training_are_the_same_with_another_default_device(packed: Path, is_late: bool) -> None:
-    normalize = ((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
-    loader = sharded(packed)
-    wrapped = (
-        prefetch_late(loader, normalize=normalize)[0]
-        if is_late
-        else DevicePrefetcher(loader, "cpu", normalize=normalize)
-    )
-    assert all(images.isfinite().all() for images, _ in wrapped)
+    assert all(images.isfinite().all() for images, _ in prefetch(sharded(packed), is_late))
     with torch.device("cpu"):
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 3))
     results = train(model, sharded(packed), TrainConfig(epochs=1, device="cpu", precision="fp32"))
@@ -109,33 +105,25 @@ def test_a_prefetcher_and_training_are_the_same_with_another_default_device(pack
 
 
 @pytest.mark.parametrize("make", [sharded, shuffled])
-def test_a_loader_first_used_in_inference_mode_works_outside(make: Any, packed: Path) -> None:
-    for options in WAYS:
-        with torch.inference_mode():
-            loader = make(packed, **options)
-            batches = iter(loader)
-            received = list(islice(batches, 2))
-        received += list(batches)
-        received += list(loader)
-        assert len(received) == 12
-        for images, labels in received:
-            assert (images.is_inference(), labels.is_inference()) == (False, False), options
-            images.fill_(1)
-            labels.add_(1)
-        if hasattr(loader.dataset, "set_epoch"):
-            loader.dataset.set_epoch(9)
+@pytest.mark.parametrize("options", WAYS)
+def test_a_loader_first_used_in_inference_mode_works_outside(make: Any, options: Any, packed: Path) -> None:
+    with torch.inference_mode():
+        loader = make(packed, **options)
+        batches = iter(loader)
+        received = list(islice(batches, 2))
+    received += [*batches, *loader]
+    assert len(received) == 12
+    for images, labels in received:
+        assert (images.is_inference(), labels.is_inference()) == (False, False)
+        images.fill_(1)
+        labels.add_(1)
+    loader.dataset.set_epoch(9)
 
 
 @pytest.mark.parametrize("is_late", [True, False])
 def test_a_prefetchers_batches_from_inference_mode_are_ordinary(packed: Path, is_late: bool) -> None:
-    normalize = ((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
     with torch.inference_mode():
-        loader = sharded(packed)
-        wrapped = (
-            prefetch_late(loader, normalize=normalize)[0]
-            if is_late
-            else DevicePrefetcher(loader, "cpu", normalize=normalize)
-        )
+        wrapped = prefetch(sharded(packed), is_late)
         batches = iter(wrapped)
         received = list(islice(batches, 2))
     received += [*batches, *wrapped]

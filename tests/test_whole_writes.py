@@ -13,14 +13,15 @@ from shardio.files import create_whole, find_target, remove_unfinished, write_wh
 from tests.files import files_of_at_most, read_files
 
 
-def test_a_file_does_not_appear_before_it_is_whole(tmp_path: Path) -> None:
+def test_a_file_does_not_appear_and_replaces_none_before_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    with write_whole(path) as file:
-        file.write(b"half")
-        file.flush()
-        assert not path.exists()
-        assert [each.name.startswith(".") for each in tmp_path.iterdir()] == [True]
-    assert read_files(tmp_path) == {"file": b"half"}
+    for old, new in ((None, b"old and long"), (b"old and long", b"new")):
+        with write_whole(path) as file:
+            file.write(new)
+            file.flush()
+            assert (path.read_bytes() if path.exists() else None) == old
+            assert all(each.name.startswith(".") for each in tmp_path.iterdir() if each != path)
+        assert read_files(tmp_path) == {"file": new}
 
 
 @pytest.mark.parametrize("old", [{}, {"file": b"old"}])
@@ -42,13 +43,6 @@ def test_a_full_disk_names_the_file_and_leaves_what_was_there(tmp_path: Path) ->
     with files_of_at_most(1000), named, write_whole(tmp_path / "file") as file:
         file.write(bytes(100_000))
     assert read_files(tmp_path) == {"file": b"old"}
-
-
-def test_a_written_file_replaces_the_old_one(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"old and long")
-    with write_whole(tmp_path / "file") as file:
-        file.write(b"new")
-    assert read_files(tmp_path) == {"file": b"new"}
 
 
 def test_two_writers_of_one_path_do_not_mix(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import pickle
 import subprocess
 import sys
@@ -26,19 +25,18 @@ ALONE = World(rank=0, world_size=1)
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    set_environment(monkeypatch, None, None)
 
 
 def set_environment(monkeypatch: pytest.MonkeyPatch, rank: str | None, world_size: str | None) -> None:
     for name, value in (("RANK", rank), ("WORLD_SIZE", world_size)):
+        monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process alone."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
@@ -55,37 +53,29 @@ def test_torchruns_variables_set_the_world(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("group")
-def test_a_process_group_overrides_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_environment(monkeypatch, "3", "7")
-    assert find_world() == ALONE
-
-
-@pytest.mark.parametrize(
-    ("rank", "world_size", "found"),
-    [(None, None, 1), ("3", "7", 7), ("3", None, 1), (None, "7", 1), ("3", "x", 1), ("7", "7", 1)],
-)
-def test_the_world_size_is_known_without_torch(rank: str | None, world_size: str | None, found: int) -> None:
-    """It is 1 where the variables make no sense."""
-    program = (
-        "import sys; from shardio.world import find_world_size; print(find_world_size()); "
-        "assert 'torch' not in sys.modules"
-    )
-    variables = {name: text for name, text in (("RANK", rank), ("WORLD_SIZE", world_size)) if text is not None}
-    environment = {**os.environ, **variables}
-    assert int(subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)) == found
-
-
-@pytest.mark.usefixtures("group")
-def test_a_process_group_overrides_the_world_size_in_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_environment(monkeypatch, "3", "7")
-    assert find_world_size() == 1
-
-
-@pytest.mark.usefixtures("group")
-def test_arguments_override_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_environment(monkeypatch, "3", "7")
-    assert find_world(1, 2) == World(rank=1, world_size=2)
+def test_a_process_group_overrides_the_variables_and_arguments_override_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    for world_size in ("7", None):
+        set_environment(monkeypatch, "3", world_size)
+        assert find_world() == ALONE
+        assert find_world_size() == 1
+        assert find_world(1, 2) == World(rank=1, world_size=2)
     assert find_world(1, 2, carried=CarriedWorld.find()) == World(rank=1, world_size=2)
+
+
+def test_the_world_size_is_known_without_torch() -> None:
+    """It is 1 where the variables make no sense."""
+    cases = [(None, None, 1), ("3", "7", 7), ("3", None, 1), (None, "7", 1), ("3", "x", 1), ("7", "7", 1)]
+    program = f"""
+import os, sys
+from shardio.world import find_world_size
+for rank, world_size, found in {cases}:
+    for name, text in (("RANK", rank), ("WORLD_SIZE", world_size)):
+        os.environ.pop(name, None)
+        os.environ |= {{}} if text is None else {{name: text}}
+    assert find_world_size() == found, (rank, world_size)
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_dataset_reads_the_world_when_it_needs_it(monkeypatch: pytest.MonkeyPatch, packed: Path) -> None:
@@ -133,12 +123,6 @@ def test_half_an_environment_is_an_error_that_names_both(
     assert find_world(1, 2) == World(rank=1, world_size=2)
 
 
-@pytest.mark.usefixtures("group")
-def test_a_process_group_overrides_half_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_environment(monkeypatch, "3", None)
-    assert find_world() == ALONE
-
-
 @pytest.mark.parametrize(
     ("rank", "world_size", "wrong"),
     [("abc", "2", "RANK"), ("", "2", "RANK"), ("0", "two", "WORLD_SIZE"), ("0", "2.0", "WORLD_SIZE")],
@@ -165,7 +149,7 @@ class Worlds(Dataset[tuple[int, int]]):
         return world.rank, world.world_size
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_only_own_torch_workers_use_a_carried_world(context: str, monkeypatch: pytest.MonkeyPatch) -> None:
     set_environment(monkeypatch, "1", "3")
     ours = CarriedWorld.find()
@@ -206,6 +190,7 @@ def load_launched(rank: int, pickled: bytes, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_a_launchers_world_is_not_that_of_its_ranks(packed: Path, tmp_path: Path) -> None:
     """The launcher is rank 0 of 1. Ranks that used its world would deliver everything twice."""
     dataset = ShardDataset(packed, fields="key", shuffle=True, remainder="keep")

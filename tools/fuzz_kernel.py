@@ -30,8 +30,8 @@ from rich.progress import Progress
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
 
 from tests.images.fuzz_laws import make_damaged_file
-from tests.images.guarded_kernel import Chunk, ForeignAccessError, compile_checked, load_guarded
 from tests.images.mutations import Originals, write_originals
+from tools.guarded_kernel import Chunk, ForeignAccessError, compile_checked, load_guarded
 
 CHUNK = 4
 """Files that one call of the kernel renders, in rows of one size. With more, fewer would lie next to the pages."""

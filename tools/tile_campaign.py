@@ -31,9 +31,9 @@ from shardio.images import open_image
 from shardio.images.jpeg.regions import MIN_SCALED_SIDE
 from shardio.images.tiling import tile_jpeg
 from tests.images.crop_laws import SCALES, assert_parts, full_decode, random_boxes, scaled_size
-from tests.images.jpeg_corpus import full_corpus
 from tests.images.pictures import read_by_pillow
 from tests.images.tiling_laws import TILED, check_corpus_file, check_file, take_apart
+from tools.full_corpus import full_corpus
 
 SUFFIXES = {".jpg", ".jpeg"}
 

@@ -18,12 +18,12 @@ from PIL import Image
 
 from shardio.images.editing_by_pillow import edit_by_pillow
 from shardio.images.kernel.compiled import operation_records as codes
-from tests.images.test_blurring import make_blur
 from tests.images.test_editing import (
     as_operations,
     edit_by_torchvision,
     edit_compiled,
     functional,
+    make_blur,
     make_image,
     make_steps,
 )

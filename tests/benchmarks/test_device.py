@@ -35,14 +35,13 @@ def draw_intervals(random: np.random.Generator, number: int) -> list[Interval]:
 
 
 def on_grid(intervals: list[Interval]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return for each µs whether it lies in one of the intervals."""
     cells = np.arange(70)
     return np.array([any(start <= cell < stop for start, stop in intervals) for cell in cells])
 
 
 def test_overlaps_are_those_that_are_counted_cell_by_cell() -> None:
     random = np.random.default_rng(0)
-    for _ in range(300):
+    for _ in range(100):
         ours, theirs = (draw_intervals(random, int(random.integers(0, 9))) for _ in range(2))
         assert overlap(ours, theirs) == overlap(theirs, ours) == (on_grid(ours) & on_grid(theirs)).sum()
         merged = merge(ours)
@@ -77,7 +76,9 @@ def test_without_copies_there_are_no_figures() -> None:
     assert (activity.hidden_share, activity.gb_per_s, activity.pageable_bytes) == (None, None, 0)
 
 
-@pytest.mark.parametrize(("name", "number"), [("resnet18", 11_689_512), ("resnet50", 25_557_032)])
+@pytest.mark.parametrize(
+    ("name", "number"), [("resnet18", 11_689_512), pytest.param("resnet50", 25_557_032, marks=pytest.mark.slow)]
+)
 def test_the_networks_have_as_many_parameters_as_torchvisions(name: str, number: int) -> None:
     """As its documentation gives them, whether it is installed or not."""
     network, _ = make_network(name)
@@ -87,8 +88,6 @@ def test_the_networks_have_as_many_parameters_as_torchvisions(name: str, number:
 
 
 class _Darker:
-    """Gives what another feed gives, with other pixels."""
-
     def __init__(self, feed: Any) -> None:
         self.feed = feed
 
@@ -98,8 +97,6 @@ class _Darker:
 
 
 class _EndsEarly:
-    """Gives a few batches and fails."""
-
     def __init__(self, feed: Any, num_batches: int) -> None:
         self.feed, self.num_batches, self.num_uses = feed, num_batches, 0
 
@@ -128,6 +125,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_a_feed_that_fails_is_left_out_and_named() -> None:
     settings, path = read_arguments(["--device", "cpu", "--steps", "1"])
@@ -168,6 +166,7 @@ def test_targets_are_judged_by_medians_where_decoding_keeps_up(shardio: float, l
     assert bandwidth.endswith("0.800 (0.720 to 0.980), missed")
 
 
+@pytest.mark.slow
 def test_photographs_are_created_if_none_are_given(tmp_path: Path) -> None:
     """One is enough: creating several takes seconds."""
     settings, _ = read_arguments(["--device", "cpu"])
@@ -177,20 +176,11 @@ def test_photographs_are_created_if_none_are_given(tmp_path: Path) -> None:
     assert (images.shape[1:], labels.tolist()) == ((3, 224, 224), [0, 0])
 
 
+@pytest.mark.slow
 def test_it_runs_on_a_cpu_and_keeps_all_figures(images: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
-    command = [
-        "-m",
-        "benchmarks.bench_device",
-        str(images),
-        "--device",
-        "cpu",
-        "--model",
-        "resnet18",
-        "--results",
-        str(results),
-    ]
-    command += ["--rounds", "1", "--steps", "1"]
+    command = ["-m", "benchmarks.bench_device", images, "--device", "cpu", "--model", "resnet18", "--results", results]
+    command += ["--rounds", 1, "--steps", 1]
     with tempfile.TemporaryDirectory() as temporary:  # Not below tmp_path: names of sockets must be short.
         environment = {**os.environ, "TMPDIR": temporary, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
         done = run_python(*command, cwd=ROOT, environment=environment)
@@ -200,10 +190,8 @@ def test_it_runs_on_a_cpu_and_keeps_all_figures(images: Path, tmp_path: Path) ->
     (path,) = results.iterdir()
     assert path.name.endswith("-device-cpu.json")
     content = json.loads(path.read_text())
-    assert [(group["model"], group["source"]) for group in content["groups"]] == [
-        ("resnet18", "memory"),
-        ("resnet18", "photographs"),
-    ]
+    found = [(group["model"], group["source"]) for group in content["groups"]]
+    assert found == [("resnet18", "memory"), ("resnet18", "photographs")]
     for group in content["groups"]:
         assert set(group["feeds"]) >= {"resident", "resident-uint8", "shardio", "torch"}
         for figures in group["feeds"].values():
@@ -211,15 +199,10 @@ def test_it_runs_on_a_cpu_and_keeps_all_figures(images: Path, tmp_path: Path) ->
             assert all(speed > 0 for speed in figures["images_per_s"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, so the check would run the benchmark")
 def test_the_check_says_what_is_missing_where_there_is_no_gpu() -> None:
-    done = subprocess.run(
-        ["bash", "tools/gpu_check.sh"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    command, environment = ["bash", "tools/gpu_check.sh"], {**os.environ, "PYTHON": sys.executable}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "is a build without CUDA: install a build" in done.stderr or "finds no GPU" in done.stderr

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), re
 
 @pytest.fixture
 def temporary(tmp_path: Path) -> Path:
-    """Where temporary data go."""
     (tmp_path / "temporary").mkdir()
     return tmp_path / "temporary"
 
@@ -31,13 +30,14 @@ def make_command(images: Path, temporary: Path, num_rounds: int) -> list[str]:
     return [*command, "--rounds", str(num_rounds)]
 
 
+@pytest.mark.slow
 def test_each_turn_is_told_with_case_round_and_candidate(images: Path, temporary: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(temporary)}
     done = run_python(*make_command(images, temporary, 1), cwd=ROOT, environment=environment)
     assert done.returncode == 0, done.stderr
     assert "shardio, ImageFolder" in done.stdout
     assert [line for line in done.stderr.splitlines() if "round" in line] == [
-        "train: round 1 of 1, turn 1 of 1: shardio-folder",
+        "train: round 1 of 1, turn 1 of 1: shardio-folder"
     ]
     assert list(temporary.iterdir()) == []
 
@@ -49,16 +49,15 @@ def test_each_round_begins_with_another_candidate(
     monkeypatch.setattr(rounds, "_run_once", lambda case, result, data, settings: result.rounds.append({}))
     settings = Settings(work=tmp_path, num_samples=1, num_small=1, num_workers=1, num_epochs=1, num_rounds=3)
     run_case("train", [find(name) for name in ("shardio-folder", "bare")], settings)
+    turns = ["shardio-folder", "bare"], ["bare", "shardio-folder"], ["shardio-folder", "bare"]
     assert capsys.readouterr().err.splitlines() == [
-        "train: round 1 of 3, turn 1 of 2: shardio-folder",
-        "train: round 1 of 3, turn 2 of 2: bare",
-        "train: round 2 of 3, turn 1 of 2: bare",
-        "train: round 2 of 3, turn 2 of 2: shardio-folder",
-        "train: round 3 of 3, turn 1 of 2: shardio-folder",
-        "train: round 3 of 3, turn 2 of 2: bare",
+        f"train: round {number} of 3, turn {turn} of 2: {name}"
+        for number, names in enumerate(turns, 1)
+        for turn, name in enumerate(names, 1)
     ]
 
 
+@pytest.mark.slow
 def test_temporary_data_are_removed_when_it_is_ended(images: Path, temporary: Path, tmp_path: Path) -> None:
     errors, environment = tmp_path / "errors", {**os.environ, "TMPDIR": str(temporary)}
     command = make_command(images, temporary, 100_000)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Literal
 
 import torch
@@ -39,7 +40,6 @@ class Case:
     is_slow: bool = False
 
     def judge(self, packed: Path) -> tuple[Verdict, str]:
-        """Return the checker's verdict and its message."""
         try:
             self.ask(packed)
         except IdentityError as error:
@@ -50,31 +50,31 @@ class Case:
 
 
 class Registry:
-    """Collects cases with a decorator."""
-
     def __init__(self) -> None:
         self.cases: list[Case] = []
 
     def __call__(
         self, name: str, says: str = "", *, slow: bool = False
     ) -> Callable[[Callable[[Path], object]], Callable[[Path], object]]:
-        """Register a function as a case."""
-
         def register(ask: Callable[[Path], object]) -> Callable[[Path], object]:
             self.cases.append(Case(name=name, ask=ask, says=says, is_slow=slow))
             return ask
 
         return register
 
+    def once(
+        self, name: str, says: str, loader: Any, expected: Any = range(N), *, slow: bool = False, **options: Any
+    ) -> None:
+        """Register the check of a loader, or of what a function without arguments makes, in this process."""
+
+        def ask(packed: Path) -> None:
+            assert_exactly_once(loader() if isinstance(loader, FunctionType) else loader, expected, **options)
+
+        self(name, says, slow=slow)(ask)
+
 
 def cut(keys: Sequence[Any], size: int = B) -> list[list[Any]]:
-    """Cut keys into batches."""
     return [list(keys[start : start + size]) for start in range(0, len(keys), size)]
-
-
-def once(loader: Any, expected: Any = None, **options: Any) -> None:
-    """Check a loader in this process."""
-    assert_exactly_once(loader, expected, **options)
 
 
 def check_ranks(
@@ -98,7 +98,6 @@ def check_ranks(
 
 
 def raise_verdict(found: list[Coverage], expected: ExpectedSamples) -> None:
-    """Raise unless all epochs are right."""
     for report in judge(found, expected):
         report.raise_if_wrong()
     if causes := find_frozen_orders(found):
@@ -106,22 +105,17 @@ def raise_verdict(found: list[Coverage], expected: ExpectedSamples) -> None:
 
 
 def merge(directory: Path, expected: ExpectedSamples | None = None) -> None:
-    """Check like ``shardio check --merge``."""
     wanted = ExpectedSamples() if expected is None else expected
     raise_verdict(merge_recordings(sorted(directory.glob("*.cov"))), wanted)
 
 
 def ours(packed: Path, world_size: int = 2, **options: Any) -> list[shardio.DataLoader]:
-    """Return shardio's loader of each rank, in this process."""
     options = {"shuffle": True, "fields": "key", **options}
     ranks = [{"rank": rank, "world_size": world_size, **options} for rank in range(world_size)]
     return [shardio.DataLoader(ShardDataset(packed, **rank), batch_size=4) for rank in ranks]
 
 
 def all_of(packed: Path) -> ExpectedSamples:
-    """Expect a packed dataset's keys."""
-    from dataclasses import replace
-
     dataset = ShardDataset(packed, fields="key", rank=0, world_size=1)
     return replace(ExpectedSamples.of_keys(dataset), digest=dataset.digest)
 
@@ -140,8 +134,6 @@ class Tampered:
 
 
 class Images(Dataset[torch.Tensor]):
-    """Images that differ, with or without noise."""
-
     def __init__(self, noise: float = 0.0, num_samples: int = N) -> None:
         self.noise, self.num_samples = noise, num_samples
 
@@ -153,16 +145,12 @@ class Images(Dataset[torch.Tensor]):
 
 
 class Flipped(Images):
-    """Images that are flipped with probability 1/2."""
-
     def __getitem__(self, number: int) -> torch.Tensor:
         image = torch.arange(48.0).reshape(3, 4, 4) + number
         return image.flip(2) if torch.rand(1) < 0.5 else image
 
 
 class Keyed(Images):
-    """Images with their indices."""
-
     def __getitem__(self, number: int) -> Any:
         return {"image": super().__getitem__(number), "id": number}
 
@@ -179,5 +167,4 @@ class Shares(IterableDataset[Any]):
 
 
 def load(dataset: Any, **options: Any) -> DataLoader[Any]:
-    """Return torch's loader."""
     return DataLoader(dataset, **{"batch_size": B, **options})

@@ -1,4 +1,4 @@
-"""The quick cases of the checker's campaign: faults are found and named, and right loaders are accepted."""
+"""The cases of the checker's campaign: faults are found and named, and right loaders are accepted."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ pytestmark = [
 ]
 
 
-def quick(cases: list[Case]) -> list[object]:
+def named(cases: list[Case]) -> list[object]:
     names = [re.sub(r"\W+", "-", case.name) for case in cases]
     assert len(set(names)) == len(names)
-    return [pytest.param(case, id=name) for case, name in zip(cases, names, strict=True) if not case.is_slow]
+    return [
+        pytest.param(case, id=name, marks=[pytest.mark.slow] * case.is_slow)
+        for case, name in zip(cases, names, strict=True)
+    ]
 
 
-@pytest.mark.parametrize("case", quick(PLANTED))
+@pytest.mark.parametrize("case", named(PLANTED))
 def test_a_fault_is_found_and_named(case: Case, packed: Path) -> None:
     verdict, message = case.judge(packed)
     assert verdict in {"wrong", "keys wanted"}
     assert case.says in message
 
 
-@pytest.mark.parametrize("case", quick(UNUSUAL))
+@pytest.mark.parametrize("case", named(UNUSUAL))
 def test_a_right_loader_is_accepted(case: Case, packed: Path) -> None:
     verdict, message = case.judge(packed)
     assert verdict == ("keys wanted" if case.says else "right"), message

@@ -48,7 +48,6 @@ def rank(directory: Path, number: int, code: str, *arguments: object) -> RankCom
 
 
 def is_running(process_id: int) -> bool:
-    """Return whether a process runs and is not a zombie."""
     status = Path(f"/proc/{process_id}/stat")
     try:
         return status.read_text().rpartition(")")[2].split()[0] != "Z"
@@ -57,12 +56,12 @@ def is_running(process_id: int) -> bool:
 
 
 def await_file(path: Path) -> int:
-    """Poll for a file that another process writes, and return the number in it."""
     while not path.exists():
         time.sleep(0.01)  # Not a wait for a fixed time: the file ends the loop.
     return int(path.read_text())
 
 
+@pytest.mark.slow
 def test_the_first_failure_ends_the_others_and_their_children(tmp_path: Path) -> None:
     """The second rank fails when the first one has a child."""
     fails = POLLS + "sys.exit('no data today')"
@@ -103,6 +102,7 @@ launching.run_ranks([rank(work, number, WAITS, work / str(number), *sys.argv[3:]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "kind", "grace_s", "is_sent_again"),
     [

@@ -18,7 +18,6 @@ pytest_plugins = ["pytester"]
 
 
 def record_ranks(run: Path, ranks: list[list[list[list[Any]]]]) -> list[Path]:
-    """Write the recording of each rank, given each rank's epochs of batches."""
     for rank, epochs in enumerate(ranks):
         with CoverageRecorder(run, rank=rank) as recorder:
             for epoch in epochs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_real_ranks_are_judged_though_they_write_much_and_leave_threads_behind(script: Path) -> None:
     done = run_python(
         "-m", "shardio", "check", f"{script}:split", "--world-size", 2, "--epochs", 2, "--expected", 60, "--key", "id"
@@ -101,36 +103,34 @@ def test_augmented_images_are_counted_and_need_keys(script: Path, run_check: Run
     assert "sample 0 differs when it is read again. To identify samples, pass key=" in str(once.exception)
 
 
-def test_a_function_that_does_not_exist_is_an_error(script: Path, run_check: RunCheck) -> None:
-    done = run_check(script.parent / "loaders.py:missing")
-    assert isinstance(done.exception, ValueError)
-    assert "has no function 'missing'" in str(done.exception)
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("loaders.py:missing", ValueError, "has no function 'missing'"),
+        ("loaders.py:nothing", IdentityError, "nothing must return a loader or another iterable of batches, got None"),
+    ],
+)
+def test_a_function_must_exist_and_return_a_loader(
+    script: Path, run_check: RunCheck, name: str, error: type[Exception], message: str
+) -> None:
+    done = run_check(script.parent / name)
+    assert isinstance(done.exception, error)
+    assert message in str(done.exception)
 
 
-def test_a_script_that_does_not_exist_is_wrong_usage(script: Path, run_check: RunCheck) -> None:
-    done = run_check(script.parent / "nowhere.py:make")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.py:make"], "does not exist"),
+        (["{packed}", "--key", "label"], "only a script's batches need it"),
+        (["--merge", "rank-00000.cov", "--key", "label"], "only a script's batches need it"),
+        (["{packed}", "--expected", 5], "applies only to a script"),  # The dataset itself says what is expected.
+    ],
+)
+def test_wrong_usage_is_refused(packed: Path, run_check: RunCheck, arguments: list[Any], message: str) -> None:
+    done = run_check(*(packed if argument == "{packed}" else argument for argument in arguments))
     assert done.exit_code == 2
-    assert "doesnotexist" in re.sub(r"[\s│]+", "", done.output)
-
-
-def test_a_key_that_would_be_ignored_is_refused(packed: Path, tmp_path: Path, run_check: RunCheck) -> None:
-    for sources in ((packed,), ("--merge", tmp_path / "rank-00000.cov")):
-        done = run_check(*sources, "--key", "label")
-        assert done.exit_code == 2
-        assert "onlyascript'sbatchesneedit" in re.sub(r"[\s│]+", "", done.output)
-
-
-def test_an_expectation_of_a_dataset_is_wrong_usage(packed: Path, run_check: RunCheck) -> None:
-    """The dataset itself says which samples are expected."""
-    done = run_check(packed, "--expected", 5)
-    assert done.exit_code == 2
-    assert "appliesonlytoascript" in re.sub(r"[\s│]+", "", done.output)
-
-
-def test_a_function_must_return_a_loader(script: Path, run_check: RunCheck) -> None:
-    done = run_check(f"{script}:nothing")
-    assert isinstance(done.exception, IdentityError)
-    assert "loaders.py:nothing must return a loader or another iterable of batches, got NoneType" in str(done.exception)
+    assert message.replace(" ", "") in re.sub(r"[\s│]+", "", done.output)
 
 
 SHARDIO = """
@@ -156,8 +156,8 @@ ALL = "21 delivered once, 0 more than once, 0 never"
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("num_workers=1", PADDED),
-        ("num_workers=1, map_style=True, key=('label', 'key')", PADDED),
+        pytest.param("num_workers=1", PADDED, marks=pytest.mark.slow),
+        ("map_style=True, key=('label', 'key')", PADDED),
         ("remainder='keep'", ALL),
         ("remainder='mask'", ALL),
         ("remainder='mask', map_style=True, key=('label', 'key')", ALL),

@@ -1,55 +1,48 @@
+"""``shardio bench``: its figures, its advice, and what a command that loads batches takes a directory for."""
+
 from __future__ import annotations
 
 import json
 import os
 import re
 import signal
-import subprocess
+import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
-from typer.testing import CliRunner, Result
 
 import shardio
+from shardio.cli import bench as bench_module
 from shardio.cli.bench import DatasetFormat, ThroughputMeter, advise
-from shardio.cli.main import app
+from shardio.cli.options import has_class_folders
+from shardio.errors import FormatError
 from shardio.loader.stats import LoaderStats
+from tests.cli.commands import error_of, run, unframed, usage_error
 from tests.faults.worker_processes import wait_until
-from tests.processes import run_python, start_python
+from tests.packing.packs import write_files
+from tests.processes import start_python
 from tests.sources import write_images
 
 SHARDS = DatasetFormat(in_shards=True, has_images=True, jpeg="copy")
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["bench", *map(str, arguments)])
-
-
-def run_process(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return run_python("-m", "shardio", "bench", *arguments, cwd=cwd)
-
-
 def bench(*arguments: object) -> str:
-    done = run(*arguments)
-    assert done.exit_code == 0, done.output
-    return done.stdout
+    return run("bench", *arguments).stdout
+
+
+def samples_of(*arguments: object) -> list[int]:
+    """Return the number of samples of each epoch."""
+    return [json.loads(line)["num_samples"] for line in bench(*arguments, "--json").splitlines()]
 
 
 def stats(seconds: dict[str, Any], *, num_workers: int = 2, elapsed_s: float = 10.0) -> LoaderStats:
     """Return the statistics of an epoch whose workers spent all their time on these stages."""
     times: dict[str, Any] = dict.fromkeys(("read_s", "transform_s", "decode_s", "idle_s"), 0.0) | seconds
-    return LoaderStats(
-        num_batches=10,
-        num_samples=1000,
-        elapsed_s=elapsed_s,
-        first_batch_s=1.0,
-        wait_for_data_s=1.0,
-        num_workers=num_workers,
-        **times,
-    )
+    times |= {"num_batches": 10, "num_samples": 1000, "first_batch_s": 1.0, "wait_for_data_s": 1.0}
+    return LoaderStats(elapsed_s=elapsed_s, num_workers=num_workers, **times)
 
 
 def test_bench_reports_the_speed_and_the_time_of_each_stage(packed: Path) -> None:
@@ -65,29 +58,14 @@ def test_bench_reports_the_speed_and_the_time_of_each_stage(packed: Path) -> Non
     assert re.search(r"1 worker on .* is the bottleneck|is too short to judge", lines[13])
 
 
-def test_bench_accepts_class_folders_and_single_fields(packed: Path, images: Path) -> None:
-    lines = bench(images, "--num-workers", 0, "--epochs", 2, "--json").splitlines()
-    assert [json.loads(line)["num_samples"] for line in lines] == [21, 21]
-    assert json.loads(bench(packed, "--fields", "cls,key", "--num-workers", 1, "--json"))["num_batches"] == 1
+def test_bench_accepts_class_folders_and_single_fields(packed: Path, images: Path, tmp_path: Path) -> None:
+    assert samples_of(images, "--num-workers", 0, "--epochs", 2) == [21, 21]
+    assert samples_of(packed, "--fields", "cls,key", "--num-workers", 0) == [21]
+    assert samples_of(packed, "--batch-size", 4, "--batches", 2, "--epochs", 2, "--num-workers", 1) == [8, 8]
     assert "1 batch, " in bench(packed, "--fields", "key", "--num-workers", 0)
-
-
-def test_bench_refuses_missing_fields_and_sources(packed: Path, tmp_path: Path) -> None:
-    found = run(packed, "--fields", "txt")
-    words = " ".join(found.output.replace("│", " ").split())  # Without the frame, which breaks lines anywhere.
-    assert (found.exit_code, "has the field 'txt'" in words) == (2, True)
-    assert run(tmp_path / "nothing").exit_code == 1
-
-
-def test_fields_do_not_apply_to_class_folders(images: Path) -> None:
-    found = run(images, "--fields", "cls")
-    assert (found.exit_code, found.stdout) == (2, "")
-    assert "--fields applies only to shards" in found.stderr
-
-
-def test_batches_limits_each_epoch(packed: Path) -> None:
-    lines = bench(packed, "--batch-size", 4, "--batches", 2, "--epochs", 2, "--num-workers", 1, "--json").splitlines()
-    assert [json.loads(line)["num_samples"] for line in lines] == [8, 8]
+    assert "has the field 'txt'" in unframed(run("bench", packed, "--fields", "txt", code=2).output)
+    assert "--fields applies only to shards" in usage_error("bench", images, "--fields", "cls")
+    assert "nothing" in error_of("bench", tmp_path / "nothing")
 
 
 def test_with_torchs_workers_there_are_rates_but_no_stages(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,89 +93,86 @@ size = 3
 """
 
 
-def test_bench_loads_the_users_own_transform(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "bench_recipe.py").write_text(RECIPE + "pipeline = make_pipeline()")
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of transforms in the working directory."""
+    (tmp_path / "bench_recipe.py").write_text(RECIPE)
     monkeypatch.syspath_prepend(tmp_path)  # It is undone, with what the command adds.
     monkeypatch.chdir(tmp_path)
-    options = (packed, "--num-workers", 1, "--batch-size", 4, "--transform")
+    return tmp_path / "bench_recipe.py"
+
+
+def test_bench_loads_the_users_own_transform(packed: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = (packed, "--num-workers", 0, "--batch-size", 4, "--transform")
     own = bench(*options, "bench_recipe:invert")
     assert "21 samples in 6 batches" in own
     assert "\n  your own code  " in own
     assert "\n  run in Python: invert\n" in own
-    replaced = bench(*options, "bench_recipe:pipeline")
+    unsendable = bench(packed, "--num-workers", 1, "--batch-size", 4, "--transform", "bench_recipe:unsendable")
+    assert "code does not read these samples: the transform cannot be pickled" in unsendable
+    (recipe.parent / "elsewhere").mkdir()
+    monkeypatch.chdir(recipe.parent / "elsewhere")
+    assert "\n  run in Python: invert\n" in bench(*options, f"{recipe}:invert")
+    for name in ("size", "missing"):
+        error = usage_error("bench", *options, f"bench_recipe:{name}")
+        assert f"there is no transform 'bench_recipe:{name}': bench_recipe has no function '{name}'" in error
+
+
+@pytest.mark.slow
+def test_bench_names_what_it_replaces(packed: Path, recipe: Path) -> None:
+    recipe.with_name("bench_pipeline.py").write_text(RECIPE + "pipeline = make_pipeline()")
+    options = ("--num-workers", 1, "--batch-size", 4, "--transform", "bench_pipeline:pipeline")
+    replaced = bench(packed, *options)
     assert "\n  replaced by shardio's own transforms: RandomResizedCrop(size=(24, 24)" in replaced
     assert "\n  run in Python: VerticalFlip\n" in replaced
-    assert "code does not read these samples: the transform cannot be pickled" in bench(
-        *options, "bench_recipe:unsendable"
-    )
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert "\n  run in Python: invert\n" in bench(*options, f"{tmp_path}/bench_recipe.py:invert")
-    for name in ("size", "missing"):
-        refused = run(*options, f"bench_recipe:{name}")
-        words = " ".join(refused.output.replace("│", " ").split())
-        assert refused.exit_code == 2
-        assert f"there is no transform 'bench_recipe:{name}': bench_recipe has no function '{name}'" in words
 
 
 def test_the_advice_for_pngs_makes_tiled_jpegs_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for index in range(6):
-        (tmp_path / f"pngs/class-{index % 2}").mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (64, 48), (9 * index, 0, 99)).save(tmp_path / f"pngs/class-{index % 2}/{index}.PNG")
+    write_images(tmp_path / "pngs", classes=2, per_class=3, width=64, suffix="png")
     found = list[DatasetFormat]()
 
     def note(_: LoaderStats, stored: DatasetFormat, *__: object, **___: object) -> str:
         found.append(stored)
         return ""
 
-    monkeypatch.setattr("shardio.cli.bench.advise", note)
+    monkeypatch.setattr(bench_module, "advise", note)
     shardio.pack(tmp_path / "pngs", tmp_path / "packed")
     for source in ("pngs", "packed"):
         bench(tmp_path / source, "--num-workers", 0, "--image-size", 32)
     assert [stored.formats for stored in found] == [{"PNG"}, {"PNG"}]
     advised = re.search(r"pack with (--.*),", advise(stats({"decode_s": 20.0}), found[1], 2, is_first=True))
     assert advised is not None
-    command = ["pack", str(tmp_path / "pngs"), str(tmp_path / "faster"), *advised[1].split()]
-    assert CliRunner().invoke(app, command).exit_code == 0
+    run("pack", tmp_path / "pngs", tmp_path / "faster", *advised[1].split())
     manifest = shardio.open(tmp_path / "faster").manifest
     assert ("jpeg" in manifest.fields or "jpg" in manifest.fields, "png" in manifest.fields) == (True, False)
     assert manifest.pack["num_tiled"] == manifest.num_samples == 6
 
 
-@pytest.fixture(scope="module")
-def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("damaged")
-    write_images(root / "in")
-    broken = root / "in" / "class-1" / "name-003.jpg"
+def test_a_bad_image_is_an_error_that_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_images(tmp_path / "in")
+    broken = tmp_path / "in" / "class-1" / "name-003.jpg"
     broken.write_bytes(broken.read_bytes()[:-100])
-    shardio.pack(root / "in", root / "out", check=False)
-    return root / "out"
+    shardio.pack(tmp_path / "in", tmp_path / "out", check=False)
+    monkeypatch.chdir(tmp_path)
+    options = (tmp_path / "out", "--batch-size", 4, "--num-workers")
+    error = error_of("bench", *options, 1)
+    assert error.startswith("error: the image of sample class-1/name-003 in ")
+    assert error.endswith("(to continue without it, pass --on-error skip or replace)\n")
+    for policy, num_samples in (("skip", 20), ("replace", 21)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert samples_of(*options, 0, "--on-error", policy) == [num_samples]
+        assert json.loads((tmp_path / "quarantine.jsonl").read_text())["key"] == "class-1/name-003"
+        (tmp_path / "quarantine.jsonl").unlink()
 
 
-def test_a_bad_image_is_an_error_that_names_the_remedy(damaged: Path, tmp_path: Path) -> None:
-    done = run_process(damaged, "--batch-size", 4, "--num-workers", 1, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: the image of sample class-1/name-003 in ")
-    assert done.stderr.endswith("(to continue without it, pass --on-error skip or replace)\n")
-    assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(("policy", "num_samples"), [("skip", 20), ("replace", 21)])
-def test_a_bad_image_can_be_skipped_or_replaced(damaged: Path, tmp_path: Path, policy: str, num_samples: int) -> None:
-    options = ["--batch-size", 4, "--num-workers", 1, "--on-error", policy, "--json"]
-    done = run_process(damaged, *options, cwd=tmp_path)
-    assert json.loads(done.stdout)["num_samples"] == num_samples
-    assert json.loads((tmp_path / "quarantine.jsonl").read_text())["key"] == "class-1/name-003"
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_too_little_memory_is_an_error_of_one_line(packed: Path, num_workers: int) -> None:
-    done = run_process(packed, "--image-size", 10_000_000, "--num-workers", num_workers)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: not enough memory (")
-    assert done.stderr.count("\n") == 1
+    error = error_of("bench", packed, "--image-size", 10_000_000, "--num-workers", num_workers)
+    assert error.startswith("error: not enough memory (")
 
 
+@pytest.mark.slow
 def test_ctrl_c_prints_the_results_so_far(packed: Path, tmp_path: Path) -> None:
     output, errors = tmp_path / "output", tmp_path / "errors"
     command = ["-m", "shardio", "bench", packed, "--batch-size", "1", "--epochs", "100000"]
@@ -214,7 +189,7 @@ def test_ctrl_c_prints_the_results_so_far(packed: Path, tmp_path: Path) -> None:
 
 def test_the_rate_after_the_first_batch_excludes_that_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([104.0, 105.0, 106.0])
-    monkeypatch.setattr("shardio.cli.bench.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     meter = ThroughputMeter(started=100.0)
     assert (meter.samples_per_s, meter.samples_per_s_after_first_batch) == (0.0, None)
     meter.watch([range(8)])
@@ -224,47 +199,28 @@ def test_the_rate_after_the_first_batch_excludes_that_batch(monkeypatch: pytest.
     assert meter.samples_per_s_after_first_batch == 6.0
 
 
-@pytest.mark.parametrize(
-    ("times", "stored", "processors", "words"),
-    [
-        (
-            {"decode_s": 20.0},
-            {},
-            2,
-            "try images that decode faster (pack with --jpeg tile, or with --jpeg reencode --max-side 400)",
-        ),
-        ({"decode_s": 20.0}, {"jpeg": "tile"}, 2, "try smaller images (pack with --jpeg reencode --max-side 400)"),
-        ({"decode_s": 20.0}, {"jpeg": "reencode"}, 2, "try smaller images (pack with a smaller --max-side)"),
-        (
-            {"decode_s": 20.0},
-            {"formats": frozenset({"JPEG", "PNG", "BMP"})},
-            2,
-            "try JPEGs instead of BMP and PNG (pack with --convert-to jpeg --jpeg tile, which changes pixels slightly)",
-        ),
-        ({"decode_s": 20.0}, {"has_images": False}, 2, "there are already at least as many workers as processors"),
-        ({"decode_s": 20.0}, {"has_images": False}, 8, "try more workers (up to 8, the number of processors)"),
-        ({"read_s": 20.0}, {}, 2, "try more workers (more reads at a time), or a local disk, or larger shards"),
-        ({"read_s": 20.0}, {"in_shards": False}, 2, "a local disk, or shards (shardio pack)"),
-        (
-            {"transform_s": 20.0},
-            {},
-            2,
-            "per-image overhead is the bottleneck because the images are small; "
-            "there are already at least as many workers as processors",
-        ),
-        ({"idle_s": 20.0}, {}, 2, "a larger --batch-size"),
-        (
-            {"transform_s": 20.0, "python_s": 18.0, "in_python": ("Jitter", "pad")},
-            {},
-            4,
-            "your own code is the bottleneck (Jitter, pad); try more workers (up to 4, the number of processors), or "
-            "less work in it",
-        ),
-    ],
-)
-def test_advice_follows_from_the_statistics(
-    times: dict[str, Any], stored: dict[str, Any], processors: int, words: str
-) -> None:
+DECODING = {"decode_s": 20.0}
+PYTHON = {"transform_s": 20.0, "python_s": 18.0, "in_python": ("Jitter", "pad")}
+MIXED = {"formats": frozenset({"JPEG", "PNG", "BMP"})}
+MORE_WORKERS = "try more workers (up to {}, the number of processors)"
+FEW_PROCESSORS = "there are already at least as many workers as processors"
+ADVICE: list[tuple[dict[str, Any], dict[str, Any], int, str]] = [
+    (DECODING, {}, 2, "decode faster (pack with --jpeg tile, or with --jpeg reencode --max-side 400)"),
+    (DECODING, {"jpeg": "tile"}, 2, "try smaller images (pack with --jpeg reencode --max-side 400)"),
+    (DECODING, {"jpeg": "reencode"}, 2, "try smaller images (pack with a smaller --max-side)"),
+    (DECODING, MIXED, 2, "BMP and PNG (pack with --convert-to jpeg --jpeg tile, which changes pixels slightly)"),
+    (DECODING, {"has_images": False}, 2, FEW_PROCESSORS),
+    (DECODING, {"has_images": False}, 8, MORE_WORKERS.format(8)),
+    ({"read_s": 20.0}, {}, 2, "try more workers (more reads at a time), or a local disk, or larger shards"),
+    ({"read_s": 20.0}, {"in_shards": False}, 2, "a local disk, or shards (shardio pack)"),
+    ({"transform_s": 20.0}, {}, 2, f"-image overhead is the bottleneck because the images are small; {FEW_PROCESSORS}"),
+    ({"idle_s": 20.0}, {}, 2, "a larger --batch-size"),
+    (PYTHON, {}, 4, f"code is the bottleneck (Jitter, pad); {MORE_WORKERS.format(4)}, or less work in it"),
+]
+
+
+@pytest.mark.parametrize(("times", "stored", "processors", "words"), ADVICE)
+def test_statistics_lead_to_advice(times: dict[str, Any], stored: dict[str, Any], processors: int, words: str) -> None:
     advice = advise(stats(times), replace(SHARDS, **stored), processors, is_first=True)
     assert advice.startswith(f"2 workers on {processors} processors: ")
     assert advice.endswith(words)
@@ -281,28 +237,36 @@ def test_an_epoch_that_is_mostly_start_up_is_not_judged() -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_bench_reports_its_rank_if_there_are_several(
-    packed: Path, world_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bench_reports_one_of_several_ranks(packed: Path, world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables left over from a launcher make a process load only a part of the dataset."""
     monkeypatch.setenv("RANK", str(world_size - 1))
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
-    done = run(packed, "--batch-size", 4, "--num-workers", 0, "--image-size", 32, "--json")
+    done = run("bench", packed, "--batch-size", 4, "--num-workers", 0, "--image-size", 32, "--json")
     found = json.loads(done.stdout)
     assert (found["rank"], found["world_size"], found["num_samples"]) == (world_size - 1, world_size, 21 // world_size)
     expected = "rank 2 of 3: this process loads only its share of the samples. If no launcher started it, unset RANK"
     assert (expected in done.stderr) == (world_size == 3)
 
 
-@pytest.mark.parametrize("variables", [{"RANK": "1"}, {"RANK": "x", "WORLD_SIZE": "2"}], ids=str)
-def test_invalid_launcher_variables_are_wrong_usage(
-    packed: Path, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["class-0/a.jpg"], True),
+        (["notes/a.txt", "shard.tar"], False),
+        (["notes/a.txt", "SHARD.TAR"], False),
+        (["class-0/a.jpg", "shardio.json"], False),
+        (["a.jpg", ".hidden/b.jpg"], False),
+        (["class-0/a.jpg", "SHARD.TAR"], None),
+        (["a.PNG", "shard.tar"], None),
+    ],
+)
+def test_a_directory_without_shards_holds_class_folders(
+    tmp_path: Path, names: list[str], expected: bool | None
 ) -> None:
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    done = run_process(packed, "--num-workers", 0)
-    assert "Traceback" not in done.stderr
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert "unset RANK" in re.sub(r"[\W_]+", " ", done.stderr)
+    """A directory of images and tars is refused."""
+    write_files(tmp_path, dict.fromkeys(names, b""))
+    if expected is None:
+        with pytest.raises(FormatError, match=f"holds both tars, such as {names[1]}, and images, such as {names[0]}"):
+            has_class_folders(tmp_path)
+    else:
+        assert has_class_folders(tmp_path) == expected

@@ -1,31 +1,30 @@
+"""``shardio view``, ``dups`` and ``augment``."""
+
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import struct
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
-from typer.testing import CliRunner, Result
 
 import shardio
-from shardio.cli.main import app
-from tests.looking.pages import Page
+from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
+from shardio.cli.contact_sheet import CAPTION_HEIGHT, CELL, GAP, GROUP_GAP, MARGIN, ROW_GAP, TITLE_HEIGHT
+from shardio.libraries import import_library
+from shardio.transforms import recipes
+from tests.cli.commands import error_of, run, run_main, usage_error
 from tests.sources import encode, write_images
 from tests.tars import write_tar
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, list(map(str, arguments)))
-
-
-def usage_error(*arguments: object) -> str:
-    """Return the text of a usage error, without the frame, which breaks lines anywhere."""
-    done = run(*arguments)
-    assert (done.exit_code, done.stdout) == (2, "")
-    return " ".join(done.stderr.replace("│", " ").split())
+from tests.viewer.pages import Page
 
 
 @pytest.fixture
@@ -37,43 +36,19 @@ def doubled(tmp_path: Path) -> Path:
     return root
 
 
-def test_view_writes_a_page(packed: Path, tmp_path: Path) -> None:
+def test_view_writes_a_page_or_a_contact_sheet(packed: Path, images: Path, doubled: Path, tmp_path: Path) -> None:
     done = run("view", packed, "-o", tmp_path / "sheet.html", "--limit", 4)
-    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stderr == ""
     assert "4 images of 21, 21 samples" in done.stdout
-    page = Page((tmp_path / "sheet.html").read_bytes())
-    assert len(page.find("img")) == 4
-
-
-def test_view_prints_numbers_as_json(images: Path, tmp_path: Path) -> None:
-    done = run("view", images, "-o", tmp_path / "sheet.html", "--json", "--seed", 1)
-    values = json.loads(done.stdout)
+    assert len(Page((tmp_path / "sheet.html").read_bytes()).find("img")) == 4
+    values = json.loads(run("view", images, "-o", tmp_path / "sheet.html", "--json", "--seed", 1).stdout)
     assert values["classes"] == {"class-0": 7, "class-1": 7, "class-2": 7}
     assert values["headers"]["sizes"] == {"48×32": 21}
     assert (values["samples"], values["thumbnails"], values["undecodable"]) == (21, 21, {})
-
-
-def test_view_writes_a_contact_sheet(doubled: Path, tmp_path: Path) -> None:
     (doubled / "class-2" / "name-001.jpg").write_bytes(b"")
-    done = run("view", doubled, "-o", tmp_path / "sheet.png")
-    assert done.exit_code == 0, done.output
-    assert "7 images of 7 (1 cannot be decoded)" in done.stdout
+    assert "7 images of 7 (1 cannot be decoded)" in run("view", doubled, "-o", tmp_path / "sheet.png").stdout
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.format == "PNG"
-
-
-def test_a_tiff_that_cannot_be_decoded_is_a_cell_of_the_page(doubled: Path, tmp_path: Path) -> None:
-    """The header of a TIFF is read in another way than those of other formats."""
-    (doubled / "class-2" / "name-001.jpg").unlink()
-    (doubled / "class-2" / "float64.tif").write_bytes(gray_tiff_of_float64())
-    assert shardio.pack(doubled, tmp_path / "packed", check=False).num_samples == 7
-    for source, key in ((doubled, "class-2/float64.tif"), (tmp_path / "packed", "class-2/float64")):
-        done = run("view", source, "-o", tmp_path / "sheet.html", "--json")
-        assert done.exit_code == 0, done.output
-        values = json.loads(done.stdout)
-        assert list(values["headers"]["unreadable"]) == list(values["undecodable"]) == [key]
-        assert not re.search(r"\b0x[0-9a-f]+", done.stdout), "no memory address"
-        assert len(Page((tmp_path / "sheet.html").read_bytes()).find("img")) == 6
 
 
 def gray_tiff_of_float64() -> bytes:
@@ -84,32 +59,40 @@ def gray_tiff_of_float64() -> bytes:
     return b"II*\0" + struct.pack("<I", 8 + len(pixels)) + pixels + struct.pack("<H", len(tags)) + entries + bytes(4)
 
 
-def test_view_does_not_overwrite_an_image(tmp_path: Path) -> None:
+def test_a_tiff_that_cannot_be_decoded_is_a_cell_of_the_page(doubled: Path, tmp_path: Path) -> None:
+    """The header of a TIFF is read in another way than those of other formats."""
+    (doubled / "class-2" / "name-001.jpg").unlink()
+    (doubled / "class-2" / "float64.tif").write_bytes(gray_tiff_of_float64())
+    assert shardio.pack(doubled, tmp_path / "packed", check=False).num_samples == 7
+    for source, key in ((doubled, "class-2/float64.tif"), (tmp_path / "packed", "class-2/float64")):
+        output = run("view", source, "-o", tmp_path / "sheet.html", "--json").stdout
+        values = json.loads(output)
+        assert list(values["headers"]["unreadable"]) == list(values["undecodable"]) == [key]
+        assert not re.search(r"\b0x[0-9a-f]+", output), "no memory address"
+        assert len(Page((tmp_path / "sheet.html").read_bytes()).find("img")) == 6
+
+
+def test_wrong_outputs_and_sources_are_usage_errors(images: Path, tmp_path: Path) -> None:
     content = encode(1, suffix="png")
     (tmp_path / "a.png").write_bytes(content)
     assert "would be overwritten" in usage_error("view", tmp_path, "-o", tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes() == content
+    for command in ("view", "dups"):
+        assert "must end in .html" in usage_error(command, images, "-o", tmp_path / "sheet.jpg")
+    assert "named twice" in usage_error("dups", images, images)
+    assert "several sources" in usage_error("dups", images, "--between")
 
 
-@pytest.mark.parametrize("command", ["view", "dups"])
-def test_other_outputs_are_refused(command: str, images: Path, tmp_path: Path) -> None:
-    assert "must end in .html" in usage_error(command, images, "-o", tmp_path / "sheet.jpg")
-
-
-def test_dups_lists_groups_and_exits_with_1(doubled: Path) -> None:
-    done = run("dups", doubled)
-    assert done.exit_code == 1
+def test_dups_lists_groups_and_exits_with_1(doubled: Path, images: Path) -> None:
+    (doubled / "class-2" / "name-000.jpg").write_bytes(b"nothing")
+    done = run("dups", doubled, code=1)
     lines = [line.split("\t") for line in done.stdout.splitlines()]
     assert lines[1] == ["1", "", str(doubled), "class-0/name-000.jpg", "class-0", "", ""]
     assert lines[2] == ["1", "same bytes", str(doubled), "class-1/copy.jpg", "class-1", "", ""]
     assert lines[3] == ["1", "same image, different classes: class-0, class-1"]
     assert "1 group, 1 extra copy among 7 images" in done.stdout
-
-
-def test_dups_exits_with_0_without_duplicates(images: Path) -> None:
-    done = run("dups", images, "--exact")
-    assert done.exit_code == 0, done.output
-    assert "0 groups" in done.stdout
+    assert f"cannot be decoded: class-2/name-000.jpg in {doubled}" in done.stderr
+    assert "0 groups" in run("dups", images, "--exact").stdout
 
 
 def test_dups_between_sources(doubled: Path, images: Path, tmp_path: Path) -> None:
@@ -119,8 +102,7 @@ def test_dups_between_sources(doubled: Path, images: Path, tmp_path: Path) -> No
     other.mkdir(parents=True)
     shutil.copy(doubled / "class-2" / "name-001.jpg", other / "<b>.jpg")
     options = ("--between", "--json", "-o", tmp_path / "page.html")
-    done = run("dups", packed, other.parent, *options)
-    assert done.exit_code == 1
+    done = run("dups", packed, other.parent, *options, code=1)
     values = json.loads(done.stdout)
     assert values["within"] == {}
     assert values["between"] == [{"sources": [str(packed), str(other.parent)], "groups": 1, "samples": [1, 1]}]
@@ -132,17 +114,6 @@ def test_dups_between_sources(doubled: Path, images: Path, tmp_path: Path) -> No
     assert len(page.find("img")) == 2
     assert page.addresses() == {"data"}
     assert "class-9/<b>.jpg" in page.text
-
-
-def test_dups_names_unreadable_images(doubled: Path) -> None:
-    (doubled / "class-2" / "name-001.jpg").write_bytes(b"nothing")
-    done = run("dups", doubled)
-    assert f"cannot be decoded: class-2/name-001.jpg in {doubled}" in done.stderr
-
-
-def test_dups_needs_different_sources(images: Path) -> None:
-    assert "named twice" in usage_error("dups", images, images)
-    assert "several sources" in usage_error("dups", images, "--between")
 
 
 COMMANDS: dict[str, list[str]] = {
@@ -162,11 +133,271 @@ def test_images_beside_tars_are_not_passed_over(tmp_path: Path, monkeypatch: pyt
         write_images(tmp_path / name, classes=2, per_class=1)
     write_tar(tmp_path / "in" / "backup.tar", [("a.jpg", encode(0)), ("a.cls", b"0")])
     for command, options in COMMANDS.items():
-        done = run(command, "in", *options)
-        message = str(done.exception)
-        assert done.exit_code != 0, command
-        assert "backup.tar" in message, (command, message, done.output)
+        message = str(run(command, "in", *options, code=1).exception)
+        assert "backup.tar" in message, (command, message)
         assert "class-0/name-000.jpg" in message, (command, message)
-    (tmp_path / "in" / "class-0" / "name-000.jpg").rename(tmp_path / "in" / "class-0" / "notes.txt")
-    (tmp_path / "in" / "class-1" / "name-000.jpg").rename(tmp_path / "in" / "class-1" / "notes.txt")
+    for number in range(2):
+        folder = tmp_path / "in" / f"class-{number}"
+        (folder / "name-000.jpg").rename(folder / "notes.txt")
     assert "1 image of 1" in run("view", "in", "-o", "sheet.html").stdout
+
+
+Pixels = NDArray[np.uint8]
+
+
+def make_sheet(source: Path, out: Path, *arguments: object) -> Pixels:
+    run("augment", source, "-o", out, *arguments)
+    with Image.open(out) as sheet:
+        assert (sheet.format, sheet.mode) == ("PNG", "RGB")
+        return np.asarray(sheet)
+
+
+def cell(sheet: Pixels, row: int, column: int, *, gaps: int | None = None) -> Pixels:
+    """Return a cell of a sheet whose images are all as large as a cell. ``gaps`` is the space before it."""
+    left = MARGIN + column * CELL + (column * GROUP_GAP if gaps is None else gaps)
+    top = MARGIN + TITLE_HEIGHT + CAPTION_HEIGHT + row * (CELL + CAPTION_HEIGHT + ROW_GAP)
+    return sheet[top : top + CELL, left : left + CELL]
+
+
+def enlarge(image: Any, factor: int) -> Pixels:
+    """Return an image, [3, height, width], as [height, width, 3], with each pixel repeated."""
+    pixels = np.asarray(image).transpose(1, 2, 0)
+    return pixels.repeat(factor, axis=0).repeat(factor, axis=1)
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    """An image file of 40×40 pixels."""
+    path = tmp_path / "photo.png"
+    path.write_bytes(encode(0, width=40, height=40, suffix="png"))
+    return path
+
+
+@pytest.mark.parametrize("size", [CELL, CELL // 4])
+def test_a_row_shows_what_the_loader_of_a_run_yields(images: Path, tmp_path: Path, size: int) -> None:
+    options = ("--recipe", "trivial_augment", "--size", size, "--images", 3, "--draws", 2, "--seed", 5)
+    sheet = make_sheet(images, tmp_path / "sheet.png", *options)
+    dataset = ImageFolder(images, recipes.trivial_augment(size))
+    loader = DataLoader(dataset, sampler=EpochSampler(dataset, shuffle=False, seed=5), batch_size=21)
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        ((batch, _),) = loader
+        for row in range(3):
+            assert np.array_equal(cell(sheet, row, 1 + epoch), enlarge(batch[7 * row], CELL // size))
+
+
+def test_the_order_of_a_run_does_not_matter(packed: Path, tmp_path: Path) -> None:
+    keys = ShardMapDataset(packed, fields="key")
+    options = ("--recipe", "randaugment", "--size", CELL, "--images", 2, "--draws", 2)
+    sheet = make_sheet(packed, tmp_path / "sheet.png", *options)
+    dataset = ShardDataset(packed, fields=("key", "image"), shuffle=True, transform=recipes.randaugment(CELL))
+    loader = DataLoader(dataset, batch_size=4)
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        found = {key: image for batch in loader for key, image in zip(*batch, strict=True)}
+        assert np.array_equal(cell(sheet, 0, 1 + epoch), enlarge(found[keys[0]], 1))
+        assert np.array_equal(cell(sheet, 1, 1 + epoch), enlarge(found[keys[10]], 1))
+
+
+def test_several_crops_of_an_epoch_stand_together(images: Path, tmp_path: Path) -> None:
+    options = ("--recipe", "simclr", "--size", CELL, "--images", 1)
+    sheet = make_sheet(images, tmp_path / "sheet.png", *options)
+    dataset = ImageFolder(images, recipes.simclr(CELL))
+    for epoch in range(4):  # 4 epochs of 2 views: as many columns as without crops.
+        dataset.set_epoch(epoch)
+        for view, image in enumerate(dataset[0][0]):
+            gaps = (1 + epoch) * GROUP_GAP + (epoch + view) * GAP
+            assert np.array_equal(cell(sheet, 0, 1 + 2 * epoch + view, gaps=gaps), enlarge(image, 1))
+    assert sheet.shape[1] == 2 * MARGIN + 9 * CELL + 4 * (GROUP_GAP + GAP)
+
+
+def test_the_original_is_shown_whole(photo: Path, tmp_path: Path) -> None:
+    photo.write_bytes(encode(0, width=80, height=40, suffix="png"))
+    sheet = make_sheet(photo, tmp_path / "sheet.png", "--recipe", "imagenet_eval", "--size", CELL, "--draws", 1)
+    with Image.open(photo) as image:
+        pixels = np.asarray(image)
+    assert np.array_equal(cell(sheet, 0, 0)[40:120], pixels.repeat(2, axis=0).repeat(2, axis=1))
+    assert (cell(sheet, 0, 0)[:40] == 255).all()
+
+
+OWN = """
+import numpy as np
+
+def invert(image):
+    return 255 - image
+
+class Inversion:
+    def __call__(self, image):
+        return invert(image)
+
+instance = Inversion()
+
+def make(flipped=False):
+    return (lambda image: image) if flipped else invert
+
+def enlarged(size):
+    return lambda image: np.full((size, size, 3), 7, np.uint8)
+
+def normalised(image):
+    return (image / 255 - 0.5).astype(np.float32).transpose(2, 0, 1)
+
+def incomplete(image):
+    return np.where(image == image.max(), np.nan, image)
+
+def boxes(image):
+    return {"boxes": []}
+
+def wrong():
+    return 3
+
+class Rotation:
+    def __init__(self, degrees):
+        pass
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with transforms."""
+    path = tmp_path / "own_transforms.py"
+    path.write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)  # It is undone, with what the command adds.
+    return path
+
+
+@pytest.mark.parametrize("name", ["invert", "Inversion", "instance", "make"])
+def test_transforms_or_what_makes_them_are_named(photo: Path, own: Path, tmp_path: Path, name: str) -> None:
+    sheet = make_sheet(photo, tmp_path / "sheet.png", "--transform", f"{own}:{name}", "--draws", 1)
+    assert np.array_equal(cell(sheet, 0, 1), 255 - cell(sheet, 0, 0))
+
+
+def test_functions_that_take_a_size_get_it(photo: Path, own: Path, tmp_path: Path) -> None:
+    sheet = make_sheet(photo, tmp_path / "sheet.png", "--transform", f"{own}:enlarged", "--size", CELL)
+    assert (cell(sheet, 0, 8) == 7).all()
+    error = usage_error("augment", photo, "-o", tmp_path / "x.png", "--transform", f"{own}:enlarged")
+    assert "needs values for size" in error
+
+
+def test_other_values_than_bytes_are_stretched(photo: Path, own: Path, tmp_path: Path) -> None:
+    with Image.open(photo) as image:
+        image.point(lambda level: level // 2 + 40).save(photo)
+    sheet = make_sheet(photo, tmp_path / "sheet.png", "--transform", f"{own}:normalised", "--draws", 1)
+    original = cell(sheet, 0, 0).astype(int)
+    low, high = original.min(), original.max()
+    assert 0 < low < high < 255
+    difference = cell(sheet, 0, 1) - (original - low) * 255 / (high - low)
+    assert np.abs(difference).max() <= 0.51
+
+
+@pytest.mark.slow
+def test_torchvisions_transforms_are_shown_as_loaded(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import_library("torchvision")
+    crop = import_module("torchvision.transforms.v2").RandomCrop(16)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "v2_transform.py").write_text("from torchvision.transforms import v2\ncrop = v2.RandomCrop(16)")
+    sheet = make_sheet(images, tmp_path / "sheet.png", "--transform", "v2_transform:crop", "--images", 2)
+    dataset = ImageFolder(images, crop)
+    loader = DataLoader(dataset, sampler=EpochSampler(dataset, shuffle=False), batch_size=21)
+    ((batch, _),) = loader
+    assert np.array_equal(cell(sheet, 1, 1), enlarge(batch[10], 10))
+
+
+def test_functions_may_take_pillow_images(photo: Path, own: Path, tmp_path: Path) -> None:
+    own.write_text("def turn(image):\n    return image.rotate(180)")
+    sheet = make_sheet(photo, tmp_path / "sheet.png", "--transform", f"{own}:turn", "--decode", "pil")
+    assert np.array_equal(cell(sheet, 0, 3), cell(sheet, 0, 0)[::-1, ::-1])
+    error = usage_error("augment", photo, "-o", tmp_path / "x.png", "--recipe", "cifar", "--decode", "pil")
+    assert "use decode='array'" in error
+
+
+def write_grey(path: Path, level: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8), (level, level, level)).save(path)
+
+
+@pytest.mark.parametrize("folders", [[""], ["a", "b"], ["", "b"]], ids=["flat", "classes", "mixed"])
+def test_images_are_found_in_any_folders_and_evenly_spaced(tmp_path: Path, folders: list[str]) -> None:
+    source = tmp_path / "images"
+    for number in range(8):  # Images in the directory itself are found before those in its folders.
+        write_grey(source / folders[number * len(folders) // 8] / f"{number}.png", 10 * number)
+    if "" in folders:
+        (source / "without images").mkdir()
+    sheet = make_sheet(source, tmp_path / "sheet.png", "--recipe", "cifar", "--size", 8, "--images", 4, "--draws", 1)
+    assert [cell(sheet, row, 0)[80, 80, 0] for row in range(4)] == [0, 20, 40, 60]
+
+
+@pytest.mark.parametrize("source", [".", "../images", "images/0.png"])
+def test_the_source_may_be_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    write_grey(tmp_path / "images" / "0.png", 30)
+    monkeypatch.chdir(tmp_path if "/0" in source else tmp_path / "images")
+    sheet = make_sheet(Path(source), tmp_path / "sheet.png", "--recipe", "cifar", "--size", 8)
+    assert (cell(sheet, 0, 0) == 30).all()
+
+
+def test_names_may_contain_any_bytes(tmp_path: Path) -> None:
+    source = tmp_path / "images"
+    write_grey(source / os.fsdecode(b"line\nbreak \x1b[2J \xff" + b"long" * 20 + b".png"), 9)
+    sheet = make_sheet(source, tmp_path / "sheet.png", "--recipe", "cifar", "--size", 8, "--draws", 1)
+    name = sheet[-MARGIN - CAPTION_HEIGHT : -MARGIN]
+    assert name[:, :MARGIN].min() == name[:, MARGIN + CELL :].min() == 255 > name.min()
+
+
+def test_json_says_what_was_written(photo: Path, tmp_path: Path) -> None:
+    out = tmp_path / "sheet.png"
+    values = json.loads(run("augment", photo, "-o", out, "--recipe", "dino", "--images", 50, "--json").stdout)
+    with Image.open(out) as sheet:
+        assert values == {"path": str(out), "images": 1, "draws": 2, "size": list(sheet.size)}
+        size = f"{sheet.width}×{sheet.height} pixels"
+    assert run("augment", photo, "-o", out, "--recipe", "dino").stdout == f"{out}: 1 image, 2 draws, {size}\n"
+
+
+MISTAKES: list[tuple[list[str], str]] = [
+    ([], "pass either --recipe or --transform. The recipes are imagenet_train, "),
+    (["--recipe", "cifar", "--transform", "numpy:flip"], "pass either --recipe or --transform."),
+    (["--recipe", "simlcr"], "there is no recipe 'simlcr': did you mean simclr? The recipes are imagenet_train, "),
+    (["--recipe", "zzz"], "there is no recipe 'zzz': The recipes are imagenet_train, "),
+    (["--transform", "zzz:flip"], "there is no transform 'zzz:flip': there is no module 'zzz'"),
+    (["--transform", "OWN:nothing"], "own_transforms.py has no function 'nothing'"),
+    (["--transform", "OWN:wrong"], "must return a transform, which is callable, but it returned int"),
+    (["--transform", "OWN:Rotation"], "needs values for degrees: name a function"),
+    (["--transform", "OWN:boxes"], "return an image with 1, 3 or 4 channels, or a tuple of images, but returned dict"),
+    (["--transform", "OWN:incomplete"], "the transform returned NaN or infinite values for photo.png"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error"), MISTAKES)
+def test_wrong_transforms_are_refused(photo: Path, own: Path, tmp_path: Path, arguments: list[str], error: str) -> None:
+    named = [word.replace("OWN", str(own)) for word in arguments]
+    text = usage_error("augment", photo, "-o", tmp_path / "sheet.png", *named)
+    assert error.replace(" ", "") in text.replace(" ", "")  # A long path is broken anywhere.
+    assert not (tmp_path / "sheet.png").exists()
+
+
+def test_the_file_must_be_a_png_in_an_existing_directory_and_none_of_the_images(photo: Path, tmp_path: Path) -> None:
+    before = photo.read_bytes()
+    for source, out, error in (
+        (photo, tmp_path / "sheet.jpg", "must end in .png"),
+        (photo, tmp_path / "missing" / "sheet.png", "does not exist: create it first"),
+        (tmp_path, photo, "is one of the images"),
+    ):
+        assert error in usage_error("augment", source, "-o", out, "--recipe", "cifar")
+    assert photo.read_bytes() == before
+
+
+def test_images_that_cannot_be_read_do_not_prevent_a_sheet_of_the_others(photo: Path, tmp_path: Path) -> None:
+    bad, command = tmp_path / "bad.png", ("-o", tmp_path / "sheet.png", "--recipe", "cifar")
+    bad.write_bytes(photo.read_bytes()[:60])
+    done = run("augment", tmp_path, *command, "--json")
+    assert json.loads(done.stdout)["images"] == 1
+    assert done.stderr.startswith("not shown: the image of sample ")
+    assert "bad.png" in done.stderr
+    photo.unlink()
+    (tmp_path / "sheet.png").unlink()
+    for source in (tmp_path, bad):
+        done_badly = run_main("augment", source, *command)
+        assert (done_badly.code, str(bad) in done_badly.stderr) == (1, True)
+    bad.unlink()
+    assert "holds neither images (jpg, " in error_of("augment", tmp_path, *command)
+    assert not (tmp_path / "sheet.png").exists()

@@ -1,41 +1,44 @@
+"""``shardio pack``, ``tile`` and ``untile``, and what is printed about images that decoders change or complain of."""
+
 from __future__ import annotations
 
+import io
 import json
+import logging
 import shutil
-import subprocess
+import struct
+import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
+from PIL import Image
 
 import shardio
-from shardio.cli.main import app
+from shardio import DataLoader, ImageFolder, ShardDataset
 from shardio.cli.options import parse_size_option, read_classes
 from shardio.errors import PackError
+from shardio.images import decode_image, find_clipped_type, ignore_pillows_warnings, open_image
+from shardio.images.jpeg import has_tiles
+from shardio.images.jpeg.regions import Box
+from shardio.images.tiling import tile_jpeg, untile_jpeg
 from shardio.packing import PackSettings, packer
 from shardio.packing.plan import PackPlan, make_plan
 from shardio.packing.sources.source import SourceTable
+from tests.cli.commands import error_of, run, run_main, usage_error
 from tests.files import read_files
-from tests.processes import run_python
+from tests.images.kernel_machines import _not_built, folder
+from tests.images.pictures import make_picture, read_by_pillow, save
+from tests.images.stored_values import chunk, make_values, write_png, write_tiff
+from tests.images.test_value_formats import EXACT
+from tests.packing.packs import write_files
 from tests.sources import encode, write_images
+from tests.tars import read_members
 
-
-def run_process(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process, as users do."""
-    return run_python("-m", "shardio", *arguments)
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def test_the_command_writes_the_same_files_as_the_function(images: Path, packed: Path, tmp_path: Path) -> None:
-    done = run_process("pack", images, tmp_path / "out", "--max-shard-samples", 5)
-    assert done.returncode == 0, done.stderr
-    assert read_files(tmp_path / "out") == read_files(packed)
-    assert done.stdout.startswith("packed 21 samples of 3 classes into 5 shards")
-    assert "packing 21 samples" in done.stderr
+__all__ = ["_not_built", "folder"]
 
 
 @pytest.mark.parametrize(
@@ -44,17 +47,20 @@ def test_the_command_writes_the_same_files_as_the_function(images: Path, packed:
         (["--no-shuffle"], {"shuffle_seed": None}),
         (["--shuffle-seed", "7"], {"shuffle_seed": 7}),
         (["--max-shard-size", "10KB"], {"max_shard_size": 10_000}),
-        (["--max-shard-samples", "1", "--num-workers", "3"], {"max_shard_samples": 1}),
+        (["--max-shard-samples", "5"], {"max_shard_samples": 5}),
         ([], {}),
     ],
     ids=str,
 )
-def test_options_equal_the_functions_arguments(
+def test_the_command_writes_the_same_files_as_the_function(
     images: Path, tmp_path: Path, options: list[str], settings: dict[str, int | None]
 ) -> None:
-    assert run("pack", images, tmp_path / "a", *options).exit_code == 0
-    shardio.pack(images, tmp_path / "b", **settings)  # type: ignore[arg-type]
+    done = run("pack", images, tmp_path / "a", *options)
+    manifest = shardio.pack(images, tmp_path / "b", **settings)  # type: ignore[arg-type]
     assert read_files(tmp_path / "a") == read_files(tmp_path / "b")
+    num_shards = len(manifest.shards)
+    assert done.stdout.startswith(f"packed 21 samples of 3 classes into {num_shards} shard{'s' * (num_shards > 1)}")
+    assert "packing 21 samples" in done.stderr
 
 
 @pytest.mark.parametrize("text", ["\ufeffa\r\nb\u2028c\r\n", "a\nb\u2028c\n \n\n"])
@@ -63,33 +69,26 @@ def test_a_file_of_classes_has_one_name_per_line(tmp_path: Path, text: str) -> N
     assert read_classes(tmp_path / "names.txt") == ("a", "b\u2028c")
 
 
-def test_an_empty_line_between_classes_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "names.txt").write_text("a\n\nb\n")
-    done = run("pack", tmp_path, tmp_path / "out", "--classes", tmp_path / "names.txt")
-    assert done.exit_code == 2
-    assert "line 2 of" in done.output
-
-
-def test_a_file_of_classes_that_is_not_text_is_named(tmp_path: Path) -> None:
-    (tmp_path / "classes.txt").write_bytes(b"\xff")
-    with pytest.raises(ValueError, match=r"classes\.txt is not a UTF-8 text file"):
-        read_classes(tmp_path / "classes.txt")
+def test_a_file_of_classes_with_an_empty_line_or_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_text("a\n \nb\n")
+    error = usage_error("pack", tmp_path, tmp_path / "out", "--classes", tmp_path / "names.txt")
+    assert "line 2 of" in error
+    (tmp_path / "names.txt").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"names\.txt is not a UTF-8 text file"):
+        read_classes(tmp_path / "names.txt")
 
 
 def test_classes_define_the_labels(tmp_path: Path) -> None:
     """A file of names, class folders, or a packed dataset gives validation data the labels of the training data."""
-    write_images(tmp_path / "train", classes=3, per_class=1)
-    write_images(tmp_path / "val", classes=3, per_class=1)
+    for name in ("train", "val"):
+        write_images(tmp_path / name, classes=3, per_class=1)
     shutil.rmtree(tmp_path / "val" / "class-1")
     train = shardio.pack(tmp_path / "train", tmp_path / "packed")
     (tmp_path / "names.txt").write_text("class-0\nclass-1\nclass-2\n")
     shardio.pack(tmp_path / "val", tmp_path / "expected", classes=train)
-    expected = read_files(tmp_path / "expected")
-    sources = ["names.txt", "train", "packed", "packed/shardio.json"]
-    for i, source in enumerate(sources):
-        done = run("pack", tmp_path / "val", tmp_path / f"out{i}", "--classes", tmp_path / source)
-        assert done.exit_code == 0, done.output
-        assert read_files(tmp_path / f"out{i}") == expected
+    for i, source in enumerate(["names.txt", "train", "packed", "packed/shardio.json"]):
+        run("pack", tmp_path / "val", tmp_path / f"out{i}", "--classes", tmp_path / source)
+        assert read_files(tmp_path / f"out{i}") == read_files(tmp_path / "expected")
     dataset = shardio.ShardMapDataset(tmp_path / "out0", fields=("key", "label"))
     assert dataset.classes == ["class-0", "class-1", "class-2"]
     assert sorted(dataset[index] for index in range(2)) == [("class-0/name-000", 0), ("class-2/name-000", 2)]
@@ -101,70 +100,70 @@ def test_classes_define_the_labels(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_the_summary_lists_changed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_images(tmp_path / "in", classes=1, per_class=3)
-    missing = tmp_path / "in" / "class-0" / "name-001.jpg"
-
-    def make_plan_and_remove(samples: SourceTable, classes: Sequence[str], settings: PackSettings) -> PackPlan:
-        missing.unlink()
-        return make_plan(samples, classes, settings)
-
-    monkeypatch.setattr(packer, "make_plan", make_plan_and_remove)
-    done = run("pack", tmp_path / "in", tmp_path / "out", "--on-changed", "skip", "--json")
-    summary = json.loads(done.stdout)
-    assert (summary["samples"], summary["changed"]) == (2, [{"path": str(missing), "what": "is missing"}])
+@pytest.fixture
+def odd(tmp_path: Path) -> Path:
+    """A source of two classes with a broken image, one with a wrong suffix, and a text."""
+    write_images(tmp_path / "in", classes=2, per_class=3)
+    files = {"class-0/odd.jpg": encode(1, suffix="png"), "class-0/broken.jpg": b"no image", "notes.txt": b""}
+    return write_files(tmp_path / "in", files)
 
 
-def test_json_contains_the_whole_summary(tmp_path: Path) -> None:
-    source, out = tmp_path / "in", tmp_path / "out"
-    write_images(source, classes=2, per_class=3)
-    (source / "class-0" / "odd.jpg").write_bytes(encode(1, suffix="png"))
-    (source / "class-0" / "broken.jpg").write_bytes(b"no image")
-    (source / "notes.txt").touch()
-    done = run_process("pack", source, out, "--json", "--max-shard-samples", 4)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_json_contains_the_whole_summary_and_quiet_prints_nothing(odd: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = run("pack", odd, out, "--json", "--max-shard-samples", 4)
+    assert done.stderr == ""
     summary = json.loads(done.stdout)
     assert summary.pop("seconds") > 0
-    manifest = shardio.ShardDataset(out).table.manifest
-    size = sum(path.stat().st_size for path in source.rglob("name-*.jpg"))
+    size = sum(path.stat().st_size for path in odd.rglob("name-*.jpg"))
     assert summary == {
         "out": str(out),
         "samples": 7,
         "kept": 0,
         "classes": 2,
         "shards": 2,
-        "bytes": sum(path.stat().st_size for path in out.glob("*.tar")),
         "fields": ["cls", "jpg"],
-        "digest": manifest.digest,
+        "bytes": sum(path.stat().st_size for path in out.glob("*.tar")),
+        "digest": shardio.ShardDataset(out).table.manifest.digest,
         "jpegs": {"outcomes": {"copied": 6}, "bytes_before": size, "bytes_after": size, "damaged": []},
         "converted": {},
         "clipped": {},
-        "mislabelled": [
-            {"path": str(source / "class-0" / "odd.jpg"), "what": "has the suffix .jpg but is in PNG format"}
-        ],
-        "rejected": [{"key": "class-0/broken", "file": "class-0/broken.jpg", "reason": "is not an image"}],
-        "ignored": [str(source / "notes.txt")],
         "suffixed": [],
         "packed_again": [],
         "changed": [],
+        "mislabelled": [{"path": f"{odd}/class-0/odd.jpg", "what": "has the suffix .jpg but is in PNG format"}],
+        "rejected": [{"key": "class-0/broken", "file": "class-0/broken.jpg", "reason": "is not an image"}],
+        "ignored": [str(odd / "notes.txt")],
     }
+    assert run_main("pack", odd, tmp_path / "quiet", "--quiet", "--max-shard-samples", 4) == (0, "", "")
+    assert read_files(tmp_path / "quiet") == read_files(out)
 
 
-def test_standard_error_names_files_that_are_not_packed(tmp_path: Path) -> None:
-    source = tmp_path / "in"
-    write_images(source, classes=1, per_class=1)
+def test_the_summary_lists_changed_files(odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = odd / "class-0" / "name-001.jpg"
+
+    def make_plan_and_remove(samples: SourceTable, classes: Sequence[str], settings: PackSettings) -> PackPlan:
+        missing.unlink()
+        return make_plan(samples, classes, settings)
+
+    monkeypatch.setattr(packer, "make_plan", make_plan_and_remove)
+    summary = json.loads(run("pack", odd, tmp_path / "out", "--on-changed", "skip", "--json").stdout)
+    assert (summary["samples"], summary["changed"]) == (6, [{"path": str(missing), "what": "is missing"}])
+
+
+def test_standard_error_names_files_that_are_not_packed(odd: Path, tmp_path: Path) -> None:
+    (odd / "class-0" / "broken.jpg").unlink()
     for i in range(12):
-        (source / "class-0" / f"broken-{i:02d}.jpg").write_bytes(b"no image")
-    (source / "class-0" / "odd.jpg").write_bytes(encode(1, suffix="png"))
-    (source / "notes.txt").touch()
-    done = run("pack", source, tmp_path / "out")
-    assert done.exit_code == 0
-    assert "12 files left out" in done.stderr
-    assert "broken-09.jpg is not an image" in done.stderr
-    assert "broken-10.jpg" not in done.stderr
-    assert "and 2 more (--json lists all of them)" in done.stderr
-    assert "odd.jpg has the suffix .jpg but is in PNG format" in done.stderr
-    assert "notes.txt" in done.stderr
+        (odd / "class-0" / f"broken-{i:02d}.jpg").write_bytes(b"no image")
+    errors = run("pack", odd, tmp_path / "out").stderr
+    for line in (
+        "12 files left out",
+        "broken-09.jpg is not an image",
+        "and 2 more (--json lists all of them)",
+        "odd.jpg has the suffix .jpg but is in PNG format",
+        "notes.txt",
+    ):
+        assert line in errors
+    assert "broken-10.jpg" not in errors
 
 
 def test_standard_error_says_how_to_store_uncompressed_and_unread_images(tmp_path: Path) -> None:
@@ -181,105 +180,287 @@ def test_standard_error_says_how_to_store_uncompressed_and_unread_images(tmp_pat
     assert "left out images in other formats (1 .gif)" in done.stderr
 
 
-def test_quiet_prints_nothing(tmp_path: Path) -> None:
-    write_images(tmp_path / "in", classes=1, per_class=2)
-    (tmp_path / "in" / "class-0" / "broken.jpg").write_bytes(b"no image")
-    done = run_process("pack", tmp_path / "in", tmp_path / "out", "--quiet")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert (tmp_path / "out" / "shardio.json").is_file()
-
-
 def test_samples_larger_than_the_maximum_shard_size_are_reported(images: Path, tmp_path: Path) -> None:
-    done = run("pack", images, tmp_path / "out", "--max-shard-size", "1kB")
-    assert done.exit_code == 0
-    assert "21 shards exceed --max-shard-size 1000 B because samples are never split" in done.stderr
+    errors = run("pack", images, tmp_path / "out", "--max-shard-size", "1kB").stderr
+    assert "21 shards exceed --max-shard-size 1000 B because samples are never split" in errors
     assert "--max-shard-size" not in run("pack", images, tmp_path / "roomy", "--max-shard-size", "10kB").stderr
 
 
-def test_a_missing_source_is_an_error_of_one_line(tmp_path: Path) -> None:
-    done = run_process("pack", tmp_path / "nothing", tmp_path / "out")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"error: the source {tmp_path}/nothing does not exist\n"
-
-
-def test_packing_twice_fails(images: Path, packed: Path) -> None:
-    done = run_process("pack", images, packed)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"error: {packed} already holds a packed dataset")
-    assert len(done.stderr.splitlines()) == 1
-
-
-def test_strict_fails_if_a_file_does_not_match_its_suffix(tmp_path: Path) -> None:
-    write_images(tmp_path / "in", classes=1, per_class=2)
-    (tmp_path / "in" / "class-0" / "name-001.jpg").write_bytes(b"no image")
-    done = run_process("pack", tmp_path / "in", tmp_path / "out", "--strict")
-    assert done.returncode == 1
-    assert "name-001.jpg is not an image" in done.stderr
-    assert not (tmp_path / "out").exists()
-
-
-def test_dots_in_stems_are_refused_unless_renamed(tmp_path: Path) -> None:
-    write_images(tmp_path / "in", classes=1, per_class=1)
-    (tmp_path / "in" / "class-0" / "a.b.jpg").write_bytes(encode(5))
-    refused = run_process("pack", tmp_path / "in", tmp_path / "out")
-    assert refused.returncode == 1
+def test_what_cannot_be_packed_is_an_error_of_one_line(odd: Path, packed: Path, tmp_path: Path) -> None:
+    out, missing = tmp_path / "out", tmp_path / "nothing"
+    assert error_of("pack", missing, out) == f"error: the source {missing} does not exist\n"
+    assert f"error: {packed} already holds a packed dataset" in run_main("pack", odd, packed).stderr
+    (odd / "class-0" / "odd.jpg").unlink()
+    assert "broken.jpg is not an image" in run_main("pack", odd, out, "--strict").stderr
+    assert not out.exists()
+    (odd / "class-0" / "a.b.jpg").write_bytes(encode(5))
+    refused = run_main("pack", odd, out)
+    assert refused.code == 1
     assert "--rename-dots" in refused.stderr
-    assert run_process("pack", tmp_path / "in", tmp_path / "out", "--rename-dots").returncode == 0
+    run("pack", odd, out, "--rename-dots")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["in"],
-        ["in", "out", "more"],
-        ["in", "out", "--no-such-option"],
-        ["in", "out", "--max-shard-size", "many"],
-        ["in", "out", "--max-shard-size", "0"],
-        ["in", "out", "--max-shard-size", "-5"],
-        ["in", "out", "--max-shard-samples", "0"],
-        ["in", "out", "--max-shard-samples", "some"],
-        ["in", "out", "--num-workers", "0"],
-        ["in", "out", "--shuffle-seed", "-1"],
-        ["in", "out", "--shuffle-seed", str(2**63)],
-    ],
-    ids=" ".join,
-)
-def test_wrong_usage_has_exit_code_2_and_writes_nothing(
-    tmp_path: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+WRONG = [
+    *("", "in", "in out more", "in out --no-such-option", "in out --max-shard-size many", "in out --max-shard-size 0"),
+    *("in out --max-shard-size -5", "in out --max-shard-samples 0", "in out --max-shard-samples some"),
+    *("in out --num-workers 0", "in out --shuffle-seed -1", f"in out --shuffle-seed {2**63}"),
+    *("in out --max-side 100", "in out --jpeg tile --quality 50"),
+]
+
+
+@pytest.mark.parametrize("arguments", WRONG)
+def test_wrong_usage_writes_nothing(tmp_path: Path, arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write_images(tmp_path / "in", classes=1, per_class=1)
     monkeypatch.chdir(tmp_path)
-    done = run("pack", *arguments)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert "Traceback" not in done.stderr
-    assert done.stderr
+    error = usage_error("pack", *arguments.split())
+    assert error
+    assert ("applies only with --jpeg reencode" in error) == ("--max-side" in arguments or "--quality" in arguments)
     assert not (tmp_path / "out").exists()
+
+
+SIZES: dict[str, int] = {
+    "1": 1,
+    "512": 512,
+    "1B": 1,
+    "10KB": 10_000,
+    "10kb": 10_000,
+    "10KiB": 10_240,
+    "256MiB": 268_435_456,
+    "256 MiB": 268_435_456,
+    "1.5GiB": 1_610_612_736,
+    "1GB": 10**9,
+    "2TiB": 2**41,
+}
+
+
+def test_sizes_may_have_units(tmp_path: Path) -> None:
+    assert {text: parse_size_option(text) for text in SIZES} == SIZES
+    for text in ("", "MiB", "1XB", "one", "1 2", "-1", "1MiB2", "nan", "inf"):
+        assert "must be a size such as" in usage_error("pack", tmp_path, tmp_path / "out", "--max-shard-size", text)
+    assert not (tmp_path / "out").exists()
+
+
+PLAIN = save(make_picture(70, 130), "JPEG")
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(PLAIN)
+    return path
+
+
+def test_without_out_tile_only_reports(photo: Path) -> None:
+    done = run("tile", photo)
+    assert f"{photo}: 130×70, no restart markers → 130×70, 15 tiles of 3 MCUs" in done.stdout
+    assert "nothing was written" in done.stderr
+    assert read_files(photo.parent) == {"photo.jpg": PLAIN}
+    photo.write_bytes(save(make_picture(70, 130), "JPEG", restart_marker_blocks=7))
+    assert "restart markers every 7 MCUs → " in run("tile", photo).stdout
+
+
+def test_tile_and_untile_write_the_files_to_out(photo: Path, tmp_path: Path) -> None:
+    assert run("tile", photo, "--out", tmp_path / "tiled").exit_code == 0
+    tiled = tmp_path / "tiled" / "photo.jpg"
+    assert tiled.read_bytes() == tile_jpeg(PLAIN)
+    done = run("untile", tiled, "--out", tmp_path / "plain")
+    assert "15 tiles of 3 MCUs → 130×70, no restart markers" in done.stdout
+    plain = (tmp_path / "plain" / "photo.jpg").read_bytes()
+    assert plain == untile_jpeg(PLAIN)
+    assert not has_tiles(plain)
+    np.testing.assert_array_equal(read_by_pillow(plain), read_by_pillow(PLAIN))
+
+
+def test_files_that_cannot_be_tiled_are_reported_and_the_others_are_written(photo: Path, tmp_path: Path) -> None:
+    progressive, webp = tmp_path / "progressive.jpg", tmp_path / "a.webp"
+    progressive.write_bytes(save(make_picture(70, 130), "JPEG", progressive=True))
+    webp.write_bytes(save(make_picture(70, 130), "WEBP"))
+    done = run("tile", progressive, webp, photo, "--out", tmp_path / "out", code=1)
+    assert f"{progressive}: not rewritten: progressive" in done.stderr
+    assert f"{webp}: not rewritten: not a JPEG" in done.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["photo.jpg"]
+
+
+def test_originals_and_files_of_one_name_are_not_overwritten(photo: Path, tmp_path: Path) -> None:
+    write_files(tmp_path / "other", {"photo.jpg": PLAIN})
+    (tmp_path / "link").symlink_to(tmp_path)
+    error = usage_error("tile", photo, tmp_path / "other" / "photo.jpg", "--out", tmp_path / "out")
+    assert "two files are named photo.jpg" in error
+    assert not (tmp_path / "out").exists()
+    for command in ("tile", "untile"):
+        for out in (tmp_path, tmp_path / "link"):
+            assert "would be overwritten" in usage_error(command, photo, "--out", out)
+    assert photo.read_bytes() == PLAIN
+
+
+@pytest.mark.usefixtures("folder", "_not_built")
+def test_without_numba_the_error_says_what_to_install(photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    assert "pip install numba" in error_of("tile", photo)
+
+
+def test_pack_reports_how_many_jpegs_are_tiled_and_why_others_are_not(tmp_path: Path) -> None:
+    source = write_files(tmp_path / "in", {f"{i}.jpg": PLAIN for i in range(3)})
+    progressive = save(make_picture(70, 130), "JPEG", progressive=True)
+    write_files(source, {"p.jpg": progressive, "b.jpg": PLAIN[:-100], "h.jpg": PLAIN[:60]})
+    done = run("pack", source, tmp_path / "out", "--jpeg", "tile", "--no-check")
+    assert "JPEGs: 3 tiled; " in done.stdout
+    assert "JPEGs stored unchanged: 3 (1 × " in done.stdout
+    assert "1 × progressive" in done.stdout
+    assert f"{source / 'b.jpg'} is damaged" in done.stderr
+    assert f"{source / 'h.jpg'} has a damaged header (" in done.stderr
+    assert "tiled    3 of 6 samples" in run("info", tmp_path / "out").stdout
+    options = ["--jpeg", "reencode", "--max-side", "100", "--quality", "50", "--no-check"]
+    assert "JPEGs: 4 re-encoded and tiled" in run("pack", source, tmp_path / "smaller", *options).stdout
+    stored = dict(read_members(tmp_path / "smaller" / "shard-000000.tar"))["0.jpg"]
+    with Image.open(io.BytesIO(stored)) as image:
+        assert image.size == (100, 54)
+
+
+GRAY = np.linspace(2000, 60000, 32 * 24).reshape(32, 24).astype(np.uint16)
+
+
+FILES = {
+    "a.png": (write_png(GRAY), "uint16"),
+    "b.tif": (write_tiff(GRAY), "uint16"),
+    "c.tif": (write_tiff((GRAY / 65535).astype(np.float32)), "float32"),
+    "d.tif": (write_tiff(make_values("int8", 32, 24)), "int8"),
+}
+
+
+UNCLIPPED = {
+    "e.png": write_png(make_values("uint16", 32, 24, 3)),
+    "f.tif": write_tiff(make_values("uint8", 32, 24)),
+}
+
+
+@pytest.fixture(scope="module")
+def clipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Gray images of other numbers than uint8, which become white or black, as in torchvision, and two others."""
+    files = {name: content for name, (content, _) in FILES.items()} | UNCLIPPED
+    return write_files(tmp_path_factory.mktemp("images"), {f"class/{name}": content for name, content in files.items()})
+
+
+def test_pack_and_info_say_how_many_are_clipped(
+    clipped: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = "4 gray images store other numbers than uint8 (2 × uint16, 1 × float32, 1 × int8): as images they become RGB"
+    packed = run("pack", clipped, tmp_path / "out")
+    assert packed.stderr.count(said) == 1
+    assert "fields=('png', 'label')" in packed.stderr
+    again = json.loads(run("pack", clipped, tmp_path / "again", "--no-check", "--json").stdout)
+    assert again["clipped"] == {"float32": 1, "int8": 1, "uint16": 2}
+    assert f"clipped  {said}" in run("info", tmp_path / "out").stdout
+    assert json.loads(run("info", tmp_path / "out", "--json").stdout)["decoded"]["clipped"] == again["clipped"]
+    with caplog.at_level(logging.WARNING, "shardio"):
+        shardio.pack(clipped, tmp_path / "called")
+    assert "4 gray images store other numbers than uint8" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("text", "num_bytes"),
-    [
-        ("1", 1),
-        ("512", 512),
-        ("1B", 1),
-        ("10KB", 10_000),
-        ("10kb", 10_000),
-        ("10KiB", 10_240),
-        ("256MiB", 268_435_456),
-        ("256 MiB", 268_435_456),
-        ("1.5GiB", 1_610_612_736),
-        ("1GB", 10**9),
-        ("2TiB", 2**41),
-    ],
+    ("kind", "num_workers"), [("folder", 0), ("shards", 0), pytest.param("shards", 1, marks=pytest.mark.slow)]
 )
-def test_sizes_may_have_units(text: str, num_bytes: int) -> None:
-    assert parse_size_option(text) == num_bytes
+def test_the_loader_says_it_once_an_epoch(clipped: Path, tmp_path: Path, kind: str, num_workers: int) -> None:
+    dataset: Any = ImageFolder(clipped)
+    if kind == "shards":
+        shardio.pack(clipped, tmp_path / "out")
+        dataset = ShardDataset(tmp_path / "out")
+    loader = DataLoader(dataset, batch_size=2, num_workers=num_workers)
+    with pytest.warns(UserWarning, match=r"other numbers than uint8: as images they become RGB of 8 bits") as caught:
+        list(loader)
+    assert len(caught) == 1
+    assert loader.stats().num_images_by_decoder == {"kernel": 0, "libjpeg": 0, "pillow": 6}
 
 
-@pytest.mark.parametrize("text", ["", "MiB", "1XB", "one", "1 2", "-1", "1MiB2", "nan", "inf"])
-def test_bad_sizes_are_usage_errors_with_examples(images: Path, tmp_path: Path, text: str) -> None:
-    done = run("pack", images, tmp_path / "out", "--max-shard-size", text)
-    assert done.exit_code == 2
-    assert "must be a size such as" in " ".join(done.stderr.replace("│", " ").split())
-    assert not (tmp_path / "out").exists()
+def test_other_images_and_fields_of_their_own_cause_no_warning(clipped: Path, tmp_path: Path) -> None:
+    plain = write_files(tmp_path / "in", {f"class/{name}": content for name, content in UNCLIPPED.items()})
+    shardio.pack(clipped, tmp_path / "out", fields=["png", "cls"])
+    assert list(DataLoader(ImageFolder(plain), batch_size=2, num_workers=0))
+    assert list(DataLoader(ShardDataset(tmp_path / "out", fields=("png",)), batch_size=1, num_workers=0))
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_the_head_tells_what_pillow_clips(name: str) -> None:
+    content, values = EXACT[name]
+    picture, refused = None, ""
+    try:
+        picture = open_image(content)
+    except ValueError as error:
+        refused = str(error)
+    if picture is None:  # Pillow does not read it, so it clips nothing.
+        assert "cannot become RGB" in refused
+        return
+    is_clipped = find_clipped_type(content) is not None
+    assert is_clipped == (picture.decoder_name == "pillow, clipped")
+    if values.ndim == 2:
+        gray = picture.read(Box(0, 0, *picture.size))[..., 0].astype(np.float64)
+        is_proportional = gray.std() > 0 and np.corrcoef(gray.ravel(), values.ravel().astype(float))[0, 1] > 0.99
+        assert is_clipped != is_proportional
+    else:
+        assert not is_clipped
+
+
+PICTURE = make_picture(20, 30)
+
+
+def palette(transparency: int | bytes) -> bytes:
+    image = Image.fromarray(PICTURE).quantize(16)
+    return save(image, "PNG", transparency=transparency)
+
+
+def with_chunk(name: bytes, data: bytes) -> bytes:
+    content = save(PICTURE, "PNG")
+    return content[:33] + chunk(name, data) + content[33:]
+
+
+NOISY = {
+    "bytes.png": palette(bytes(range(16))),
+    "index.png": palette(3),
+    "profile.png": with_chunk(b"iCCP", b"x\0\0no profile"),
+    "chromaticity.png": with_chunk(b"cHRM", struct.pack(">8I", *range(1, 9))),
+    "photo.jpg": save(PICTURE, "JPEG").replace(b"\xff\xdb", b"\xff\xe2\0\x14ICC_PROFILE\0\1\2ab\0\0\xff\xdb", 1),
+    "exif.jpg": save(PICTURE, "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\x05\0bad"),
+}
+
+
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of which the libraries print lines that name no file."""
+    root = tmp_path_factory.mktemp("odd")
+    return write_files(root, {f"class/{name}": content for name, content in NOISY.items()})
+
+
+def test_nothing_of_the_libraries_is_printed(noisy: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_main("pack", noisy, tmp_path / "out", "--quiet") == (0, "", "")
+    done = run_main("verify", "--deep", tmp_path / "out")
+    assert (done.code, done.stderr) == (0, "")
+    batches = list(DataLoader(ImageFolder(noisy, orientation="apply"), batch_size=2, num_workers=1))
+    assert sum(len(labels) for _, labels in batches) == len(NOISY)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("transparency", [3, bytes(range(16)), bytes(3)], ids=str)
+def test_a_transparent_palette_becomes_rgb_without_a_warning(transparency: int | bytes) -> None:
+    content = palette(transparency)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = read_by_pillow(content)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(decode_image(content), expected)
+
+
+def test_the_users_own_filters_take_precedence() -> None:
+    """A user who turns Pillow's warnings into errors has them everywhere."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.resetwarnings()
+        decode_image(NOISY["exif.jpg"], orientation="apply")
+        assert len(caught) == 1, "this file has a warning to ignore"
+        ignore_pillows_warnings()
+        decode_image(NOISY["exif.jpg"], orientation="apply")
+        assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Corrupt EXIF")
+        ignore_pillows_warnings()
+        with pytest.raises(ValueError, match="Corrupt EXIF data"):
+            decode_image(NOISY["exif.jpg"], orientation="apply")

@@ -37,6 +37,7 @@ def test_samples_are_the_files_by_class_directory_and_name(tmp_path: Path) -> No
     assert folder.class_to_idx == {"a": 0, "b": 1}
     assert folder.targets == [0, 0, 1, 1]
     assert len(folder) == 4
+    assert isinstance(folder.samples, shardio.SharedList), "a few arrays, which workers share"
 
 
 def test_an_item_is_the_picture_as_a_tensor_and_its_label(images: Path) -> None:
@@ -48,11 +49,10 @@ def test_an_item_is_the_picture_as_a_tensor_and_its_label(images: Path) -> None:
         assert label == expected
         assert image.dtype == torch.uint8
         assert torch.equal(image, torch.from_numpy(pixels.copy()).permute(2, 0, 1))
-
-
-def test_pil_images_go_to_transforms_that_take_them(images: Path) -> None:
-    image, _ = ImageFolder(images, transform=lambda image: image.size, decode="pil")[0]
-    assert image == (48, 32)
+    assert ImageFolder(images, transform=lambda image: image.size, decode="pil")[0][0] == (48, 32)
+    for index in (21, -22):
+        with pytest.raises(IndexError, match=f"index {index} is out of range for a dataset of 21"):
+            folder[index]
 
 
 def test_orientation_is_honoured_by_choice(tmp_path: Path) -> None:
@@ -66,28 +66,18 @@ def test_orientation_is_honoured_by_choice(tmp_path: Path) -> None:
     assert ImageFolder(tmp_path, orientation="apply")[0][0].shape == (3, 40, 20)
 
 
-def test_crops_are_repeatable_once_the_epoch_is_known(images: Path) -> None:
-    folder = ImageFolder(images, transform=RandomResizedCrop(16))
-    folder.set_epoch(1, seed=2)
-    first = folder[3][0]
-    assert torch.equal(first, folder[3][0])
-    folder.set_epoch(2, seed=2)
-    assert not torch.equal(first, folder[3][0])
-
-
-def test_without_an_epoch_crops_come_from_torchs_generator(images: Path) -> None:
+def test_crops_are_repeatable_once_the_epoch_is_known_and_before_follow_torchs_seed(images: Path) -> None:
     folder = ImageFolder(images, transform=RandomResizedCrop(16))
     torch.manual_seed(0)
     first, second = folder[3][0], folder[3][0]
     torch.manual_seed(0)
     assert torch.equal(first, folder[3][0])
     assert not torch.equal(first, second)
-
-
-@pytest.mark.parametrize("index", [21, -22])
-def test_an_index_out_of_range_is_an_index_error(images: Path, index: int) -> None:
-    with pytest.raises(IndexError, match=f"index {index} is out of range for a dataset of 21"):
-        ImageFolder(images)[index]
+    folder.set_epoch(1, seed=2)
+    first = folder[3][0]
+    assert torch.equal(first, folder[3][0])
+    folder.set_epoch(2, seed=2)
+    assert not torch.equal(first, folder[3][0])
 
 
 def test_a_missing_or_flat_directory_and_an_empty_class_are_named(tmp_path: Path) -> None:
@@ -138,13 +128,8 @@ def test_pictures_that_are_left_out_are_counted(tmp_path: Path, caplog: pytest.L
     write_images(tmp_path / "in", classes=2, per_class=2)
     ImageFolder(tmp_path / "in")  # No warning: they are errors here.
     folders = sorted((tmp_path / "in").iterdir())
-    for folder, name in (
-        (folders[0], "x.gif"),
-        (folders[1], "y.GIF"),
-        (folders[1], "z.jfif"),
-        (folders[1], "notes.md"),
-    ):
-        (folder / name).write_bytes(b"x")
+    for number, name in ((0, "x.gif"), (1, "y.GIF"), (1, "z.jfif"), (1, "notes.md")):
+        (folders[number] / name).write_bytes(b"x")
     with pytest.warns(
         RuntimeWarning, match=r"left out images in other formats \(2 \.gif, 1 \.jfif\): only \.jpg, "
     ) as warned:
@@ -209,7 +194,10 @@ def test_a_class_folder_of_images_that_are_not_read_says_what_to_do(tmp_path: Pa
             pack(source, tmp_path / "out")
 
 
-@pytest.mark.parametrize("read", [ImageFolder, lambda root: pack(root, root.parent / "out")])
+either = pytest.mark.parametrize("read", [ImageFolder, lambda root: pack(root, root.parent / "out")])
+
+
+@either
 def test_a_link_to_a_class_folder_that_is_gone_is_named(tmp_path: Path, read: Callable[[Path], Any]) -> None:
     """Otherwise, the class would be left out, and the labels of others would change."""
     write_images(tmp_path / "in")
@@ -221,7 +209,7 @@ def test_a_link_to_a_class_folder_that_is_gone_is_named(tmp_path: Path, read: Ca
     assert list(read(tmp_path / "in").classes) == ["class-0", "class-0a", "class-1", "class-2"]
 
 
-@pytest.mark.parametrize("read", [ImageFolder, lambda root: pack(root, root.parent / "out")])
+@either
 def test_classes_whose_names_look_the_same_are_refused(tmp_path: Path, read: Callable[[Path], Any]) -> None:
     for form in ("NFC", "NFD"):
         folder = tmp_path / "in" / unicodedata.normalize(form, "caf\N{LATIN SMALL LETTER E WITH ACUTE}")

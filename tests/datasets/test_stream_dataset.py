@@ -1,24 +1,27 @@
-"""StreamDataset reads each tar once per epoch, as ShardDataset and webdataset do, in an order that is arithmetic."""
+"""StreamDataset reads each tar once per epoch, as ShardDataset and webdataset do, in arithmetic order, and resumes."""
 
 from __future__ import annotations
 
 import gzip
 import io
+import json
 import pickle
 import shlex
 import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import shardio
-from shardio import DataLoader, FormatError, SampleError, ShardDataset, StreamDataset
+from shardio import DataLoader, FormatError, SampleError, ShardDataset, StateError, StreamDataset
 from shardio.errors import LocationError
 from shardio.order import StreamOrder
 from shardio.storage import parse_location
@@ -47,11 +50,6 @@ def keys_of(dataset: StreamDataset) -> list[str]:
     return [sample[0] for sample in dataset]
 
 
-def assert_same(found: list[Any], expected: list[Any]) -> None:
-    assert [sample[:2] for sample in found] == [sample[:2] for sample in expected]
-    assert all(torch.equal(one[2], other[2]) for one, other in zip(found, expected, strict=True))
-
-
 def test_samples_are_those_of_shard_dataset(packed: Path, tars: list[Path], tmp_path: Path) -> None:
     expected = list(ShardDataset(packed, fields=FIELDS))
     (tmp_path / "0.tar.gz").write_bytes(gzip.compress(tars[0].read_bytes()))
@@ -60,8 +58,16 @@ def test_samples_are_those_of_shard_dataset(packed: Path, tars: list[Path], tmp_
         str(packed / f"shard-{{000000..{len(tars) - 1:06d}}}.tar"),
         [pipe(tmp_path / "0.tar.gz"), *tars[1:3], *(path.as_uri() for path in tars[3:])],
     )
+    root = parse_location(f"memory://{uuid.uuid4().hex}/train")
+    for path in tars:
+        with (root / path.name).write_whole() as file:
+            file.write(path.read_bytes())
+    in_store = StreamDataset(f"{root}/shard-{{000000..{len(tars) - 1:06d}}}.tar", fields="key")
+    assert list(pickle.loads(pickle.dumps(in_store))) == [key for key, *_ in expected]
     for source in sources:
-        assert_same(list(StreamDataset(source, fields=FIELDS)), expected)
+        found = list(StreamDataset(source, fields=FIELDS))
+        assert [sample[:2] for sample in found] == [sample[:2] for sample in expected]
+        assert all(torch.equal(one[2], other[2]) for one, other in zip(found, expected, strict=True))
 
 
 def test_contents_are_those_of_webdatasets_pipeline(tmp_path: Path) -> None:
@@ -96,44 +102,38 @@ def test_the_settings_of_decoding_are_those_of_shard_dataset(packed: Path, tars:
     assert list(StreamDataset(tars, **options)) == list(ShardDataset(packed, **{**options, "fields": ("image", "cls")}))
 
 
+def order_of(
+    num_shards: int, shuffle: bool, rank: int, world_size: int, worker_id: int, num_workers: int
+) -> StreamOrder:
+    share = {"rank": rank, "world_size": world_size, "worker_id": worker_id, "num_workers": num_workers}
+    return StreamOrder(num_shards=num_shards, seed=0, shuffle=shuffle, **share)
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(("num_shards", "world_size", "num_workers"), [(5, 1, 1), (17, 3, 2), (64, 4, 4), (5, 4, 3)])
 def test_each_tar_is_read_by_one_worker(shuffle: bool, num_shards: int, world_size: int, num_workers: int) -> None:
     orders = [
-        StreamOrder(
-            num_shards=num_shards,
-            seed=7,
-            shuffle=shuffle,
-            rank=rank,
-            world_size=world_size,
-            worker_id=worker_id,
-            num_workers=num_workers,
-        )
+        order_of(num_shards, shuffle, rank, world_size, worker_id, num_workers)
         for rank in range(world_size)
         for worker_id in range(num_workers)
     ]
     for epoch in range(3):
         shares = [order.own_shards(epoch).tolist() for order in orders]
         assert sorted(shard for share in shares for shard in share) == list(range(num_shards))
-        for sizes in (
-            [sum(len(shares[rank * num_workers + k]) for k in range(num_workers)) for rank in range(world_size)],
-            list(map(len, shares)),
-        ):
+        of_ranks = [sum(map(len, shares[rank * num_workers : (rank + 1) * num_workers])) for rank in range(world_size)]
+        for sizes in (of_ranks, list(map(len, shares))):
             assert max(sizes) - min(sizes) <= 1
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("loader", [DataLoader, TorchLoader])
+@pytest.mark.parametrize(("loader", "num_workers"), [(DataLoader, 0), (DataLoader, 2), (TorchLoader, 2)])
 def test_each_sample_is_delivered_once_over_ranks_and_workers(
     tars: list[Path], packed: Path, loader: Any, num_workers: int
 ) -> None:
     expected = Counter(by_key(*tars))
-    datasets = [
-        streams(tars, fields="key", shuffle=True, buffer=3, rank=rank, world_size=2, seed=5) for rank in range(2)
-    ]
-    loaders = [
-        loader(each, batch_size=2, num_workers=num_workers, persistent_workers=num_workers > 0) for each in datasets
-    ]
+    options: dict[str, Any] = {"fields": "key", "shuffle": True, "buffer": 3, "world_size": 2, "seed": 5}
+    datasets = [streams(tars, rank=rank, **options) for rank in range(2)]
+    options = {"batch_size": 2, "num_workers": num_workers, "persistent_workers": num_workers > 0}
+    loaders = [loader(each, **options) for each in datasets]
     orders = list[list[str]]()
     for epoch in range(2):
         for each in datasets:
@@ -147,7 +147,9 @@ def test_the_order_is_a_function_of_seed_and_epoch(tars: list[Path]) -> None:
     def order(seed: int, epoch: int, **options: Any) -> list[str]:
         dataset = streams(tars, shuffle=True, seed=seed, **{"buffer": 8, **options})
         dataset.set_epoch(epoch)
-        return keys_of(dataset)
+        found = keys_of(dataset)
+        assert keys_of(dataset) == found, "without set_epoch, an epoch is repeated"
+        return found
 
     assert order(1, 4) == order(1, 4, transform=RandomResizedCrop(8))  # It decodes other chunks.
     different = [order(1, 4), order(1, 5), order(2, 4), order(1, 4, buffer=3), keys_of(streams(tars))]
@@ -155,17 +157,10 @@ def test_the_order_is_a_function_of_seed_and_epoch(tars: list[Path]) -> None:
     assert len({frozenset(each) for each in different}) == 1
 
 
-def test_an_iteration_without_set_epoch_repeats_the_epoch(tars: list[Path]) -> None:
-    dataset = streams(tars, shuffle=True)
-    assert keys_of(dataset) == keys_of(dataset)
-
-
 def test_windows_of_the_buffer_are_shuffled(tars: list[Path]) -> None:
     """In the order of reading, a sample is moved only within its window."""
     dataset = streams(tars, shuffle=True, buffer=6)
-    shards = StreamOrder(
-        num_shards=len(tars), seed=0, shuffle=True, rank=0, world_size=1, worker_id=0, num_workers=1
-    ).own_shards(0)
+    shards = order_of(len(tars), True, 0, 1, 0, 1).own_shards(0)
     read = [key for shard in shards.tolist() for key in by_key(tars[shard])]
     found = keys_of(dataset)
     assert found != read
@@ -190,9 +185,8 @@ def test_random_transforms_do_not_depend_on_workers_or_ranks(tars: list[Path]) -
 
 def test_bad_samples_raise_and_the_others_are_delivered(tmp_path: Path) -> None:
     good = encode(1)
-    write_tar(
-        tmp_path / "a.tar", [("a.jpg", good), ("b.jpg", good[:40]), ("c.jpg", good), ("d.txt", b""), ("e.jpg", good)]
-    )
+    members = [("a.jpg", good), ("b.jpg", good[:40]), ("c.jpg", good), ("d.txt", b""), ("e.jpg", good)]
+    write_tar(tmp_path / "a.tar", members)
     found, errors = list[str](), list[SampleError]()
     samples = iter(StreamDataset([pipe(tmp_path / "a.tar")], fields=("key", "image")))
     while len(found) + len(errors) < 5:
@@ -209,11 +203,11 @@ def test_bad_samples_raise_and_the_others_are_delivered(tmp_path: Path) -> None:
 def test_the_shell_gets_a_command_as_it_was_written() -> None:
     found = [source.name for source in find_streams("pipe:tr '\\n' ' ' < a\\ b${X:-1,2}/{0..1}.tar; echo \\{a,b\\}")]
     assert found == [f"pipe:tr '\\n' ' ' < a\\ b${{X:-1,2}}/{number}.tar; echo {{a,b}}" for number in (0, 1)]
-
-
-def test_fewer_tars_than_ranks_are_refused(tars: list[Path]) -> None:
-    with pytest.raises(ValueError, match=r"2 tars cannot be dealt to 3 ranks.*shardio index"):
-        iter(streams(tars[:2], rank=0, world_size=3))
+    source = "pipe:cat x/shard-{000000..000001}.tar | awk '\\{print $1, $2\\}' OFS=' '"
+    assert [each.name for each in find_streams(source)] == [
+        f"pipe:cat x/shard-00000{number}.tar | awk '{{print $1, $2}}' OFS=' '" for number in (0, 1)
+    ]
+    assert find_streams(r"pipe:printf '\n'")[0].name == r"pipe:printf '\n'"
 
 
 @pytest.mark.parametrize(
@@ -251,14 +245,8 @@ def test_what_cannot_be_read_is_refused_at_once(tmp_path: Path, tars: list[Path]
     for options in ({"buffer": 0}, {"retries": -1}, {"timeout_s": 0}, {"seed": -1}, {"shuffle": "no"}):
         with pytest.raises((TypeError, ValueError), match=next(iter(options))):
             StreamDataset(tars, **options)
-
-
-def test_braces_that_are_no_pattern_are_left_alone(tars: list[Path]) -> None:
-    source = f"pipe:cat {tars[0].parent}/shard-{{000000..000001}}.tar | awk '\\{{print $1, $2\\}}' OFS=' '"
-    assert [each.name for each in find_streams(source)] == [
-        f"pipe:cat {path} | awk '{{print $1, $2}}' OFS=' '" for path in tars[:2]
-    ]
-    assert find_streams(r"pipe:printf '\n'")[0].name == r"pipe:printf '\n'"
+    with pytest.raises(ValueError, match=r"2 tars cannot be dealt to 3 ranks.*shardio index"):
+        iter(streams(tars[:2], rank=0, world_size=3))
 
 
 def test_without_webdataset_only_stored_tars_are_read(tars: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,15 +255,6 @@ def test_without_webdataset_only_stored_tars_are_read(tars: list[Path], monkeypa
     with pytest.raises(ImportError, match=r"pip install 'shardio-loader\[webdataset\]'"):
         StreamDataset("pipe:cat x")
     assert str(StreamDataset("s3://bucket/{0..1}.tar").sources[1]) == "s3://bucket/1.tar"
-
-
-def test_tars_in_stores_are_read_forwards(tars: list[Path]) -> None:
-    root = parse_location(f"memory://{uuid.uuid4().hex}/train")
-    for path in tars:
-        with (root / path.name).write_whole() as file:
-            file.write(path.read_bytes())
-    dataset = StreamDataset(f"{root}/shard-{{000000..{len(tars) - 1:06d}}}.tar", fields="key")
-    assert list(pickle.loads(pickle.dumps(dataset))) == list(by_key(*tars))
 
 
 def test_schemes_that_users_register_are_opened(tars: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,3 +297,161 @@ def test_a_wrapper_that_splits_over_ranks_again_is_refused(tars: list[Path]) -> 
         match=r"StreamDataset has already split them.*lost\. Let only the framework split: create StreamDataset\(",
     ):
         list(IterableDatasetShard(streams(tars, rank=0, world_size=2)))
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it in torch.
+
+
+def make_dataset(packed: Path, log: Path | None = None, **options: Any) -> StreamDataset:
+    """Return a dataset of stored tars or, with a log, of commands that note there which tar they read."""
+    note = f"echo {{}} >> {shlex.quote(str(log))}; "
+    tars = sorted(packed.glob("*.tar"))
+    sources = tars if log is None else [f"pipe:{note.format(path.name)}cat {path}" for path in tars]
+    defaults: dict[str, Any] = {"fields": ("key", "image"), "shuffle": True, "buffer": 4, "seed": 1}
+    return StreamDataset(sources, **{**defaults, "transform": RandomResizedCrop(8), **options})
+
+
+def describe(batches: Any) -> list[Any]:
+    """Return batches as values that can be compared."""
+    return [(list(keys), images.tolist()) for keys, images in batches]
+
+
+def save(state: Any) -> Any:
+    return json.loads(json.dumps(state))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_an_iterator_resumes_after_any_sample(packed: Path, shuffle: bool) -> None:
+    dataset = make_dataset(packed, shuffle=shuffle, fields="key", transform=None)
+    dataset.set_epoch(3)
+    whole = list(dataset)
+    running = iter(dataset)
+    for number in range(len(whole) + 1):
+        resumed = iter(dataset)
+        resumed.load_state_dict(save(running.state_dict()))
+        assert list(resumed) == whole[number:]
+        assert next(running, None) == (whole[number] if number < len(whole) else None)
+
+
+@pytest.mark.parametrize(
+    ("loader", "num_workers", "shuffle"),
+    [
+        (DataLoader, 0, True),
+        (DataLoader, 2, True),
+        (StatefulDataLoader, 0, False),
+        pytest.param(StatefulDataLoader, 2, True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_resumed_run_is_the_rest_of_an_uninterrupted_one(
+    packed: Path, loader: Any, num_workers: int, shuffle: bool
+) -> None:
+    def make() -> Any:
+        dataset = make_dataset(packed, shuffle=shuffle, rank=0, world_size=1)
+        return loader(dataset, batch_size=2, num_workers=num_workers)
+
+    def run(loader: Any, epoch: int) -> list[Any]:
+        loader.dataset.set_epoch(epoch)
+        return describe(loader)
+
+    whole = make()
+    epochs = [run(whole, epoch) for epoch in range(2)]
+    for stop in (3, len(epochs[0])):
+        first = make()
+        first.dataset.set_epoch(0)
+        batches = iter(first)
+        before = describe(islice(batches, stop))
+        state = save(first.state_dict())
+        del batches
+        resumed = make()
+        resumed.load_state_dict(state)
+        assert before + run(resumed, 0) == epochs[0]
+        assert run(resumed, 1) == epochs[1]
+
+
+def test_a_resumed_worker_opens_no_tar_that_was_consumed(packed: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    running = iter(make_dataset(packed, log, shuffle=False))
+    for _ in range(11):  # Two tars of five samples, and one more.
+        next(running)
+    running.close()
+    names = log.read_text().split()
+    log.unlink()
+    resumed = iter(make_dataset(packed, log, shuffle=False))
+    resumed.load_state_dict(running.state_dict())
+    assert len(list(resumed)) == 10
+    assert log.read_text().split() == sorted(names)[2:] + [f"shard-{i:06d}.tar" for i in range(len(names), 5)]
+
+
+def test_a_state_of_other_samples_is_refused(tmp_path: Path) -> None:
+    def write(names: str) -> None:
+        write_tar(tmp_path / "a.tar", [(f"{name}.txt", b"x") for name in names])
+
+    write("abcdef")
+    running = iter(StreamDataset(tmp_path / "a.tar", fields="key"))
+    assert [next(running) for _ in range(3)] == ["a", "b", "c"]
+    state = running.state_dict()
+    for names, matches in (("abcXYZ", True), ("abXdef", False), ("ab", False)):
+        write(names)
+        resumed = iter(StreamDataset(tmp_path / "a.tar", fields="key"))
+        resumed.load_state_dict(state)
+        if matches:
+            assert list(resumed) == ["X", "Y", "Z"]
+            continue
+        with pytest.raises(StateError, match=r"a\.tar does not begin with the same 3 samples"):
+            next(resumed)
+        with pytest.raises(RuntimeError, match="ended before its last batch"):  # Not the end of the epoch.
+            next(resumed)
+
+
+@pytest.mark.parametrize("names", ["abcdeXghij", "abcdefg", "XYZUVWabcd"])
+def test_other_samples_in_a_window_that_was_begun_are_noticed(tmp_path: Path, names: str) -> None:
+    def make(names: str) -> StreamDataset:
+        write_tar(tmp_path / "a.tar", [(f"{name}.txt", b"x") for name in names])
+        return StreamDataset(tmp_path / "a.tar", fields="key", shuffle=True, buffer=8)
+
+    running = iter(make("abcdefghij"))
+    for _ in range(5):
+        next(running)
+    resumed = iter(make(names))
+    resumed.load_state_dict(save(running.state_dict()))
+    with pytest.raises(StateError, match=r"a\.tar, or a stream after it, does not have the same samples"):
+        next(resumed)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": 2}, r"order.seed is 1 in the state and 2 here"),
+        ({"shuffle": False}, r"order.shuffle is True"),
+        ({"buffer": 5}, r"order.buffer is 4"),
+        ({"rank": 1, "world_size": 2}, r"share.rank is 0 in the state and 1 here; share.world_size"),
+    ],
+)
+def test_a_state_of_another_order_is_refused(packed: Path, options: dict[str, Any], message: str) -> None:
+    state = iter(make_dataset(packed)).state_dict()
+    with pytest.raises(StateError, match=message):
+        iter(make_dataset(packed, **options)).load_state_dict(state)
+
+
+def test_what_is_no_state_is_refused(packed: Path) -> None:
+    iterator = iter(make_dataset(packed))
+    state = iterator.state_dict()
+    place = state["place"]
+    parts: list[dict[str, Any]] = [{"version": 99}, {"dataset": {}}, {"epoch": -1}, {"place": {}}]
+    parts += [{"place": {**place, "turn": "1"}}, {"place": {**place, "digest": "xyz"}}]
+    for damaged in (None, {}, *({**state, **part} for part in parts)):
+        with pytest.raises(StateError):
+            iterator.load_state_dict(damaged)  # type: ignore[arg-type]
+    iterator.load_state_dict(state)
+    assert len(list(iterator)) == 21
+
+
+def test_changed_tokens_do_not_change_the_state(packed: Path) -> None:
+    tar = packed / "shard-000000.tar"
+    running = iter(StreamDataset(f"pipe:TOKEN=old cat {tar}", fields="key"))
+    expected = list(StreamDataset(tar, fields="key"))
+    assert next(running) == expected[0]
+    resumed = iter(StreamDataset(f"pipe:TOKEN=new cat {tar}", fields="key"))
+    resumed.load_state_dict(running.state_dict())
+    assert list(resumed) == expected[1:]
+    assert torch.is_tensor(next(iter(StreamDataset(tar)))[0])

@@ -1,4 +1,4 @@
-"""Arrays in files: what their headers declare too much is refused before memory is allocated for it."""
+"""Arrays and labels in files: what is declared or written too large is refused before memory is allocated for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ import safetensors.numpy
 
 import shardio
 from shardio import ShardDataset
+from shardio.decoding import FieldDecoder
 from shardio.decoding.codecs import decode_npy, decode_npz
+from shardio.errors import SampleError
+from shardio.reading import SampleReader
+from shardio.sample import Sample
+from shardio.shards import open_table, write_shard
+from shardio.storage import parse_location
+from shardio.transforms import Calls
 from tests.sources import write_images
 
 
@@ -50,34 +57,24 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_damaged_or_hostile_file_is_refused_before_memory_is_allocated(content: bytes) -> None:
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_damaged_or_hostile_file_is_refused_before_memory_is_allocated(name: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises((ValueError, OverflowError)):
-            decode_npy(content)
+            decode_npy(HOSTILE[name])
         assert tracemalloc.get_traced_memory()[1] < 10 * 2**20
     finally:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.arange(12, dtype=">i2").reshape(3, 4),
-        np.asfortranarray(np.eye(3)),
-        np.float32(1.5),
-        np.empty((0, 7)),
-        np.array([(1, 2.0)], dtype=[("é", "i4"), ("b", "f8")]),
-        np.array(["a", "ü"]),
-    ],
-    ids=["big-endian", "fortran", "scalar", "empty", "structured", "text"],
-)
 @pytest.mark.filterwarnings("ignore:Stored array in format 3.0:UserWarning")
-def test_a_saved_array_is_read_back(array: Any) -> None:
-    found = decode_npy(save(array))
-    np.testing.assert_array_equal(found, array)
-    assert found.dtype == np.asarray(array).dtype.newbyteorder("="), "torch takes no other byte order"
+def test_a_saved_array_is_read_back() -> None:
+    big_endian, structured = np.arange(12, dtype=">i2").reshape(3, 4), np.array([(1, 2.0)], [("é", "i4"), ("b", "f8")])
+    for array in (big_endian, np.asfortranarray(np.eye(3)), np.float32(1.5), np.empty((0, 7)), structured, "aü"):
+        found = decode_npy(save(array))
+        np.testing.assert_array_equal(found, array)
+        assert found.dtype == np.asarray(array).dtype.newbyteorder("="), "torch takes no other byte order"
 
 
 def test_objects_are_read_only_if_the_caller_trusts_them() -> None:
@@ -115,3 +112,20 @@ def test_damaged_npz_files_and_those_with_objects_are_refused() -> None:
     with pytest.raises(ValueError, match="it holds Python objects"):
         decode_npz(file.getvalue())
     assert decode_npz(file.getvalue(), trusted=True)["a"].tolist() == [{"a": 1}]
+
+
+def read_label(path: Path, content: bytes) -> object:
+    write_shard(parse_location(path / "a.tar"), [Sample(key="a", fields={"cls": content}, origin="")])
+    samples = SampleReader(open_table([path / "a.tar"])).read(np.array([0]), ["cls"])
+    return FieldDecoder(fields="label").decode_columns(samples, np.zeros(1, np.uint64), Calls())[0][0]
+
+
+@pytest.mark.parametrize("label", [-(2**63), 0, 2**63 - 1])
+def test_a_label_of_64_bits_is_read(tmp_path: Path, label: int) -> None:
+    assert read_label(tmp_path, b"%d\n" % label) == label
+
+
+@pytest.mark.parametrize("content", [b"%d" % 2**63, b"1" + b"0" * 30, b"9" * 10**5])
+def test_a_larger_label_is_refused(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(SampleError, match=r"'cls' of sample a in .*a\.tar at byte 512 cannot be decoded"):
+        read_label(tmp_path, content)

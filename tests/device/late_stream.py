@@ -34,8 +34,6 @@ class LateBatch:
 
 
 class LateEvent:
-    """The end of a step of the stream's work."""
-
     def __init__(self, stream: LateStream, step: int) -> None:
         self._stream, self._step = stream, step
 

@@ -1,7 +1,7 @@
 """Batches that are copied on a stream arrive whole and in order, however late the stream is, and are released in time.
 
-The stream has no device and works as late as CUDA may. The loader's memory is overwritten as soon as it is freed.
-``test_cuda.py`` tests the same laws on a GPU.
+The stream has no device and works as late as CUDA may. The loader's memory is overwritten as soon as it is freed, and
+buffers are pinned while the prefetcher uses them. ``test_cuda.py`` tests the same laws on a GPU.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,18 @@ import torch.utils.data
 from numpy.typing import NDArray
 
 from shardio import DataLoader, DevicePrefetcher, ShardDataset
+from shardio.device import streams
 from shardio.device.streams import _find_dense_parts
 from shardio.transforms import CenterCrop
-from tests.device.late_stream import prefetch_late
-from tests.device.loaders import CountingLoader, count_pinned_buffers
+from tests.device.late_stream import LateStream, prefetch_late, prefetch_on
+from tests.device.loaders import count_pinned_buffers
 
 NUM_BATCHES = 100
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class SpoilingLoader:
-    """Yields batches over memory that is overwritten as soon as they are released.
-
-    Attributes:
-        num_alive: How many batches have not been released.
-    """
+    """Yields batches over memory that is overwritten as soon as they are released, and counts those that are not."""
 
     def __init__(self, num_batches: int = NUM_BATCHES) -> None:
         self.num_batches = num_batches
@@ -58,12 +56,11 @@ class SpoilingLoader:
         self.num_alive -= 1
 
 
-@pytest.fixture(params=[True, False], ids=["pinned", "not pinned"], autouse=True)
+@pytest.fixture(params=[True, False], ids=["pinned", "not pinned"])
 def is_pinned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the loader's tensors are in pinned memory, so that the device copies from them directly."""
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: request.param)
-    is_: bool = request.param
-    return is_
+    return bool(request.param)
 
 
 def assert_whole(loader: SpoilingLoader, number: int, batch: Batch) -> None:
@@ -71,6 +68,7 @@ def assert_whole(loader: SpoilingLoader, number: int, batch: Batch) -> None:
     assert batch[1].item() == number
 
 
+@pytest.mark.usefixtures("is_pinned")
 @pytest.mark.parametrize("laziness", [0, 0.9, 1])
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_batches_are_whole_and_in_order_whenever_they_are_copied(depth: int, laziness: float) -> None:
@@ -86,6 +84,7 @@ def test_batches_are_whole_and_in_order_whenever_they_are_copied(depth: int, laz
     assert loader.num_alive == 0
 
 
+@pytest.mark.usefixtures("is_pinned")
 def test_batches_that_are_kept_stay_as_they_were() -> None:
     loader = SpoilingLoader(200)
     prefetcher, _ = prefetch_late(loader, depth=3)
@@ -93,6 +92,7 @@ def test_batches_that_are_kept_stay_as_they_were() -> None:
         assert_whole(loader, number, batch)
 
 
+@pytest.mark.usefixtures("is_pinned")
 def test_the_loaders_memory_is_released_after_its_copy() -> None:
     loader = SpoilingLoader(50)
     prefetcher, _ = prefetch_late(loader, depth=3, laziness=0)
@@ -134,6 +134,7 @@ def test_buffers_are_reused(is_pinned: bool) -> None:
     assert len(sizes) == 0 if is_pinned else 2 <= len(sizes) <= 2 * (2 + 1)
 
 
+@pytest.mark.usefixtures("is_pinned")
 @pytest.mark.parametrize("end", ["break", "close", "with"])
 def test_leaving_early_releases_everything_after_its_copy(end: str) -> None:
     loader = SpoilingLoader(20)
@@ -155,29 +156,7 @@ def test_leaving_early_releases_everything_after_its_copy(end: str) -> None:
     assert [batch[1].item() for batch in prefetcher] == list(range(20))
 
 
-def test_an_error_of_the_loader_is_raised_after_the_batches_before_it() -> None:
-    loader = CountingLoader([torch.tensor(number) for number in range(5)], error=KeyError("lost"))
-    received = []
-    prefetcher, _ = prefetch_late(loader, depth=3)
-    with pytest.raises(KeyError, match="lost"):  # noqa: PT012  # what was received before counts, too
-        for batch in prefetcher:
-            received.append(int(batch))  # noqa: PERF401  # as above
-    assert received == list(range(5))
-
-
-@pytest.mark.parametrize("depth", [1, 3])
-def test_the_state_is_that_of_the_last_batch_received(depth: int) -> None:
-    prefetcher, _ = prefetch_late(CountingLoader([torch.tensor(i) for i in range(9)]), depth=depth)
-    for number, batch in enumerate(prefetcher):
-        assert int(batch) == number
-        assert prefetcher.state_dict()["num_given"] == number + 1
-    prefetcher.set_epoch(7)
-    assert prefetcher.state_dict() == {"epoch": 7, "num_given": 0}
-
-
 class Counting(torch.utils.data.IterableDataset[int]):
-    """Counts to 13, and says where it is."""
-
     def __init__(self) -> None:
         self.number = 0
 
@@ -194,13 +173,13 @@ class Counting(torch.utils.data.IterableDataset[int]):
         self.number = state["number"]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.slow
 @pytest.mark.parametrize("is_iterable", [False, True])
-def test_the_state_of_any_loader_counts_the_batches_that_the_user_received(is_iterable: bool, num_workers: int) -> None:
+def test_the_state_of_a_loader_with_workers_counts_the_batches_that_the_user_received(is_iterable: bool) -> None:
     def make() -> DevicePrefetcher:
         dataset = Counting() if is_iterable else range(13)
         torch.manual_seed(3)
-        loader = DataLoader(dataset, 2, shuffle=None if is_iterable else True, num_workers=num_workers)
+        loader = DataLoader(dataset, 2, shuffle=None if is_iterable else True, num_workers=2)
         return prefetch_late(loader, depth=3)[0]
 
     whole = [batch.tolist() for batch in make()]
@@ -212,15 +191,6 @@ def test_the_state_of_any_loader_counts_the_batches_that_the_user_received(is_it
         state, resumed = states[num_received], make()
         resumed.load_state_dict(state)
         assert [batch.tolist() for batch in resumed] == whole[num_received:]
-
-
-def test_other_loaders_need_no_state() -> None:
-    with pytest.warns(RuntimeWarning, match="list has no state"):
-        assert DevicePrefetcher([], "cpu").state_dict() == {}
-    with pytest.warns(RuntimeWarning, match="list has no state"):
-        DevicePrefetcher([], "cpu").load_state_dict({})
-    with pytest.raises(TypeError, match=r"list has no load_state_dict: wrap a shardio\.DataLoader"):
-        DevicePrefetcher([], "cpu").load_state_dict({"epoch": 1})
 
 
 def test_setting_the_epoch_during_an_epoch_does_not_change_it(packed: Path) -> None:
@@ -236,41 +206,20 @@ def test_setting_the_epoch_during_an_epoch_does_not_change_it(packed: Path) -> N
     assert prefetcher.state_dict() == plain.state_dict()
 
 
-@pytest.mark.parametrize("laziness", [0.3, 1])
+@pytest.mark.usefixtures("is_pinned")
+@pytest.mark.parametrize("laziness", [0.3, pytest.param(1, marks=pytest.mark.slow)])
 def test_buffers_are_not_reused_before_they_are_copied(packed: Path, laziness: float) -> None:
     """Real worker processes fill a buffer as soon as it is free."""
-    dataset = ShardDataset(packed, fields=("image", "key"), transform=CenterCrop(48), shuffle=True)
-    loader = DataLoader(dataset, batch_size=2, num_workers=2, persistent_workers=True)
-    plain = DataLoader(
-        ShardDataset(packed, fields=("image", "key"), transform=CenterCrop(48), shuffle=True), batch_size=2
-    )
+    loader, plain = make_loader(packed), make_loader(packed, num_workers=0, persistent_workers=False)
     prefetcher, _ = prefetch_late(loader, depth=3, laziness=laziness)
-    for epoch in range(8):
+    for epoch in range(3):
         prefetcher.set_epoch(epoch)
         plain.set_epoch(epoch)
         count = 0
-        for (images, keys), (expected, expected_keys) in zip(prefetcher, plain, strict=True):
-            assert torch.equal(images, expected)
-            assert keys == expected_keys
+        for batch, expected in zip(prefetcher, plain, strict=True):
+            assert all(map(torch.equal, batch, expected))
             count += 1
         assert count == len(loader)
-
-
-def test_a_transform_takes_the_prepared_batch_and_returns_the_final_one() -> None:
-    images = torch.arange(24, dtype=torch.uint8).reshape(1, 2, 3, 4)
-
-    def swap(batch: Any) -> Any:
-        image, label = batch
-        assert image.dtype == torch.float16
-        return label, image.flip(-1)
-
-    for prefetcher in (
-        prefetch_late([(images, torch.tensor([3]))], dtype=torch.float16, transform=swap)[0],
-        DevicePrefetcher([(images, torch.tensor([3]))], "cpu", dtype=torch.float16, transform=swap),
-    ):
-        ((label, image),) = prefetcher
-        assert label.tolist() == [3]
-        assert torch.equal(image, images.flip(-1).to(torch.float16))
 
 
 class Packed:
@@ -308,3 +257,104 @@ def test_the_stream_is_noted_on_the_memory_of_sparse_tensors(layout: str) -> Non
     assert all(part.layout == torch.strided for part in parts)
     assert len(parts) == (2 if layout == "coo" else 3)
     assert sum(float(part.double().sum()) for part in parts[-1:]) == 4, "the values are last"
+
+
+# Buffers.
+
+PERSISTENT: dict[str, Any] = {"batch_size": 2, "num_workers": 2, "persistent_workers": True}
+
+
+class Registered:
+    """Memory that was pinned in place. It is kept, so that no address is used again."""
+
+    def __init__(self) -> None:
+        self.blocks = list[NDArray[np.uint8]]()
+
+    def __call__(self, memory: NDArray[np.uint8]) -> None:
+        self.blocks.append(memory)
+
+    def includes(self, tensor: torch.Tensor) -> bool:
+        return any(0 <= tensor.data_ptr() - block.ctypes.data < block.nbytes for block in self.blocks)
+
+
+def make_loader(packed: Path, **options: Any) -> DataLoader:
+    dataset = ShardDataset(packed, transform=CenterCrop(48), shuffle=True)
+    return DataLoader(dataset, **{**PERSISTENT, **options})
+
+
+@pytest.mark.parametrize("persistent_workers", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_other_epochs_have_other_memory(packed: Path, persistent_workers: bool) -> None:
+    """A plain ``x.cuda(non_blocking=True)`` may be under way when a buffer is refilled, so it must not be pinned."""
+    loader, registered = make_loader(packed, persistent_workers=persistent_workers), Registered()
+    for _ in range(2):
+        with loader.watch_memory(registered):
+            batches = iter(loader)
+        assert all(registered.includes(images) for images, _ in batches)
+        assert not any(registered.includes(images) for images, _ in loader)
+    assert len({block.ctypes.data for block in registered.blocks}) == len(registered.blocks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [1, 4])
+def test_buffers_are_pinned_once_and_kept_for_all_epochs(packed: Path, depth: int) -> None:
+    loader, registered = make_loader(packed, batch_size=1), Registered()
+    prefetcher = prefetch_on(LateStream(0, laziness=0.9), loader, registered, depth=depth)
+    numbers = list[int]()
+    for _ in range(6):
+        for batch in prefetcher:
+            del batch
+        numbers.append(len(registered.blocks))
+    assert not any(registered.includes(images) for images, _ in loader), "it is iterated without the prefetcher"
+    assert numbers[0] <= 2 + 2 + depth + 1
+    assert numbers[2:] == numbers[2:3] * 4
+
+
+@pytest.mark.slow
+def test_the_next_prefetcher_keeps_what_is_pinned(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with ``for epoch in …: for batch in DevicePrefetcher(loader): …``."""
+    loader, registered = make_loader(packed, batch_size=1), Registered()
+    monkeypatch.setattr(streams.Registration, "__call__", lambda _, memory: registered(memory))
+    numbers = list[int]()
+    for _ in range(5):
+        prefetcher = prefetch_on(LateStream(0), loader, streams.Registration(torch.device("cuda", 0)))
+        assert len(list(prefetcher)) == len(loader)
+        numbers.append(len(registered.blocks))
+    assert numbers[0]
+    assert numbers[2:] == numbers[2:3] * 3
+
+
+class Cudart:
+    """CUDA's functions for pinned memory, which refuse or accept."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:  # noqa: N802  # CUDA's name
+        return self.status
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        return 0
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Simulate torch's kernels on CUDA: the first one after an error raises it, and clears it."""
+    launched = list[Any]()
+
+    def launch(*size: int, device: Any) -> None:
+        launched.append(device)
+        raise RuntimeError("CUDA error: invalid argument")
+
+    monkeypatch.setattr(torch, "zeros", launch)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: False)
+    return launched
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_the_error_of_a_refused_registration_is_cleared(
+    launched: list[Any], monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: Cudart(status))
+    streams.Registration(torch.device("cuda", 1))(np.zeros(4096, np.uint8))
+    assert launched == [torch.device("cuda", 1)] * status

@@ -18,7 +18,7 @@ from shardio import DataLoader, ShardDataset
 from shardio.device import DevicePrefetcher
 from shardio.device.streams import Registration
 from shardio.transforms import CenterCrop
-from tests.device.loaders import CountingLoader, count_pinned_buffers
+from tests.device.loaders import count_pinned_buffers
 
 pytestmark = [
     pytest.mark.cuda,
@@ -90,15 +90,6 @@ def test_batches_equal_a_synchronous_copy() -> None:
         assert torch.equal(labels.cpu(), expected_labels)
 
 
-def test_batches_that_are_kept_stay_as_they_were() -> None:
-    loader = _Batches(60)
-    kept = list(DevicePrefetcher(loader, "cuda", depth=3))
-    for number, (images, labels) in enumerate(kept):
-        expected = loader.make(number)
-        assert torch.equal(images.cpu(), expected[0])
-        assert torch.equal(labels.cpu(), expected[1])
-
-
 def test_a_consumer_on_another_stream_gets_whole_batches() -> None:
     loader, sums, stream = _Batches(), [], torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -120,33 +111,6 @@ def test_memory_does_not_grow_from_epoch_to_epoch() -> None:
         torch.cuda.synchronize()
         allocated.append(torch.cuda.memory_allocated())
     assert allocated[1:] == allocated[:1] * 3
-
-
-@pytest.mark.parametrize("depth", [1, 3])
-def test_the_state_is_that_of_the_last_batch_received(depth: int) -> None:
-    """Batches in flight do not count."""
-    prefetcher = DevicePrefetcher(CountingLoader([torch.tensor(i) for i in range(9)]), "cuda", depth=depth)
-    for number, batch in enumerate(prefetcher):
-        assert int(batch) == number
-        assert prefetcher.state_dict()["num_given"] == number + 1
-
-
-def test_the_state_has_the_epoch_that_was_set() -> None:
-    prefetcher = DevicePrefetcher(CountingLoader([torch.tensor(i) for i in range(5)]), "cuda")
-    list(prefetcher)
-    prefetcher.set_epoch(7)
-    assert prefetcher.state_dict() == {"epoch": 7, "num_given": 0}
-
-
-def test_other_values_are_kept_and_the_loaders_error_is_raised() -> None:
-    batches: list[Any] = [{"key": ["a", "b"], "image": torch.zeros(2, 3, 4, 4, dtype=torch.uint8)}]
-    received = []
-    loader = CountingLoader(batches, error=KeyError("lost"))
-    with pytest.raises(KeyError, match="lost"):  # noqa: PT012  # what was received before counts, too
-        for batch in DevicePrefetcher(loader, "cuda", depth=1):
-            received.append(batch)  # noqa: PERF402  # as above
-    assert received[0]["key"] == ["a", "b"]
-    assert received[0]["image"].is_cuda
 
 
 def _loader(packed: Path, **options: Any) -> DataLoader:

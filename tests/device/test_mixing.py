@@ -1,4 +1,4 @@
-"""MixUp and CutMix: torchvision's results and distributions, exact resumption, and repeats that do not mix."""
+"""MixUp, CutMix and BatchRandomErasing: torchvision's results and distributions, and exact resumption."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ v2: Any = importlib.import_module("torchvision.transforms.v2")
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
-NUM_DRAWS = 4000
+NUM_DRAWS = 2000
 THRESHOLD = 1.95 * (2 / NUM_DRAWS) ** 0.5
 """Two samples of one distribution exceed it once in a thousand cases (Kolmogorov-Smirnov). Seeds are fixed."""
 
@@ -38,19 +38,22 @@ def make_batch(size: int, *, dtype: torch.dtype = torch.float32, is_soft: bool =
     return images, torch.rand(size, 5, generator=generator).softmax(1) if is_soft else labels
 
 
+def make_images(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(count, 3, 24, 18, generator=seeded(0)).to(dtype)
+
+
 def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
 def ks_distance(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the largest difference of two cumulative distributions."""
     values = np.unique([*one, *other])
     shares = [np.searchsorted(np.sort(sample), values, side="right") / len(sample) for sample in (one, other)]
     return float(np.abs(shares[0] - shares[1]).max())
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("is_soft", [False, True])
 def test_results_are_torchvisions(size: int, dtype: torch.dtype, is_soft: bool) -> None:
     images, labels = make_batch(size, dtype=dtype, is_soft=is_soft)
@@ -69,7 +72,7 @@ def test_results_are_torchvisions(size: int, dtype: torch.dtype, is_soft: bool) 
         assert all(map(torch.equal, mixed, expected))
 
 
-@pytest.mark.parametrize("alpha", [0.2, 1.0, 3.0])
+@pytest.mark.parametrize("alpha", [0.2, pytest.param(1.0, marks=pytest.mark.slow), 3.0])
 def test_parameters_have_torchvisions_distribution(alpha: float) -> None:
     torch.manual_seed(0)
     numbers, size = random.Random(0), [torch.empty(1, 3, 30, 20)]
@@ -157,8 +160,8 @@ def test_partners_are_the_valid_rows_before() -> None:
 def test_one_of_several_is_chosen_with_equal_probability() -> None:
     numbers = [partial(torch.add, number) for number in range(3)]
     choose, generator = OneOf(numbers), seeded(0)
-    chosen = [int(choose(torch.tensor(0), generator=generator)) for _ in range(3000)]
-    chi_square = sum((count - 1000) ** 2 / 1000 for count in np.bincount(chosen))
+    chosen = [int(choose(torch.tensor(0), generator=generator)) for _ in range(1500)]
+    chi_square = sum((count - 500) ** 2 / 500 for count in np.bincount(chosen))
     assert chi_square < 13.8, "two degrees of freedom: once in a thousand cases"
 
 
@@ -168,11 +171,10 @@ RECIPE: list[BatchTransform] = [
 ]
 
 
-def make_prefetcher(packed: Path, *, num_workers: int = 0, **options: Any) -> DevicePrefetcher:
+def make_prefetcher(packed: Path, **options: Any) -> DevicePrefetcher:
     fields = ("image", "label", "key")
     dataset = ShardDataset(packed, fields=fields, transform=CenterCrop(16), shuffle=True, **options)
-    loader = DataLoader(dataset, 4, num_workers=num_workers)
-    return DevicePrefetcher(loader, "cpu", normalize=((0.5,), (0.25,)), transform=RECIPE)
+    return DevicePrefetcher(DataLoader(dataset, 4), "cpu", normalize=((0.5,), (0.25,)), transform=RECIPE)
 
 
 def assert_same_batches(one: list[Any], other: list[Any]) -> None:
@@ -192,7 +194,7 @@ def test_a_resumed_run_mixes_the_same_batches(packed: Path, remainder: str) -> N
         begun = make_prefetcher(packed, remainder=remainder)
         batches = iter(begun)
         first = [next(batches) for _ in range(num_before)]
-        resumed = make_prefetcher(packed, remainder=remainder, num_workers=2)
+        resumed = make_prefetcher(packed, remainder=remainder)
         resumed.load_state_dict(begun.state_dict())
         rest = [*resumed, *resumed] if num_before < 6 else [*resumed]
         assert_same_batches([*first, *rest], whole)
@@ -221,6 +223,17 @@ def test_transforms_in_a_list_are_applied_in_turn_with_one_generator() -> None:
         (lambda: MixUp(num_classes=0), ValueError, "num_classes must be at least 1"),
         (lambda: MixUp(labels_getter="second"), TypeError, "labels_getter must be 'default' or a function"),  # type: ignore[arg-type]  # what is tested
         (lambda: OneOf([]), ValueError, "at least one transform"),
+        (lambda: BatchRandomErasing(1.5), ValueError, "p must be a probability from 0 to 1, got 1.5"),
+        (lambda: BatchRandomErasing(scale=(0.5, 0.1)), ValueError, "scale must be"),
+        (lambda: BatchRandomErasing(scale=(0.5, 1.1)), ValueError, "scale must be"),
+        (lambda: BatchRandomErasing(ratio=(0, 1)), ValueError, "ratio must be"),
+        (lambda: BatchRandomErasing(value="noise"), ValueError, "value must be a number, .* or 'random', got 'noise'"),  # type: ignore[arg-type]  # what is tested
+        (lambda: BatchRandomErasing(value=()), ValueError, "value must be a number"),
+        (
+            lambda: BatchRandomErasing(value=(1, 2))(make_images(1), generator=seeded(0)),
+            ValueError,
+            r"value must be one number or 3, one per channel, got \(1.0, 2.0\)",
+        ),
     ],
 )
 def test_bad_settings_are_refused(make: Callable[[], Any], error: type[Exception], message: str) -> None:
@@ -265,6 +278,81 @@ def test_only_cutmix_takes_images_of_integers() -> None:
     assert CutMix(num_classes=5)((images, LABELS), generator=seeded(0))[0].dtype == torch.uint8
     with pytest.raises(TypeError, match=r"images of floats, got torch.uint8: pass normalize or dtype"):
         MixUp(num_classes=5)((images, LABELS), generator=seeded(0))
+
+
+# Erasing.
+
+
+@pytest.mark.parametrize("value", [0, 0.25, (0.1, -0.2, 3.7)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_erased_images_are_torchvisions(value: Any, dtype: torch.dtype) -> None:
+    images, erasing, numbers = make_images(30, dtype), BatchRandomErasing(0.7, value=value), random.Random(0)
+    boxes = [erasing.draw(numbers, 24, 18) for _ in images]
+    assert {box is None for box in boxes} == {True, False}
+    erased, labels = erasing.apply((images, "labels"), boxes, seeded(0))
+    assert labels == "labels"
+    fill = v2.RandomErasing(value=value).make_params([images[0]])["v"]
+    for image, box, result in zip(images, boxes, erased, strict=True):
+        expected = image if box is None else v2.functional.erase(image, *box, fill)
+        assert torch.equal(result, expected)
+
+
+def test_integers_are_erased_as_torchvision_erases_them() -> None:
+    images = torch.randint(0, 256, (1, 3, 24, 18), dtype=torch.uint8)
+    erased = BatchRandomErasing(value=117).apply(images, [PixelBox(3, 4, 10, 6)], seeded(0))
+    assert torch.equal(erased[0], v2.functional.erase(images[0], 3, 4, 10, 6, torch.tensor([117])))
+
+
+@pytest.mark.parametrize("scale", [(0.02, 0.33), pytest.param((0.5, 1.0), marks=pytest.mark.slow)])
+def test_boxes_have_torchvisions_distribution(scale: tuple[float, float]) -> None:
+    """With large boxes, many images stay as they are, because all tries fail."""
+    torch.manual_seed(0)
+    numbers, erasing = random.Random(0), BatchRandomErasing(1.0, scale, (0.2, 4.0))
+    reference, image = v2.RandomErasing(1.0, scale, (0.2, 4.0)), [torch.empty(3, 24, 18)]
+    drawn = [erasing.draw(numbers, 24, 18) for _ in range(NUM_DRAWS)]
+    expected = [
+        None if found["v"] is None else PixelBox(found["i"], found["j"], found["h"], found["w"])
+        for found in (reference.make_params(image) for _ in range(NUM_DRAWS))
+    ]
+    boxes, references = ([[*(box or PixelBox(-1, -1, 0, 0))] for box in sample] for sample in (drawn, expected))
+    for figure in range(4):
+        one, other = ([box[figure] for box in sample] for sample in (boxes, references))
+        assert ks_distance(one, other) < THRESHOLD, PixelBox._fields[figure]
+    one, other = ([box[2] * box[3] for box in sample] for sample in (boxes, references))
+    assert ks_distance(one, other) < THRESHOLD, "area"
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+def test_the_probability_is_kept_for_each_image(p: float) -> None:
+    images = torch.ones(2000, 1, 12, 12)
+    erased = BatchRandomErasing(p)(images, generator=seeded(0))
+    assert float((erased == 0).flatten(1).any(1).float().mean()) == pytest.approx(p, abs=0.035)
+    assert bool((images == 1).all())
+
+
+def test_noise_is_normal_and_stays_in_its_box() -> None:
+    images = torch.full((40, 3, 40, 40), 100.0)
+    erased = BatchRandomErasing(1.0, value="random")(images, generator=seeded(0))
+    changed = erased != 100
+    noise = np.sort(erased[changed].double().numpy())
+    assert len(noise) > 10_000
+    expected = torch.special.ndtr(torch.from_numpy(noise)).numpy()
+    assert np.abs(expected - (np.arange(len(noise)) + 0.5) / len(noise)).max() < 1.95 / len(noise) ** 0.5
+    for image in changed:
+        rows, columns = image.any(2).any(0), image.any(1).any(0)
+        assert torch.equal(image, (rows[:, None] & columns).expand(3, -1, -1)), "all channels of a box"
+
+
+def test_images_at_the_start_do_not_depend_on_those_after_them() -> None:
+    """So repeats at the end of a batch change nothing."""
+    images, erasing = make_images(9), BatchRandomErasing(0.5)
+    assert torch.equal(erasing(images, generator=seeded(4))[:5], erasing(images[:5], generator=seeded(4)))
+
+
+def test_noise_needs_floats() -> None:
+    images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+    with pytest.raises(TypeError, match=r"value='random' needs images of floats, got torch.uint8"):
+        BatchRandomErasing(value="random")(images, generator=seeded(0))
 
 
 @pytest.mark.cuda

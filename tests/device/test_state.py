@@ -1,10 +1,13 @@
 """While a prefetcher iterates, the loader's state counts what the user received, not the batches in flight.
 
-The stream has no device and works as late as CUDA may.
+A random transform on the device draws the same for a batch, however the run got there. The stream has no device and
+works as late as CUDA may.
 """
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -21,8 +24,6 @@ from tests.device.late_stream import prefetch_late
 BATCH_SIZE = 3
 NUM_BATCHES = 7
 FIELDS = ("label", "key")
-
-Wrap = Callable[[Any], Any]
 
 
 def make_sharded(packed: Path, **options: Any) -> DataLoader:
@@ -49,7 +50,7 @@ class PassedOn:
         yield from self.loader
 
 
-WRAPS: dict[str, Wrap] = {
+WRAPS: dict[str, Callable[[Any], Any]] = {
     **{f"depth {depth}": lambda loader, depth=depth: late(loader, depth) for depth in (1, 2, 3)},  # type: ignore[misc]
     "on the CPU": lambda loader: DevicePrefetcher(loader, "cpu"),
     "around a guard": lambda loader: late(check.guard(loader, key=1), 2),
@@ -84,7 +85,7 @@ def test_resumed_from_the_loaders_state_equals_uninterrupted(make: Any, packed: 
         assert loader.state_dict() == state, "batches in flight never arrived"
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_several_epochs_left_anywhere(packed: Path, num_workers: int) -> None:
     loader = make_sharded(packed, num_workers=num_workers, persistent_workers=num_workers > 0)
     prefetcher = late(loader, 3)
@@ -99,20 +100,6 @@ def test_several_epochs_left_anywhere(packed: Path, num_workers: int) -> None:
         twin = make_sharded(packed)
         twin.set_epoch(epoch)
         assert received + keys_of(resumed) == keys_of(twin)
-
-
-def test_after_an_exception_in_the_loop_the_state_counts_what_it_received(packed: Path) -> None:
-    loader = make_sharded(packed)
-    received = list[str]()
-    with pytest.raises(KeyError):  # noqa: PT012  # what was received before counts
-        for number, (_, keys) in enumerate(late(loader, 3)):
-            received += keys
-            if number == 2:
-                raise KeyError(number)
-    state = loader.state_dict()
-    resumed = make_sharded(packed)
-    resumed.load_state_dict(state)
-    assert received + keys_of(resumed) == keys_of(make_sharded(packed))
 
 
 def test_the_state_of_the_prefetcher_is_that_of_the_loader(packed: Path) -> None:
@@ -149,3 +136,75 @@ def test_the_state_of_a_loader_that_counts_what_it_is_asked_for_is_that_of_the_l
     resumed = late(make(), 3)
     resumed.load_state_dict(prefetcher.state_dict())
     assert received + (keys_of(resumed) if stop < NUM_BATCHES else []) == keys_of(make())
+
+
+def draw(batch: Any, *, generator: torch.Generator) -> Any:
+    return batch, int(torch.randint(1 << 40, (), generator=generator))
+
+
+def make_drawing(packed: Path, *, is_late: bool = False, **options: Any) -> DevicePrefetcher:
+    dataset_options = {name: options.pop(name) for name in ("rank", "world_size", "seed") if name in options}
+    dataset = ShardDataset(packed, fields="key", shuffle=True, **dataset_options)
+    loader = DataLoader(dataset, 4, **options)
+    if is_late:
+        return prefetch_late(loader, depth=3, transform=draw)[0]
+    return DevicePrefetcher(loader, "cpu", transform=draw)
+
+
+@pytest.mark.parametrize(
+    ("is_late", "checks", "num_workers"),
+    [(False, False, 0), (False, True, 0), (True, True, 0), pytest.param(True, False, 1, marks=pytest.mark.slow)],
+)
+def test_a_resumed_run_draws_the_same(packed: Path, is_late: bool, checks: bool, num_workers: int) -> None:
+    options: dict[str, Any] = {"is_late": is_late, "check_duplicates": checks}
+    prefetcher = make_drawing(packed, **options)
+    epochs = [list(prefetcher) for _ in range(3)]
+    drawn = [number for epoch in epochs for _, number in epoch]
+    assert len(set(drawn)) == len(drawn) == 18
+    begun = make_drawing(packed, **options)
+    batches = iter(begun)
+    first = [next(batches) for _ in range(2)]
+    resumed = make_drawing(packed, num_workers=num_workers, **options)
+    resumed.load_state_dict(begun.state_dict())
+    assert [*first, *resumed, *resumed] == [*epochs[0], *epochs[1]]
+
+
+def test_ranks_and_seeds_draw_different_numbers(packed: Path) -> None:
+    every: list[dict[str, Any]] = [{"rank": 0, "world_size": 2}, {"rank": 1, "world_size": 2}, {"seed": 1}]
+    drawn = [number for options in every for _, number in make_drawing(packed, **options)]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_without_shardios_order_the_global_generator_seeds_it() -> None:
+    def run() -> list[Any]:
+        torch.manual_seed(3)
+        return [number for _, number in DevicePrefetcher([1, 2, 3], "cpu", transform=draw)]
+
+    assert run() == run()
+    assert len(set(run())) == 3
+
+
+class Drawing(torch.nn.Module):
+    def forward(self, batch: Any, *, generator: torch.Generator) -> Any:
+        return draw(batch, generator=generator)
+
+
+def test_modules_receive_the_generator_as_well(packed: Path) -> None:
+    dataset = ShardDataset(packed, fields="key", shuffle=True)
+    assert list(DevicePrefetcher(DataLoader(dataset, 4), "cpu", transform=Drawing())) == list(make_drawing(packed))
+
+
+@pytest.mark.parametrize("persistent_workers", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_prefetcher_that_is_dropped_frees_its_loader(packed: Path, persistent_workers: bool) -> None:
+    """Although the loader told it the rng key of a batch that it never received."""
+    prefetcher = make_drawing(packed, num_workers=1, persistent_workers=persistent_workers, is_late=True)
+    loader = weakref.ref(prefetcher.loader)
+    batches = iter(prefetcher)
+    next(batches)
+    del prefetcher, batches
+    gc.collect()
+    assert loader() is None
+
+
+def test_a_transform_without_a_generator_gets_none() -> None:
+    assert list(DevicePrefetcher([torch.tensor(1)], "cpu", transform=torch.neg)) == [torch.tensor(-1)]

@@ -1,8 +1,9 @@
-"""Exactly once: random combinations of ranks, workers and batch sizes, and real gloo process groups."""
+"""Exactly once: any combination of ranks, workers, batch sizes and resumptions, and real gloo process groups."""
 
 from __future__ import annotations
 
 import random
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,17 @@ import torch.distributed
 from torch.utils.data import DataLoader as TorchLoader
 
 import shardio
-from shardio import DataLoader, ShardDataset
+from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
 from shardio.check import Coverage, ExpectedSamples, make_report, record
 from tests.processes import IMPORTED_BY_WORKERS, forkserver_context, run_ranks
 from tests.sources import write_images
 
 LOADERS: list[tuple[str, Any, dict[str, Any]]] = [
     ("ours", DataLoader, {"num_workers": 2}),
-    ("ours, forked", DataLoader, {"num_workers": 2, "multiprocessing_context": "fork"}),
-    ("ours, by a server", DataLoader, {"num_workers": 2, "multiprocessing_context": "forkserver"}),
-    ("torchs, forked", TorchLoader, {"num_workers": 2, "multiprocessing_context": "fork"}),
-    ("torchs, by a server", TorchLoader, {"num_workers": 2, "multiprocessing_context": "forkserver"}),
+    ("ours, forked", DataLoader, {"num_workers": 1, "multiprocessing_context": "fork"}),
+    ("ours, by a server", DataLoader, {"num_workers": 1, "multiprocessing_context": "forkserver"}),
+    ("torchs, forked", TorchLoader, {"num_workers": 1, "multiprocessing_context": "fork"}),
+    ("torchs, by a server", TorchLoader, {"num_workers": 1, "multiprocessing_context": "forkserver"}),
 ]
 
 
@@ -32,28 +33,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.parametrize("max_workers", [0, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", range(8))
-def test_random_combinations_cover_the_epoch(case: int, folder: Path, tmp_path: Path) -> None:
+def test_random_combinations_cover_the_epoch(case: int, max_workers: int, folder: Path, tmp_path: Path) -> None:
     rng = random.Random(case)
-    world_size, num_workers, batch_size = rng.randint(1, 4), rng.randint(0, 3), rng.randint(1, 17)
+    world_size, num_workers, batch_size = rng.randint(1, 4), rng.randint(0, 3) % (max_workers + 1), rng.randint(1, 17)
     remainder = ("pad", "mask", "keep", "drop")[case % 4]
     shuffle, make_loader = rng.random() < 0.7, (DataLoader, TorchLoader)[rng.random() < 0.3]
     shardio.pack(folder, tmp_path / "out", max_shard_samples=rng.randint(1, 70), shuffle_seed=case)
     expected = list(ShardDataset(tmp_path / "out", fields="key"))
     order: dict[str, Any] = {"lanes": rng.randint(1, 5), "window": rng.randint(1, 30)} if shuffle else {}
+    order |= {"shuffle": shuffle, "seed": case, "remainder": remainder, "batch_size": batch_size}
     coverage = Coverage()
     for rank in range(world_size):
-        dataset = ShardDataset(
-            tmp_path / "out",
-            fields="key",
-            shuffle=shuffle,
-            seed=case,
-            remainder=remainder,  # type: ignore[arg-type]  # one of the four
-            batch_size=batch_size,
-            rank=rank,
-            world_size=world_size,
-            **order,
-        )
+        dataset = ShardDataset(tmp_path / "out", fields="key", rank=rank, world_size=world_size, **order)
         dataset.set_epoch(case % 3)
         loader = make_loader(dataset, batch_size=batch_size, num_workers=num_workers)
         record(loader, coverage, rank=rank, key=_valid if remainder == "mask" else None)
@@ -70,29 +63,87 @@ def _valid(batch: Any) -> list[str]:
     return [key for key, is_valid in zip(*batch, strict=True) if is_valid]
 
 
-def run_rank(rank: int, world_size: int, packed: str, rendezvous: str, queue: Any) -> None:
-    """Create the dataset before the process group, then load an epoch with workers of each kind."""
+@pytest.mark.parametrize("kind", ["shards", "by index"])
+def test_a_group_of_another_size_resumes(kind: str, folder: Path, tmp_path: Path) -> None:
+    shardio.pack(folder, tmp_path / "out", max_shard_samples=7)
+    whole = sorted(ShardDataset(tmp_path / "out", fields="key"))
+
+    def make(rank: int, world_size: int, batch_size: int, remainder: Any) -> DataLoader:
+        options: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": 5, "remainder": remainder}
+        options |= {"lanes": 3, "window": 9}
+        if kind == "shards":
+            return DataLoader(ShardDataset(tmp_path / "out", fields="key", shuffle=True, **options), batch_size)
+        dataset = ShardMapDataset(tmp_path / "out", fields="key")
+        return DataLoader(dataset, batch_size, sampler=EpochSampler(dataset, **options))
+
+    def keys_of(batches: Any, remainder: str) -> list[str]:
+        return [key for batch in batches for key in (_valid(batch) if remainder == "mask" else batch)]
+
+    for case in range(4):
+        rng = random.Random(case)
+        old, new = rng.randint(1, 4), rng.randint(1, 4)
+        batch_size, remainder = rng.randint(1, 9), ("keep", "mask")[case % 2]
+        num_batches = rng.randint(1, 62 // (old * batch_size))
+        loaders = [make(rank, old, batch_size, remainder) for rank in range(old)]
+        before = [key for loader in loaders for key in keys_of(islice(loader, num_batches), remainder)]
+        states = [loader.state_dict() for loader in loaders]
+        assert states == [states[0]] * old
+        assert states[0]["position"] == len(before) == num_batches * old * batch_size
+        after = list[str]()
+        for rank in range(new):
+            loader = make(rank, new, rng.randint(1, 9), remainder)
+            loader.load_state_dict(states[0])
+            after += keys_of(loader, remainder)
+            later = keys_of(loader, remainder)
+            oracle = make(rank, new, 4, remainder)
+            oracle.set_epoch(1)
+            assert later == keys_of(oracle, remainder), "the next epoch is whole"
+        assert sorted(before + after) == whole, case
+
+
+def run_rank(
+    rank: int, world_size: int, packed: str, states: Any, num_batches: int | None, place: str, queue: Any
+) -> None:
+    """Create the loaders before the process group, then load with workers of each kind."""
     dataset = ShardDataset(packed, fields="key", shuffle=True, remainder="keep")
-    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
+    loaders = {}
     if rank == 1:
         forkserver_context(IMPORTED_BY_WORKERS)
     for name, loader_class, options in LOADERS:
         chosen = options
         if rank == 0 and options.get("multiprocessing_context") == "forkserver":
             chosen = {**options, "multiprocessing_context": "fork"}  # One server is enough: it imports torch.
-        queue.put((name, rank, [list(batch) for batch in loader_class(dataset, batch_size=4, **chosen)]))
+        loaders[name] = loader_class(dataset, batch_size=2, **chosen)
+        if name in states:
+            loaders[name].load_state_dict(states[name])
+    assert len(loaders["ours"]) == 11, "of one rank alone"
+    torch.distributed.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=world_size)
+    for name, loader in loaders.items():
+        lengths = {-(-number // 2) for number in (21 // world_size, -(-21 // world_size))}
+        assert not name.startswith("ours") or len(loader) in lengths, "of a full epoch, although a state was loaded"
+        if name.startswith("ours"):
+            keys = [key for batch in islice(loader, num_batches) for key in batch]
+            queue.put((name, keys, loader.state_dict()))
+        elif num_batches is None:
+            queue.put((name, [key for batch in loader for key in batch], None))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
-def test_gloo_ranks_share_the_epoch(packed: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_gloo_ranks_share_the_epoch_and_another_group_resumes_it(packed: Path, tmp_path: Path) -> None:
     manager = forkserver_context().Manager()
     queue = manager.Queue()
-    run_ranks(run_rank, 2, str(packed), str(tmp_path / "rendezvous"), queue, num_ranks=2)
     delivered: dict[str, list[str]] = {name: [] for name, *_ in LOADERS}
-    for _ in range(2 * len(delivered)):
-        name, _rank, batches = queue.get()
-        delivered[name] += [key for batch in batches for key in batch]
+    states: dict[str, Any] = {}
+    for world_size, num_batches, num_loaders in ((2, 3, 3), (3, None, len(LOADERS))):
+        place = str(tmp_path / str(world_size))
+        run_ranks(run_rank, world_size, str(packed), states, num_batches, place, queue, num_ranks=world_size)
+        for _ in range(world_size * num_loaders):
+            name, keys, state = queue.get()
+            delivered[name] += keys
+            assert num_batches is None or states.setdefault(name, state) == state
     expected = sorted(ShardDataset(packed, fields="key"))
     assert {name: sorted(keys) for name, keys in delivered.items()} == dict.fromkeys(delivered, expected)
+    assert {state["position"] for state in states.values()} == {2 * 3 * 2}
     manager.shutdown()

@@ -17,6 +17,8 @@ from shardio import DataLoader, DevicePrefetcher, EpochSampler, ShardDataset, Sh
 from shardio.check import CoverageRecorder
 from tests.processes import run_launched_ranks
 
+pytestmark = pytest.mark.slow
+
 
 def keys_of(loader: Any) -> list[str]:
     return [key for batch in loader for key in batch]

@@ -22,7 +22,6 @@ EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 
 
 def _run(script: str | Path, *options: str | Path, succeeds: bool = True) -> str:
-    """Run an example without warnings; return its output."""
     done = run_python(ROOT / "examples" / script, *options, prepare=_prepare)
     assert done.stderr == ""
     assert done.returncode == (0 if succeeds else 1), done.stdout
@@ -39,6 +38,7 @@ def _prepare() -> None:
     torch.set_num_threads(1)  # More threads would wait for each other with such small models.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--own-loop",)], ids=["train", "own-loop"])
 def test_the_checkerboard_is_learnt_equally_well_in_both_precisions(options: tuple[str, ...]) -> None:
     output = _run("checkerboard.py", "--epochs", "4", "--width", "48", *options)
@@ -49,6 +49,7 @@ def test_the_checkerboard_is_learnt_equally_well_in_both_precisions(options: tup
     assert ("times as fast" in output) == torch.cuda.is_available()
 
 
+@pytest.mark.slow
 def test_the_checkerboard_fails_if_the_results_differ(tmp_path: Path) -> None:
     """The comparison can fail: with another tolerance, the same run does."""
     script = tmp_path / "strict.py"
@@ -56,6 +57,7 @@ def test_the_checkerboard_fails_if_the_results_differ(tmp_path: Path) -> None:
     assert "DO NOT agree" in _run(script, "--epochs", "1", "--width", "8", succeeds=False)
 
 
+@pytest.mark.slow
 def test_a_folder_is_packed_and_training_resumes_in_a_second_run(tmp_path: Path) -> None:
     images, out = tmp_path / "images", tmp_path / "out"
     write_images(images, classes=3, per_class=8)
@@ -72,12 +74,11 @@ def test_a_folder_is_packed_and_training_resumes_in_a_second_run(tmp_path: Path)
     run = out / "run"
     assert {"last.pt", "best.pt", "log.jsonl", "report.html"} <= {path.name for path in run.iterdir()}
     epochs = [line for line in map(json.loads, (run / "log.jsonl").read_text().splitlines()) if line["kind"] == "epoch"]
-    assert [line["num_images"] for line in epochs] == [
-        18,
-        18,
-    ]  # Two of the eight shards, with three images each, are held out.
+    # Two of the eight shards, with three images each, are held out.
+    assert [line["num_images"] for line in epochs] == [18, 18]
 
 
+@pytest.mark.slow
 def test_without_images_the_example_creates_and_learns_some(tmp_path: Path) -> None:
     output = _run("folder_to_shards.py", tmp_path, "--precision", "fp32", "--epochs", "2")
     assert "packed 300 images into 10 shards" in output
@@ -86,6 +87,7 @@ def test_without_images_the_example_creates_and_learns_some(tmp_path: Path) -> N
     assert max(accuracies) > 60  # Guessing gives 33.
 
 
+@pytest.mark.slow
 def test_a_killed_run_of_the_resnet50_recipe_resumes_with_the_same_losses(tmp_path: Path) -> None:
     def read_losses(out: Path) -> list[tuple[object, ...]]:
         lines = map(json.loads, (out / "run" / "log.jsonl").read_text().splitlines())
@@ -105,6 +107,7 @@ def test_a_killed_run_of_the_resnet50_recipe_resumes_with_the_same_losses(tmp_pa
     assert read_losses(killed) == read_losses(undisturbed)
 
 
+@pytest.mark.slow
 def test_a_detector_of_torchvision_learns() -> None:
     pytest.importorskip("torchvision")
     output = _run("detection.py", "--scenes", "64", "--epochs", "2")
@@ -113,6 +116,7 @@ def test_a_detector_of_torchvision_learns() -> None:
     assert losses[1] < losses[0]
 
 
+@pytest.mark.slow
 def test_each_dataset_gives_the_same_samples_in_each_loader() -> None:
     output = _run("iterable_and_map.py")
     lines = re.findall(r"^(\w+) in (\w+)'s loader +80 samples, each exactly once; loss ([\d.]+)$", output, re.MULTILINE)
@@ -123,6 +127,7 @@ def test_each_dataset_gives_the_same_samples_in_each_loader() -> None:
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 def test_code_of_each_kind_gives_the_same_batches_with_and_without_worker_processes() -> None:
     output = _run("own_code.py")
     names = re.findall(r"^(.*): 8 batches, equal with 0 and 2 workers$", output, re.MULTILINE)
@@ -135,6 +140,7 @@ def test_code_of_each_kind_gives_the_same_batches_with_and_without_worker_proces
     ]
 
 
+@pytest.mark.slow
 def test_an_interrupted_epoch_of_a_tar_resumes() -> None:
     output = _run("webdataset_tar.py")
     assert "interrupted after 7 of 15 batches" in output

@@ -18,7 +18,6 @@ from tests.sources import write_images
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
-    """96 images of 3 classes, in a directory, and in shards of at most 11."""
     root = tmp_path_factory.mktemp("faults")
     write_images(root / "images", per_class=32, width=64, height=64)
     shardio.pack(root / "images", root / "shards", max_shard_samples=11)
@@ -27,7 +26,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory from which worker processes started after this import modules first, including sitecustomize."""
     folder = tmp_path / "modules"
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
@@ -56,7 +54,6 @@ def _loaders_of_other_tests_are_gone() -> None:
 
 @pytest.fixture
 def no_worker_process_is_left() -> Iterator[None]:
-    """Check that all worker processes have ended after the test."""
     yield
     gc.collect()  # Tracebacks of errors that were expected hold their loaders.
     end_kept()

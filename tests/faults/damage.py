@@ -24,7 +24,6 @@ Damage = Callable[[bytes], bytes | None]
 
 
 def cut_off(content: bytes) -> bytes:
-    """Keep the head of a JPEG, and a little of what follows."""
     return content[: content.index(b"\xff\xda") + 20]
 
 
@@ -49,7 +48,6 @@ def key_of(number: int) -> str:
 
 
 def write_shards(folder: Path, bad: dict[int, Damage]) -> list[Path]:
-    """Write tars as others pack them."""
     folder.mkdir()
     tars = []
     for first in range(0, NUM_SAMPLES, SHARD_SIZE):
@@ -65,7 +63,6 @@ def write_shards(folder: Path, bad: dict[int, Damage]) -> list[Path]:
 
 
 def order_of(kind: Kind) -> list[list[int]]:
-    """Return the samples' numbers in the first epoch's batches."""
     sizes = [NUM_SAMPLES] if kind == "folder" else [SHARD_SIZE] * (NUM_SAMPLES // SHARD_SIZE)
     settings = choose_settings(np.array(sizes), shuffle=True, seed=0)
     order = EpochOrder(np.array(sizes), settings, 0).samples_at(np.arange(NUM_SAMPLES)).tolist()
@@ -118,12 +115,10 @@ class Subject:
         return DataLoader(mapped, sampler=EpochSampler(mapped), **options)
 
     def name(self, number: int) -> str:
-        """Return how an error names a sample and its location."""
         if self.kind == "folder":
             return f"{number:03d}.jpg"
         return f"{key_of(number)} in {self.tars[number // SHARD_SIZE]} at byte "
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return what was written to the quarantine, by samples' numbers."""
         lines = self.quarantine.read_text().splitlines() if self.quarantine.exists() else []
         return sorted(map(json.loads, lines), key=lambda entry: int(entry["sample"]))

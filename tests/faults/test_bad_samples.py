@@ -26,23 +26,15 @@ from tests.faults.damage import (
 )
 from tests.faults.worker_processes import KINDS, Batches, Kind, batches_of, collect, count_images, plain
 
-kinds = pytest.mark.parametrize("kind", KINDS)
 kinds_and_workers = pytest.mark.parametrize(
-    ("kind", "num_workers"), [("shards", 0), ("map", 0), ("folder", 0), ("map", 1)]
+    ("kind", "num_workers"), [("shards", 0), ("map", 0), ("folder", 0), pytest.param("map", 1, marks=pytest.mark.slow)]
 )
+here_or_in_a_worker = pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 
 
 @pytest.fixture
 def subject(tmp_path: Path, kind: Kind) -> Subject:
     return Subject(tmp_path, kind)
-
-
-def without_bad(subject: Subject, batches: Batches) -> Batches:
-    """Return the twin's batches without the rows of damaged samples."""
-    return [
-        [[value for value, number in zip(part, numbers, strict=True) if number not in subject.bad] for part in batch]
-        for numbers, batch in zip(order_of(subject.kind), batches, strict=True)
-    ]
 
 
 @kinds_and_workers
@@ -61,11 +53,15 @@ def test_raise_stops_at_the_samples_batch_and_names_it(subject: Subject, num_wor
     assert not subject.entries()
 
 
-@kinds
+@pytest.mark.parametrize("kind", KINDS)
 def test_replacements_do_not_depend_on_the_workers(subject: Subject) -> None:
-    clean = batches_of(subject.loader(0, clean=True))
+    loader = subject.loader(0, clean=True, on_error="skip")
+    clean = batches_of(loader)
+    stats = loader.stats()
+    assert (stats.num_replaced, stats.num_skipped, stats.num_worker_restarts) == (0, 0, 0)
+    assert not subject.quarantine.exists()
     found = []
-    for num_workers in (0, 3 if subject.kind == "shards" else 1):
+    for num_workers in (0, 1):
         subject.quarantine.unlink(missing_ok=True)
         loader = subject.loader(num_workers, on_error="replace", persistent_workers=num_workers > 0)
         with warns_of_bad_samples():
@@ -98,30 +94,39 @@ def test_replacements_do_not_depend_on_the_workers(subject: Subject) -> None:
         assert subject.name(entry["sample"]) in entry["error"]
 
 
-@pytest.mark.parametrize(("kind", "num_workers"), [("shards", 0), ("map", 0), ("folder", 0), ("map", 1), ("shards", 3)])
+@pytest.mark.parametrize(
+    ("kind", "num_workers"),
+    [("shards", 0), ("folder", 0), ("map", 1), pytest.param("shards", 3, marks=pytest.mark.slow)],
+)
 def test_skip_leaves_out_those_samples_and_nothing_else(subject: Subject, num_workers: int) -> None:
     clean = subject.loader(0, clean=True)
-    loader = subject.loader(num_workers, on_error="skip")
-    batches = []
+    loader = subject.loader(num_workers, on_error="skip", persistent_workers=num_workers > 0)
+    batches, kept = [], []
     with warns_of_bad_samples(len(subject.bad)):
-        for batch, other in zip(loader, clean, strict=True):
+        for numbers, batch, other in zip(order_of(subject.kind), loader, clean, strict=True):
             assert loader.state_dict()["position"] == clean.state_dict()["position"]
-            batches.append((plain(batch), plain(other)))
-    assert [batch for batch, _ in batches] == without_bad(subject, [other for _, other in batches])
+            pairs = [zip(part, numbers, strict=True) for part in plain(other)]
+            expected = [[value for value, number in each if number not in subject.bad] for each in pairs]
+            assert plain(batch) == expected
+            kept.append(batch)
+            batches.append(expected)
     assert (loader.stats().num_skipped, loader.stats().num_replaced) == (len(subject.bad), 0)
     assert clean.stats().num_skipped == 0
     assert count_images(loader.stats()) == NUM_SAMPLES - len(subject.bad)
     assert [entry["sample"] for entry in subject.entries()] == sorted(subject.bad)
     assert {entry["action"] for entry in subject.entries()} == {"skipped"}
+    with warns_of_bad_samples(len(subject.bad), 1):
+        collect(loader, Batches())
+    assert [plain(batch) for batch in kept] == batches, "smaller batches that were kept do not change"
 
 
 @pytest.mark.filterwarnings("ignore:unreadable samples")  # Not each rank has some.
 @pytest.mark.parametrize("kind", ["shards"])
 def test_marks_of_repeats_stay_with_their_samples(subject: Subject) -> None:
     keys = []
-    for rank, num_workers in enumerate((0, 1, 1)):
+    for rank in range(3):
         options: dict[str, Any] = {"on_error": "skip", "remainder": "mask", "rank": rank, "world_size": 3}
-        loaders = [subject.loader(num_workers, **options), subject.loader(0, clean=True, **options)]
+        loaders = [subject.loader(0, **options), subject.loader(0, clean=True, **options)]
         for batch, other in zip(*map(batches_of, loaders), strict=True):
             kept = [row for row, name in enumerate(other[2]) if int(name.rpartition("/")[2]) not in subject.bad]
             assert batch == [[part[row] for row in kept] for part in other]
@@ -129,19 +134,7 @@ def test_marks_of_repeats_stay_with_their_samples(subject: Subject) -> None:
     assert sorted(keys) == sorted(key_of(number) for number in range(NUM_SAMPLES) if number not in subject.bad)
 
 
-@pytest.mark.parametrize(("kind", "num_workers"), [("folder", 1)])
-def test_kept_smaller_batches_do_not_change(subject: Subject, num_workers: int) -> None:
-    loader = subject.loader(num_workers, on_error="skip", persistent_workers=True)
-    with warns_of_bad_samples(len(subject.bad)):
-        kept = list(loader)
-    before = [plain(batch) for batch in kept]
-    for epoch in (1, 2):
-        with warns_of_bad_samples(len(subject.bad), epoch):
-            collect(loader, Batches())
-    assert [plain(batch) for batch in kept] == before
-
-
-@pytest.mark.parametrize(("policy", "num_workers"), [("replace", 1), ("skip", 0)])
+@pytest.mark.parametrize(("policy", "num_workers"), [("replace", 0), ("skip", 1)])
 def test_a_resumed_epoch_continues_identically(tmp_path: Path, policy: str, num_workers: int) -> None:
     subject = Subject(tmp_path, "shards")
     with warns_of_bad_samples():
@@ -155,41 +148,29 @@ def test_a_resumed_epoch_continues_identically(tmp_path: Path, policy: str, num_
 
 
 @kinds_and_workers
-def test_many_bad_neighbours_are_skipped(tmp_path: Path, kind: Kind, num_workers: int) -> None:
-    """More of them than the replacements tried for one row, and all but one sample of a chunk."""
-    subject = Subject(tmp_path, kind, dict.fromkeys(range(NUM_SAMPLES - 1), fill_with_noise))
+def test_many_bad_samples(tmp_path: Path, kind: Kind, num_workers: int) -> None:
+    """More of them than the replacements tried for one row: all but one of an epoch, all of a batch, and all."""
+    folders = [tmp_path / name for name in "abc"]
+    for folder in folders:
+        folder.mkdir()
+    subject = Subject(folders[0], kind, dict.fromkeys(range(NUM_SAMPLES - 1), fill_with_noise))
     with warns_of_bad_samples(NUM_SAMPLES - 1):
         (batch,) = subject.loader(num_workers, on_error="skip", batch_size=NUM_SAMPLES)
     assert plain(batch)[1] == [0 if kind == "folder" else 1]
     assert [entry["sample"] for entry in subject.entries()] == sorted(subject.bad)
 
-
-@kinds_and_workers
-def test_a_batch_without_any_sample_is_an_error(tmp_path: Path, kind: Kind, num_workers: int) -> None:
-    subject = Subject(tmp_path, kind, dict.fromkeys(order_of(kind)[2], empty))
-    batches = Batches()
-    with pytest.raises(
-        SampleError, match=r"all samples of a batch were skipped.* use on_error='replace'"
-    ) as error_info:
+    subject, batches = Subject(folders[1], kind, dict.fromkeys(order_of(kind)[2], empty)), Batches()
+    message = r"all samples of a batch were skipped.* use on_error='replace'"
+    with pytest.raises(SampleError, match=message) as error_info:
         collect(subject.loader(num_workers, on_error="skip"), batches)
     assert len(batches) == 2
-    for number in subject.bad:
-        assert f"{number:03d}" in str(error_info.value)
+    assert all(f"{number:03d}" in str(error_info.value) for number in subject.bad)
 
-
-@kinds_and_workers
-def test_replacing_ends_when_nothing_can_be_read(tmp_path: Path, kind: Kind, num_workers: int) -> None:
-    subject = Subject(tmp_path, kind, dict.fromkeys(range(NUM_SAMPLES), cut_off))
+    subject = Subject(folders[2], kind, dict.fromkeys(range(NUM_SAMPLES), cut_off))
     with pytest.raises(SampleError, match="all 10 attempts to replace the sample failed"):
         next(iter(subject.loader(num_workers, on_error="replace")))
 
 
-def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="on_error must be one of 'raise', 'replace', 'skip', got 'ignore'"):
-        Subject(tmp_path, "map").loader(0, on_error="ignore")
-
-
-@pytest.mark.parametrize("policy", ["replace", "skip"])
 @pytest.mark.parametrize(
     ("quarantine", "error", "words"),
     [
@@ -199,37 +180,28 @@ def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_quarantine_that_cannot_be_written_is_refused_at_once(
-    tmp_path: Path, policy: str, quarantine: str | None, error: type[Exception], words: str
+    tmp_path: Path, quarantine: str | None, error: type[Exception], words: str
 ) -> None:
     subject = Subject(tmp_path, "map", {})
     path = None if quarantine is None else tmp_path / quarantine
-    with pytest.raises(error, match=f"quarantine.*{words}"):
-        subject.loader(0, on_error=policy, quarantine=path)
-    with pytest.raises(error, match=f"quarantine.*{words}"):
-        subject.loader(1, on_error=policy, quarantine=path, collate_fn=list)
+    for policy, collate_fn in (("replace", list), ("skip", None)):
+        with pytest.raises(error, match=f"quarantine.*{words}"):
+            subject.loader(1, on_error=policy, quarantine=path, collate_fn=collate_fn)
     subject.loader(0, quarantine=path)  # Nothing is to be written.
-
-
-def test_there_is_no_quarantine_without_bad_samples(tmp_path: Path) -> None:
-    subject = Subject(tmp_path, "map", {})
-    loader = subject.loader(1, on_error="skip")
-    assert len(batches_of(loader)) == NUM_SAMPLES // BATCH_SIZE
-    assert not subject.quarantine.exists()
-    stats = loader.stats()
-    assert (stats.num_replaced, stats.num_skipped, stats.num_worker_restarts) == (0, 0, 0)
+    with pytest.raises(ValueError, match="on_error must be one of 'raise', 'replace', 'skip', got 'ignore'"):
+        subject.loader(0, on_error="ignore")
 
 
 def test_the_quarantine_stays_where_it_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = Subject(tmp_path, "map")
     monkeypatch.chdir(tmp_path)
-    loader = subject.loader(0, on_error="skip", quarantine="here.jsonl")
+    loader = Subject(tmp_path, "map").loader(0, on_error="skip", quarantine="here.jsonl")
     monkeypatch.chdir(tmp_path / "damaged")
     with pytest.warns(RuntimeWarning, match=rf"{tmp_path / 'here.jsonl'} lists them with their errors"):
         batches_of(loader)
-    assert len((tmp_path / "here.jsonl").read_text().splitlines()) == len(subject.bad)
+    assert len((tmp_path / "here.jsonl").read_text().splitlines()) == 4
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@here_or_in_a_worker
 def test_files_deleted_during_the_epoch(tmp_path: Path, num_workers: int) -> None:
     subject = Subject(tmp_path, "folder", {})
     gone = order_of("folder")[-1][1:]
@@ -247,7 +219,7 @@ def test_files_deleted_during_the_epoch(tmp_path: Path, num_workers: int) -> Non
     assert all("No such file or directory" in entry["error"] for entry in subject.entries())
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@here_or_in_a_worker
 def test_a_tar_is_cut_off_during_the_epoch(tmp_path: Path, num_workers: int) -> None:
     """One that is open. A shard that is opened later does not fit its index any more, which is an error in any case."""
     subject, order = Subject(tmp_path, "shards", {}), order_of("shards")
@@ -294,22 +266,15 @@ def test_the_only_sample_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "class" / "a.jpg").write_bytes(b"no image")
     dataset = ImageFolder(tmp_path)
     for init in (None, print):
-        loader = DataLoader(
-            dataset,
-            sampler=EpochSampler(dataset),
-            on_error="replace",
-            quarantine=tmp_path / "bad.jsonl",
-            worker_init_fn=init,
-        )
+        options: dict[str, Any] = {"on_error": "replace", "quarantine": tmp_path / "bad.jsonl", "worker_init_fn": init}
         with pytest.raises(SampleError, match=r"the image of sample .*a\.jpg .* cannot be decoded"):
-            next(iter(loader))
+            next(iter(DataLoader(dataset, sampler=EpochSampler(dataset), **options)))
     assert not (tmp_path / "bad.jsonl").exists()
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@here_or_in_a_worker
 def test_a_full_disk_names_the_quarantine_file(tmp_path: Path, num_workers: int) -> None:
-    subject = Subject(tmp_path, "map")
-    loader = subject.loader(num_workers, on_error="skip", quarantine="/dev/full")
+    loader = Subject(tmp_path, "map").loader(num_workers, on_error="skip", quarantine="/dev/full")
     with pytest.raises(OSError, match=r"the quarantine file cannot be written: No space left .*'/dev/full'") as raised:
         batches_of(loader)
     assert raised.value.errno == errno.ENOSPC

@@ -1,7 +1,7 @@
 """No epoch ends early because a helper has ended: whichever executor makes the batches, all arrive or an error says so.
 
-Helpers are worker processes, threads, the fork server and the storage process. Those of shardio's own worker processes
-are replaced: see test_killed_workers.py and test_crashing_samples.py.
+Helpers are worker processes, threads, the fork server and the storage process. The loader replaces its own worker
+processes: see test_killed_workers.py.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from shardio.loader.processes.wire import ForgetBuffers
 from shardio.storage.remote.client import client
 from tests.faults.worker_processes import is_alive, wait_until
 from tests.processes import forkserver_context
-from tests.servers.fixtures import moto_server
+from tests.servers.fixtures import seaweedfs_server
 from tests.servers.server import Server
 from tests.storage.uploading import upload
 
-__all__ = ["moto_server"]
+__all__ = ["seaweedfs_server"]
 
 NUM_SAMPLES, BATCH_SIZE = 20, 2
 MIDDLE, END = 9, NUM_SAMPLES - 1
@@ -57,8 +57,6 @@ def exit_well() -> None:
 
 
 class Fragile(Dataset[int]):
-    """The numbers, one of which ends the helper that reads it."""
-
     def __init__(self, end: Callable[[], object], number: int) -> None:
         self.end, self.number = end, number
 
@@ -72,8 +70,6 @@ class Fragile(Dataset[int]):
 
 
 class FragileIterable(IterableDataset[int]):
-    """The same numbers, of all workers together."""
-
     def __init__(self, end: Callable[[], object], number: int) -> None:
         self.numbers = Fragile(end, number)
 
@@ -84,12 +80,10 @@ class FragileIterable(IterableDataset[int]):
 
 
 def in_order(dataset: Fragile, **options: Any) -> DataLoader:
-    """Return a loader with shardio's order, which is that of the numbers."""
     return DataLoader(dataset, sampler=EpochSampler(dataset, shuffle=False), **options)
 
 
 def read_pipe(dataset: Fragile, **options: Any) -> DataLoader:
-    """Return a loader with torch's own workers."""
     return DataLoader(IterableWrapper(range(NUM_SAMPLES)).map(dataset.__getitem__), **options)
 
 
@@ -100,7 +94,6 @@ def read_iterable(dataset: Fragile, **options: Any) -> DataLoader:
 PROCESSES: dict[str, tuple[Callable[..., DataLoader], dict[str, Any]]] = {
     "fetching": (DataLoader, {}),
     "fetching iterable": (read_iterable, {}),
-    "fetching, persistent": (DataLoader, {"persistent_workers": True}),
     "fetching, not forked": (DataLoader, {"multiprocessing_context": forkserver_context}),
     "ordered": (in_order, {}),
 }
@@ -120,7 +113,6 @@ def make(executor: str, number: int = NUM_SAMPLES, **further: Any) -> DataLoader
 
 
 def receive(batches: Any) -> tuple[list[list[int]], Exception | None]:
-    """Return the batches until the end or an error, and the error."""
     received = list[list[int]]()
     try:
         for batch in batches:
@@ -133,10 +125,14 @@ def receive(batches: Any) -> tuple[list[list[int]], Exception | None]:
 WHOLE = [[index, index + 1] for index in range(0, NUM_SAMPLES, BATCH_SIZE)]
 
 
+IN_DEFAULT = {("fetching: kill", MIDDLE), ("fetching iterable: exit_well", END), ("ordered: exit_well", MIDDLE)}
+IN_DEFAULT |= {(f"{name}, threads", MIDDLE) for name in ("fetching", "fetching iterable", "ordered")} | {("torch", END)}
+
+
 @pytest.mark.parametrize(
     ("executor", "number"),
     [
-        (executor, number)
+        pytest.param(executor, number, marks=() if (executor, number) in IN_DEFAULT else pytest.mark.slow)
         for executor in EXECUTORS
         for number in (MIDDLE, END)
         if (executor, number) != ("torch", MIDDLE)
@@ -154,8 +150,12 @@ def test_an_epoch_whose_helper_ends_itself_raises_after_the_batches_before(execu
         next(batches)
 
 
-@pytest.mark.parametrize("after", [1, len(WHOLE) - 1, len(WHOLE)])
-@pytest.mark.parametrize("executor", [f"{name}: kill" for name in PROCESSES])
+@pytest.mark.parametrize("after", [pytest.param(1, marks=pytest.mark.slow), len(WHOLE) - 1, len(WHOLE)])
+@pytest.mark.parametrize(
+    "executor",
+    ["fetching: kill", "ordered: kill"]
+    + [pytest.param(f"fetching{name}: kill", marks=pytest.mark.slow) for name in (" iterable", ", not forked")],
+)
 def test_an_epoch_whose_helpers_are_killed_is_whole_or_raises(executor: str, after: int) -> None:
     batches = iter(make(executor))
     received = [next(batches).tolist() for _ in range(after)]
@@ -180,16 +180,12 @@ def test_an_epoch_whose_workers_are_shut_down_does_not_end_as_if_it_were_whole(m
 
 
 class ThreadAsProcess(threading.Thread):
-    """A thread with what torch's loader asks of a process, as some libraries start them."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "daemon": True})
         self.pid = id(self)
 
 
 class ThreadQueue(Queue[Any]):
-    """A queue between threads with what torch's loader asks of one between processes."""
-
     def close(self) -> None:
         pass
 
@@ -198,8 +194,6 @@ class ThreadQueue(Queue[Any]):
 
 
 class ThreadContext(SpawnContext):
-    """A context of multiprocessing whose processes are threads."""
-
     Process = ThreadAsProcess  # type: ignore[assignment]  # this is the point
     Event = threading.Event  # type: ignore[assignment]  # as above
     Queue = ThreadQueue  # type: ignore[assignment]  # as above
@@ -207,7 +201,6 @@ class ThreadContext(SpawnContext):
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of keys alone."""
     folder = tmp_path_factory.mktemp("keys") / "packed"
     with ShardWriter(folder, max_shard_samples=5) as writer:
         for number in range(NUM_SAMPLES):
@@ -228,11 +221,18 @@ def test_processes_that_are_threads_deliver_all_batches(keys: Path, monkeypatch:
         assert sorted(received) == [f"{number:02d}" for number in range(NUM_SAMPLES)]
 
 
-@pytest.mark.parametrize("executor", ["fetching: kill", "ordered: kill", "fetching, not forked: kill"])
-def test_a_worker_process_that_stays_stopped_is_an_error(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a timeout. One that only takes long is waited for."""
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_processes, "CHECK_S", 0.02)
     monkeypatch.setattr(worker_processes, "STOPPED_S", 0.1)
+
+
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize(
+    "executor", ["fetching: kill", "ordered: kill", pytest.param("fetching, not forked: kill", marks=pytest.mark.slow)]
+)
+def test_a_worker_process_that_stays_stopped_is_an_error(executor: str) -> None:
+    """Without a timeout. One that only takes long is waited for."""
     batches = iter(make(executor))
     received = [next(batches).tolist()]
     (process,) = batches._workers
@@ -250,18 +250,15 @@ def test_a_worker_process_that_continues_is_waited_for(monkeypatch: pytest.Monke
     received = [next(batches).tolist()]
     (process,) = batches._workers
     stop(process.pid)
-    while len(received) < 3:  # They are there already, or are not.
-        if not batches.is_ready(0.1):
-            break
+    while len(received) < 3 and batches.is_ready(0.1):  # They are there already, or are not.
         received.append(next(batches).tolist())
     assert not batches.is_ready(0.1)
     os.kill(process.pid, signal.SIGCONT)
     assert [*received, *receive(batches)[0]] == WHOLE
 
 
-def test_a_stopped_worker_process_whose_socket_is_full_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_processes, "CHECK_S", 0.02)
-    monkeypatch.setattr(worker_processes, "STOPPED_S", 0.1)
+@pytest.mark.usefixtures("_impatient")
+def test_a_stopped_worker_process_whose_socket_is_full_is_an_error() -> None:
     batches = iter(make("fetching: kill"))
     next(batches)
     (process,) = batches._workers
@@ -271,6 +268,7 @@ def test_a_stopped_worker_process_whose_socket_is_full_is_an_error(monkeypatch: 
         list(map(worker.send, itertools.repeat(ForgetBuffers(buffer_ids=()))))
 
 
+@pytest.mark.slow
 def test_no_worker_waits_for_ever_for_a_stopped_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_processes, "STOPPED_S", 0.05)
     loader = make("fetching, not forked: kill")
@@ -285,12 +283,12 @@ def test_no_worker_waits_for_ever_for_a_stopped_fork_server(monkeypatch: pytest.
     assert receive(loader) == (WHOLE, None)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_storage_process_that_is_killed_does_not_end_an_epoch(
-    keys: Path, moto_server: Server, tmp_path: Path, num_workers: int
+    keys: Path, seaweedfs_server: Server, tmp_path: Path, num_workers: int
 ) -> None:
-    remote = upload(keys, f"{moto_server.url}/{uuid.uuid4().hex}", moto_server.options)
-    options: dict[str, Any] = {"storage_options": moto_server.options, "cache": tmp_path / "cache"}
+    remote = upload(keys, f"{seaweedfs_server.url}/{uuid.uuid4().hex}", seaweedfs_server.options)
+    options: dict[str, Any] = {"storage_options": seaweedfs_server.options, "cache": tmp_path / "cache"}
     dataset = ShardDataset(str(remote), fields="key", **options)
     received = list[str]()
     for number, batch in enumerate(DataLoader(dataset, BATCH_SIZE, num_workers=num_workers)):

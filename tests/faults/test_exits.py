@@ -1,4 +1,4 @@
-"""However a program ends, its loaders leave no process, and write nothing to stderr."""
+"""However a program ends, its loaders leave no process, hang nowhere, and write nothing to stderr."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import pytest
 
 from tests.faults.worker_processes import DEADLINE_S, Data, find_marked, is_alive, send_signal, wait_until
 from tests.processes import run_python
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import ctypes, os, sys, time
@@ -56,52 +58,34 @@ while ending.startswith(("wait", "fork")):
 """
 
 
-class Script:
-    """A script that iterates, known by a word in its environment and that of all that it starts."""
-
-    def __init__(self, data: Data, folder: Path, ending: str) -> None:
-        self.mark = f"SHARDIO_TEST_MARK={folder}"
-        name, _, value = self.mark.partition("=")
-        path, report = folder / "script.py", folder / "report"
-        path.write_text(SCRIPT)
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-X", "dev", path, data.images, data.shards, report, ending],
-            env={**os.environ, name: value},
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        wait_until(lambda: report.exists() or self.process.poll() is not None, "the script iterates")
-
-    def end(self) -> tuple[int, str]:
-        """Return its exit code and what it wrote to stderr; end all processes that it started."""
-        _, said = self.process.communicate(timeout=DEADLINE_S)
-        wait_until(lambda: find_marked(self.mark) == [], "all has ended")
-        return self.process.returncode, said
-
-
-def test_the_interpreter_exits_with_loaders_in_all_states(data: Data, tmp_path: Path) -> None:
-    """With ``sys.exit`` in the loop over one of them."""
-    assert Script(data, tmp_path, "exit persistent").end() == (3, "")
-
-
-def test_an_uncaught_exception(data: Data, tmp_path: Path) -> None:
-    code, said = Script(data, tmp_path, "raise persistent").end()
-    assert code == 1
-    assert said.count("Traceback") == 1
-    assert said.endswith("ZeroDivisionError: in the loop\n")
+@pytest.mark.parametrize("ending", ["exit persistent", "raise persistent", "wait"])
+def test_a_program_ends_with_loaders_in_all_states(data: Data, tmp_path: Path, ending: str) -> None:
+    """By ``sys.exit`` in the loop over one of them, by an uncaught exception, and by Ctrl-C."""
+    mark, path, report = f"SHARDIO_TEST_MARK={tmp_path}", tmp_path / "script.py", tmp_path / "report"
+    path.write_text(SCRIPT)
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-X", "dev", path, data.images, data.shards, report, ending],
+        env={**os.environ, "SHARDIO_TEST_MARK": str(tmp_path)},  # It marks all that the script starts.
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_until(lambda: report.exists() or process.poll() is not None, "the script iterates")
+    if ending == "wait":
+        time.sleep(0.2)  # It is to come anywhere in the loop, not always at its beginning.
+        os.killpg(process.pid, signal.SIGINT)  # As a terminal does: to all that did not leave its group.
+    _, said = process.communicate(timeout=DEADLINE_S)
+    wait_until(lambda: find_marked(mark) == [], "all has ended")
+    if ending == "exit persistent":
+        assert (process.returncode, said) == (3, "")
+    elif ending == "wait":
+        assert process.returncode == -signal.SIGINT
+        assert said.endswith("KeyboardInterrupt\n")
+        assert "_process.py" not in said
+    else:
+        assert (process.returncode, said.count("Traceback")) == (1, 1)
+        assert said.endswith("ZeroDivisionError: in the loop\n")
     assert "Exception ignored" not in said
-
-
-def test_ctrl_c(data: Data, tmp_path: Path) -> None:
-    script = Script(data, tmp_path, "wait")
-    time.sleep(0.2)  # It is to come anywhere in the loop, not always at its beginning.
-    os.killpg(script.process.pid, signal.SIGINT)  # As a terminal does: to all that did not leave its group.
-    code, said = script.end()
-    assert code == -signal.SIGINT
-    assert said.endswith("KeyboardInterrupt\n")
-    assert "Exception ignored" not in said
-    assert "_process.py" not in said
 
 
 @pytest.mark.parametrize("ending", ["wait", "fork persistent", "fork early"])
@@ -202,3 +186,62 @@ def test_iterators_that_are_alive_when_python_exits_say_nothing(tmp_path: Path, 
         first, *_, last = lines = ended.stderr.splitlines()
         assert (ended.returncode, first, last) == (1, "Traceback (most recent call last):", "ZeroDivisionError: mine")
         assert len(lines) == 4
+
+
+ASKING = """
+import atexit, builtins, sys, threading
+
+def ask(when):
+    for iterator in iterators:
+        try:
+            while True:
+                next(iterator)
+        except BaseException as error:
+            print(when, type(error).__name__, flush=True)
+
+class Last:
+    def __del__(self):
+        ask("__del__")
+
+iterators = []
+atexit.register(ask, "last handler")
+
+from shardio import DataLoader, DevicePrefetcher, EpochSampler, ShardDataset, ShardMapDataset
+from shardio.transforms import CenterCrop
+
+dataset = ShardMapDataset(sys.argv[1], transform=CenterCrop(32))
+endless = DataLoader(ShardDataset(sys.argv[1], transform=CenterCrop(32)), batch_size=1)
+begun = threading.Event()
+
+def keep_asking():
+    try:
+        while True:
+            for _ in endless:
+                begun.set()
+    except RuntimeError as error:
+        print("thread", error, flush=True)
+
+if __name__ == "__main__":
+    for options in ({}, {"persistent_workers": True}, {"worker_init_fn": id}, {"num_workers": 0}):
+        options = {"num_workers": 1, "prefetch_factor": 1, **options}
+        options["prefetch_factor"] = options["prefetch_factor"] if options["num_workers"] else None
+        iterators.append(iter(DataLoader(dataset, sampler=EpochSampler(dataset), batch_size=1, **options)))
+    iterators.append(iter(DataLoader(dataset, shuffle=True, batch_size=1, num_workers=1)))
+    iterators.append(iter(DevicePrefetcher(DataLoader(dataset, shuffle=True, batch_size=1, num_workers=1), "cpu")))
+    for iterator in iterators:
+        next(iterator)
+    builtins.last = Last()
+    threading.Thread(target=keep_asking, daemon=True).start()
+    begun.wait()
+"""
+
+
+def test_a_batch_that_is_requested_while_python_ends_arrives_or_raises_at_once(packed: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ASKING)
+    ended = subprocess.run([sys.executable, script, packed], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    said = ended.stdout.splitlines()
+    assert "thread Python is shutting down, so no batch can be made: read all batches before the program ends" in said
+    assert [line for line in said if line.startswith("last handler")] == ["last handler RuntimeError"] * 6
+    assert sum(line.startswith("__del__") for line in said) in (0, 6), "the interpreter may never call it"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import random
+import mmap
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -16,16 +18,21 @@ from typing import Any
 import pytest
 
 from shardio import WorkerError
-from shardio.loader.processes import fork_server, pool as pool_module
+from shardio.loader.processes import fork_server, pool as pool_module, worker_process
+from shardio.transforms import Compose
 from tests.buffers import PROGRAM, find_fork_servers
 from tests.faults.worker_processes import (
+    BATCH_SIZE,
+    CROP,
+    DEADLINE_S,
     KINDS,
     Batches,
     Data,
     Expected,
     batches_of,
+    collect,
     find_worker_processes,
-    install_slowness,
+    install_poison,
     is_alive,
     make_loader,
     plain,
@@ -44,43 +51,10 @@ def kill_worker_processes(number: signal.Signals = signal.SIGKILL) -> None:
 
 
 def have_started() -> bool:
-    """Return whether all worker processes have threads that decode."""
     return all(len(list(Path(f"/proc/{process_id}/task").iterdir())) > 1 for process_id in find_worker_processes())
 
 
-def test_worker_processes_killed_at_any_moment(data: Data, expected: Expected, modules: Path) -> None:
-    """``tools/loader_campaign.py`` does this with all kinds of datasets, thousands of times."""
-    install_slowness(modules, 0.05)  # An epoch takes longer than until the first kill.
-    draw, killed = random.Random(0), list[int]()
-
-    def kill_two() -> None:
-        for _ in range(2):
-            time.sleep(draw.uniform(0.0, 0.15))  # The moment is what is random here.
-            for process_id in draw.sample(process_ids := find_worker_processes(), min(len(process_ids), 1)):
-                killed.append(process_id)
-                send_signal(process_id, signal.SIGKILL)
-
-    loader = make_loader(data, "folder", 3, persistent_workers=True)
-    with warns_of_deaths():  # Of one at least: on a busy machine, a kill may come after the last batch of an epoch.
-        for epoch in expected["folder"]:
-            iterator = iter(loader)  # Its worker processes are there now.
-            with run_during(kill_two):
-                assert batches_of(iterator) == epoch
-    assert len(killed) >= 2
-
-
-@pytest.mark.parametrize(("num_workers", "number"), [(1, 5), (3, 0)])
-def test_all_worker_processes_killed_at_once(
-    data: Data, expected: Expected, modules: Path, num_workers: int, number: int
-) -> None:
-    install_slowness(modules, 0.01)
-    batches = Batches()
-    with warns_of_deaths() if number < 5 else nullcontext():  # The last batch is there already.
-        for batch in make_loader(data, "shards", num_workers):
-            if len(batches) == number:
-                kill_worker_processes()
-            batches.append(plain(batch))
-    assert batches == expected["shards"][0]
+# Killed
 
 
 def test_worker_processes_killed_repeatedly(data: Data, expected: Expected) -> None:
@@ -100,8 +74,13 @@ def test_worker_processes_killed_repeatedly(data: Data, expected: Expected) -> N
 
 
 def test_worker_processes_killed_between_epochs(data: Data, expected: Expected) -> None:
+    """Before the first batch, between epochs, and after a break, whose epoch does not get into the next one."""
     loader = make_loader(data, "shards", 2, persistent_workers=True)
-    assert batches_of(loader) == expected["shards"][0]
+    iterator = iter(loader)
+    wait_until(find_worker_processes, "there is a worker process")
+    kill_worker_processes()
+    with warns_of_deaths():
+        assert list(map(plain, iterator)) == expected["shards"][0]
     for num_killed, epoch in ((1, 1), (2, 0)):
         for process_id in find_worker_processes()[:num_killed]:
             send_signal(process_id, signal.SIGKILL)
@@ -109,20 +88,16 @@ def test_worker_processes_killed_between_epochs(data: Data, expected: Expected) 
         with warns_of_deaths():
             assert batches_of(loader) == expected["shards"][epoch]
         assert loader.stats().num_worker_restarts == num_killed
-
-
-def test_worker_processes_killed_after_a_break(data: Data, expected: Expected) -> None:
-    """What an abandoned epoch had begun does not get into the next one."""
-    loader = make_loader(data, "map", 1, persistent_workers=True)
     for number in range(2):
         loader.set_epoch(0)
         with warns_of_deaths() if number else nullcontext():
-            assert [plain(batch) for batch in islice(loader, 2)] == expected["map"][0][:2]
+            assert [plain(batch) for batch in islice(loader, 2)] == expected["shards"][0][:2]
         kill_worker_processes()
     with warns_of_deaths():
-        assert batches_of(loader) == expected["map"][1]
+        assert batches_of(loader) == expected["shards"][1]
 
 
+@pytest.mark.slow
 def test_restarted_worker_processes_find_relative_paths(
     data: Data, expected: Expected, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -135,6 +110,30 @@ def test_restarted_worker_processes_find_relative_paths(
     for kind, begun, iterator in zip(KINDS, batches, iterators, strict=True):
         with warns_of_deaths():
             assert [*begun, *map(plain, iterator)] == expected[kind][0]
+
+
+@pytest.mark.slow
+def test_other_processes_and_loaders_are_not_affected(data: Data, expected: Expected) -> None:
+    """Whatever their names are: a loader knows the worker processes that it started."""
+    other = iter(make_loader(data, "map", 1))
+    wait_until(find_worker_processes, "its worker process has a command line")
+    others_processes = find_worker_processes()
+    # It does nothing for as long as the test may take, which ends it.
+    namesake = [sys.executable, "-c", "import time; time.sleep(600)", PROGRAM.decode()]
+    with subprocess.Popen(namesake) as process:
+        iterator = iter(make_loader(data, "shards", 1))
+        batches = [plain(next(iterator))]
+        for process_id in set(find_worker_processes()) - set(others_processes):
+            send_signal(process_id, signal.SIGKILL)
+        with warns_of_deaths():
+            assert [*batches, *map(plain, iterator)] == expected["shards"][0]
+        assert find_worker_processes() == others_processes
+        assert process.poll() is None
+        process.kill()
+    assert [plain(batch) for batch in other] == expected["map"][0]
+
+
+# Fork servers
 
 
 def kill_first(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
@@ -164,7 +163,7 @@ def test_fork_servers_killed_before_their_first_message(
     assert [text.count("signal: Killed") for text in said] == [1, 1], "both worker processes died of one cause"
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize("num_workers", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_fork_servers_that_always_die_at_once_are_an_error(
     data: Data, monkeypatch: pytest.MonkeyPatch, num_workers: int
 ) -> None:
@@ -174,18 +173,7 @@ def test_fork_servers_that_always_die_at_once_are_an_error(
     assert len(started) <= 4
 
 
-def test_a_fork_server_has_one_thread(data: Data) -> None:
-    """A fork copies the locks of other threads, which nobody in the child would release."""
-    iterator = iter(make_loader(data, "shards", 2))
-    next(iterator)
-    (server,) = find_fork_servers()
-    assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
-
-
-def await_end_of(process_ids: list[int]) -> None:
-    wait_until(lambda: not any(map(is_alive, process_ids)), "the processes have ended")
-
-
+@pytest.mark.slow
 def test_a_killed_fork_server_takes_its_worker_processes_with_it(data: Data, expected: Expected) -> None:
     """They and the fork server are replaced."""
     loader, batches, servers = make_loader(data, "shards", 2, persistent_workers=True), Batches(), list[int]()
@@ -194,20 +182,22 @@ def test_a_killed_fork_server_takes_its_worker_processes_with_it(data: Data, exp
             for batch in loader:
                 if len(batches) in (1, 8):
                     before, (server,) = find_worker_processes(), find_fork_servers()
+                    # A fork would copy the locks of other threads, which nobody in the child would release.
+                    assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
                     servers.append(server)
                     send_signal(server, signal.SIGKILL)
-                    await_end_of(before)
+                    wait_until(lambda: not any(map(is_alive, before)), "they have ended")  # noqa: B023  # called now
                 batches.append(plain(batch))
     assert len(set(servers)) == 2
     assert find_fork_servers().isdisjoint(servers)
     assert batches == [*expected["shards"][0], *expected["shards"][1]]
 
 
+@pytest.mark.slow
 def test_a_stopped_fork_server_is_replaced(data: Data, expected: Expected, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "PATIENCE_S", 0.3)
     monkeypatch.setattr(fork_server, "EXIT_S", 0.3)
-    loader = make_loader(data, "shards", 2)
-    iterator = iter(loader)
+    iterator = iter(make_loader(data, "shards", 2))
     batches = [plain(next(iterator))]
     (server,) = find_fork_servers()
     wait_until(have_started, "all worker processes have started")
@@ -219,13 +209,7 @@ def test_a_stopped_fork_server_is_replaced(data: Data, expected: Expected, monke
     assert server not in find_fork_servers()
 
 
-def test_worker_processes_killed_while_they_start(data: Data, expected: Expected) -> None:
-    """They do not take long to start: this is before the first batch is requested."""
-    iterator = iter(make_loader(data, "shards", 2))
-    wait_until(find_worker_processes, "there is a worker process")
-    kill_worker_processes()
-    with warns_of_deaths():
-        assert list(map(plain, iterator)) == expected["shards"][0]
+# Stopped
 
 
 def test_stopped_worker_processes_are_killed(data: Data, expected: Expected, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,6 +225,7 @@ def test_stopped_worker_processes_are_killed(data: Data, expected: Expected, mon
     assert batches == [*expected["shards"][0], *expected["shards"][1]]
 
 
+@pytest.mark.slow
 def test_briefly_stopped_worker_processes_continue(data: Data, expected: Expected) -> None:
     iterator = iter(make_loader(data, "shards", 1))
     batches = [plain(next(iterator))]
@@ -258,6 +243,9 @@ def test_briefly_stopped_worker_processes_continue(data: Data, expected: Expecte
     assert [*batches, *map(plain, iterator)] == expected["shards"][0]
 
 
+# Unable to start, or to survive a sample
+
+
 def exit_at_once(modules: Path) -> None:
     (modules / "sitecustomize.py").write_text("import os; os._exit(3)")
 
@@ -266,7 +254,9 @@ def fail_to_import(modules: Path) -> None:
     (modules / "simplejpeg.py").write_text("raise ImportError('there is no libjpeg')")
 
 
-@pytest.mark.parametrize(("break_startup", "num_workers"), [(exit_at_once, 3), (fail_to_import, 1)])
+@pytest.mark.parametrize(
+    ("break_startup", "num_workers"), [(exit_at_once, 3), pytest.param(fail_to_import, 1, marks=pytest.mark.slow)]
+)
 def test_worker_processes_that_cannot_start_are_an_error(
     data: Data, modules: Path, break_startup: Callable[[Path], None], num_workers: int
 ) -> None:
@@ -275,21 +265,166 @@ def test_worker_processes_that_cannot_start_are_an_error(
         next(iter(make_loader(data, "shards", num_workers)))
 
 
-def test_other_processes_and_loaders_are_not_affected(data: Data, expected: Expected) -> None:
-    """Whatever their names are: a loader knows the worker processes that it started."""
-    other = iter(make_loader(data, "map", 1))
-    wait_until(find_worker_processes, "its worker process has a command line")
-    others_processes = find_worker_processes()
-    # It does nothing for as long as the test may take, which ends it.
-    namesake = [sys.executable, "-c", "import time; time.sleep(600)", PROGRAM.decode()]
-    with subprocess.Popen(namesake) as process:
-        iterator = iter(make_loader(data, "shards", 1))
-        batches = [plain(next(iterator))]
-        for process_id in set(find_worker_processes()) - set(others_processes):
-            send_signal(process_id, signal.SIGKILL)
-        with warns_of_deaths():
-            assert [*batches, *map(plain, iterator)] == expected["shards"][0]
-        assert find_worker_processes() == others_processes
-        assert process.poll() is None
-        process.kill()
-    assert [plain(batch) for batch in other] == expected["map"][0]
+def sample_of(batches: Batches, number: int) -> str:
+    key = batches[number][2][3]
+    assert isinstance(key, str)
+    return key
+
+
+def test_two_deaths_over_the_same_batch_are_survived(
+    data: Data, expected: Expected, modules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batches in flight are delivered, too."""
+    monkeypatch.setattr(pool_module, "divide_threads", lambda num_threads, _: [num_threads])
+    install_poison(modules, sample_of(expected["shards"][0], 1), 2, others_s=0.1)
+    loader = make_loader(data, "shards", 6, persistent_workers=True)
+    with warns_of_deaths():
+        assert batches_of(loader) == expected["shards"][0]
+    assert len(list(modules.glob("death-*"))) == loader.stats().num_worker_restarts == 2
+    assert batches_of(loader) == expected["shards"][1]
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "num_workers", "number", "others_s"),
+    [(1, 1, 4, 0.0), *(pytest.param(*each, 0.1, marks=pytest.mark.slow) for each in ((1, 6, 0), (2, 6, 3)))],
+)
+def test_a_sample_that_always_kills_its_worker_process_is_named_and_no_other_batch_is_blamed(
+    data: Data,
+    expected: Expected,
+    modules: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_processes: int,
+    num_workers: int,
+    number: int,
+    others_s: float,
+) -> None:
+    """Not even if its samples take so long that they are in flight at each death."""
+    counts = [num_workers // num_processes] * num_processes
+    monkeypatch.setattr(pool_module, "divide_threads", lambda num_threads, _: counts)
+    key, others = sample_of(expected["shards"][0], number), expected["shards"][0][number][2]
+    install_poison(modules, key, 100, others_s=others_s)
+    loader, batches = make_loader(data, "shards", num_workers, persistent_workers=True), Batches()
+    said = r"3 worker processes died while processing the same samples.* signal: Aborted"
+    with warns_of_deaths(), pytest.raises(WorkerError, match=said) as error_info:
+        collect(loader, batches)
+    assert batches == expected["shards"][0][:number]
+    assert loader.state_dict()["position"] == number * BATCH_SIZE
+    named = str(error_info.value).rpartition(": ")[2].split(", ")
+    assert key in named
+    assert set(named) <= set(others)
+    # The first death may have several samples to choose from, and does not count then.
+    assert len(list(modules.glob("death-*"))) in ((3, 4) if others_s else (3,))
+
+
+# Users' code kills its process, blocks, leaks, prints, and starts threads
+
+
+def once(marker: Path, act: Callable[[], None]) -> Callable[[Any], Any]:
+    def transform(image: Any) -> Any:
+        try:
+            marker.touch(exist_ok=False)
+        except FileExistsError:
+            return image
+        act()
+        return image
+
+    return transform
+
+
+def batches_without(data: Data) -> Batches:
+    return batches_of(make_loader(data, "shards", transform=Compose([CROP, lambda image: image])))
+
+
+DEATHS: dict[str, Callable[[], None]] = {
+    "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "exit code 3": lambda: os._exit(3),
+    "SIGSTOP": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["SIGKILL", *(pytest.param(n, marks=pytest.mark.slow) for n in ("exit code 3", "SIGSTOP"))]
+)
+def test_code_that_ends_its_process_loses_no_batch(
+    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(pool_module, "PATIENCE_S", 1.0)
+    transform = Compose([CROP, once(tmp_path / "marker", DEATHS[name])])
+    loader = make_loader(data, "shards", 2, transform=transform)
+    with warns_of_deaths() as warned:
+        assert batches_of(loader) == batches_without(data)
+    assert loader.stats().num_worker_restarts == 1
+    if name != "SIGSTOP":  # It is killed after it did not answer.
+        assert name in str(warned[0].message)
+        assert "MB of memory before its last chunks" in str(warned[0].message)
+
+
+def test_code_that_exits_python_is_an_error(data: Data) -> None:
+    def leave(image: Any) -> None:
+        raise SystemExit(4)
+
+    with pytest.raises(SystemExit):
+        batches_of(make_loader(data, "shards", 1, transform=leave))
+
+
+@pytest.mark.slow
+def test_code_that_blocks_meets_the_timeout(data: Data, tmp_path: Path) -> None:
+    block = once(tmp_path / "marker", lambda: time.sleep(10 * DEADLINE_S))
+    loader = make_loader(data, "shards", 1, transform=Compose([CROP, block]), timeout=2)
+    with pytest.raises(RuntimeError, match=r"no batch arrived within timeout=2\.?0? s"):
+        batches_of(loader)
+    loader.set_epoch(0)
+    assert batches_of(loader) == batches_without(data)
+
+
+def test_code_that_starts_threads_and_prints(data: Data, capfd: pytest.CaptureFixture[str]) -> None:
+    def start_thread(image: Any) -> Any:
+        threading.Thread(target=threading.Event().wait).start()  # It never ends.
+        print("printed by the transform")  # noqa: T201  # as users do
+        return image
+
+    assert batches_of(make_loader(data, "shards", 2, transform=Compose([CROP, start_thread]))) == batches_without(data)
+    assert "printed by the transform" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_memory_that_code_keeps_is_reported(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "GROWTH_BYTES", 1 << 20)
+    kept = list[bytes]()
+
+    def leak(image: Any) -> Any:
+        kept.append(os.urandom(4 << 20))
+        return image
+
+    loader = make_loader(data, "shards", 1, transform=Compose([CROP, leak]))
+    with pytest.warns(RuntimeWarning, match=r"a worker process uses \d+ MB of memory, \d+ MB more than at its start"):
+        batches_of(loader)
+    (num_bytes,) = loader.stats().worker_bytes
+    assert num_bytes > 100 << 20
+    sound = make_loader(data, "shards", 1)
+    batches_of(sound)
+    assert 0 < sound.stats().worker_bytes[0] < num_bytes - (80 << 20)
+
+
+def test_a_warning_comes_once_for_each_doubling() -> None:
+    watch = pool_module.MemoryWatch(warns=True)
+    first, limit = 50 << 20, (100 << 20) + pool_module.GROWTH_BYTES
+    for num_bytes in (first, 2 * first, limit):
+        watch.record(1, num_bytes)
+    with pytest.warns(RuntimeWarning, match=r"uses 1\.2 GB of memory, 1\.1 GB more than at its start"):
+        watch.record(1, limit + 1)
+    watch.record(1, 2 * limit + 2)
+    watch.record(2, 3 * limit)  # Another process, which began with that much.
+    with pytest.warns(RuntimeWarning, match="uses 2.4 GB"):
+        watch.record(1, 2 * limit + 3)
+    assert watch.forget(1) == " (it used 2.4 GB of memory before its last chunks)"
+    assert watch.bytes_by_worker == {2: 3 * limit}
+
+
+def test_memory_is_that_of_the_process() -> None:
+    before = worker_process.read_private_bytes()
+    # Not from malloc, which may have kept as much.
+    block = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    block.write(b"\1" * len(block))
+    assert worker_process.read_private_bytes() - before >= 0.9 * len(block)
+    block.close()

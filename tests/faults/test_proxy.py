@@ -1,7 +1,9 @@
-"""The fault proxy passes everything on unchanged, counts it, and keeps to its limits."""
+"""The fault proxy passes everything on unchanged, keeps to its limits, and does the faults that its script names."""
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import os
 import random
 import signal
@@ -9,143 +11,188 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.faults.proxied import (
-    CONTENT,
-    PART,
-    RANGE,
-    ask,
-    ask_for_part,
-    ask_once,
-    connect,
-    exchange,
-    one_proxy,
-    one_server,
-    proxy,
-    server,
-)
-from tests.faults.proxy import Counts, FaultProxy, LoggedRequest, Script
-from tests.faults.range_server import RangeServer
+from tests.faults.proxy import KINDS, OWN_ANSWERS, FaultProxy, Script
+from tests.servers.web_folder import WebFolder, serve_folder
 
-__all__ = ["one_proxy", "one_server", "proxy", "server"]
+pytestmark = pytest.mark.slow
+
+CONTENT = random.Random(0).randbytes(100_000)
+RANGE = {"Range": "bytes=1000-75999"}
+PART = CONTENT[1_000:76_000]
+
+Answer = tuple[int, dict[str, str], bytes]
+
+
+class Handler(WebFolder):
+    """Sends one file in chunks, and stores what is put."""
+
+    def answer_file(self, content: bytes) -> None:
+        if self.command == "HEAD" or not self.path.startswith("/chunked"):
+            return super().answer_file(content)
+        self.answer_head(200, ("Transfer-Encoding", "chunked"))
+        for part in (content[start : start + 1_000] for start in range(0, len(content), 1_000)):
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+        self.wfile.write(b"0\r\n\r\n")
+        return None
+
+    def do_PUT(self) -> None:  # noqa: N802  # http.server calls it by this name.
+        length = self.headers.get("Content-Length")
+        content = b"" if length is None else self.rfile.read(int(length))
+        if length is None:
+            while size := int(self.rfile.readline(), 16):
+                content += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+        (self.root / self.path[1:]).write_bytes(content)
+        self.answer(200, b"")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served")
+    for name, content in {"object": CONTENT, "chunked": CONTENT, "empty": b"", "one": b"1"}.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def proxy(folder: Path) -> Iterator[FaultProxy]:
+    with serve_folder(folder, Handler) as (url, _), FaultProxy("127.0.0.1", int(url.rpartition(":")[2])) as proxy:
+        yield proxy
+
+
+@pytest.fixture(autouse=True)
+def _reset(proxy: FaultProxy) -> None:
+    proxy.set(Script())
+    proxy.reset()
+
+
+def connect(port: int) -> contextlib.closing[http.client.HTTPConnection]:
+    return contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60))
+
+
+def ask(connection: http.client.HTTPConnection, method: str = "GET", path: str = "/object", **options: Any) -> Answer:
+    connection.request(method, path, **options)
+    answer = connection.getresponse()
+    return answer.status, dict(answer.getheaders()), answer.read()
+
+
+def ask_for_part(proxy: FaultProxy) -> Answer:
+    with connect(proxy.port) as connection:
+        return ask(connection, headers=RANGE)
+
+
+def test_requests_and_answers_pass_unchanged_and_are_counted(folder: Path, proxy: FaultProxy) -> None:
+    content = random.Random(1).randbytes(3_000_000)
+    with connect(proxy.port) as connection:
+        for path, expected in [("/object", CONTENT), ("/chunked", CONTENT), ("/empty", b""), ("/one?a=b%20c", b"1")]:
+            assert ask(connection, path=path)[2] == expected
+            assert ask(connection, "HEAD", path)[2] == b""
+        assert ask(connection, path="/missing")[0] == 404
+        status, headers, body = ask(connection, headers=RANGE)
+        assert (status, headers["Content-Range"], body) == (206, "bytes 1000-75999/100000", PART)
+        bodies: list[dict[str, Any]] = [
+            {"body": content},
+            {"body": iter([content, b"end"]), "encode_chunked": True},
+            {"body": content, "headers": {"Expect": "100-continue"}},
+        ]
+        for number, options in enumerate(bodies):
+            assert ask(connection, "PUT", f"/put-{number}", **options)[0] == 200
+    assert [(folder / f"put-{i}").read_bytes() for i in range(3)] == [content, content + b"end", content]
+    assert proxy.counts().num_requests == len(proxy.requests()) == 13
+    found = proxy.requests()[9]
+    assert (found.method, found.path, found.range, found.status) == ("GET", "/object", RANGE["Range"], 206)
+    assert (found.num_bytes, found.fault) == (len(PART), None)
+
+
+def test_bandwidth_and_latency_are_limited(proxy: FaultProxy) -> None:
+    for script, least_s in ((Script(latency_s=0.05), 0.05), (Script(connection_bytes_per_s=1e6), 0.07)):
+        proxy.set(script)
+        start = time.monotonic()
+        with ThreadPoolExecutor(4) as threads:
+            assert {found[2] for found in threads.map(lambda _: ask_for_part(proxy), range(8))} == {PART}
+        assert time.monotonic() - start >= 2 * least_s
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("kind", "ending"),
     [
-        *(f"GET {path}" for path in ("/object", "/chunked", "/until-close", "/empty", "/one?a=b%20c", "/missing")),
-        *(f"HEAD {path}" for path in ("/object", "/empty", "/missing")),
-        "DELETE /other",
+        ("reset_before", ConnectionResetError),
+        ("stall_before", TimeoutError),
+        ("reset_in_body", ConnectionResetError),
+        ("truncated", None),
+        ("stall_in_body", TimeoutError),
     ],
 )
-def test_answers_and_requests_pass_unchanged(server: RangeServer, proxy: FaultProxy, line: str) -> None:
-    for headers in ("", "Range: bytes=5-9\r\n"):
-        headers += "Host: a.b:1\r\nX-Odd:  x \r\nConnection: close"
-        request = f"{line} HTTP/1.1\r\n{headers}\r\n\r\n".encode()
-        assert exchange(proxy.port, request) == exchange(server.port, request)
-        assert server.received[-1] == server.received[-2]
+def test_faults_that_end_or_stall_connections(proxy: FaultProxy, kind: str, ending: type[OSError] | None) -> None:
+    proxy.set(Script(faults={kind: 1.0}, seed=3))
+    answer, error = b"", None
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=0.3) as connection:
+        connection.sendall(b"GET /object HTTP/1.1\r\nRange: bytes=1000-75999\r\n\r\n")
+        try:
+            while received := connection.recv(1 << 20):
+                answer += received
+        except OSError as found:
+            error = type(found)
+    body = answer.partition(b"\r\n\r\n")[2]
+    assert error is ending
+    assert PART.startswith(body)
+    assert len(body) < len(PART)
+    assert body or kind not in ("truncated", "stall_in_body")
 
 
-def test_connections_stay_open_on_both_sides(server: RangeServer, proxy: FaultProxy) -> None:
+def test_faults_that_keep_connections_open(proxy: FaultProxy) -> None:
+    def ask_with(kind: str, seed: int = 0) -> Answer:
+        proxy.set(Script(faults={kind: 1.0}, max_faults=1, seed=seed))
+        return ask(connection, headers=RANGE)
+
     with connect(proxy.port) as connection:
-        for _ in range(3):
-            assert ask(connection)[2] == CONTENT
-            assert ask(connection, path="/chunked")[2] == CONTENT
-            assert ask(connection, "HEAD")[1]["Content-Length"] == "100000"
-            assert ask(connection, headers=RANGE)[2] == PART
-            assert ask(connection, "DELETE", "/x")[0] == 204
-        assert len(server.connections) == 1
-        assert proxy.counts().num_connections == 1
+        status, headers, body = ask_with("wrong_length")
+        assert (status, headers["Content-Range"]) == (206, "bytes 1000-75999/100000")
+        assert int(headers["Content-Length"]) == len(body) < len(PART)
+        assert PART.startswith(body)
+        status, headers, body = ask_with("too_long")
+        assert (status, body, headers.get("Content-Range")) == (200, CONTENT, None)
+        for seed in range(4):
+            status, headers, body = ask_with("wrong_range", seed)
+            first = int(headers["Content-Range"].removeprefix("bytes ").partition("-")[0])
+            assert (status, body) == (206, CONTENT[first : first + len(PART)])
+            assert first != 1_000
+        difference = int.from_bytes(ask_with("corrupt")[2], "big") ^ int.from_bytes(PART, "big")
+        assert difference.bit_count() == 1
+        for kind in OWN_ANSWERS:
+            status, headers, body = ask_with(kind)
+            assert status == {"expired_token": 403, "changed_object": 412}.get(kind) or int(kind[-3:])
+            assert body.startswith(b"<?xml")
+            assert headers.get("Retry-After") == ("1" if kind == "status_429" else None)
+        proxy.set(Script(faults={"corrupt": 1.0}))
+        for path, content in (("/empty", b""), ("/one", b"1")):
+            assert ask(connection, path=path)[2] == content  # Answers that are too short have no faults.
+        assert len(ask(connection, path="/chunked")[2]) == len(CONTENT)
 
 
-def test_request_bodies_pass_unchanged(server: RangeServer, proxy: FaultProxy) -> None:
-    with connect(proxy.port) as connection:
-        content = random.Random(1).randbytes(3_000_000)
-        assert ask(connection, "PUT", "/1", body=content)[0] == 200
-        assert ask(connection, "PUT", "/2", body=iter([content, b"end"]), encode_chunked=True)[0] == 200
-        assert ask(connection, "PUT", "/3", body=content, headers={"Expect": "100-continue"})[0] == 200
-        assert (server.objects["/1"], server.objects["/2"], server.objects["/3"]) == (
-            content,
-            content + b"end",
-            content,
-        )
-        assert ask(connection, path="/1")[2] == content
-
-
-def test_many_connections_at_once(proxy: FaultProxy) -> None:
-    proxy.set(Script(latency_s=0.005, connection_bytes_per_s=100e6, total_bytes_per_s=200e6))
-    with ThreadPoolExecutor(20) as threads:
-        found = list(threads.map(lambda _: ask_for_part(proxy)[2], range(60)))
-    assert set(found) == {PART}
-    assert proxy.counts().num_bytes == 60 * len(PART)
-
-
-def test_counts_and_logs(proxy: FaultProxy) -> None:
-    with connect(proxy.port) as connection:
-        ask(connection, headers=RANGE)
-        ask(connection, path="/one?a=b%20c")
-        ask(connection, "HEAD", "/missing")
-        before = proxy.counts()
-        assert (before.num_requests, before.num_connections, before.num_bytes) == (3, 1, len(PART) + 1)
-        assert proxy.requests() == [
-            LoggedRequest(
-                method="GET", path="/object", range=RANGE["Range"], status=206, num_bytes=len(PART), fault=None
-            ),
-            LoggedRequest(method="GET", path="/one?a=b%20c", range=None, status=200, num_bytes=1, fault=None),
-            LoggedRequest(method="HEAD", path="/missing", range=None, status=404, num_bytes=0, fault=None),
-        ]
+def test_the_seed_and_the_order_of_requests_determine_the_faults(proxy: FaultProxy) -> None:
+    def faults_of(seed: int) -> list[str | None]:
+        proxy.set(Script(seed=seed, faults=dict.fromkeys([kind for kind in KINDS if "stall" not in kind], 0.07)))
         proxy.reset()
-        after = proxy.counts()
-        assert after == Counts(num_requests=0, num_connections=0, num_bytes=0, num_faults={}, cpu_s=after.cpu_s)
-        assert after.cpu_s >= before.cpu_s > 0
-        assert proxy.requests() == []
+        for _ in range(60):
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                ask_for_part(proxy)
+        return [logged.fault for logged in proxy.requests()]
 
-
-def test_answers_come_no_earlier_than_the_script_says(proxy: FaultProxy) -> None:
-    def measure(script: Script) -> float:
-        proxy.set(script)
-        with connect(proxy.port) as connection:
-            start = time.monotonic()
-            assert ask(connection)[2] == CONTENT
-            return time.monotonic() - start
-
-    assert measure(Script(latency_s=0.05)) >= 0.05
-    assert measure(Script(latency_s=0.05, connection_bytes_per_s=1e6)) >= 0.15
-    assert measure(Script(latency_s=0.05, total_bytes_per_s=1e6)) >= 0.15
-
-
-def test_all_connections_share_the_total_bandwidth(proxy: FaultProxy) -> None:
-    proxy.set(Script(total_bytes_per_s=2e6))
-    start = time.monotonic()
-    with ThreadPoolExecutor(4) as threads:
-        assert len(list(threads.map(lambda _: ask_for_part(proxy), range(8)))) == 8
-    assert time.monotonic() - start >= 8 * len(PART) / 2e6 - 0.05  # What it was late, it makes up for.
-
-
-def test_a_missing_server_is_a_bad_gateway() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    with FaultProxy("127.0.0.1", port) as proxy:
-        assert ask_for_part(proxy)[0] == 502
-
-
-def test_the_proxy_ends_with_its_context(server: RangeServer) -> None:
-    with FaultProxy(server.host, server.port) as proxy:
-        ask_once(proxy)
-        with connect(proxy.port) as connection:
-            connection.connect()
-            port = proxy.port
-    assert not is_listened_to(port)
-
-
-def is_listened_to(port: int) -> bool:
-    with socket.socket() as connection:
-        return connection.connect_ex(("127.0.0.1", port)) == 0
+    first = faults_of(1)
+    assert len(set(first)) > 6
+    assert faults_of(1) == first != faults_of(2)
+    proxy.set(Script(faults={"status_500": 1.0}, max_faults=2))
+    with connect(proxy.port) as connection:
+        assert [ask(connection, method)[0] for method in ("HEAD", "GET", "GET", "GET")] == [200, 500, 500, 200]
 
 
 RUN_PROXY = """
@@ -158,30 +205,19 @@ with FaultProxy("127.0.0.1", 9) as proxy:
 
 
 def test_the_proxy_ends_with_a_killed_test() -> None:
-    root = Path(__file__).parents[2]
     with subprocess.Popen(
         [sys.executable, "-c", RUN_PROXY],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     ) as tests:
         assert tests.stdout is not None
         port = int(tests.stdout.readline())
+        with connect(port) as connection:
+            assert ask(connection)[0] == 502, "there is no server"
         tests.send_signal(signal.SIGKILL)
         tests.stdout.read()  # The proxy has this pipe, too.
-    while is_listened_to(port):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"faults": {"status_418": 1.0}}, r"unknown kinds \['status_418'\]: use some of status_500"),
-        ({"faults": {"corrupt": 0.7, "truncated": 0.7}}, "in total at most 1"),
-        ({"faults": {"corrupt": -0.1}}, "at least 0"),
-        ({"total_bytes_per_s": 0}, "total_bytes_per_s must be positive"),
-    ],
-)
-def test_wrong_scripts_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Script(**options)
+    is_listened_to = True
+    while is_listened_to:
+        with socket.socket() as probe:
+            is_listened_to = probe.connect_ex(("127.0.0.1", port)) == 0

@@ -9,7 +9,7 @@ import pickle
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -35,7 +35,6 @@ from tests.processes import forkserver_context
 
 
 def list_resources() -> dict[str, Any]:
-    """Return the resources of this process that a loader could leave."""
     gc.collect()
     processes = {*find_fork_servers(), *find_worker_processes()}
     return {"processes": processes, "files": count_open_files(), "buffers": count_mapped_buffers()}
@@ -57,7 +56,7 @@ def _nothing_is_left(_all_is_started: None) -> Iterator[None]:
     assert not before["processes"]
 
 
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_break(data: Data, persistent: bool) -> None:
     loader = make_loader(data, "shards", 1, persistent_workers=persistent)
     for batch in loader:  # noqa: B007  # it is used after the loop
@@ -72,6 +71,7 @@ def test_break(data: Data, persistent: bool) -> None:
     assert count_mapped_buffers() == 0
 
 
+@pytest.mark.slow
 def test_worker_processes_end_even_if_another_process_holds_their_sockets(
     data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +84,6 @@ def test_worker_processes_end_even_if_another_process_holds_their_sockets(
         return started[-1]
 
     def make_pair_and_copy() -> tuple[socket.socket, socket.socket]:
-        """Make a pair and keep a copy, like a process that is forked without Python's fork handlers."""
         pair = make_pair()
         copies.extend(end.dup() for end in pair)
         return pair
@@ -113,14 +112,6 @@ def test_an_exception_in_the_loop(data: Data) -> None:
     assert len(batches_of(loader)) == 6
 
 
-def test_iterators_that_are_never_advanced(data: Data) -> None:
-    for kind in ("shards", "map"):
-        iterator = iter(make_loader(data, kind, 1))
-        assert len(find_worker_processes()) <= 1
-        del iterator
-        assert find_worker_processes() == []
-
-
 def test_a_loader_in_a_reference_cycle(data: Data) -> None:
     gc.disable()
     try:
@@ -135,8 +126,9 @@ def test_a_loader_in_a_reference_cycle(data: Data) -> None:
     assert count_mapped_buffers() == 0
 
 
+@pytest.mark.slow
 def test_several_loaders_leave_no_resources(data: Data) -> None:
-    """``tools/loader_campaign.py`` does this with hundreds of them."""
+    """Some are never advanced. ``tools/loader_campaign.py`` does this with hundreds of them."""
     kept = []
     for number in range(5):
         loader = make_loader(data, ("shards", "map")[number % 2], 1, persistent_workers=number % 4 < 2)
@@ -151,7 +143,8 @@ def send_back(loader: DataLoader, end: Any) -> None:
     end.send(batches_of(loader))
 
 
-def test_a_loader_is_pickled_after_use(data: Data) -> None:
+@pytest.mark.slow
+def test_a_loader_is_pickled_and_handed_to_another_process_after_use(data: Data) -> None:
     """Its copy starts its own worker processes."""
     loader = make_loader(data, "map", 1, persistent_workers=True)
     iterator = iter(loader)
@@ -159,14 +152,8 @@ def test_a_loader_is_pickled_after_use(data: Data) -> None:
     copied = pickle.loads(pickle.dumps(loader))
     copied.set_epoch(0)
     batches = batches_of(copied)
-    assert batches[0] == first
     del copied
     assert [first, *map(plain, iterator)] == batches
-
-
-def test_a_loader_is_handed_to_another_process_after_use(data: Data) -> None:
-    loader = make_loader(data, "map", 1, persistent_workers=True)
-    batches = batches_of(loader)
     loader.set_epoch(0)
     ours, theirs = multiprocessing.Pipe()
     process = forkserver_context().Process(target=send_back, args=(loader, theirs))
@@ -184,43 +171,33 @@ def test_a_loader_is_handed_to_another_process_after_use(data: Data) -> None:
         theirs.close()
 
 
-def read_and(happen: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do something in this process while it reads the fourth chunk."""
+@pytest.mark.parametrize("error", [None, MemoryError("no more")])
+def test_ctrl_c_or_an_error_while_the_training_process_decodes(
+    data: Data, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
     read, num_reads = SampleReader.read, itertools.count()
 
     def read_or_not(self: SampleReader, *arguments: Any) -> Any:
-        if next(num_reads) == 3:
-            happen()
+        if next(num_reads) == 3:  # The fourth chunk.
+            if error is None:
+                signal.raise_signal(signal.SIGINT)
+            else:
+                raise error
         return read(self, *arguments)
 
-    monkeypatch.setattr(SampleReader, "read", read_or_not)
-
-
-def test_ctrl_c_while_the_training_process_decodes(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = make_loader(data)
     expected = batches_of(loader)
-    read_and(lambda: signal.raise_signal(signal.SIGINT), monkeypatch)
+    monkeypatch.setattr(SampleReader, "read", read_or_not)
     iterator = iter(loader)
-    with pytest.raises(KeyboardInterrupt) as error_info:
+    with pytest.raises(KeyboardInterrupt if error is None else MemoryError) as error_info:
         list(iterator)
+    assert error is None or error_info.value is error
     assert error_info.value.__cause__ is None
-    assert error_info.value.__context__ is None
-    with pytest.raises(RuntimeError, match=r"ended before its last batch \(KeyboardInterrupt\)"):
-        next(iterator)
-    loader.set_epoch(0)
-    assert batches_of(loader) == expected
-
-
-def test_an_error_in_the_training_process_is_raised_as_it_is(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    loader, error = make_loader(data), MemoryError("no more")
-
-    def fail() -> None:
-        raise error
-
-    read_and(fail, monkeypatch)
-    iterator = iter(loader)
-    with pytest.raises(MemoryError) as error_info:
-        list(iterator)
-    assert error_info.value is error
-    assert error.__cause__ is None
-    assert len(batches_of(loader)) == 6
+    assert error is not None or error_info.value.__context__ is None
+    if error is None:
+        with pytest.raises(RuntimeError, match=r"ended before its last batch \(KeyboardInterrupt\)"):
+            next(iterator)
+        loader.set_epoch(0)
+        assert batches_of(loader) == expected
+    else:
+        assert len(batches_of(loader)) == 6

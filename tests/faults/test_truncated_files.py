@@ -1,14 +1,21 @@
-"""Truncating a dataset's file while it is read raises an error that names the file, and kills no process."""
+"""Truncated files, and systems that lack what programs expect: a writable /dev/shm, the working directory."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from shardio.sample import Sample
-from shardio.shards import write_shard
-from shardio.storage import parse_location
+import pytest
+
+import shardio
+from shardio import ShardWriter
 from tests.processes import run_python
+from tests.sources import write_images
 
 NUM_SAMPLES = 8000
 
@@ -61,10 +68,13 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_process_outlives_the_truncation_of_what_it_reads(tmp_path: Path) -> None:
-    tar = tmp_path / "shard-000000.tar"
-    samples = (Sample(key=f"{i:04d}", fields={"txt": b"%d" % i}, origin="") for i in range(NUM_SAMPLES))
-    write_shard(parse_location(tar), samples)
+    """An error names the file, and no process is killed."""
+    with ShardWriter(tmp_path / "data", max_shard_samples=NUM_SAMPLES) as writer:
+        for i in range(NUM_SAMPLES):
+            writer.write({"__key__": f"{i:04d}", "txt": str(i)})
+    (tar,) = (tmp_path / "data").glob("*.tar")
     (tmp_path / "read.py").write_text(SCRIPT)
     done = run_python(tmp_path / "read.py", tar)
     assert done.returncode == 0, (done.returncode, done.stderr)
@@ -77,3 +87,80 @@ def test_a_process_outlives_the_truncation_of_what_it_reads(tmp_path: Path) -> N
         assert 16 <= num_read < NUM_SAMPLES, case
         assert kind == ("FormatError" if path.endswith(".idx") else "SampleError"), (case, message)
         assert f"{path} ends at byte 1000" in message, (case, message)
+
+
+WITHOUT_SHM = """
+import sys
+import shardio
+from torch.utils.data import default_collate
+packed, images = sys.argv[1:]
+datasets = [shardio.ShardDataset(packed), shardio.ShardMapDataset(packed), shardio.ImageFolder(images)]
+for dataset in datasets:
+    sizes = [len(labels) for _, labels in shardio.DataLoader(dataset, batch_size=4, num_workers=1)]
+    assert sum(sizes) == 21, sizes
+    here = shardio.DataLoader(dataset, batch_size=4, collate_fn=default_collate)
+    assert sum(len(labels) for _, labels in here) == 21
+    try:
+        loader = shardio.DataLoader(dataset, batch_size=4, num_workers=1, worker_init_fn=lambda worker_id: None)
+        assert sum(len(labels) for _, labels in loader) == 21
+        print("worked")
+    except OSError as error:
+        print(error)
+"""
+
+# Where no file system may be mounted: what torch and multiprocessing do there, as far as Python sees it.
+STAND_IN = """
+import errno, multiprocessing, torch
+def refuse(*args, **kwargs):
+    raise OSError(errno.EROFS, "Read-only file system")
+torch.UntypedStorage._share_fd_cpu_ = torch.UntypedStorage._share_filename_cpu_ = refuse
+import multiprocessing.synchronize
+multiprocessing.synchronize.SemLock.__init__ = refuse
+"""
+
+
+@pytest.mark.slow
+def test_without_shared_memory_files_all_workers_work(packed: Path, images: Path) -> None:
+    """In a separate namespace if the system allows one, otherwise with functions of torch that fail."""
+    mounted = ["unshare", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs -o ro none /dev/shm && "$@"', "sh"]
+    can_mount = subprocess.run([*mounted, "true"], check=False, capture_output=True).returncode == 0
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_SHM if can_mount else STAND_IN + WITHOUT_SHM]
+    done = subprocess.run(
+        [*(mounted if can_mount else []), *command, packed, images], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["worked"] * 3
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (shardio.ShardMapDataset, {}),
+        (shardio.ShardDataset, {"num_workers": 1}),
+        (shardio.ImageFolder, {"num_workers": 1}),
+        # Torch's workers, which Python 3.14 would start from a fork server. It needs the directory.
+        (shardio.ShardDataset, {"num_workers": 1, "multiprocessing_context": "fork"}),
+    ],
+)
+def test_a_run_outlives_its_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Any], options: dict[str, Any]
+) -> None:
+    write_images(tmp_path / "in", classes=2, per_class=3)
+    shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=2)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    dataset = make(Path("..") / ("in" if make is shardio.ImageFolder else "out"))
+    (tmp_path / "here").rmdir()
+    with pytest.raises(FileNotFoundError):
+        os.getcwd()  # noqa: PTH109  # what Path.cwd would ask
+    assert dataset.digest == make(tmp_path / ("in" if make is shardio.ImageFolder else "out")).digest
+    loader = shardio.DataLoader(dataset, batch_size=2, **options)
+    labels = [label for _, labels in loader for label in labels.tolist()]
+    assert sorted(labels) == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_folders_identity_does_not_depend_on_how_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_images(tmp_path / "in", classes=2, per_class=2)
+    monkeypatch.chdir(tmp_path / "in")
+    names = [".", "../in", "class-0/..", f"{tmp_path}/in/", str(tmp_path / "in"), "./"]
+    assert {shardio.ImageFolder(name).digest for name in names} == {"6e750f8734ecd4658aa7a56e3c5b8f33"}

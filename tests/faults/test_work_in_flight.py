@@ -26,16 +26,15 @@ from tests.faults.worker_processes import (
     warns_of_deaths,
 )
 
-MADE_BEFORE = 1
-"""Chunks before the first batch: one sample, to find the layout."""
+MADE_BEFORE = 1  # Chunks before the first batch: one sample, to find the layout.
 
 
 @pytest.fixture(autouse=True)
 def _one_worker_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put all threads into one worker process, on any machine."""
     monkeypatch.setattr(pool_module, "divide_threads", lambda num_threads, _: [num_threads])
 
 
+@pytest.mark.slow
 def test_all_threads_make_parts_of_the_same_batch_at_a_time(data: Data, modules: Path) -> None:
     install_meeting(modules, 4, MADE_BEFORE)
     loader = make_loader(data, "shards", 4, batch_size=32, prefetch_factor=1)
@@ -47,7 +46,7 @@ def test_another_batch_is_begun_before_the_user_gets_one(data: Data, modules: Pa
     gate = install_gate(modules)
     iterator = iter(make_loader(data, "shards", 2, prefetch_factor=1))
     batch = next(iterator)
-    wait_until(lambda: gate.num_begun == MADE_BEFORE + 2 * 2, "the next batch is begun")
+    wait_until(lambda: gate.count("begun") == MADE_BEFORE + 2 * 2, "the next batch is begun")
     assert len(batch) == 3
 
 
@@ -64,13 +63,13 @@ def test_pending_chunks_of_an_abandoned_epoch_are_not_made(data: Data, modules: 
     loader = make_loader(data, "map", 1, prefetch_factor=5, persistent_workers=True)
     iterator = iter(loader)
     next(iterator)
-    wait_until(lambda: gate.num_begun == held + 1, "the worker process is at work on the second batch")
+    wait_until(lambda: gate.count("begun") == held + 1, "the worker process is at work on the second batch")
     (process_id,) = find_worker_processes()
     del iterator
     wait_until(lambda: len(find_buffers(process_id)) <= 2, "the worker process has dropped the buffers of the others")
     gate.open()
     assert len(batches_of(loader)) == 6
-    assert gate.num_begun == held + 1 + 6
+    assert gate.count("begun") == held + 1 + 6
 
 
 def test_a_buffer_that_is_still_being_filled_is_not_reused(data: Data, modules: Path) -> None:
@@ -80,14 +79,16 @@ def test_a_buffer_that_is_still_being_filled_is_not_reused(data: Data, modules: 
     loader, oracle = make_loader(data, "shards", 2, persistent_workers=True), make_loader(data)
     iterator = iter(loader)
     assert plain(next(iterator)) == plain(next(iter(oracle)))
-    wait_until(lambda: gate.num_begun > held, "a thread is at work on the second batch")
+    wait_until(lambda: gate.count("begun") > held, "a thread is at work on the second batch")
     del iterator
     kept = list(loader)
+    assert buffer_of(kept[0][0]) is not None, "or this shows nothing"
     gate.open()
     wait_until(lambda: gate.is_made(held), "that thread has finished its chunk")
     assert [plain(batch) for batch in kept] == batches_of(oracle)
 
 
+@pytest.mark.slow
 def test_a_thread_that_dies_ends_its_worker_process(data: Data, modules: Path) -> None:
     """A worker process with one thread less would answer pings, but never finish."""
     install_failure(modules)
@@ -96,6 +97,7 @@ def test_a_thread_that_dies_ends_its_worker_process(data: Data, modules: Path) -
     assert (modules / "failed").exists()
 
 
+@pytest.mark.slow
 def test_after_a_death_only_buffers_that_the_new_worker_process_knows_are_used(data: Data, modules: Path) -> None:
     """What it cannot put into a buffer would be sent without one: right, but slow."""
     held = MADE_BEFORE + 12 + 1
@@ -104,7 +106,7 @@ def test_after_a_death_only_buffers_that_the_new_worker_process_knows_are_used(d
     buffers_of(loader)  # From here on there are buffers that are free.
 
     def kill_worker_process() -> None:
-        wait_until(lambda: gate.num_made >= held + 2, "there are batches after the pending one")
+        wait_until(lambda: gate.count("made") >= held + 2, "there are batches after the pending one")
         for process_id in find_worker_processes():
             send_signal(process_id, signal.SIGKILL)
         gate.open()
@@ -115,9 +117,3 @@ def test_after_a_death_only_buffers_that_the_new_worker_process_knows_are_used(d
     kept.clear()
     for batches in (iterator, loader, loader):
         assert None not in buffers_of(batches)
-
-
-def test_images_are_in_buffers(data: Data) -> None:
-    """Otherwise the tests above would show nothing."""
-    images, *_ = next(iter(make_loader(data, "shards", 1)))
-    assert buffer_of(images) is not None

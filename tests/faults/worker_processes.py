@@ -21,14 +21,11 @@ from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 from tests import buffers
 from tests.buffers import list_processes
 
-CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])
-"""Makes images that are large enough for buffers."""
+CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])  # Makes images that are large enough for buffers.
 
-BATCH_SIZE = 16
-"""Of six batches an epoch, each of which two or more workers make together."""
+BATCH_SIZE = 16  # Of six batches an epoch, each of which two or more workers make together.
 
-DEADLINE_S = 60.0
-"""How long to wait for something before the test fails."""
+DEADLINE_S = 60.0  # How long to wait for something before the test fails.
 
 Kind = Literal["shards", "map", "folder"]
 KINDS: tuple[Kind, ...] = ("shards", "map", "folder")
@@ -41,12 +38,7 @@ Expected = dict[Kind, list[Batches]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """The same images twice.
-
-    Attributes:
-        images: A directory of class folders.
-        shards: Its pack.
-    """
+    """The same images twice: in a directory of class folders, and in its pack."""
 
     images: Path
     shards: Path
@@ -68,7 +60,6 @@ def make_loader(
 
 
 def plain(batch: Any) -> list[list[Any]]:
-    """Return a batch as plain values that can be compared."""
     return [part.tolist() if isinstance(part, torch.Tensor) else list(part) for part in batch]
 
 
@@ -86,17 +77,14 @@ def collect(loader: Any, batches: Batches, after_first: Callable[[], None] = lam
 
 
 def count_images(stats: LoaderStats) -> int:
-    """Return how many images were delivered, by any decoder."""
     return sum(stats.num_images_by_decoder.values())
 
 
 def find_worker_processes() -> list[int]:
-    """Return the ids of this process's worker processes, the oldest first."""
     return sorted(buffers.find_worker_processes())
 
 
 def find_marked(mark: str) -> list[int]:
-    """Return the ids of the living processes that have a word in their environment."""
     found = []
     for process_id, _, _ in list_processes():
         try:
@@ -109,22 +97,18 @@ def find_marked(mark: str) -> list[int]:
 
 
 def is_alive(process_id: int) -> bool:
-    """Return whether a process exists and is no zombie."""
     return process_id in [found for found, _, _ in list_processes()]
 
 
 def count_mapped_buffers() -> int:
-    """Return how many buffers this process has mapped."""
     return Path("/proc/self/maps").read_text().count("memfd:shardio")
 
 
 def count_threads() -> int:
-    """Return how many threads this process has, Python's or not."""
     return len(list(Path("/proc/self/task").iterdir()))
 
 
 def wait_until(is_so: Callable[[], object], what: str) -> None:
-    """Wait until something is so; fail after a long time."""
     deadline = time.monotonic() + DEADLINE_S
     while not is_so():
         assert time.monotonic() < deadline, f"waited in vain until {what}"
@@ -132,13 +116,11 @@ def wait_until(is_so: Callable[[], object], what: str) -> None:
 
 
 def send_signal(process_id: int, number: signal.Signals) -> None:
-    """Send a signal to a process that may have ended."""
     with suppress(ProcessLookupError):
         os.kill(process_id, number)
 
 
 def warns_of_deaths() -> Any:
-    """Expect the warning of worker processes that died and were restarted."""
     return pytest.warns(
         RuntimeWarning,
         match=r"(worker \(pid|fork server) \d+.*; (it was|they were) restarted; (its|their) unfinished batches are ",
@@ -147,18 +129,12 @@ def warns_of_deaths() -> Any:
 
 @contextmanager
 def run_during(disturb: Callable[[], None]) -> Iterator[None]:
-    """Call a function in a thread during the block; wait for it at the block's end."""
     thread = threading.Thread(target=disturb)
     thread.start()
     try:
         yield
     finally:
         thread.join()
-
-
-def install_slowness(modules: Path, seconds: float) -> None:
-    """Make worker processes sleep for each chunk, so that they are busy when something happens to them."""
-    _install(modules, f"    time.sleep({seconds})")
 
 
 def install_poison(modules: Path, key: str, max_deaths: int, others_s: float = 0.0) -> None:
@@ -220,28 +196,19 @@ WorkerProcess._report = report_after_all
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Gate:
-    """A record of the chunks that a worker process makes; some of them wait until it is opened."""
+    """A record of the chunks that a worker process has begun and made; some of them wait until it is opened."""
 
     folder: Path
 
-    @property
-    def num_begun(self) -> int:
-        """How many chunks were begun, including those that wait."""
-        return len(list(self.folder.glob("begun-*")))
-
-    @property
-    def num_made(self) -> int:
-        """How many chunks were made."""
-        return len(list(self.folder.glob("made-*")))
+    def count(self, what: Literal["begun", "made"]) -> int:
+        return len(list(self.folder.glob(f"{what}-*")))
 
     def is_made(self, number: int) -> bool:
-        """Return whether the chunk with that number is made."""
         return (self.folder / f"made-{number}").exists()
 
     def open(self) -> None:
-        """Let all waiting chunks continue."""
         (self.folder / "open").touch()
 
 
@@ -260,7 +227,7 @@ def install_gate(modules: Path, held: range = range(0)) -> Gate:
     return outcome
 """,
     )
-    return Gate(folder=modules)
+    return Gate(modules)
 
 
 def _install(modules: Path, what: str, beforehand: str = "") -> None:

@@ -8,7 +8,6 @@ import torch
 
 
 def collate(samples: list[tuple[int, str]]) -> dict[str, Any]:
-    """Collate labels and keys, as numbers."""
     labels, keys = zip(*samples, strict=True)
     return {"labels": torch.tensor(labels), "numbers": torch.tensor([number_of(key) for key in keys])}
 

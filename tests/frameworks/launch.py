@@ -33,7 +33,6 @@ def launch(target: str, folder: Path, *arguments: Any, world_sizes: Sequence[int
 
 
 def returned(folder: Path, world_size: int) -> list[dict[str, Any]]:
-    """Return what the function returned on each rank of a world."""
     return [json.loads((folder / str(world_size) / f"{rank}.json").read_text()) for rank in range(world_size)]
 
 

@@ -26,6 +26,7 @@ def _one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, packed: Path) 
     GradientState._reset_state()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_one_process")
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it in torch.
 def test_whole_scripts_work_when_pasted(packed: Path) -> None:

@@ -67,7 +67,8 @@ PIPELINES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "num_workers"), [*((name, 0) for name in PIPELINES), ("evaluation", 1), ("own code for Pillow images", 1)]
+    ("name", "num_workers"),
+    [*((name, 0) for name in PIPELINES), pytest.param("own code for Pillow images", 1, marks=pytest.mark.slow)],
 )
 def test_torchvisions_transforms_work_as_they_are_when_only_the_dataset_changes(
     images: Path, name: str, num_workers: int
@@ -95,7 +96,9 @@ MIXED: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "num_workers"), [*((name, 0) for name in MIXED), ("several", 1)])
+@pytest.mark.parametrize(
+    ("name", "num_workers"), [*((name, 0) for name in MIXED), pytest.param("several", 1, marks=pytest.mark.slow)]
+)
 def test_shardios_transforms_work_in_a_pipeline_that_ends_with_a_conversion(
     images: Path, name: str, num_workers: int
 ) -> None:

@@ -74,7 +74,6 @@ def interrupt(loader: DataLoader, make: Callable[[], DataLoader]) -> Iterator[An
 
 
 def resume_by_save_state(folder: Path, packed: str) -> None:
-    """Interrupt and resume by Accelerate's own checkpoints."""
     with CoverageRecorder(folder / "saved", key=1) as recorder:
         for _ in recorder.watch(saved_and_loaded(folder, packed)):
             pass
@@ -107,14 +106,12 @@ def synchronised(loader: DataLoader) -> list[list[bool]]:
 
 
 def gathered(loader: DataLoader) -> list[str]:
-    """Return the keys of an epoch as gathered for metrics."""
     accelerator = Accelerator()
     loader = accelerator.prepare(loader)
     return [key for _, keys in loader for key in accelerator.gather_for_metrics(keys)]
 
 
 def refusals(packed: str) -> dict[str, str]:
-    """Return the errors of loaders that would lose samples."""
     mapped = ShardMapDataset(packed, fields="label")
     shards = ShardDataset(packed, fields="label", shuffle=True)
     sampler = EpochSampler(mapped)

@@ -57,16 +57,12 @@ MAKERS = {"shards": make_loaders, "sampled": make_sampled, "own": make_own, "in 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A batch that a model received: its epoch, its number in the epoch, and its keys."""
-
     epoch: int
     number: int
     keys: list[str]
 
 
 class Recorded(LightningModule):
-    """Trains a weight and records the batches that it receives."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Linear(1, 1)
@@ -112,8 +108,6 @@ def fit(folder: Path, packed: str, kind: str) -> None:
 
 
 class Reloading(Recorded):
-    """Creates its own loader."""
-
     def __init__(self, packed: str) -> None:
         super().__init__()
         self.packed = packed

@@ -24,8 +24,6 @@ NUM_SAMPLES = 24
 
 
 class Own(torch.utils.data.Dataset[str]):
-    """A dataset of the user's, whose samples fill the batches of two ranks."""
-
     def __len__(self) -> int:
         return NUM_SAMPLES
 

@@ -54,8 +54,6 @@ class LoaderState(TrainerCallback):
 
 
 class Recorded(nn.Module):
-    """Trains a weight and records the samples that it receives."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Linear(1, 1)
@@ -108,21 +106,13 @@ def steps_of(dataset: Any) -> int:
 
 
 def plain(folder: Path, dataset: Any, **options: Any) -> None:
-    """Record two epochs of a Trainer that creates its own loader."""
     batches = train(Trainer, folder / "run", dataset, **options)
     record_epochs(folder / "training", [batches[: len(batches) // 2], batches[len(batches) // 2 :]])
 
 
 def train(
-    kind: type[Any],
-    folder: Path,
-    dataset: Any,
-    *,
-    checkpoint: Path | None = None,
-    num_workers: int = 1,
-    **options: Any,
+    kind: type[Any], folder: Path, dataset: Any, *, checkpoint: Path | None = None, num_workers: int = 1, **options: Any
 ) -> list[list[int]]:
-    """Return the numbers of the samples of each batch that the model received."""
     model = Recorded()
     arguments = TrainingArguments(
         str(folder),

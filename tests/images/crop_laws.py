@@ -22,7 +22,6 @@ SCALES = (1, 2, 4, 8)
 
 
 def scaled_size(size: tuple[int, int], scale: int) -> tuple[int, int]:
-    """Return the height and width of a picture at 1/scale of its size."""
     return -(-size[0] // scale), -(-size[1] // scale)
 
 
@@ -36,7 +35,6 @@ def full_decode(content: bytes, size: tuple[int, int], scale: int = 1, *, strict
 
 
 def part(pixels: Array, box: Box) -> Array:
-    """Return a part of the pixels."""
     return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
 
 
@@ -140,5 +138,4 @@ def tile_by_hand(content: bytes) -> bytes:
 
 
 def table_segment(part: bytes, number: int = 0, num_parts: int = 1) -> bytes:
-    """Return a segment with a part of a tile table."""
     return segment(0xE9, b"shardio\0" + bytes([1, number, num_parts]) + part)

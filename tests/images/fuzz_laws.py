@@ -45,11 +45,7 @@ def make_damaged_file(seed: int, originals: Originals) -> tuple[bytes, list[Orig
 
 
 def check_file(content: bytes, made_of: list[Original], rng: random.Random) -> list[str]:
-    """Read a damaged file, and tile it; return the outcomes.
-
-    Raises:
-        LawBrokenError: If a law does not hold.
-    """
+    """Read a damaged file, and tile it; return the outcomes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns of much that is unusual.
         outcomes = check_reading(content, made_of, rng)

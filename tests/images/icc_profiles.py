@@ -29,7 +29,6 @@ def wide_rgb_profile() -> bytes:
 
 
 def gray_profile(gamma: float) -> bytes:
-    """Return a profile for gray values with a gamma."""
     return _profile("GRAY", "XYZ ", {"kTRC": _gamma(gamma)})
 
 
@@ -49,7 +48,6 @@ def wide_rgb_to_srgb(pixels: Array) -> Array:
 
 
 def gray_to_srgb(pixels: Array, gamma: float) -> Array:
-    """Convert pixels of :func:`gray_profile` to sRGB."""
     return _encode_srgb((pixels / 255) ** gamma)
 
 

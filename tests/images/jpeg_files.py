@@ -65,7 +65,6 @@ class JpegFile:
 
 
 def readers_of(factors: Factors) -> tuple[str, ...]:
-    """Return the decoders that support these sampling factors."""
     if len(factors) == 1:
         return BOTH
     if any(max(column) % factor for column in zip(*factors, strict=True) for factor in column):
@@ -75,19 +74,16 @@ def readers_of(factors: Factors) -> tuple[str, ...]:
 
 
 def gray_or_colour(factors: Factors, picture: Array) -> Array:
-    """Return the image with as many components as there are factors."""
     return np.ascontiguousarray(picture[..., 0] if len(factors) == 1 else picture)
 
 
 def make_jpeg(name: str, picture: Array, *, tileable: bool = True, **options: Any) -> JpegFile:
-    """Return a file that :func:`write_jpeg` writes with these options."""
     chosen = JpegOptions(**options)
     content = write_jpeg(gray_or_colour(chosen.factors, picture), chosen)
     return JpegFile(name=name, content=content, tileable=tileable, readers=readers_of(chosen.factors))
 
 
 def by_pillow(picture: Array, **options: Any) -> bytes:
-    """Encode with Pillow, and so with libjpeg-turbo."""
     file = io.BytesIO()
     mode = "CMYK" if picture.shape[2:] == (4,) else None
     image = Image.fromarray(picture) if mode is None else Image.frombytes(mode, picture.shape[1::-1], picture.tobytes())
@@ -101,19 +97,16 @@ def by_cv2(picture: Array, *options: int) -> bytes:
 
 
 def by_simplejpeg(picture: Array, sampling: str, quality: int = 85) -> bytes:
-    """Encode with simplejpeg."""
     if sampling == "gray":
         return bytes(simplejpeg.encode_jpeg(picture[..., :1].copy(), quality, "GRAY", "Gray"))
     return bytes(simplejpeg.encode_jpeg(picture, quality, "RGB", sampling.replace(":", "")))
 
 
 def flat(height: int, width: int) -> Array:
-    """Return an image of one colour: no coefficients but the first DC."""
     return np.full((height, width, 3), (200, 90, 30), np.uint8)
 
 
 def noise(height: int, width: int) -> Array:
-    """Return an image of noise: as many and as long coefficients as possible."""
     return np.random.default_rng([height, width]).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
@@ -161,7 +154,6 @@ CONTENTS = {
 
 
 def exif_with_thumbnail(thumbnail: bytes) -> bytes:
-    """Return the payload of an EXIF segment with an orientation and a thumbnail (EXIF 2.3, 4.5)."""
     first = struct.pack("<HHHIII", 1, 274, 3, 1, 6, 26)
     second = struct.pack("<HHHIIHHIII", 2, 0x201, 4, 1, 56, 0x202, 4, 1, len(thumbnail), 0)
     return b"Exif\0\0II*\0" + struct.pack("<I", 8) + first + second + thumbnail
@@ -185,5 +177,4 @@ def patch(content: bytes, marker: int, offset: int, value: int) -> bytes:
 
 
 def scan_start(content: bytes) -> int:
-    """Return where the entropy-coded data of the first scan begins."""
     return list(segments_of(content))[-1][2]

@@ -25,7 +25,6 @@ class HuffmanTable:
     symbols: bytes
 
     def codes(self) -> dict[int, tuple[int, int]]:
-        """Return the code of each symbol and its number of bits (figures C.1 and C.2)."""
         codes: dict[int, tuple[int, int]] = {}
         code = 0
         symbols = iter(self.symbols)

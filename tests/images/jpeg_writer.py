@@ -25,30 +25,16 @@ class JpegOptions:
     """The options of a file; it has as many components as there are factors.
 
     Args:
-        factors: Horizontal and vertical sampling factor of each component.
-        component_ids: Identifier of each component.
-        rgb: Whether three components are stored as they are, not as luma and chroma.
         quality: Scale of the quantisation tables, 1 to 100, as libjpeg understands it.
         quantisation: Tables to write in place of the standard ones, 64 values row by row, by identifier.
         wide_quantisation: Whether the tables are of 16 bits, unclipped; only SOF1 allows them.
-        quantisation_ids: Quantisation table of each component; that of the first is scaled from luma's.
         huffman: Tables of Annex K, the best ones, those with the longest codes or those with codes of equal length.
-        dc_ids: Huffman table of the DC coefficients of each component; SOF0 allows 0 and 1, SOF1 0 to 3.
-        ac_ids: Huffman table of the AC coefficients of each component.
-        one_dht: Whether a single segment holds all Huffman tables.
-        one_dqt: Whether a single segment holds all quantisation tables.
         restart_interval: Number of MCUs between restart markers; 0 writes a DRI that switches them off.
-        scans: Indices of the components in each scan.
-        sof: Second byte of the frame's marker.
         precision: The number of bits that the frame header claims; samples always have 8 bits.
         dnl: Whether a DNL segment after the first scan gives the height, not the frame's header.
-        header: The application segment that defines the colour space.
         parts: Order of the segments before the first scan; bytes are written unchanged.
         fill: Number of bytes FF before each marker up to the first scan.
         fill_in_scan: Number of bytes FF before each marker after the first scan.
-        padding: The bit that fills the last byte of an interval.
-        eoi: Whether the file has an end marker.
-        tail: Bytes at the very end.
     """
 
     factors: tuple[tuple[int, int], ...] = ((1, 1), (1, 1), (1, 1))
@@ -78,18 +64,15 @@ class JpegOptions:
 
 
 def segment(marker: int, payload: bytes = b"") -> bytes:
-    """Return a marker, the length and the payload, at most 65,533 bytes."""
     return bytes([0xFF, marker]) + (len(payload) + 2).to_bytes(2, "big") + payload
 
 
 def dht_segment(tables: Mapping[TableKey, HuffmanTable]) -> bytes:
-    """Return one segment that defines these Huffman tables."""
     parts = [bytes([table[0] << 4 | table[1]]) + value.counts + value.symbols for table, value in tables.items()]
     return segment(0xC4, b"".join(parts))
 
 
 def dqt_segment(tables: Mapping[int, Sequence[int]], *, wide: bool = False) -> bytes:
-    """Return one segment that defines these quantisation tables, given row by row."""
     values = {number: np.array(table, dtype=">u2" if wide else np.uint8)[ZIGZAG] for number, table in tables.items()}
     return segment(0xDB, b"".join(bytes([wide << 4 | number]) + table.tobytes() for number, table in values.items()))
 

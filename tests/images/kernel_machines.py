@@ -28,7 +28,6 @@ def object_path() -> Path:
 
 
 def start(code: str, cache: Path, *arguments: object) -> subprocess.Popen[str]:
-    """Start a script on a machine with this folder for caches."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)}
     pipe = subprocess.PIPE
     command = [sys.executable, "-c", code, *map(str, arguments)]
@@ -45,7 +44,6 @@ def run(code: str, cache: Path, *arguments: object) -> tuple[str, str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's folder on a machine where nothing was compiled or checked yet; it does not exist yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     monkeypatch.setattr(cache_files, "site_cache_path", lambda name: tmp_path / "system" / name)
     monkeypatch.setattr(finding, "_finder", finding._Finder())

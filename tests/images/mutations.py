@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from shardio.images.jpeg.tile_table import SIGNATURE
 from shardio.images.tiling import tile_jpeg
@@ -17,13 +18,7 @@ INTERESTING = (0x00, 0x01, 0x02, 0x7F, 0x80, 0xC0, 0xC2, 0xC4, *range(0xD0, 0xDE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Original:
-    """An undamaged file, and where its parts lie.
-
-    Args:
-        content: The file.
-        segments: The starts and ends of the segments of a JPEG up to its first scan's header.
-        tables: Those of the segments that are parts of a tile table.
-    """
+    """An undamaged file, and where segments of a JPEG lie up to its first scan's header, and parts of a tile table."""
 
     content: bytes
     segments: tuple[tuple[int, int], ...] = ()
@@ -31,7 +26,6 @@ class Original:
 
     @staticmethod
     def of_jpeg(content: bytes) -> Original:
-        """Return a JPEG and its parts."""
         segments = tuple((start, end) for _, start, end in segments_of(content))
         tables = tuple((start, end) for start, end in segments if content.startswith(SIGNATURE, start + 4))
         return Original(content=content, segments=segments, tables=tables)
@@ -39,8 +33,6 @@ class Original:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Originals:
-    """Small undamaged files, by kind."""
-
     tiled: list[Original]
     untouched: list[Original]
     others: list[Original]
@@ -89,12 +81,9 @@ def write_originals() -> Originals:
 
 
 def mutate(original: Original, other: Original, rng: random.Random) -> bytes:
-    """Damage a file once or a few times; only the first damage may be to a known part, as later ones have moved.
+    """Damage a file once or a few times, perhaps by parts of another one.
 
-    Args:
-        original: The file.
-        other: A file whose parts may be inserted.
-        rng: Makes all choices.
+    Only the first damage may be to a known part, as later ones have moved.
     """
     content = bytearray(original.content)
     if original.tables and rng.random() < 0.3:
@@ -109,151 +98,109 @@ def mutate(original: Original, other: Original, rng: random.Random) -> bytes:
 
 
 def _offset(content: bytearray, rng: random.Random) -> int:
-    """Return a random offset in a file, often in its first 300 bytes."""
     return rng.randrange(max(1, len(content) if rng.random() < 0.5 else min(len(content), 300)))
 
 
-def _flip_bit(content: bytearray, other: Original, rng: random.Random) -> None:
-    if content:
-        content[_offset(content, rng)] ^= 1 << rng.randrange(8)
-
-
-def _set_byte(content: bytearray, other: Original, rng: random.Random) -> None:
-    if content:
-        content[_offset(content, rng)] = rng.choice(INTERESTING) if rng.random() < 0.6 else rng.randrange(256)
-
-
-def _set_after_ff(content: bytearray, other: Original, rng: random.Random) -> None:
-    """Turn a marker or a stuffed byte into another marker."""
-    offset = content.find(0xFF, _offset(content, rng)) + 1
-    if 0 < offset < len(content):
-        content[offset] = rng.choice(INTERESTING)
-
-
-def _delete(content: bytearray, other: Original, rng: random.Random) -> None:
-    offset = _offset(content, rng)
-    del content[offset : offset + rng.choice((1, 1, 2, 3, 10, 100))]
-
-
-def _insert(content: bytearray, other: Original, rng: random.Random) -> None:
-    offset, num_bytes = _offset(content, rng), rng.choice((1, 1, 2, 3, 10, 100))
-    content[offset:offset] = bytes(num_bytes) if rng.random() < 0.3 else rng.randbytes(num_bytes)
-
-
-def _insert_marker(content: bytearray, other: Original, rng: random.Random) -> None:
-    offset = _offset(content, rng)
-    content[offset:offset] = bytes([0xFF, rng.choice(INTERESTING)])
-
-
-def _repeat(content: bytearray, other: Original, rng: random.Random) -> None:
-    offset = _offset(content, rng)
-    content[offset:offset] = content[offset : offset + rng.choice((1, 2, 8, 60, 300))]
-
-
-def _cut(content: bytearray, other: Original, rng: random.Random) -> None:
-    del content[rng.randrange(len(content) + 1) :]
-
-
-def _splice(content: bytearray, other: Original, rng: random.Random) -> None:
-    content[rng.randrange(len(content) + 1) :] = other.content[rng.randrange(len(other.content)) :]
-
-
-def _splice_inside(content: bytearray, other: Original, rng: random.Random) -> None:
-    offset, num_bytes = _offset(content, rng), rng.choice((2, 10, 50, 300))
-    source = rng.randrange(len(other.content))
-    content[offset : offset + num_bytes] = other.content[source : source + num_bytes]
-
-
-Edit = Callable[[bytearray, Original, random.Random], None]
-EDITS: tuple[Edit, ...] = (
-    *(_flip_bit, _flip_bit, _flip_bit, _set_byte, _set_byte, _set_after_ff, _delete),
-    *(_insert, _insert_marker, _repeat, _cut, _splice, _splice_inside),
-)
-"""Damage at any offset."""
-
 Span = tuple[int, int]
+Edit = Callable[[bytearray, Original, random.Random], None]
 SpanEdit = Callable[[bytearray, Span, Original, random.Random], None]
 
 
-def _edit_length(content: bytearray, span: Span, other: Original, rng: random.Random) -> None:
-    length = span[1] - span[0] - 2
-    near = length + rng.choice((-3, -2, -1, 1, 2, 3, 20, -20))
-    value = rng.choice((0, 1, 2, 3, near, near, near, len(content), 65535))
-    content[span[0] + 2 : span[0] + 4] = max(0, min(value, 65535)).to_bytes(2, "big")
+def _edit(name: str, content: bytearray, other: Original, rng: random.Random) -> None:
+    """Damage a file at any offset."""
+    if name == "cut":
+        del content[rng.randrange(len(content) + 1) :]
+        return
+    if name == "splice":
+        content[rng.randrange(len(content) + 1) :] = other.content[rng.randrange(len(other.content)) :]
+        return
+    offset = _offset(content, rng)
+    match name:
+        case "flip bit" if content:
+            content[offset] ^= 1 << rng.randrange(8)
+        case "set byte" if content:
+            content[offset] = rng.choice(INTERESTING) if rng.random() < 0.6 else rng.randrange(256)
+        case "set after ff":  # A marker or a stuffed byte becomes another marker.
+            offset = content.find(0xFF, offset) + 1
+            if 0 < offset < len(content):
+                content[offset] = rng.choice(INTERESTING)
+        case "delete":
+            del content[offset : offset + rng.choice((1, 1, 2, 3, 10, 100))]
+        case "insert":
+            num_bytes = rng.choice((1, 1, 2, 3, 10, 100))
+            content[offset:offset] = bytes(num_bytes) if rng.random() < 0.3 else rng.randbytes(num_bytes)
+        case "insert marker":
+            content[offset:offset] = bytes([0xFF, rng.choice(INTERESTING)])
+        case "repeat":
+            content[offset:offset] = content[offset : offset + rng.choice((1, 2, 8, 60, 300))]
+        case "splice inside":
+            num_bytes, source = rng.choice((2, 10, 50, 300)), rng.randrange(len(other.content))
+            content[offset : offset + num_bytes] = other.content[source : source + num_bytes]
 
 
-def _set_in_segment(content: bytearray, span: Span, other: Original, rng: random.Random) -> None:
-    offset = rng.randrange(*span)
-    content[offset] = rng.choice((rng.randrange(256), rng.choice(INTERESTING), (content[offset] + 1) % 256))
-
-
-def _remove_segment(content: bytearray, span: Span, other: Original, rng: random.Random) -> None:
-    del content[span[0] : span[1]]
-
-
-def _repeat_segment(content: bytearray, span: Span, other: Original, rng: random.Random) -> None:
-    content[span[0] : span[0]] = content[span[0] : span[1]]
-
-
-def _move_segment(content: bytearray, span: Span, other: Original, rng: random.Random) -> None:
-    moved = content[span[0] : span[1]]
-    del content[span[0] : span[1]]
-    content[2:2] = moved
-
-
-def _take_segment(content: bytearray, span: Span, other: Original, rng: random.Random) -> None:
-    """Replace a segment by one of another file."""
-    sources = other.tables or other.segments
-    if sources:
-        start, end = rng.choice(sources)
-        content[span[0] : span[1]] = other.content[start:end]
-
-
-def _claim_size(content: bytearray, span: Span, other: Original, rng: random.Random) -> None:
-    """Write another height or width into the frame header; in one case of four remove the data."""
-    at = max(content.find(b"\xff\xc0\0"), 0) + rng.choice((5, 7))
-    now = int.from_bytes(content[at : at + 2], "big")
-    content[at : at + 2] = max(0, rng.choice((0, 0, 1, now - 8, now + 8, 400, 65500))).to_bytes(2, "big")
-    if rng.random() < 0.25:
-        scan = content.find(b"\xff\xda\0")
-        if scan > 0:
-            del content[scan + 2 + int.from_bytes(content[scan + 2 : scan + 4], "big") : -2]
-
-
-SEGMENT_EDITS: tuple[SpanEdit, ...] = (
-    *(_edit_length, _edit_length, _set_in_segment, _set_in_segment, _set_in_segment),
-    *(_remove_segment, _repeat_segment, _move_segment, _take_segment, _claim_size),
+EDITS: tuple[Edit, ...] = tuple(
+    partial(_edit, name)
+    for name in (
+        *("flip bit", "flip bit", "flip bit", "set byte", "set byte", "set after ff", "delete"),
+        *("insert", "insert marker", "repeat", "cut", "splice", "splice inside"),
+    )
 )
-"""Damage to a segment of a JPEG."""
+
+
+def _edit_segment(name: str, content: bytearray, span: Span, other: Original, rng: random.Random) -> None:
+    """Damage a segment of a JPEG."""
+    start, stop = span
+    match name:
+        case "length":
+            near = stop - start - 2 + rng.choice((-3, -2, -1, 1, 2, 3, 20, -20))
+            value = rng.choice((0, 1, 2, 3, near, near, near, len(content), 65535))
+            content[start + 2 : start + 4] = max(0, min(value, 65535)).to_bytes(2, "big")
+        case "set":
+            offset = rng.randrange(start, stop)
+            content[offset] = rng.choice((rng.randrange(256), rng.choice(INTERESTING), (content[offset] + 1) % 256))
+        case "remove":
+            del content[start:stop]
+        case "repeat":
+            content[start:start] = content[start:stop]
+        case "move":
+            moved = content[start:stop]
+            del content[start:stop]
+            content[2:2] = moved
+        case "take" if sources := other.tables or other.segments:
+            first, end = rng.choice(sources)
+            content[start:stop] = other.content[first:end]
+        case "claim size":  # Another height or width in the frame header; in one case of four without the data.
+            at = max(content.find(b"\xff\xc0\0"), 0) + rng.choice((5, 7))
+            now = int.from_bytes(content[at : at + 2], "big")
+            content[at : at + 2] = max(0, rng.choice((0, 0, 1, now - 8, now + 8, 400, 65500))).to_bytes(2, "big")
+            if rng.random() < 0.25 and (scan := content.find(b"\xff\xda\0")) > 0:
+                del content[scan + 2 + int.from_bytes(content[scan + 2 : scan + 4], "big") : -2]
+
+
+SEGMENT_EDITS: tuple[SpanEdit, ...] = tuple(
+    partial(_edit_segment, name)
+    for name in ("length", "length", "set", "set", "set", "remove", "repeat", "move", "take", "claim size")
+)
 
 TABLE_HEADER = 4 + 11 + 11
 """Bytes before the lengths: the headers of the segment, the part and the table."""
 
 
-def _lengths_of(span: Span) -> range:
-    """Return the offsets of the lengths in a table of one part, two bytes each."""
-    return range(span[0] + TABLE_HEADER, span[1] - 1, 2)
-
-
-def _edit_interval(content: bytearray, span: Span, other: Original, rng: random.Random) -> None:
-    at = rng.choice(_lengths_of(span))
-    value = int.from_bytes(content[at : at + 2], "big") + rng.choice((-2, -1, 1, 2, 40, -40))
-    content[at : at + 2] = (value % 65536).to_bytes(2, "big")
-
-
-def _move_boundary(content: bytearray, span: Span, other: Original, rng: random.Random) -> None:
-    """Move bytes from one interval to another, so that the sum stays the same."""
-    first, second = rng.choice(_lengths_of(span)), rng.choice(_lengths_of(span))
-    by = rng.choice((1, 2, 3, 10))
-    for at, change in ((first, by), (second, -by)):
+def _edit_table(name: str, content: bytearray, span: Span, other: Original, rng: random.Random) -> None:
+    """Damage the lengths in a tile table of one part, two bytes each."""
+    lengths = range(span[0] + TABLE_HEADER, span[1] - 1, 2)
+    first, second = rng.choice(lengths), rng.choice(lengths)
+    if name == "swap":
+        one, two = bytes(content[first : first + 2]), bytes(content[second : second + 2])
+        content[first : first + 2], content[second : second + 2] = two, one
+        return
+    by = rng.choice((-2, -1, 1, 2, 3, 10, 40, -40))
+    for at, change in ((first, by), (second, -by))[: 2 if name == "move boundary" else 1]:  # The sum stays the same.
         content[at : at + 2] = ((int.from_bytes(content[at : at + 2], "big") + change) % 65536).to_bytes(2, "big")
 
 
-def _swap_intervals(content: bytearray, span: Span, other: Original, rng: random.Random) -> None:
-    first, second = rng.choice(_lengths_of(span)), rng.choice(_lengths_of(span))
-    one, two = bytes(content[first : first + 2]), bytes(content[second : second + 2])
-    content[first : first + 2], content[second : second + 2] = two, one
-
-
-TABLE_EDITS: tuple[SpanEdit, ...] = (*SEGMENT_EDITS, _edit_interval, _move_boundary, _swap_intervals, _set_in_segment)
-"""Damage to the tile table."""
+TABLE_EDITS: tuple[SpanEdit, ...] = (
+    *SEGMENT_EDITS,
+    *(partial(_edit_table, name) for name in ("interval", "move boundary", "swap")),
+    partial(_edit_segment, "set"),
+)

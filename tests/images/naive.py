@@ -1,4 +1,4 @@
-"""What transforms do, in plain code: one after another, on whole arrays, with numpy, OpenCV and Pillow."""
+"""Transforms in plain code: one after another, on whole arrays, with numpy, OpenCV and Pillow."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from tests.images.pictures import Array
 
 
 def crop(image: NDArray[Any], box: Box, mode: Any = "constant", colour: float = 0) -> NDArray[Any]:
-    """Return a part of an array, black or as ``np.pad`` says where it reaches beyond the array."""
     height, width = image.shape[:2]
     above, left = max(-box.top, 0), max(-box.left, 0)
     below, right = max(box.top + box.height - height, 0), max(box.left + box.width - width, 0)
@@ -67,7 +66,6 @@ def _resampling(step: RandomResizedCrop | Resize) -> Resampling:
 
 
 def transform_one(step: Geometry, image: Array, parameters: Any) -> Array:
-    """Apply a transform to an array."""
     if isinstance(step, RandomResizedCrop):
         return resize(crop(image, Box(*parameters.tolist())), *step.size, resampling=_resampling(step))
     if isinstance(step, Resize):
@@ -84,7 +82,6 @@ def transform_one(step: Geometry, image: Array, parameters: Any) -> Array:
 
 
 def transform_all(steps: Sequence[Geometry], images: Sequence[Array], rng_keys: NDArray[np.uint64]) -> list[Array]:
-    """Apply the transforms of a Compose to arrays, one after another."""
     transformed = list(images)
     for index, step in enumerate(steps):
         sizes = np.array([image.shape[:2] for image in transformed], dtype=np.int64).reshape(-1, 2)

@@ -50,7 +50,6 @@ def _with_spectrum(content: bytes) -> bytes:
 
 
 def _with_adobe(content: bytes) -> bytes:
-    """Return a file with an unknown colour transform, and without a JFIF header."""
     start, stop = next((start, stop) for marker, start, stop in segments_of(content) if marker == 0xE0)
     return content[:start] + segment(0xEE, b"Adobe\0\x64\0\0\0\0\x07") + content[stop:]
 
@@ -101,6 +100,5 @@ DAMAGED: dict[str, bytes] = {
 
 
 def harmless_files() -> dict[str, bytes]:
-    """Return the files with the right pixels, by name."""
     files = {f"{kind}, {name}": change(content) for kind, content in KINDS.items() for name, change in HARMLESS.items()}
     return files | {name: change(KINDS[name.partition(",")[0]]) for name, change in HARMLESS_BY_KIND.items()}

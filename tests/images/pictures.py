@@ -9,6 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from shardio.images import ConvertedFormat
+from shardio.images.converting import convert_image
+
 Array = NDArray[np.uint8]
 
 SIZES = [(1, 1), (2, 2), (3, 5), (1, 17), (17, 1), (32, 48), (101, 67), (375, 500)]
@@ -24,11 +27,10 @@ TURNS: dict[int, Any] = {
     7: lambda image: image[::-1, ::-1].transpose(1, 0, 2),
     8: lambda image: np.rot90(image),
 }
-"""How to turn an image of each EXIF orientation upright (EXIF 2.3, tag 274)."""
+"""Turns an image of each EXIF orientation upright (EXIF 2.3, tag 274)."""
 
 
 def make_picture(height: int, width: int, seed: int = 0) -> Array:
-    """Return smooth colours with added noise, uint8 [height, width, 3]."""
     random = np.random.default_rng([seed, height, width])
     coarse = Image.fromarray(random.integers(0, 256, (5, 7, 3), dtype=np.uint8))
     smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=np.int64)
@@ -37,20 +39,35 @@ def make_picture(height: int, width: int, seed: int = 0) -> Array:
 
 
 def save(image: Image.Image | Array, file_format: str, **options: Any) -> bytes:
-    """Return an image file of the picture."""
     file = io.BytesIO()
     (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(file, file_format, **options)
     return file.getvalue()
 
 
 def read_by_pillow(content: bytes) -> Array:
-    """Return the pixels that Pillow decodes, uint8 [height, width, 3]."""
     with Image.open(io.BytesIO(content)) as image:
         return np.asarray(image.convert("RGB"))
 
 
+def open_by_pillow(content: bytes) -> Image.Image:
+    image = Image.open(io.BytesIO(content))
+    image.load()
+    return image
+
+
+def convert(content: bytes, to: ConvertedFormat, **options: Any) -> bytes:
+    return convert_image(content, to, **{"quality": 95, **options})
+
+
+def psnr_db(image: Image.Image | Array, other: Image.Image | Array) -> float:
+    """Return the peak signal-to-noise ratio of two images of one shape; higher is more alike."""
+    one, two = np.asarray(image), np.asarray(other)
+    assert one.shape == two.shape
+    error = np.mean((one.astype(float) - two) ** 2)
+    return float(10 * np.log10(255**2 / error)) if error else np.inf
+
+
 def exif_of(orientation: int) -> Image.Exif:
-    """Return EXIF data with an orientation."""
     exif = Image.Exif()
     exif[274] = orientation
     return exif

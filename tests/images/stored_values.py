@@ -15,7 +15,6 @@ _SHORT, _LONG = 3, 4
 
 
 def make_values(dtype: str, *shape: int, seed: int = 0) -> NDArray[Any]:
-    """Return random values that use all of a type's range."""
     random, of = np.random.default_rng(seed), np.dtype(dtype)
     if of.kind in "ui":
         native = of.newbyteorder("=")
@@ -24,7 +23,6 @@ def make_values(dtype: str, *shape: int, seed: int = 0) -> NDArray[Any]:
 
 
 def chunk(name: bytes, data: bytes) -> bytes:
-    """Return a chunk of a PNG."""
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 

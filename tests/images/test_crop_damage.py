@@ -1,9 +1,10 @@
-"""A tile table never changes pixels, and a damaged file is an error or has the right pixels."""
+"""A tile table is used only if it fits its file, and a damaged file is an error or has the right pixels."""
 
 from __future__ import annotations
 
 import itertools
 import random
+import re
 import struct
 from collections.abc import Iterator
 
@@ -11,17 +12,18 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from shardio.images import open_image
+from shardio.images import decode_image, open_image
 from shardio.images.jpeg import has_tiles
 from shardio.images.jpeg.regions import Box
+from shardio.images.jpeg.tile_table import dump_tile_table
 from shardio.images.tiling import tile_jpeg
 from tests.images.crop_laws import assert_parts, full_decode, part, random_boxes, table_segment
 from tests.images.fuzz_laws import check_reading
-from tests.images.jpeg_corpus import truncations
 from tests.images.jpeg_files import by_pillow, flat, make_jpeg, noise, patch, scan_start, segments_of
 from tests.images.mutations import Original
 from tests.images.pictures import Array, make_picture
-from tests.images.tiling_laws import tile_by
+from tests.images.tiling_laws import TILED as IS_TILED, check_file, read_by_simplejpeg, take_apart, tile_by
+from tests.images.untileable_jpegs import truncations
 
 SIZE = (24, 83)
 TILED = tile_by(by_pillow(noise(*SIZE), subsampling=0, quality=30), 1)
@@ -109,13 +111,9 @@ def _stale_tables() -> Iterator[tuple[str, bytes]]:
     yield "lengths of 65535", _with_table(_join(fields, [65535] * len(lengths)))
     long = fields[:6] + b"\4" + fields[7:] + struct.pack(f">{len(lengths)}I", *lengths[:-1], 2**32 - 1)
     yield "a length of four gigabytes", _with_table(long)
-    for name, other in {
-        "another size": make_picture(16, 83),
-        "the same size": make_picture(*SIZE),
-        "the same size and one colour": flat(*SIZE),
-    }.items():
+    for other in (make_picture(16, 83), make_picture(*SIZE), flat(*SIZE)):
         table = _join(*_table_of(tile_jpeg(by_pillow(other, subsampling=0))))
-        yield f"the table of another image of {name}", _with_table(table)
+        yield f"the table of another image of {other.shape} pixels", _with_table(table)
     segments = {
         "part 1 of 1": table_segment(own_table, 1, 1),
         "part 0 of 0": table_segment(own_table, 0, 0),
@@ -131,10 +129,44 @@ def _stale_tables() -> Iterator[tuple[str, bytes]]:
         yield name, TILED[:start] + content + TILED[end:]
 
 
-@pytest.mark.parametrize("content", [pytest.param(content, id=name) for name, content in _stale_tables()])
-def test_a_stale_or_wrong_table_never_changes_pixels(content: bytes) -> None:
+def test_a_stale_or_wrong_table_is_not_used_and_tiling_drops_it() -> None:
     assert has_tiles(TILED)
-    assert _is_right(content)
+    for name, content in _stale_tables():
+        assert not has_tiles(content) or name == "parts of unlike numbers"  # They are as many as the last one says.
+        assert _is_right(content), name
+        assert tile_by(content, 1) == TILED, name
+
+
+OTHERS = {
+    "lower": by_pillow(noise(SIZE[0] - 8, SIZE[1]), subsampling=0, restart_marker_blocks=1),
+    "lower in its last row": by_pillow(noise(SIZE[0] - 1, SIZE[1]), subsampling=0, restart_marker_blocks=1),
+    "wider": by_pillow(noise(SIZE[0], 2 * SIZE[1]), subsampling=0, restart_marker_blocks=1),
+    "narrower in its last column": by_pillow(noise(SIZE[0], SIZE[1] - 1), subsampling=0, restart_marker_blocks=1),
+    "turned": by_pillow(noise(*SIZE[::-1]), subsampling=0, restart_marker_blocks=1),
+    "gray": by_pillow(noise(*SIZE)[..., 0].copy(), restart_marker_blocks=1),
+    "of other sampling": by_pillow(noise(*SIZE), subsampling=2, restart_marker_blocks=1),
+    "of another interval": by_pillow(noise(*SIZE), subsampling=0, restart_marker_blocks=11),
+    "of an interval that divides no row": by_pillow(noise(*SIZE), subsampling=0, restart_marker_blocks=2),
+    "without restarts": by_pillow(noise(*SIZE), subsampling=0),
+    "of another quality": by_pillow(noise(*SIZE), subsampling=0, quality=31, restart_marker_blocks=1),
+    "of other content": by_pillow(make_picture(*SIZE), subsampling=0, quality=30, restart_marker_blocks=1),
+    "of other Huffman tables": by_pillow(noise(*SIZE), subsampling=0, quality=30, restart_marker_blocks=1),
+    "progressive": by_pillow(noise(*SIZE), progressive=True),
+}
+"""Files that another tool may write from the tiled one, with a copy of its table."""
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_table_that_was_copied_into_another_file_is_not_used_and_tiling_drops_it(what: str) -> None:
+    other = OTHERS[what]
+    stale = other[:2] + TILED[TABLE[0] : TABLE[1]] + other[2:]
+    assert not has_tiles(stale)
+    expected = read_by_simplejpeg(other)
+    np.testing.assert_array_equal(decode_image(stale), expected)
+    box = Box(9, 10, 7, 13)
+    np.testing.assert_array_equal(open_image(stale).read(box), part(expected, box))
+    if what != "progressive":
+        assert tile_jpeg(stale) == tile_jpeg(other)
 
 
 @pytest.mark.parametrize("cut", [1, 10, 11, 12, 50])
@@ -147,11 +179,69 @@ def test_a_table_in_two_segments_is_read_as_if_it_were_in_one(cut: int) -> None:
     assert _is_right(content)
 
 
-@pytest.mark.parametrize("interval", [0, 1, 2, 11, 65535])
-def test_a_table_that_is_right_but_for_the_intervals_length_is_not_believed(interval: int) -> None:
-    content = patch(patch(TILED, 0xDD, 0, interval >> 8), 0xDD, 1, interval & 255)
-    assert has_tiles(content) == (interval == 1)
-    _is_right(content)
+def test_a_table_is_not_used_with_a_header_of_another_size_or_interval() -> None:
+    for offset in range(1, 5):
+        for change in (-1, 1):
+            place = TILED.index(b"\xff\xc0") + 4 + offset
+            assert not has_tiles(patch(TILED, 0xC0, offset, (TILED[place] + change) % 256))
+    for interval in (0, 1, 2, 11, 65535):
+        content = patch(patch(TILED, 0xDD, 0, interval >> 8), 0xDD, 1, interval & 255)
+        assert has_tiles(content) == (interval == 1)
+        _is_right(content)
+
+
+def test_bytes_other_than_markers_do_not_end_intervals() -> None:
+    content = tile_by(by_pillow(noise(8, 64), subsampling=0, quality=100), 4)
+    parts = take_apart(content)
+    assert len(parts.intervals) == 2
+    found = re.search(rb"[^\xff]\xd0", parts.scan)
+    assert found is not None
+    lengths = np.array([found.start(), len(parts.scan) - found.end()])
+    assert not has_tiles(content.replace(parts.tile_table[0], dump_tile_table(8, 64, 4, lengths)))
+
+
+def test_a_table_without_intervals_is_not_used() -> None:
+    empty = b"\xff\xe9\x00\x18shardio\0\1\0\1" + bytes([0, 0, 0, 8, 0, 1, 2, 0, 0, 0, 0])
+    content = bytearray(by_pillow(make_picture(8, 8), subsampling=0, restart_marker_blocks=1))
+    frame = content.index(b"\xff\xc0")
+    content[frame + 5 : frame + 9] = bytes([0, 0, 0, 8])
+    assert not has_tiles(bytes(content[:2] + empty + content[2:]))
+
+
+@pytest.mark.slow
+def test_an_image_with_many_intervals_has_a_table_of_several_segments() -> None:
+    """65,536 intervals of unequal lengths."""
+    blocks = np.kron(noise(128, 128)[..., 0], np.ones((32, 32), np.uint8))
+    large = tile_by(by_pillow(blocks, quality=10), 4)
+    parts = take_apart(large)
+    assert len(parts.intervals) == 65536
+    assert [len(segment) for segment in parts.tile_table[:-1]] == [65537] * 2
+    assert len(parts.tile_table) == 3
+    assert has_tiles(large)
+    assert check_file("large", large) == IS_TILED
+    expected = read_by_simplejpeg(large)
+    for box in (Box(0, 0, 1, 1), Box(4095, 4095, 1, 1), Box(2040, 1000, 100, 300), Box(1, 4000, 4000, 90)):
+        np.testing.assert_array_equal(open_image(large).read(box), part(expected, box))
+    start, table = large.index(parts.tile_table[0]), parts.tile_table
+    for order in ((0, 1), (0, 2, 1), (1, 2), (0, 0, 1, 2), (0, 1, 2, 2)):
+        changed = large[:start] + b"".join(table[i] for i in order) + large[start + sum(map(len, table)) :]
+        assert len(take_apart(changed).tile_table) == len(order)
+        assert not has_tiles(changed)
+        assert tile_by(changed, 4) == large
+
+
+def test_a_table_of_long_intervals_has_lengths_of_four_bytes() -> None:
+    # Tiling writes them only for long rows without a suitable divisor.
+    row_mcus = 1024
+    content = by_pillow(noise(24, 8 * row_mcus)[..., 0].copy(), quality=100, restart_marker_rows=1)
+    lengths = np.array([len(data) for data in take_apart(content).intervals])
+    assert lengths.max() >= 2**16
+    with_table = content[:2] + dump_tile_table(24, 8 * row_mcus, row_mcus, lengths) + content[2:]
+    assert take_apart(with_table).tile_table[0][15:22] == bytes([0, 24, 0x20, 0, 4, 0, 4])
+    assert has_tiles(with_table)
+    expected, box = read_by_simplejpeg(content), Box(9, 5000, 5, 900)
+    np.testing.assert_array_equal(decode_image(with_table), expected)
+    np.testing.assert_array_equal(open_image(with_table).read(box), part(expected, box))
 
 
 SMALL = make_jpeg("small", make_picture(16, 24), factors=((2, 2), (1, 1), (1, 1))).content
@@ -194,6 +284,7 @@ def test_a_part_is_not_read_where_libjpeg_refuses_the_whole(content: bytes, mark
 def test_every_beginning_of_a_file_is_an_error_or_has_the_right_pixels(kind: str) -> None:
     draw = random.Random(0)
     for beginning in truncations(FILES[kind]):
+        assert not has_tiles(beginning)
         outcomes = check_reading(beginning, [Original.of_jpeg(FILES[kind])], draw)
         assert "an error" in outcomes[0] or kind == "tiled"
 

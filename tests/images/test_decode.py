@@ -1,28 +1,48 @@
-"""Whole images have the pixels of other decoders; damaged ones are errors."""
+"""Whole images have the pixels of other decoders, upright on demand; damaged and huge ones are errors."""
 
 from __future__ import annotations
 
+import io
+import itertools
+import resource
+import struct
+import subprocess
+import sys
+import tracemalloc
+import zlib
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, get_args
+from unittest import mock
 
 import cv2
 import numpy as np
+import PIL.Image
 import pytest
 import simplejpeg
-from PIL import Image, features
+from PIL import Image, ImageOps, features
 
 from shardio.images import (
     DECODER_DESCRIPTIONS,
+    DEFAULT_MAX_PIXELS,
+    IMAGE_FORMATS,
     CropPlan,
     DecoderName,
     Orientation,
     decode_image,
     decode_pil,
     open_image,
+    opening,
+    read_format,
     render_chunk,
     why_not_by_kernel,
 )
+from shardio.images.tiling import tile_jpeg
+from shardio.images.value_formats import decode_by_opencv, is_for_opencv
 from tests.images.arithmetic import PROGRESSIVE, SEQUENTIAL
-from tests.images.pictures import SIZES, Array, make_picture, read_by_pillow, save
+from tests.images.jpeg_files import by_cv2, noise, patch
+from tests.images.pictures import SIZES, TURNS, Array, exif_of, make_picture, read_by_pillow, save
+from tests.images.stored_values import chunk
 
 JPEGS: dict[str, dict[str, Any]] = {
     "4:4:4": {"subsampling": 0},
@@ -32,38 +52,31 @@ JPEGS: dict[str, dict[str, Any]] = {
     "optimised": {"optimize": True},
     "restarts": {"restart_marker_blocks": 3},
     "low quality": {"quality": 10},
+    "stored as RGB": {"keep_rgb": True, "quality": 95},
 }
+RARE = {"4:4:0": cv2.IMWRITE_JPEG_SAMPLING_FACTOR_440, "4:1:1": cv2.IMWRITE_JPEG_SAMPLING_FACTOR_411}
+PICTURE = make_picture(33, 47)
+IMAGE = Image.fromarray(PICTURE)
+NO_IMAGES = [b"", b"\xff", b"\xff\xd8\xff", b"\xff\xd8\xff\xe0" + bytes(100), b"\x89PNG\r\n\x1a\n", b"no image" * 50]
 
-
-def _read_by_cv2(content: bytes) -> Array:
-    image = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
-    assert image is not None
-    return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), dtype=np.uint8)
-
-
-def _palette_with_transparency(picture: Array) -> bytes:
-    return save(Image.fromarray(picture).quantize(16), "PNG", transparency=3)
-
-
-def _deep_gray(picture: Array) -> bytes:
-    return save(Image.fromarray(picture[..., 0].astype(np.uint16) * 257), "PNG")
+each_choice = pytest.mark.parametrize("orientation", ["ignore", "apply"])
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("kind", JPEGS)
-def test_jpegs_decode_to_the_pixels_of_pillow_and_of_opencv(kind: str, size: tuple[int, int]) -> None:
-    content = save(make_picture(*size), "JPEG", **JPEGS[kind])
-    decoded = decode_image(content)
-    np.testing.assert_array_equal(decoded, read_by_pillow(content))
-    np.testing.assert_array_equal(decoded, _read_by_cv2(content))
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("sampling", [cv2.IMWRITE_JPEG_SAMPLING_FACTOR_440, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_411])
-def test_jpegs_of_rare_subsamplings_decode_to_the_pixels_of_pillow(sampling: int, size: tuple[int, int]) -> None:
-    options = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, sampling]
-    content = cv2.imencode(".jpg", make_picture(*size), options)[1].tobytes()
-    np.testing.assert_array_equal(decode_image(content), read_by_pillow(content))
+def test_jpegs_decode_to_the_pixels_of_pillow_and_of_opencv(size: tuple[int, int]) -> None:
+    picture = make_picture(*size)
+    files = {name: save(picture, "JPEG", **options) for name, options in JPEGS.items()}
+    files |= {name: by_cv2(picture, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, value) for name, value in RARE.items()}
+    gray = Image.fromarray(picture).convert("L")
+    files |= {"gray": save(gray, "JPEG"), "progressive gray": save(gray, "JPEG", progressive=True)}
+    for name, content in files.items():
+        decoded = decode_image(content)
+        np.testing.assert_array_equal(decoded, read_by_pillow(content), name)
+        by_opencv: Any = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)
+        if name not in RARE:
+            np.testing.assert_array_equal(decoded, by_opencv[..., ::-1], name)
+    for file_format in ("PNG", "BMP", "TIFF", "PPM"):
+        np.testing.assert_array_equal(decode_image(save(picture, file_format)), picture, file_format)
 
 
 @pytest.mark.parametrize("content", [SEQUENTIAL, PROGRESSIVE], ids=["sequential", "progressive"])
@@ -83,81 +96,172 @@ def test_every_decoder_has_a_description() -> None:
     assert set(DECODER_DESCRIPTIONS) == set(get_args(DecoderName))
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("progressive", [False, True])
-def test_gray_jpegs_have_three_equal_channels(size: tuple[int, int], progressive: bool) -> None:
-    content = save(Image.fromarray(make_picture(*size)).convert("L"), "JPEG", progressive=progressive)
-    decoded = decode_image(content)
-    np.testing.assert_array_equal(decoded, read_by_pillow(content))
-    np.testing.assert_array_equal(decoded, np.repeat(decoded[..., :1], 3, axis=2))
+# PNGs, by OpenCV or by Pillow, and other formats.
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_jpegs_that_store_rgb_are_not_converted(size: tuple[int, int]) -> None:
-    content = save(make_picture(*size), "JPEG", keep_rgb=True, quality=95)
-    np.testing.assert_array_equal(decode_image(content), read_by_pillow(content))
+def _with_chunk(name: bytes, data: bytes) -> bytes:
+    content = save(noise(20, 30), "PNG")
+    return content[:33] + chunk(name, data) + content[33:]
 
 
-@pytest.mark.parametrize("file_format", ["PNG", "BMP", "TIFF", "PPM"])
-@pytest.mark.parametrize("size", SIZES)
-def test_lossless_formats_return_the_saved_pixels(file_format: str, size: tuple[int, int]) -> None:
-    picture = make_picture(*size)
-    np.testing.assert_array_equal(decode_image(save(picture, file_format)), picture)
+RGB, RGBA = noise(41, 67), np.dstack([noise(41, 67), noise(41, 67)[..., :1]])
+DEEP = save(Image.fromarray(PICTURE[..., 0].astype(np.uint16) * 257), "PNG")
+
+BY_OPENCV = {
+    "PNG": save(RGB, "PNG"),
+    "smooth PNG": save(make_picture(60, 50), "PNG", optimize=True),
+    "PNG with transparency": save(RGBA, "PNG"),
+    "PNG with a transparent colour": save(RGB, "PNG", transparency=tuple(RGB[0, 0].tolist())),
+    "PNG with gamma": _with_chunk(b"gAMA", struct.pack(">I", 100_000)),
+    "PNG with sRGB": _with_chunk(b"sRGB", b"\0"),
+    "PNG with few significant bits": _with_chunk(b"sBIT", b"\5\6\5"),
+    "PNG with a background": _with_chunk(b"bKGD", b"\0\1\0\2\0\3"),
+    "PNG with an unknown chunk": _with_chunk(b"abCd", b"hello"),
+    "turned PNG": save(RGB, "PNG", exif=exif_of(6)),
+    "PNG with chromaticities": _with_chunk(b"cHRM", struct.pack(">8I", *range(1, 9))),
+    "PNG with a colour profile": save(RGB, "PNG", icc_profile=b"abc" * 50),
+}
+BY_PILLOW = {
+    **{f"PNG of mode {mode}": save(IMAGE.convert(mode), "PNG") for mode in ("L", "LA", "P", "1")},
+    "PNG of 16 bits": DEEP,
+    "PNG of a transparent palette": save(IMAGE.quantize(16), "PNG", transparency=3),
+    "animated PNG": save(RGB, "PNG", save_all=True, append_images=[Image.fromarray(RGB[::-1])]),
+    "lossy WebP": save(RGB, "WEBP", quality=80),
+    "lossless WebP": save(RGB, "WEBP", lossless=True),
+    "BMP": save(RGB, "BMP"),
+    "GIF": save(PICTURE, "GIF"),
+    "LZW TIFF": save(PICTURE, "TIFF", compression="tiff_lzw"),
+    "CMYK JPEG": save(IMAGE.convert("CMYK"), "JPEG"),
+    "CMYK TIFF": save(IMAGE.convert("CMYK"), "TIFF"),
+}
 
 
-@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "1", "I;16"])
-def test_pngs_of_every_mode_decode_as_pillow_converts_them_to_rgb(mode: str) -> None:
-    picture = make_picture(33, 47)
-    content = _deep_gray(picture) if mode == "I;16" else save(Image.fromarray(picture).convert(mode), "PNG")
-    np.testing.assert_array_equal(decode_image(content), read_by_pillow(content))
+def _is_for_opencv(content: bytes) -> bool:
+    with Image.open(io.BytesIO(content)) as image:
+        return is_for_opencv(image, content)
+
+
+@pytest.mark.parametrize("name", BY_OPENCV)
+def test_opencv_decodes_these_to_pillows_pixels(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    content = BY_OPENCV[name]
+    assert _is_for_opencv(content)
+    expected = read_by_pillow(content)
+    np.testing.assert_array_equal(decode_by_opencv(content), expected)
+    np.testing.assert_array_equal(decode_image(content), expected)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", BY_PILLOW)
+def test_pillow_decodes_all_others(name: str) -> None:
+    content = BY_PILLOW[name]
+    assert not _is_for_opencv(content)
+    with mock.patch.object(opening, "decode_by_opencv", side_effect=AssertionError):
+        np.testing.assert_array_equal(decode_image(content), read_by_pillow(content))
+
+
+def test_colours_of_16_bits_and_interlaced_pngs_are_left_to_pillow() -> None:
+    rows = b"".join(b"\0" + row.tobytes() for row in noise(6, 10))
+    for depth, interlace in [(16, 0), (8, 1)]:
+        head = chunk(b"IHDR", struct.pack(">IIBBBBB", 5, 6, depth, 2, 0, 0, interlace))
+        content = b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+        assert not _is_for_opencv(content)
+
+
+def _decode_or_say_why(content: bytes) -> Array | str:
+    try:
+        return decode_image(content)
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_damaged_image_has_pillows_pixels_or_error(capfd: pytest.CaptureFixture[str]) -> None:
+    """OpenCV refuses more files than Pillow, but never decodes one that Pillow refuses."""
+    random, content = np.random.default_rng(0), BY_OPENCV["PNG"]
+    for number in range(300):
+        damaged = bytearray(content)
+        if number % 3:
+            damaged[random.integers(12, len(content))] ^= 1 << random.integers(8)
+        else:
+            del damaged[random.integers(30, len(content)) :]
+        found = _decode_or_say_why(bytes(damaged))
+        with mock.patch.object(opening, "is_for_opencv", return_value=False):
+            expected = _decode_or_say_why(bytes(damaged))
+        assert type(found) is type(expected), number
+        np.testing.assert_array_equal(found, expected)
+    assert capfd.readouterr().err == "", "libpng names no file"
+
+
+def test_a_side_that_opencv_does_not_allow_is_left_to_pillow() -> None:
+    pixels = np.zeros((1, (1 << 20) + 1, 3), np.uint8)
+    pixels[0, -1] = 7
+    content = save(pixels, "PNG")
+    assert decode_by_opencv(content) is None
+    np.testing.assert_array_equal(decode_image(content), pixels)
+
+
+# Forms of the result, and orientation.
+
+
+@each_choice
+def test_pixels_are_a_writable_contiguous_array_of_bytes_or_a_pillow_image(orientation: Orientation) -> None:
+    """``torch.from_numpy`` warns about arrays that are not writable."""
+    for mode, file_format in [("RGB", "JPEG"), ("L", "JPEG"), ("CMYK", "JPEG"), ("RGB", "PNG"), ("RGB", "WEBP")]:
+        content = save(IMAGE.convert(mode), file_format)
+        decoded = decode_image(content, orientation=orientation)
+        assert decoded.shape == (33, 47, 3)
+        assert decoded.dtype == np.uint8
+        assert decoded.flags.c_contiguous
+        assert decoded.flags.writeable
+        image = decode_pil(content, orientation=orientation)
+        assert image.mode == "RGB"
+        np.testing.assert_array_equal(np.asarray(image), decoded)
+
+
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", [*TURNS, 0, 9, 65535])
+def test_apply_turns_the_image_as_pillow_and_exif_define_it_and_ignore_does_not(
+    file_format: str, orientation: int
+) -> None:
+    """Pillow turns TIFFs when it loads them, so "ignore" gives Pillow's pixels. Exif defines eight orientations."""
+    content, plain = (save(PICTURE, file_format, **options) for options in ({"exif": exif_of(orientation)}, {}))
+    stored = read_by_pillow(plain)
+    upright = TURNS.get(orientation, TURNS[1])(stored)
+    with Image.open(io.BytesIO(content)) as image:
+        np.testing.assert_array_equal(np.asarray(ImageOps.exif_transpose(image).convert("RGB")), upright)
+    np.testing.assert_array_equal(decode_image(content, orientation="apply"), upright)
+    np.testing.assert_array_equal(np.asarray(decode_pil(content, orientation="apply")), upright)
+    np.testing.assert_array_equal(decode_image(plain, orientation="apply"), stored)
+    for ignored in (decode_image(content), decode_image(content, orientation="ignore")):
+        np.testing.assert_array_equal(ignored, upright if file_format == "TIFF" else stored)
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        save(make_picture(33, 47), "WEBP", quality=80),
-        save(make_picture(33, 47), "WEBP", lossless=True),
-        save(make_picture(33, 47), "GIF"),
-        save(make_picture(33, 47), "TIFF", compression="tiff_lzw"),
-        save(Image.fromarray(make_picture(33, 47)).convert("CMYK"), "JPEG"),
-        save(Image.fromarray(make_picture(33, 47)).convert("CMYK"), "TIFF"),
-        _palette_with_transparency(make_picture(33, 47)),
-    ],
-    ids=["webp", "lossless webp", "gif", "lzw tiff", "cmyk jpeg", "cmyk tiff", "transparent palette"],
+    ("tag", "field_type"), [(296, 2), (270, 11), (282, 2)], ids=["text as unit", "float as text", "text as resolution"]
 )
-def test_other_formats_decode_as_pillow_converts_them_to_rgb(content: bytes) -> None:
-    np.testing.assert_array_equal(decode_image(content), read_by_pillow(content))
+def test_another_tag_of_a_wrong_type_does_not_hide_the_orientation(tag: int, field_type: int) -> None:
+    """Cameras and editors write such tags; only the orientation matters."""
+    entries = [(274, 3, 1, struct.pack("<HH", 6, 0)), (tag, field_type, 1, struct.pack("<f", 1))]
+    exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, len(entries))
+    exif += b"".join(struct.pack("<HHI4s", *entry) for entry in entries) + struct.pack("<I", 0)
+    content = save(PICTURE, "JPEG", exif=exif)
+    np.testing.assert_array_equal(decode_image(content, orientation="apply"), np.rot90(decode_image(content), -1))
 
 
-@pytest.mark.parametrize("orientation", ["ignore", "apply"])
-@pytest.mark.parametrize(("mode", "file_format"), [("RGB", "JPEG"), ("L", "JPEG"), ("CMYK", "JPEG"), ("RGB", "PNG")])
-def test_pixels_are_a_writable_contiguous_array_of_bytes(mode: str, file_format: str, orientation: Orientation) -> None:
-    """``torch.from_numpy`` warns about arrays that are not writable."""
-    content = save(Image.fromarray(make_picture(33, 47)).convert(mode), file_format)
-    decoded = decode_image(content, orientation=orientation)
-    assert decoded.shape == (33, 47, 3)
-    assert decoded.dtype == np.uint8
-    assert decoded.flags.c_contiguous
-    assert decoded.flags.writeable
+# Damage.
 
 
-@pytest.mark.parametrize("orientation", ["ignore", "apply"])
+@each_choice
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-@pytest.mark.parametrize("progressive", [False, True])
-def test_a_truncated_jpeg_never_gives_pixels(mode: str, progressive: bool, orientation: Orientation) -> None:
-    content = save(Image.fromarray(make_picture(150, 200)).convert(mode), "JPEG", progressive=progressive)
-    assert len(content) > 20 * 97
-    for stop in [*range(0, len(content) - 2, 97), len(content) - 2, len(content) - 1]:
-        with pytest.raises(ValueError, match=r".+"):
-            decode_image(content[:stop], orientation=orientation)
-
-
-@pytest.mark.parametrize("orientation", ["ignore", "apply"])
-def test_a_jpeg_with_a_hole_in_its_data_never_gives_pixels(orientation: Orientation) -> None:
-    content = save(make_picture(150, 200), "JPEG")
-    middle = len(content) // 2
-    with pytest.raises(ValueError, match=r".+"):
-        decode_image(content[:middle] + content[middle + 50 :], orientation=orientation)
+def test_a_truncated_or_pierced_jpeg_never_gives_pixels(mode: str, orientation: Orientation) -> None:
+    for progressive in (False, True):
+        content = save(Image.fromarray(make_picture(110, 150)).convert(mode), "JPEG", progressive=progressive)
+        stops = [*range(0, len(content) - 2, 97), len(content) - 2, len(content) - 1]
+        assert len(stops) > 20
+        middle = len(content) // 2
+        holes = [content[:middle] + content[middle + 50 :]] if mode == "RGB" else []
+        for damaged in [*holes, *(content[:stop] for stop in stops)]:
+            with pytest.raises(ValueError, match=r".+"):
+                decode_image(damaged, orientation=orientation)
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "WEBP", "BMP", "GIF"])
@@ -175,28 +279,138 @@ def test_a_damaged_avif_is_a_value_error() -> None:
         decode_image(content[:start] + bytes(len(content) - start))
 
 
-@pytest.mark.parametrize("orientation", ["ignore", "apply"])
+@each_choice
+@pytest.mark.parametrize("decode", [decode_image, decode_pil])
+def test_content_that_is_not_an_image_is_a_value_error(decode: Callable[..., Any], orientation: Orientation) -> None:
+    random = [b"\xff\xd8\xff" + np.random.default_rng(seed).bytes(500) for seed in range(20)]
+    for content in [*NO_IMAGES, *random]:
+        with pytest.raises(ValueError, match=r".+"):
+            decode(content, orientation=orientation)
+
+
+# Files that claim to be huge are refused before memory is allocated for them.
+
+TOO_LARGE = "max_pixels|decompression bomb"
+"""The error for such a file; Pillow raises it for the largest ones."""
+
+
+def _claim_jpeg(content: bytes, height: int, width: int) -> bytes:
+    for offset, value in enumerate(struct.pack(">HH", height, width), start=1):
+        content = patch(content, 0xC2 if b"\xff\xc2" in content else 0xC0, offset, value)
+    return content
+
+
+def _bombs(height: int, width: int) -> dict[str, bytes]:
+    """Return small files whose headers claim a size."""
+    picture = make_picture(20, 30)
+    png, jpeg = save(picture, "PNG"), save(picture, "JPEG")
+    header = struct.pack(">II", width, height) + png[24:29]
+    tiff = bytearray(save(picture, "TIFF", compression="raw"))
+    directory = struct.unpack_from("<I", tiff, 4)[0]
+    (count,) = struct.unpack_from("<H", tiff, directory)
+    for entry in range(directory + 2, directory + 2 + 12 * count, 12):
+        tag, kind, _ = struct.unpack_from("<HHI", tiff, entry)
+        if tag in (256, 257):  # ImageWidth, ImageLength (TIFF 6.0)
+            struct.pack_into("<H" if kind == 3 else "<I", tiff, entry + 8, width if tag == 256 else height)
+    bitmap = bytearray(save(picture, "BMP"))
+    struct.pack_into("<ii", bitmap, 18, width, height)
+    jpegs = {
+        "jpeg": jpeg,
+        "tiled jpeg": tile_jpeg(jpeg),
+        "gray jpeg": save(picture[..., 0].copy(), "JPEG"),
+        "progressive jpeg": save(picture, "JPEG", progressive=True),
+        "cmyk jpeg": save(Image.fromarray(picture).convert("CMYK"), "JPEG"),
+        "turned jpeg": save(picture, "JPEG", exif=exif_of(6)),
+    }
+    return {
+        **{name: _claim_jpeg(content, height, width) for name, content in jpegs.items()},
+        "png": png[:16] + header + struct.pack(">I", zlib.crc32(b"IHDR" + header)) + png[33:],
+        "tiff": bytes(tiff),
+        "bmp": bytes(bitmap),
+        "gif": b"GIF89a" + struct.pack("<HH", width, height) + save(picture, "GIF")[10:],
+    }
+
+
+@each_choice
+def test_the_limit_is_the_largest_number_of_pixels_that_is_opened(orientation: Orientation) -> None:
+    for file_format in ("JPEG", "PNG", "TIFF", "WEBP", "BMP", "GIF", "PPM"):
+        content = save(make_picture(20, 30), file_format)
+        assert open_image(content, orientation=orientation, max_pixels=600).size == (20, 30)
+        with pytest.raises(ValueError, match="30×20 pixels, more than max_pixels=599: raise max_pixels"):
+            open_image(content, orientation=orientation, max_pixels=599)
+
+
+@each_choice
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"\xff", b"\xff\xd8\xff", b"\xff\xd8\xff\xe0" + bytes(100), b"\x89PNG\r\n\x1a\n", b"no image" * 50],
+    ("side", "options", "message"),
+    [(65500, {}, TOO_LARGE), (4000, {"max_pixels": 10**6}, "4000×4000 pixels, more than max_pixels=1000000")],
 )
-def test_content_that_is_not_an_image_is_a_value_error(content: bytes, orientation: Orientation) -> None:
-    with pytest.raises(ValueError, match=r".+"):
-        decode_image(content, orientation=orientation)
-    with pytest.raises(ValueError, match=r".+"):
-        decode_pil(content, orientation=orientation)
+def test_a_small_file_that_claims_to_be_huge_is_refused(
+    side: int, options: dict[str, Any], message: str, orientation: Orientation
+) -> None:
+    for content in _bombs(side, side).values():
+        tracemalloc.start()
+        try:
+            with pytest.raises(ValueError, match=message):
+                open_image(content, orientation=orientation, **options)
+            assert tracemalloc.get_traced_memory()[1] < 5e6
+        finally:
+            tracemalloc.stop()
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_random_bytes_after_a_jpeg_start_are_a_value_error(seed: int) -> None:
-    noise = np.random.default_rng(seed).bytes(500)
-    with pytest.raises(ValueError, match=r".+"):
-        decode_image(b"\xff\xd8\xff" + noise)
+def _refuse_all(contents: list[bytes]) -> None:
+    """Check that files are refused for their size in a process with little memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + 100 * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    for content in contents:
+        with pytest.raises(ValueError, match=TOO_LARGE):
+            open_image(content)
 
 
-@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP"])
-def test_pillow_images_have_the_same_pixels(file_format: str) -> None:
-    content = save(make_picture(33, 47), file_format)
-    image = decode_pil(content)
-    assert image.mode == "RGB"
-    np.testing.assert_array_equal(np.asarray(image), decode_image(content))
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the address space from /proc")
+def test_no_memory_is_allocated_for_the_claimed_size() -> None:
+    code = "from tests.images import test_decode as t; t._refuse_all(list(t._bombs(65500, 65500).values()))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=Path(__file__).parents[2])
+
+
+def test_the_default_limit_is_pillows() -> None:
+    warning_limit = PIL.Image.MAX_IMAGE_PIXELS
+    assert warning_limit is not None
+    assert 2 * warning_limit == DEFAULT_MAX_PIXELS
+
+
+# Formats are found by content, never by name.
+
+
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "TGA", "JPEG2000"])
+def test_the_format_is_that_of_the_content_whatever_the_name(tmp_path: Path, file_format: str) -> None:
+    content = save(make_picture(60, 80), file_format)
+    for name in ("a", "a.txt", "a.png", "a.jpg", "a.webp"):
+        (tmp_path / name).write_bytes(content)
+        assert read_format(tmp_path / name) == file_format
+    if file_format in ("JPEG", "PNG", "WEBP"):
+        (tmp_path / "a").write_bytes(content[:64])
+        assert read_format(tmp_path / "a") == file_format, "only the header is read"
+
+
+@pytest.mark.parametrize(("suffix", "promised"), IMAGE_FORMATS.items())
+def test_a_suffix_promises_the_format_that_pillow_writes_under_it(tmp_path: Path, suffix: str, promised: str) -> None:
+    IMAGE.save(tmp_path / f"a.{suffix}")
+    assert read_format(tmp_path / f"a.{suffix}") == promised
+
+
+def test_content_that_is_not_an_image_has_no_format(tmp_path: Path) -> None:
+    others = [
+        *(b"", b"\x00", b"\xff\xd8", b"no image at all, whatever it is called\n" * 10, b"RIFF\x00\x00\x00\x00WAVEfmt "),
+        *(b"%PDF-1.7\n", bytes(range(256)), b"BM is how this text begins, which no bitmap does\n"),
+    ]
+    for content, name in itertools.product(others, ("a.jpg", "a.png", "a.bmp", "a.txt")):
+        (tmp_path / name).write_bytes(content)
+        assert read_format(tmp_path / name) is None
+    for byte_order in (b"II*\x00", b"MM\x00*"):
+        (tmp_path / "a.tif").write_bytes(byte_order + bytes(20))
+        assert read_format(tmp_path / "a.tif") == "TIFF"
+    with pytest.raises(FileNotFoundError):
+        read_format(tmp_path / "missing.jpg")

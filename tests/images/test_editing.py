@@ -13,8 +13,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from shardio.images import edit_images
-from shardio.images.editing_by_pillow import edit_by_pillow
+from shardio.images import edit_images, make_operations
+from shardio.images.editing_by_pillow import blur, edit_by_pillow
 from shardio.images.kernel import compiled_functions
 from shardio.images.kernel.compiled import operation_records as codes
 from shardio.images.kernel.compiled.operation_records import OPERATION
@@ -136,36 +136,36 @@ def edit_by_torchvision(pixels: Pixels, steps: list[Step]) -> Pixels:
     return np.array(image)
 
 
+def make_blur(radii: tuple[int, int], sigmas: tuple[float, float]) -> NDArray[np.void]:
+    """Return the operation of radii and deviations down and across, OPERATION [1]."""
+    down, across = (math.exp(-0.5 / sigma**2) for sigma in sigmas)
+    operation: NDArray[np.void] = make_operations(1, codes.GAUSSIAN_BLUR, radii[0], down, radii[1], across)[0]
+    return operation
+
+
+each_edit = pytest.mark.parametrize("edit", [edit_compiled, edit_by_pillow])
+
+
 @needs_torchvision
-@pytest.mark.parametrize("edit", [edit_compiled, edit_by_pillow])
+@each_edit
 @pytest.mark.parametrize("name", sorted(make_steps(np.random.default_rng(0))))
 def test_each_operation_gives_torchvisions_pixels(name: str, edit: Callable[..., Pixels]) -> None:
     random = np.random.default_rng(sum(name.encode()))
-    for _ in range(100):
+    for _ in range(60):
         pixels, step = make_image(random), make_steps(random)[name]
         expected = edit_by_torchvision(pixels, [step])
         np.testing.assert_array_equal(edit(pixels, as_operations([step])), expected, f"{step[:2]}, {pixels.shape}")
 
 
 @needs_torchvision
-@pytest.mark.parametrize("edit", [edit_compiled, edit_by_pillow])
+@each_edit
 def test_sequences_of_operations_give_torchvisions_pixels(edit: Callable[..., Pixels]) -> None:
     random = np.random.default_rng(0)
-    for _ in range(200):
+    for _ in range(120):
         pixels = make_image(random)
         steps = [draw_step(random) for _ in range(random.integers(2, 7))]
         expected = edit_by_torchvision(pixels, steps)
         np.testing.assert_array_equal(edit(pixels, as_operations(steps)), expected, [step[:2] for step in steps])
-
-
-def test_compiled_operations_give_pillows_pixels() -> None:
-    random = np.random.default_rng(1)
-    for _ in range(200):
-        pixels = make_image(random)
-        steps = [draw_step(random) for _ in range(random.integers(1, 7))]
-        operations = as_operations(steps)
-        expected = edit_by_pillow(pixels, operations)
-        np.testing.assert_array_equal(edit_compiled(pixels, operations), expected, [step[:2] for step in steps])
 
 
 def test_hues_of_all_kinds_of_colours_are_turned_as_by_pillow() -> None:
@@ -175,39 +175,70 @@ def test_hues_of_all_kinds_of_colours_are_turned_as_by_pillow() -> None:
     for _ in range(12):
         colours = np.stack([low, middle, np.full_like(low, random.integers(256))], axis=2)[..., random.permutation(3)]
         pixels, shift = np.ascontiguousarray(colours).astype(np.uint8), int(random.integers(256))
-        step: Step = (codes.HUE, [shift], lambda image: image)
-        operations = as_operations([step])
+        operations = make_operations(1, codes.HUE, shift)[0]
         np.testing.assert_array_equal(edit_compiled(pixels, operations), edit_by_pillow(pixels, operations))
 
 
 def test_autocontrast_of_all_lowest_and_highest_values_is_pillows() -> None:
     """Images of one row, in which the lowest value of all colours is the same and the highest ones are adjacent."""
-    operations = as_operations([(codes.AUTOCONTRAST, [], lambda image: image)])
-    for low in range(0, 255, 5):
-        for high in range(low, 256, 3):
+    operations = make_operations(1, codes.AUTOCONTRAST)[0]
+    for low in range(0, 255, 10):
+        for high in range(low, 256, 7):
             highest = np.minimum([high, high + 1, high + 2], 255)
             pixels = np.clip(np.arange(256)[:, np.newaxis], low, highest)[np.newaxis].astype(np.uint8)
             expected = edit_by_pillow(pixels, operations)
             np.testing.assert_array_equal(edit_compiled(pixels, operations), expected, f"{low} to {highest}")
 
 
-def test_images_have_their_own_operations_and_sizes() -> None:
+def test_images_have_their_own_operations_and_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without compiled functions, Pillow edits."""
     random = np.random.default_rng(3)
-    images = [make_image(random) for _ in range(9)]
+    images = [make_image(random) for _ in range(100)]
     images[4] = np.zeros((9, 20, 3), np.uint8)[:, ::2]  # Not contiguous.
-    steps = [[draw_step(random) for _ in range(3)] for _ in images]
-    operations = np.stack([as_operations(own) for own in steps])
+    operations = np.stack([as_operations([draw_step(random) for _ in range(5)]) for _ in images])
     expected = [edit_by_pillow(image, own) for image, own in zip(images, operations, strict=True)]
+    others = [image.copy() for image in images]
     edit_images(images, operations)
-    for image, wanted in zip(images, expected, strict=True):
-        np.testing.assert_array_equal(image, wanted)
-
-
-def test_without_compiled_functions_pillow_edits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.images.editing.find_functions", lambda: None)
-    images = np.arange(2 * 4 * 5 * 3, dtype=np.uint8).reshape(2, 4, 5, 3)
-    operations = np.zeros((2, 1), OPERATION)
-    operations["code"][1] = codes.INVERT
-    expected = np.stack([images[0], 255 - images[1]])
-    edit_images(images, operations)
-    np.testing.assert_array_equal(images, expected)
+    edit_images(others, operations)
+    for image, other, wanted in zip(images, others, expected, strict=True):
+        np.testing.assert_array_equal(image, wanted)
+        np.testing.assert_array_equal(other, wanted)
+
+
+# Gaussian blur.
+
+
+def test_compiled_blur_gives_the_pixels_of_its_definition() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(100):
+        pixels, radii = make_image(random), (int(random.integers(0, 40)), int(random.integers(0, 40)))
+        operation = make_blur(radii, (float(random.uniform(0.01, 9)), float(random.uniform(0.01, 9))))
+        np.testing.assert_array_equal(edit_compiled(pixels, operation), edit_by_pillow(pixels, operation))
+
+
+@needs_torchvision
+def test_blurred_pixels_are_torchvisions_or_rarely_differ_by_1() -> None:
+    random, num_different, num_values = np.random.default_rng(1), 0, 0
+    for _ in range(60):
+        pixels = make_image(random)
+        radii = [int(random.integers(0, min(side, 12))) for side in pixels.shape[:2]]
+        sigmas = (float(random.uniform(0.1, 4)), float(random.uniform(0.1, 4)))
+        size = [2 * radii[1] + 1, 2 * radii[0] + 1]
+        expected = np.array(functional.gaussian_blur(Image.fromarray(pixels), size, list(sigmas[::-1])))
+        blurred = edit_compiled(pixels, make_blur((radii[0], radii[1]), sigmas))
+        difference = np.abs(blurred.astype(int) - expected)
+        assert difference.max() <= 1, f"{pixels.shape}, {radii}, {sigmas}"
+        num_different, num_values = num_different + int(difference.sum()), num_values + difference.size
+    assert num_different < num_values / 10_000
+
+
+def test_weights_are_a_gaussian_and_a_single_colour_stays() -> None:
+    line = np.zeros((1, 61, 3), np.uint8)
+    line[0, 30] = 255
+    blurred = blur(line, 0, 0.5, 15, math.exp(-0.5 / 4.0**2))[0, :, 0]
+    gaussian = np.exp(-0.5 * (np.arange(-15, 16) / 4) ** 2)
+    np.testing.assert_array_equal(blurred, np.pad(np.rint(255 * gaussian / gaussian.sum()), 15))
+    for value in (0, 1, 128, 255):
+        image: Pixels = np.full((20, 31, 3), value, np.uint8)
+        assert (edit_compiled(image, make_blur((11, 7), (3.0, 2.0))) == value).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import sys
@@ -10,42 +11,44 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.images.guard_pages import PAGE, GuardedMemory
+from tools.guard_pages import PAGE, GuardedMemory
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("num_bytes", [1, 16, PAGE, PAGE + 8])
-@pytest.mark.parametrize("at_end", [False, True])
-def test_an_array_works_as_any_other(num_bytes: int, at_end: bool) -> None:
-    memory = GuardedMemory()
-    array = memory.place(num_bytes, at_end=at_end)
-    array[...] = 7
-    assert (array == 7).all()
-    content = np.arange(num_bytes // 8 * 8, dtype=np.uint8).view(np.int64)
-    np.testing.assert_array_equal(memory.place(content.shape, np.int64, at_end=at_end, content=content), content)
-    assert memory.place(3 * PAGE, at_end=at_end).nbytes == 3 * PAGE
+def test_an_array_works_as_any_other() -> None:
+    for num_bytes, at_end in itertools.product((1, 16, PAGE, PAGE + 8), (False, True)):
+        memory = GuardedMemory()
+        array = memory.place(num_bytes, at_end=at_end)
+        array[...] = 7
+        assert (array == 7).all()
+        content = np.arange(num_bytes // 8 * 8, dtype=np.uint8).view(np.int64)
+        np.testing.assert_array_equal(memory.place(content.shape, np.int64, at_end=at_end, content=content), content)
+        assert memory.place(3 * PAGE, at_end=at_end).nbytes == 3 * PAGE
 
 
-ACCESSES = {
-    "read after": ("at_end=True", "ctypes.string_at(first + 100, 1)"),
-    "read before": ("at_end=False", "ctypes.string_at(first - 1, 1)"),
-    "write after": ("at_end=True", "ctypes.memset(first + 100, 0, 1)"),
-    "write before": ("at_end=False", "ctypes.memset(first - 1, 0, 1)"),
-    "write to a read-only array": ("at_end=True, content=5", "ctypes.memset(first, 0, 1)"),
-    "read a forbidden page": (
-        "at_end=True",
-        f"memory.forbid(5, 2 * {PAGE}); ctypes.string_at(first + 99 - {PAGE}, 1)",
-    ),
-}
+ACCESSES = [
+    ("read after", "at_end=True", "ctypes.string_at(first + 100, 1)"),
+    ("read before", "at_end=False", "ctypes.string_at(first - 1, 1)"),
+    ("write after", "at_end=True", "ctypes.memset(first + 100, 0, 1)"),
+    ("write before", "at_end=False", "ctypes.memset(first - 1, 0, 1)"),
+    ("write to a read-only array", "at_end=True, content=5", "ctypes.memset(first, 0, 1)"),
+    ("read a forbidden page", "at_end=True", f"m.forbid(5, 2 * {PAGE}); ctypes.string_at(first + 99 - {PAGE}, 1)"),
+]
 
 
-@pytest.mark.parametrize(("placed", "access"), ACCESSES.values(), ids=ACCESSES)
-def test_an_access_beyond_it_ends_the_process(placed: str, access: str) -> None:
-    code = (
-        "import ctypes; from tests.images.guard_pages import GuardedMemory; memory = GuardedMemory()\n"
-        f"memory.place(3 * {PAGE}, at_end=True); first = memory.place(100, {placed}).ctypes.data\n"
-    )
-    code += f"print(len(ctypes.string_at(first, 100)), flush=True); {access}; print('beyond')"
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "placed", "access"), ACCESSES)
+def test_an_access_beyond_it_ends_the_process(name: str, placed: str, access: str) -> None:
+    code = f"""
+import ctypes
+from tools.guard_pages import GuardedMemory
+m = GuardedMemory()
+m.place(3 * {PAGE}, at_end=True)
+first = m.place(100, {placed}).ctypes.data
+print(len(ctypes.string_at(first, 100)), flush=True)
+{access}
+print("beyond")
+"""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "100\n")
+    assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "100\n"), name

@@ -1,15 +1,22 @@
-"""A processor gets the fastest code that it runs, and the code for every processor gives the same pixels."""
+"""A processor gets the fastest code that it runs, and all code for it is checked to have the libraries' pixels."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import PIL
 import pytest
+import simplejpeg
+from numpy.typing import NDArray
 
-from shardio.images.kernel import loading, targets
-from shardio.images.kernel.checking import find_difference
+from shardio.images.kernel import checking, compiled_functions, loading, targets
+from shardio.images.kernel.cache_files import check_name
+from shardio.images.kernel.checking import _PLANS, find_difference
+from shardio.images.kernel.functions import Kernel
 from shardio.images.kernel.source import built_path
 from shardio.images.kernel.targets import TARGETS, describe_processor, find_targets
 
@@ -86,3 +93,38 @@ def test_built_code_needs_no_python_and_only_an_old_c_library() -> None:
         assert {name for name, _, _ in needed} <= {"log10", "memcpy", "memset"}
         versions = [tuple(map(int, version.removeprefix("GLIBC_").split("."))) for _, _, version in needed]
         assert max(versions) <= (2, 17)
+
+
+NUM_FILES = 24
+"""JPEGs that are rendered by each plan of the check: six samplings, two qualities, untiled and tiled."""
+
+
+@pytest.mark.parametrize("plan", [0, len(_PLANS) - 1])
+def test_an_image_that_differs_or_is_not_rendered_is_found(monkeypatch: pytest.MonkeyPatch, plan: int) -> None:
+    class Different(Kernel):
+        image, value = NUM_FILES * plan + 3, 1
+
+        def decode(self, contents: Any, plans: Any, order: Any, rows: Any, turns: Any = None) -> NDArray[np.bool_]:
+            is_drawn = super().decode(contents, plans, order, rows, turns)
+            rows[self.image, 5, 7, 2] ^= self.value
+            is_drawn[self.image] &= self.value > 0
+            return is_drawn
+
+    monkeypatch.setattr(checking, "Kernel", Different)
+    top, left, height, width, new_height, new_width = _PLANS[plan].tolist()[:6]
+    what = f"444, quality 95, tiled, {[top, left, height, width]} to {[new_height, new_width]}"
+    assert find_difference(compiled_functions()) == f"{what}: 1 of 29088 values differ by up to 1"
+    if plan == 0:
+        Different.value = 0
+        assert find_difference(compiled_functions()) == f"{what}: not rendered"
+
+
+def test_another_processor_or_version_of_a_library_needs_another_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [check_name("it"), check_name("other")]
+    monkeypatch.setattr(simplejpeg, "__version__", "1.2.3")
+    names.append(check_name.__wrapped__("it"))
+    monkeypatch.setattr(PIL, "__version__", "1.2.3")
+    names.append(check_name.__wrapped__("it"))
+    monkeypatch.setattr("shardio.images.kernel.cache_files.describe_processor", lambda: "another one")
+    names.append(check_name.__wrapped__("it"))
+    assert len(set(names)) == len(names)

@@ -32,7 +32,6 @@ _SIZES = struct.Struct(">HHHBI")
 
 
 def read_by_simplejpeg(content: bytes) -> Array:
-    """Decode a file by TurboJPEG to uint8 [height, width, 3]; any warning is an error."""
     return np.asarray(simplejpeg.decode_jpeg(content, strict=True))
 
 
@@ -67,22 +66,18 @@ class Parts:
     scan: bytes
 
     def all_of(self, *markers: int) -> list[bytes]:
-        """Return the segments with these markers."""
         return [segment for segment in self.tables + self.others if segment[1] in markers]
 
     @property
     def tile_table(self) -> list[bytes]:
-        """The segments of a tile table."""
         return [segment for segment in self.tables if segment[1] == 0xE9]
 
     @property
     def intervals(self) -> list[bytes]:
-        """The data between the restart markers."""
         return _RST.split(self.scan)
 
     @property
     def restarts(self) -> list[bytes]:
-        """The restart markers."""
         return _RST.findall(self.scan)
 
 
@@ -109,11 +104,7 @@ def tile_by(content: bytes, interval: int) -> bytes:
 
 
 def check_corpus_file(file: JpegFile) -> str:
-    """Check the laws for a file of the corpus, and that it is tiled if and only if it can be.
-
-    Raises:
-        AssertionError: If a law is broken; the message names the file and the law.
-    """
+    """Check the laws for a file of the corpus, and that it is tiled if and only if it can be."""
     _hold(not has_tiles(file.content), file.name, "an untiled file has no tiles")
     outcome = check_file(file.name, file.content)
     # No decoder supports fractional factors, so these files are not tiled.
@@ -123,11 +114,7 @@ def check_corpus_file(file: JpegFile) -> str:
 
 
 def check_file(name: str, content: bytes) -> str:
-    """Check the laws for any file; return the outcome.
-
-    Raises:
-        AssertionError: If a law is broken; the message names the file and the law.
-    """
+    """Check the laws for any file; return the outcome."""
     try:
         tiled = tile_jpeg(content)
     except NotTileable as error:
@@ -211,7 +198,6 @@ def _check_ways_back(name: str, content: bytes, tiled: bytes, plain: bytes) -> N
 
 
 def _check_pixels(name: str, reader: str, content: bytes, rewritten: dict[str, bytes]) -> None:
-    """Check that a decoder that reads a file reads the same pixels from the rewritten files."""
     try:
         expected = READERS[reader](content)
     except (ValueError, OSError):

@@ -28,7 +28,6 @@ Sizes = list[tuple[int, int]]
 
 
 def other_codings(sizes: Sizes) -> Iterator[JpegFile]:
-    """Yield intact files with other frames and scans."""
     for height, width in sizes:
         size = f"{width}x{height}"
         picture = make_picture(height, width)
@@ -66,7 +65,6 @@ def other_codings(sizes: Sizes) -> Iterator[JpegFile]:
 
 
 def other_ends(sizes: Sizes) -> Iterator[JpegFile]:
-    """Yield intact or almost intact files that do not end where their data does."""
     for height, width in sizes:
         picture = make_picture(height, width)
         content = write_jpeg(picture, Options(restart_interval=1))
@@ -92,7 +90,6 @@ def other_ends(sizes: Sizes) -> Iterator[JpegFile]:
 
 
 def broken_headers(sizes: Sizes) -> Iterator[JpegFile]:
-    """Yield files with an impossible header."""
     for height, width in sizes:
         good = write_jpeg(make_picture(height, width), Options(restart_interval=2))
         spans = {kind: (start, end) for kind, start, end in segments_of(good)}
@@ -126,7 +123,6 @@ def broken_headers(sizes: Sizes) -> Iterator[JpegFile]:
 
 
 def broken_data(sizes: Sizes) -> Iterator[JpegFile]:
-    """Yield files whose entropy-coded data is wrong or truncated."""
     for height, width in sizes:
         size = f"{width}x{height}"
         picture = noise(height, width)
@@ -162,7 +158,6 @@ def broken_data(sizes: Sizes) -> Iterator[JpegFile]:
 
 
 def not_jpegs() -> Iterator[JpegFile]:
-    """Yield files that are not JPEGs, or hardly."""
     yield JpegFile(name="empty file", content=b"", tileable=False)
     yield JpegFile(name="zeros", content=bytes(500), tileable=False)
     yield JpegFile(name="soi and eoi", content=b"\xff\xd8\xff\xd9", tileable=False)
@@ -171,7 +166,6 @@ def not_jpegs() -> Iterator[JpegFile]:
 
 
 def untileable_jpegs(sizes: Sizes) -> Iterator[JpegFile]:
-    """Yield every kind of JPEG file that is not tileable."""
     yield from other_codings(sizes)
     yield from other_ends(sizes)
     yield from broken_headers(sizes)
@@ -179,12 +173,10 @@ def untileable_jpegs(sizes: Sizes) -> Iterator[JpegFile]:
 
 
 def truncations(content: bytes) -> Iterator[bytes]:
-    """Yield all proper prefixes of a file, the empty one first."""
     return (content[:length] for length in range(len(content)))
 
 
 def patch_sof(content: bytes, marker: int) -> bytes:
-    """Return the file with another marker for its frame header."""
     start = next(start for kind, start, _ in segments_of(content) if kind == 0xC0)
     return content[: start + 1] + bytes([marker]) + content[start + 2 :]
 

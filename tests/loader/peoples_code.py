@@ -1,4 +1,4 @@
-"""Code as people write it, in a module that worker processes import soon: it imports no library of transforms."""
+"""Code as users write it, in a module that worker processes import soon: it imports no library of transforms."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""Buffers: what the user keeps of a batch never changes, and buffers are reused afterwards."""
+"""Buffers: what the user keeps of a batch never changes, is as in torch, and buffers are reused afterwards."""
 
 from __future__ import annotations
 
+import io
+import json
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from itertools import zip_longest
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.dlpack
-from torch.utils.data import BatchSampler
+from torch.utils.data import DataLoader as TorchLoader
 
 import shardio
 from shardio import DataLoader, ShardDataset, ShardMapDataset
 from shardio.transforms import RandomResizedCrop
 from tests.buffers import NUM_BUFFERS, assert_same, buffer_of, buffers_of, find_buffers, make_loader, make_oracle
-from tests.sources import write_images
+from tests.sources import encode, write_images
+from tests.tars import write_tar
 
 
 def test_a_few_buffers_are_reused(pictures: Path) -> None:
@@ -39,13 +41,6 @@ def test_kept_batches_do_not_change(pictures: Path, persistent: bool, num_worker
     kept = [list(loader) for _ in range(2)]
     assert len({buffer_of(images) for epoch in kept for images, *_ in epoch}) == 2 * len(loader)
     assert_same(kept, [list(oracle) for _ in range(2)])
-
-
-def test_a_short_batch_does_not_change(pictures: Path) -> None:
-    loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
-    kept = [deque(loader, maxlen=1).pop() for _ in range(4)]
-    assert [len(images) for images, *_ in kept] == [4] * 4
-    assert_same(kept, [list(oracle)[-1] for _ in range(4)])
 
 
 VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -79,32 +74,23 @@ def _show(kept: Any, num_bytes: int) -> Any:
     return np.asarray(kept)
 
 
-def test_keeping_labels_and_keys_keeps_no_buffer(pictures: Path) -> None:
+def test_each_kept_batch_takes_one_more_buffer_and_labels_none(pictures: Path) -> None:
     loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
-    buffers, kept = set(), []
-    for _ in range(3):
-        for images, labels, keys in loader:
-            buffers.add(buffer_of(images))
-            kept.append([labels, keys])
-            del images
-    assert len(buffers) <= NUM_BUFFERS
-    assert_same(kept, [[labels, keys] for _ in range(3) for _, labels, keys in oracle])
-
-
-def test_each_kept_batch_takes_one_more_buffer(pictures: Path) -> None:
-    loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
-    before, buffers = find_buffers(), set()
+    before, buffers = find_buffers(), set[int | None]()
     window: deque[Any] = deque()
     expected: deque[Any] = deque()
+    kept = list[Any]()
     for _ in range(4):
         for batch, same in zip(loader, oracle, strict=True):
             buffers.add(buffer_of(batch[0]))
+            kept.append((batch[1:], same[1:]))
             window.append(batch)
             expected.append(same)
             if len(window) > 5:
                 assert_same(window.popleft(), expected.popleft())
             assert len(find_buffers() - before) <= NUM_BUFFERS + 6
     assert len(buffers) <= NUM_BUFFERS + 6, "they are reused"
+    assert_same([labels_and_keys for labels_and_keys, _ in kept], [same for _, same in kept])
 
 
 def test_batches_may_be_freed_by_other_threads_while_the_loader_is_iterated(pictures: Path) -> None:
@@ -122,8 +108,7 @@ def test_batches_may_be_freed_by_other_threads_while_the_loader_is_iterated(pict
     threads = [threading.Thread(target=consume) for _ in range(4)]
     for thread in threads:
         thread.start()
-    buffers = set()
-    number = 0
+    buffers, number = set(), 0
     try:
         for _ in range(5):
             for batch, same in zip(loader, oracle, strict=True):
@@ -143,9 +128,7 @@ def test_batches_may_be_freed_by_other_threads_while_the_loader_is_iterated(pict
 
 def test_batches_may_be_freed_by_many_threads_at_once(pictures: Path) -> None:
     loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
-    before = find_buffers()
-    batches = [batch for _ in range(3) for batch in loader]
-    assert_same(batches, [batch for _ in range(3) for batch in oracle])
+    before, batches = find_buffers(), [batch for _ in range(3) for batch in loader]
     barrier = threading.Barrier(9)
 
     def free(share: list[Any]) -> None:
@@ -157,6 +140,7 @@ def test_batches_may_be_freed_by_many_threads_at_once(pictures: Path) -> None:
     for thread in threads:
         thread.start()
     barrier.wait()
+    oracle.set_epoch(3)
     assert_same(list(loader), list(oracle))
     for thread in threads:
         thread.join()
@@ -190,18 +174,16 @@ def test_what_a_user_writes_into_a_batch_does_not_reappear(pictures: Path) -> No
             buffers.add(buffer_of(images))
             images.zero_()
             labels.fill_(-1)
-            assert not images.any()
             del batch, images
     assert len(buffers) <= NUM_BUFFERS, "they were reused"
 
 
-def test_interleaved_and_nested_loaders_do_not_mix(pictures: Path) -> None:
-    one, other = make_loader(pictures, persistent_workers=True), make_loader(pictures, persistent_workers=True)
+def test_interleaved_and_nested_loaders_and_iterators_do_not_mix(pictures: Path) -> None:
+    one, other = make_loader(pictures, persistent_workers=True), make_loader(pictures)
+    expected = list(oracle := make_oracle(pictures)), list(oracle)
     other.set_epoch(1)
-    expected = [list(make_oracle(pictures)), list(oracle := make_oracle(pictures))]
-    expected[1] = list(oracle)
     kept = list(zip(one, other, strict=True))
-    assert_same([list(epoch) for epoch in zip(*kept, strict=True)], expected)
+    assert_same([list(epoch) for epoch in zip(*kept, strict=True)], list(expected))
     del kept
     one.set_epoch(0)
     outer = []
@@ -211,13 +193,9 @@ def test_interleaved_and_nested_loaders_do_not_mix(pictures: Path) -> None:
             other.set_epoch(1)
             assert_same(list(other), expected[1])
     assert_same(outer, expected[0])
-
-
-def test_iterators_of_one_loader_do_not_mix(pictures: Path) -> None:
-    loader, oracle = make_loader(pictures), make_oracle(pictures)
-    iterators: list[Iterator[Any]] = [iter(loader), iter(loader)]
-    kept = list(zip_longest(*iterators))
-    assert_same([list(epoch) for epoch in zip(*kept, strict=True)], [list(oracle), list(oracle)])
+    other.set_epoch(0)
+    kept = list(zip(iter(other), iter(other), strict=True))
+    assert_same([list(epoch) for epoch in zip(*kept, strict=True)], list(expected))
 
 
 def test_a_batch_sampler_may_yield_batches_of_any_size(pictures: Path) -> None:
@@ -225,33 +203,14 @@ def test_a_batch_sampler_may_yield_batches_of_any_size(pictures: Path) -> None:
     cuts = np.split(np.random.default_rng(0).permutation(100), np.cumsum(sizes))
     lists = [cut.tolist() for cut in cuts]
     dataset = ShardMapDataset(pictures, fields=("image", "label", "key"), transform=RandomResizedCrop(48))
-
-    def make(num_workers: int) -> DataLoader:
-        return DataLoader(
-            dataset,
-            batch_sampler=lists,
-            num_workers=num_workers,
-            generator=torch.Generator().manual_seed(7),
-        )
-
-    loader, oracle = make(1), make(0)
+    generators = [torch.Generator().manual_seed(7) for _ in range(2)]
+    loader, oracle = (
+        DataLoader(dataset, batch_sampler=lists, num_workers=1 - number, generator=generators[number])
+        for number in range(2)
+    )
     kept = [list(loader) for _ in range(2)]
     assert [len(images) for images, *_ in kept[0]] == [*sizes, 41]
     assert_same(kept, [list(oracle) for _ in range(2)])
-
-
-def test_torchs_batch_sampler_yields_short_last_batches(pictures: Path) -> None:
-    dataset = ShardMapDataset(pictures, fields=("image", "label"), transform=RandomResizedCrop(48))
-
-    def make(num_workers: int, **options: Any) -> DataLoader:
-        generator = torch.Generator().manual_seed(7)
-        return DataLoader(dataset, num_workers=num_workers, generator=generator, **options)
-
-    sampler = BatchSampler(range(99), 7, drop_last=False)
-    for options in ({"batch_sampler": sampler}, {"batch_size": 7, "shuffle": True}):
-        kept = list(make(1, **options))
-        assert len(kept[-1][0]) < 7
-        assert_same(kept, list(make(0, **options)))
 
 
 def test_images_of_different_sizes_are_delivered_one_by_one_or_refused(tmp_path: Path) -> None:
@@ -264,6 +223,132 @@ def test_images_of_different_sizes_are_delivered_one_by_one_or_refused(tmp_path:
     assert len({images.shape for images in kept}) == 10
     assert_same(kept, list(DataLoader(dataset)))
     loader = DataLoader(dataset, batch_size=8, num_workers=1, persistent_workers=True)
-    for _ in range(3):
+    for _ in range(2):
         with pytest.raises(ValueError, match=r"differ in size.*RandomResizedCrop"):
             list(loader)
+
+
+NUM_SAMPLES, BATCH_SIZE = 30, 8
+
+Make = Callable[[np.random.Generator], Any]
+
+
+def _reals(shape: tuple[int, ...], dtype: str) -> Make:
+    return lambda random: random.normal(0, 100, shape).astype(dtype)
+
+
+def _integers(shape: tuple[int, ...], dtype: str) -> Make:
+    return lambda random: random.integers(0, 2 if dtype == "bool" else 100, shape).astype(dtype)
+
+
+LARGE: dict[str, Make] = {
+    "float32": _reals((3, 20, 30), "float32"),
+    "float64": _reals((512,), "float64"),
+    "float16": _reals((64, 33), "float16"),
+    "complex64": lambda random: (random.normal(size=(30, 40)) + 1j).astype("complex64"),
+    "int64": _integers((7, 11, 13), "int64"),
+    "uint8": _integers((4096,), "uint8"),
+    "uint16": _integers((50, 50), "uint16"),
+    "bool": _integers((70, 70), "bool"),
+    "fortran": lambda random: np.asfortranarray(random.normal(size=(30, 50))),
+    "swapped": _reals((40, 40), ">f4"),  # They arrive in native order.
+}
+"""Arrays of 4096 bytes or more, all of a kind alike."""
+
+OTHER: dict[str, Make] = {
+    "small": _integers((4095,), "uint8"),
+    "scalar": _reals((), "float64"),
+    "empty": _reals((0, 5), "float32"),
+}
+"""Arrays that are sent without a buffer."""
+
+REFUSED: dict[str, Make] = {
+    "another shape": lambda random: np.zeros((40, 40 + random.integers(0, 2))),
+    "long double": _reals((40, 40), "longdouble"),
+    "strings": lambda _: np.full(2000, "words"),
+}
+"""Arrays of which torch makes no batch."""
+
+
+@pytest.fixture(scope="module")
+def arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tar of images, arrays and other fields of all kinds."""
+    members = []
+    for number in range(NUM_SAMPLES):
+        words = {"number": number, "words": [f"{number}", "größe"], "half": 0.5}
+        fields = {"jpg": encode(number, width=64, height=64), "cls": b"%d" % (number % 7)}
+        fields |= {
+            "json": json.dumps(words).encode(),
+            "txt": f"größe {number}".encode(),
+            "bin": bytes([number]) * number,
+        }
+        for name, make in {**LARGE, **OTHER, **REFUSED}.items():
+            array = io.BytesIO()
+            np.save(array, make(np.random.default_rng(number)))
+            fields[f"{name.replace(' ', '-')}.npy"] = array.getvalue()
+        members += [(f"{number}.{field}", content) for field, content in fields.items()]
+    path = tmp_path_factory.mktemp("arrays") / "samples.tar"
+    write_tar(path, members)
+    return path
+
+
+def npys(names: Any) -> tuple[str, ...]:
+    return tuple(f"{name.replace(' ', '-')}.npy" for name in names)
+
+
+def make_loaders(tar: Path, fields: Any) -> tuple[DataLoader, TorchLoader[Any]]:
+    """Make the loader under test, and torch's own over the same dataset."""
+    transform = RandomResizedCrop(48) if "image" in fields else None
+    dataset = ShardDataset(tar, fields=fields, shuffle=True, seed=2, batch_size=BATCH_SIZE, transform=transform)
+    ours = DataLoader(dataset, batch_size=BATCH_SIZE, num_workers=1, persistent_workers=True)
+    return ours, TorchLoader(dataset, batch_size=BATCH_SIZE)
+
+
+def test_all_fields_of_a_batch_are_those_of_torchs_loader_and_large_ones_are_in_its_buffer(arrays: Path) -> None:
+    others = ("label", "key", "json", "txt", "bin", "jpg", "cls")
+    loader, torchs = make_loaders(arrays, ("image", *npys(LARGE), "image", *npys(OTHER), *others))
+    kept = list(loader)
+    list(loader)  # Keeping some keeps their memory.
+    assert_same(kept, list(torchs))
+    assert len({buffer_of(images) for images, *_ in kept}) == len(kept)
+    for images, *values in kept:
+        large, small = values[: len(LARGE) + 1], values[len(LARGE) + 1 :][: len(OTHER)]
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        assert {buffer_of(images)} == {buffer_of(each) for each in large} != {None}
+        assert len({each.data_ptr() for each in (images, *large)}) == len(LARGE) + 2
+        assert {buffer_of(each) for each in small} == {None}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_arrays_that_torch_refuses_are_refused(arrays: Path, name: str) -> None:
+    loader, torchs = make_loaders(arrays, npys([name])[0])
+    with pytest.raises((RuntimeError, TypeError, ValueError)) as expected:
+        list(torchs)
+    with pytest.raises(expected.type) as got:
+        list(loader)
+    assert str(got.value).startswith(str(expected.value))
+
+
+@pytest.mark.parametrize("field", ["image", "label", "key", "json", "float64.npy"])
+def test_a_bare_field_equals_that_of_torchs_loader(arrays: Path, field: str) -> None:
+    loader, torchs = make_loaders(arrays, field)
+    assert_same(list(loader), list(torchs))
+
+
+def test_a_field_that_is_kept_keeps_its_memory(arrays: Path) -> None:
+    loader, torchs = make_loaders(arrays, ("image", "int64.npy"))
+    images = [images for images, _ in loader]
+    loader.set_epoch(0)
+    values = [values for _, values in loader]
+    assert None not in map(buffer_of, [*images, *values])
+    for _ in range(3):
+        list(loader)
+    assert_same([images, values], [[images for images, _ in torchs], [values for _, values in torchs]])
+
+
+def test_arrays_of_a_map_style_dataset_are_those_of_torchs_loader(arrays: Path) -> None:
+    dataset = ShardMapDataset(arrays, fields=("float16.npy", "label", "json"))
+    order: list[Any] = np.random.default_rng(1).integers(0, NUM_SAMPLES, 100).tolist()
+    kept = list(DataLoader(dataset, batch_size=BATCH_SIZE, sampler=order, num_workers=1))
+    assert None not in {buffer_of(values) for values, *_ in kept}
+    assert_same(kept, list(TorchLoader(dataset, batch_size=BATCH_SIZE, sampler=order)))

@@ -1,29 +1,40 @@
-"""The resources of buffers: memory, descriptors and processes, released with the last object that needs them."""
+"""Buffers, descriptors and processes end with the last object that needs them; a forked child has its own."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import resource
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.utils.data
 
 from shardio import DataLoader, ShardMapDataset
+from shardio.loader.memory import make_memory
 from shardio.transforms import RandomResizedCrop
 from tests.buffers import (
     NUM_BUFFERS,
     assert_same,
     buffer_of,
     buffers_of,
+    digest,
     find_buffers,
     find_worker_processes,
+    fork,
     make_loader,
     make_oracle,
     wait_until,
     without_collector,
 )
 from tests.files import count_open_files
-from tests.processes import assert_passes_in_fresh_process
+from tests.processes import assert_passes_in_fresh_process, forkserver_context
 
 pytestmark = pytest.mark.usefixtures("no_process_of_other_tests")
 
@@ -37,27 +48,47 @@ def _all_is_open(pictures: Path) -> None:
     list(make_loader(pictures))
 
 
+def test_memory_that_cannot_be_allocated_leaves_no_descriptor() -> None:
+    before = count_open_files()
+    with pytest.raises(OSError, match="Invalid argument"):
+        make_memory(-1)
+    assert count_open_files() == before
+
+
+def await_few_buffers(buffers: set[int], process_ids: Iterable[int]) -> None:
+    assert len(find_buffers() - buffers) <= NUM_BUFFERS + 1
+    for process_id in process_ids:
+        wait_until(lambda process_id=process_id: len(find_buffers(process_id)) <= NUM_BUFFERS + 1)  # type: ignore[misc]  # of a default
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_memory_descriptors_and_worker_processes_end_with_the_loader(pictures: Path, persistent: bool) -> None:
+    """And worker processes that do not persist end with an iterator that is abandoned."""
     with without_collector():
         buffers, process_ids, num_files = find_buffers(), find_worker_processes(), count_open_files()
-        loader = make_loader(pictures, persistent_workers=persistent)
-        kept = list(loader)
-        iterator = iter(loader)
-        kept += islice(iterator, 3)
-        assert find_worker_processes() - process_ids
-        assert len(find_buffers() - buffers) >= len(kept)
+        loader, oracle = make_loader(pictures, persistent_workers=persistent), make_oracle(pictures)
+        kept, expected = list(loader), list(oracle)
+        for number in (0, 3):
+            iterator = iter(loader)
+            kept += islice(iterator, number)
+            expected += islice(oracle, number)
+            assert find_worker_processes() - process_ids
+            assert len(find_buffers() - buffers) >= len(kept)
+            if not persistent:
+                del iterator
+                assert find_worker_processes() <= process_ids
+                assert find_buffers() - buffers == {buffer_of(images) for images, *_ in kept}
+        iterator = None
         del loader, iterator
         assert find_worker_processes() <= process_ids
         assert count_open_files() == num_files
         assert find_buffers() - buffers == {buffer_of(images) for images, *_ in kept}
-        oracle = make_oracle(pictures)
-        assert_same(kept, [*oracle, *islice(oracle, 3)])
+        assert_same(kept, expected)
         kept.clear()
         assert find_buffers() <= buffers
 
 
-def test_buffers_of_kept_batches_are_released(pictures: Path) -> None:
+def test_buffers_of_kept_batches_and_abandoned_iterators_are_released(pictures: Path) -> None:
     with without_collector():
         buffers, process_ids = find_buffers(), find_worker_processes()
         loader = make_loader(pictures, persistent_workers=True)
@@ -67,17 +98,8 @@ def test_buffers_of_kept_batches_are_released(pictures: Path) -> None:
             del kept
             buffers_of(loader)
             assert len(find_buffers() - buffers) <= NUM_BUFFERS + 1
-        for process_id in find_worker_processes() - process_ids:
-            wait_until(lambda process_id=process_id: len(find_buffers(process_id)) <= NUM_BUFFERS + 1)  # type: ignore[misc]  # of a default
-
-
-def test_abandoned_iterators_leave_no_buffers(pictures: Path) -> None:
-    with without_collector():
-        buffers, process_ids = find_buffers(), find_worker_processes()
-        loader = make_loader(pictures, persistent_workers=True)
-        buffers_of(loader)
-        mine = find_worker_processes() - process_ids
-        num_files = count_open_files()
+        mine, num_files = find_worker_processes() - process_ids, count_open_files()
+        await_few_buffers(buffers, mine)
         for number in range(40):
             loader.set_epoch(number)
             iterator = iter(loader)
@@ -86,37 +108,16 @@ def test_abandoned_iterators_leave_no_buffers(pictures: Path) -> None:
             if number % 2:  # Else it ends when the next one begins.
                 del iterator
         assert count_open_files() == num_files
-        loader.set_epoch(3)
         oracle = make_oracle(pictures)
-        oracle.set_epoch(3)
+        for each in (loader, oracle):
+            each.set_epoch(3)
         assert_same(list(loader), list(oracle))
         buffers_of(loader)
         assert find_worker_processes() - process_ids == mine
-        assert len(find_buffers() - buffers) <= NUM_BUFFERS + 1
-        for process_id in mine:
-            wait_until(lambda process_id=process_id: len(find_buffers(process_id)) <= NUM_BUFFERS + 1)  # type: ignore[misc]  # of a default
+        await_few_buffers(buffers, mine)
 
 
-def test_abandoned_iterators_end_their_worker_processes(pictures: Path) -> None:
-    with without_collector():
-        buffers, process_ids, num_files = find_buffers(), find_worker_processes(), count_open_files()
-        loader = make_loader(pictures)
-        for number in (0, 3):
-            iterator = iter(loader)
-            kept = list(islice(iterator, number))
-            del iterator
-            assert find_worker_processes() <= process_ids
-            assert find_buffers() - buffers == {buffer_of(images) for images, *_ in kept}
-        del kept
-        loader.set_epoch(0)
-        assert_same(list(loader), list(make_oracle(pictures)))
-        del loader
-        assert find_worker_processes() <= process_ids
-        assert find_buffers() <= buffers
-        assert count_open_files() == num_files
-
-
-def keep_an_epoch_under_a_limit(packed: str) -> None:
+def kept_batches_hold_no_descriptors(packed: Path) -> None:
     """Keep more batches than this process and its worker process may have descriptors."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
     dataset = ShardMapDataset(packed, fields=("image", "key"), transform=RandomResizedCrop(48))
@@ -136,5 +137,269 @@ def keep_an_epoch_under_a_limit(packed: str) -> None:
     assert [key for _, (key,) in kept] == [oracle[number] for number in [*order, *order]]
 
 
-def test_kept_batches_hold_no_descriptors(pictures: Path) -> None:
-    assert_passes_in_fresh_process(keep_an_epoch_under_a_limit, pictures)
+def batches_in_child_and_parent_do_not_change_while_the_parent_continues(packed: Path) -> None:
+    loader, oracle = make_loader(packed, persistent_workers=True), make_oracle(packed)
+    buffers_of(loader)
+    expected = list(islice(oracle, 3)) and list(islice(oracle, 3))
+    iterator = iter(loader)
+    held = list(islice(iterator, 3))
+    ask_one = fork(lambda: digest(held))
+    for _ in range(2):
+        buffers_of(loader)
+    assert_same(held, expected)
+    ask_other = fork(lambda: digest(held))
+    buffers = {buffer_of(images) for images, *_ in held}
+    iterator = iter(loader)
+    buffers_of(islice(iterator, 3))
+    held.clear()  # The children alone hold them from now on. Free buffers are scarce in the middle of an epoch.
+    used = set.union(*(buffers_of(batches) for batches in (iterator, loader, loader)))
+    assert not buffers & used, "the children share their pages"
+    assert ask_one() == ask_other() == digest(expected)
+
+
+def buffers_that_a_child_held_are_released(packed: Path) -> None:
+    loader = make_loader(packed, persistent_workers=True)
+    before = find_buffers()
+    for epoch in range(4):
+        loader.set_epoch(epoch)
+        iterator = iter(loader)
+        held = list(islice(iterator, 2))
+        want = digest(held)
+        assert fork(lambda held=held: digest(held))() == want  # type: ignore[misc]  # mypy sees a lambda of an argument
+        del held
+        buffers_of(iterator)
+        assert len(find_buffers() - before) <= NUM_BUFFERS + 2
+
+
+def a_thread_may_fork_while_another_one_iterates(packed: Path) -> None:
+    loader, oracle = make_loader(packed, persistent_workers=True), make_oracle(packed)
+    expected = [list(oracle) for _ in range(2)]
+    held: list[Any] = []
+    seen: list[Any] = []
+
+    def iterate() -> None:
+        for _ in range(2):
+            epoch = []
+            for batch in loader:
+                held[:] = [batch]
+                epoch.append(digest([batch]))
+            seen.append(epoch)
+
+    thread = threading.Thread(target=iterate)
+    thread.start()
+    asked = []
+    num_with_batch = 0
+    while thread.is_alive():
+        batches = list(held)
+        num_with_batch += bool(batches)
+        want = digest(batches)
+        asked.append((want, fork(lambda batches=batches: digest(batches))))  # type: ignore[misc]  # of an argument
+        del batches
+        if len(asked) > 3:
+            want, ask = asked.pop(0)
+            assert ask() == want
+    thread.join()
+    assert all(ask() == want for want, ask in asked)
+    assert num_with_batch > 0, "otherwise the test shows nothing"
+    assert seen == [[digest([batch]) for batch in epoch] for epoch in expected]
+
+
+def a_batch_that_another_thread_receives_during_a_fork_does_not_change(packed: Path) -> None:
+    taken: list[Any] = []
+    # The last one registered runs first: it does what another thread might do after the loader's callback.
+    os.register_at_fork(before=lambda: taken.append(next(iterator)))
+    loader = make_loader(packed, persistent_workers=True)
+    iterator = iter(loader)
+    next(iterator)
+    ask = fork(lambda: digest(taken))
+    want, buffer = digest(taken), buffer_of(taken[0][0])
+    taken.clear()
+    used = set.union(*(buffers_of(batches) for batches in (iterator, loader, loader)))
+    assert buffer not in used, "the child has its pages"
+    assert ask() == want
+
+
+def count_sockets() -> int:
+    return sum(path.is_socket() for path in Path("/proc/self/fd").iterdir())
+
+
+def what_a_child_holds_and_frees_does_not_affect_its_parent(packed: Path) -> None:
+    num_sockets = count_sockets()
+    loader, oracle = make_loader(packed, persistent_workers=True), make_oracle(packed)
+    process_ids: set[int] = set()
+    for _ in range(2):
+        iterator = iter(loader)
+        kept = list(islice(iterator, 4))
+        process_ids = process_ids or find_worker_processes()
+        assert count_sockets() > num_sockets
+
+        def free(kept: list[Any] = kept) -> int:
+            nonlocal loader, iterator
+            kept.clear()
+            del loader, iterator
+            return count_sockets()
+
+        ask = fork(free)
+        kept += islice(iterator, 2)
+        assert ask() == str(num_sockets), "otherwise worker processes would outlive their parent"
+        kept += iterator
+        assert_same(kept, list(oracle))
+        assert_same(list(loader), list(oracle))
+        assert find_worker_processes() == process_ids
+
+
+def answer(batches: Any, may_look: Any, digests: Any) -> None:
+    """Take batches out of a queue; send their digest later."""
+    held = [batches.get() for _ in range(3)]
+    digests.put("held")
+    may_look.wait()
+    digests.put(digest(held))
+
+
+def batches_that_another_process_received_do_not_change(packed: Path, method: str = "fork") -> None:
+    context: Any = multiprocessing.get_context("fork") if method == "fork" else forkserver_context()
+    loader, oracle = make_loader(packed, persistent_workers=True), make_oracle(packed)
+    buffers_of(loader)
+    expected = list(oracle) and list(oracle)
+    batches, may_look, digests = context.Queue(), context.Event(), context.Queue()
+    child = context.Process(target=answer, args=(batches, may_look, digests), daemon=True)
+    iterator = iter(loader)
+    first = next(iterator)  # Forked with one batch at hand.
+    child.start()
+    batches.put(first)
+    for _ in range(2):
+        batches.put(next(iterator))
+    rest = list(iterator)
+    for _ in range(2):
+        buffers_of(loader)
+    assert digests.get() == "held"
+    assert_same([first, *rest], [expected[0], *expected[3:]])
+    del first
+    for _ in range(2):
+        buffers_of(loader)
+    may_look.set()
+    assert digests.get() == digest(expected[:3])
+    child.join()
+    assert child.exitcode == 0
+    for each in (oracle, loader):
+        each.set_epoch(9)
+    assert_same(list(loader), list(oracle))
+
+
+@pytest.mark.slow
+def test_batches_that_a_process_of_a_fork_server_received_do_not_change(pictures: Path) -> None:
+    """As by one that ``spawn`` starts: it inherits no memory of this process."""
+    batches_that_another_process_received_do_not_change(pictures, "forkserver")
+
+
+def a_child_iterates_with_its_own_worker_processes(packed: Path) -> None:
+    loader, oracle = make_loader(packed, persistent_workers=True), make_oracle(packed)
+    expected = [list(oracle) for _ in range(3)]
+    iterator = iter(loader)
+    kept = list(islice(iterator, 3))
+    process_ids = find_worker_processes()
+    assert process_ids
+
+    def iterate() -> str:
+        assert not find_worker_processes()
+        for epoch in (2, 1, 2):
+            loader.set_epoch(epoch)
+            assert digest(loader) == digest(expected[epoch])
+        own = find_worker_processes()
+        assert len(own) == len(process_ids)
+        assert not own & process_ids
+        assert digest(kept) == digest(expected[0][:3])
+        return " ".join(map(str, own))
+
+    ask = fork(iterate)
+    kept += islice(iterator, 3)
+    own = ask().split()
+    assert_same([*kept, *iterator], expected[0])
+    assert_same(list(loader), expected[1])
+    assert find_worker_processes() == process_ids
+    wait_until(lambda: not any(Path("/proc", process_id, "exe").exists() for process_id in own))
+
+
+def a_child_does_not_use_worker_processes_that_the_parent_started_ahead(packed: Path) -> None:
+    loader, expected = make_loader(packed), list(make_oracle(packed))
+    loader.start_workers()
+    ask = fork(lambda: digest(loader))
+    assert ask() == digest(expected)
+    assert_same(list(loader), expected)
+
+
+def an_iterator_works_only_in_the_process_that_created_it(packed: Path) -> None:
+    dataset = ShardMapDataset(packed, fields=("image", "label", "key"), transform=RandomResizedCrop(48))
+    any_order = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=1)
+    for loader in (make_loader(packed, persistent_workers=True), any_order):
+        iterator = iter(loader)
+        kept = list(islice(iterator, 3))
+
+        def use(iterator: Any = iterator) -> str:
+            with pytest.raises(RuntimeError, match="belongs to the parent of this forked process"):
+                next(iterator)
+            return "refused"
+
+        assert fork(use)() == "refused"
+        assert len([*kept, *iterator]) == 13
+    iterator = iter(make_oracle(packed))
+    kept = list(islice(iterator, 3))
+    ask = fork(lambda: digest([*kept, *iterator]))
+    assert digest([*kept, *iterator]) == ask(), "without worker processes, parent and child continue independently"
+
+
+def worker_processes_survive_the_end_of_a_child(packed: Path) -> None:
+    loader, oracle = make_loader(packed, persistent_workers=True), make_oracle(packed)
+    process_ids: set[int] = set()
+    for end in (os._exit, sys.exit):
+        iterator = iter(loader)
+        kept = list(islice(iterator, 3))
+        process_ids = process_ids or find_worker_processes()
+        child = os.fork()
+        if child == 0:
+            end(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert_same([*kept, *iterator], list(oracle))
+        assert find_worker_processes() == process_ids
+
+
+def torchs_workers_are_forked_without_a_warning_beside_a_loader(packed: Path) -> None:
+    # Since Python 3.12, a fork of a process with threads gives a warning, because the child may wait for them forever.
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+    dataset = ShardMapDataset(packed, transform=RandomResizedCrop(32))
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, persistent_workers=True)
+    for _ in loader:
+        dataset[0]  # Decoded in this process, by the kernel.
+        assert threading.enumerate() == [threading.main_thread()]
+    iterator = iter(loader)
+    next(iterator)
+    theirs = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context="fork")
+    assert len(list(theirs)) == len(list(iterator)) + 1
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        batches_in_child_and_parent_do_not_change_while_the_parent_continues,
+        an_iterator_works_only_in_the_process_that_created_it,
+        *(
+            pytest.param(law, marks=pytest.mark.slow)
+            for law in (
+                kept_batches_hold_no_descriptors,
+                buffers_that_a_child_held_are_released,
+                a_thread_may_fork_while_another_one_iterates,
+                a_batch_that_another_thread_receives_during_a_fork_does_not_change,
+                what_a_child_holds_and_frees_does_not_affect_its_parent,
+                batches_that_another_process_received_do_not_change,
+                a_child_iterates_with_its_own_worker_processes,
+                a_child_does_not_use_worker_processes_that_the_parent_started_ahead,
+                worker_processes_survive_the_end_of_a_child,
+                torchs_workers_are_forked_without_a_warning_beside_a_loader,
+            )
+        ),
+    ],
+)
+def test_in_a_fresh_process(law: Callable[[Path], None], pictures: Path) -> None:
+    """It may be limited, and forks, unlike the one that runs the tests."""
+    assert_passes_in_fresh_process(law, pictures)

@@ -1,24 +1,37 @@
-"""The statistics of the loader."""
+"""The statistics of the loader, which count each delivered image once, by the decoder that decoded it."""
 
 from __future__ import annotations
 
 import time
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 from torch.utils.data import TensorDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 
+import shardio
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
+from shardio.images import rendering
 from shardio.loader.processes import fork_server
-from shardio.transforms import RandomResizedCrop
-
-
-def identity(image: Any) -> Any:
-    return image
+from shardio.order import Words
+from shardio.transforms import (
+    CenterCrop,
+    Compose,
+    RandomApply,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    Transform,
+)
+from tests.loader.fetching.programs import WORKERS
+from tests.loader.torchs_workers import TORCHS
+from tests.sources import encode, write_mixed
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -43,13 +56,14 @@ def test_times_and_counts_are_those_of_the_last_epoch(packed: Path, num_workers:
     assert loader.stats().num_samples == 8
 
 
-@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_method": "thread"}], ids=str)
-def test_where_the_dataset_makes_the_samples_all_time_is_its_own(packed: Path, workers: dict[str, Any]) -> None:
+@pytest.mark.parametrize("way", ["caller", "threads", pytest.param("processes", marks=pytest.mark.slow)])
+def test_where_the_dataset_makes_the_samples_all_time_is_its_own(packed: Path, way: str) -> None:
+    workers = WORKERS[way]
     sampled = ShardMapDataset(packed)
     for loader, name, num_batches in (
         (DataLoader(TensorDataset(torch.zeros(21)), batch_size=4, **workers), "TensorDataset", 6),
-        (DataLoader(ShardDataset(packed), batch_size=4, worker_init_fn=identity, **workers), "ShardDataset", 6),
-        (DataLoader(sampled, 4, sampler=EpochSampler(sampled), worker_init_fn=identity, **workers), "Shard", 6),
+        (DataLoader(ShardDataset(packed), batch_size=4, **TORCHS, **workers), "ShardDataset", 6),
+        (DataLoader(sampled, 4, sampler=EpochSampler(sampled), **TORCHS, **workers), "Shard", 6),
         (DataLoader(ShardDataset(packed), batch_size=None, **workers), "ShardDataset", 21),
     ):
         for num_epochs in range(2):
@@ -76,7 +90,7 @@ def test_persistent_workers_count_no_idle_time_before_an_epoch_begins(packed: Pa
     dataset = ShardDataset(packed, transform=RandomResizedCrop(48))
     loader = DataLoader(dataset, batch_size=4, num_workers=3, persistent_workers=True)
     list(loader)
-    time.sleep(0.5)  # Longer than an epoch takes: this is what must not be counted.
+    time.sleep(0.3)  # Longer than an epoch takes: this is what must not be counted.
     list(loader)
     stats = loader.stats()
     assert 0 < stats.idle_s <= 3 * stats.elapsed_s
@@ -97,8 +111,115 @@ def test_the_time_to_start_worker_processes_counts(packed: Path, monkeypatch: py
     assert 0.5 <= stats.first_batch_s <= stats.elapsed_s
 
 
-def test_an_image_folder_takes_the_fast_path(images: Path) -> None:
-    folder = ImageFolder(images, transform=RandomResizedCrop(48))
-    loader = DataLoader(folder, batch_size=4, sampler=EpochSampler(folder), num_workers=1)
+Kind = Literal["shards", "map", "folder"]
+
+CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])
+
+
+class Unchanged(Transform):
+    """A user's own transform, which needs the pixels."""
+
+    def draw(self, sizes: NDArray[np.int64], rng_keys: Words) -> NDArray[np.int64]:
+        return sizes
+
+    def apply(self, image: Any, parameters: Any) -> Any:
+        return image
+
+
+def list_values(sample: dict[str, Any]) -> list[Any]:
+    return list(sample.values())
+
+
+def unchanged(value: Any) -> Any:
+    return value
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images for the kernel (7), libjpeg-turbo (2) and Pillow (3), in a directory and in shards."""
+    root = tmp_path_factory.mktemp("mixed")
+    write_mixed(root / "images")
+    shardio.pack(root / "images", root / "shards", max_shard_samples=5)
+    return root
+
+
+def make_loader(mixed: Path, kind: Kind = "shards", transform: Any = CROP, **options: Any) -> DataLoader:
+    if kind == "shards":
+        return DataLoader(ShardDataset(mixed / "shards", shuffle=True, transform=transform), **options)
+    dataset: Any = ImageFolder(mixed / "images", transform=transform)
+    if kind == "map":
+        dataset = ShardMapDataset(mixed / "shards", transform=transform)
+    return DataLoader(dataset, sampler=EpochSampler(dataset), **options)
+
+
+def decoder_names(loader: DataLoader) -> tuple[int, ...]:
+    stats = loader.stats()
+    return tuple(stats.num_images_by_decoder.values())
+
+
+@pytest.mark.parametrize(("kind", "num_workers"), [("shards", 0), ("map", 0), ("folder", 0), ("folder", 1)])
+def test_each_image_is_counted_by_its_decoder(mixed: Path, kind: Kind, num_workers: int) -> None:
+    loader = make_loader(mixed, kind, batch_size=5, num_workers=num_workers, persistent_workers=num_workers > 0)
+    assert decoder_names(loader) == (0, 0, 0)
+    for _ in range(2):
+        list(loader)
+        assert decoder_names(loader) == (7, 2, 3)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_only_what_was_delivered_is_counted(mixed: Path, num_workers: int) -> None:
+    loader = make_loader(mixed, batch_size=2, num_workers=num_workers)
+    for number, _ in enumerate(islice(loader, 4), 1):
+        assert sum(decoder_names(loader)) == loader.stats().num_samples == 2 * number
+
+
+@pytest.mark.parametrize(
+    ("transform", "expected"),
+    [
+        (None, (3, 6, 3)),  # Whole images: libjpeg-turbo decodes those that are not tiled faster.
+        (Resize((24, 36)), (7, 2, 3)),
+        (RandomResizedCrop(48, antialias=True), (7, 2, 3)),
+        (Compose([Resize(60), CenterCrop(40), Resize(30)]), (7, 2, 3)),  # The second resize is of pixels.
+        (Compose([Resize(24), Resize(48)]), (7, 2, 3)),
+        (Unchanged(), (3, 6, 3)),
+        (Compose([Unchanged(), Resize(24)]), (3, 6, 3)),
+        (Compose([RandomResizedCrop(48), unchanged, CenterCrop(40)]), (7, 2, 3)),
+        (RandomApply([Compose([Unchanged(), CenterCrop(20)])], p=1.0), (3, 6, 3)),
+    ],
+)
+def test_the_files_decoder_counts_whatever_the_transform_does(mixed: Path, transform: Any, expected: Any) -> None:
+    loader = make_loader(mixed, transform=transform, batch_size=5)
     list(loader)
-    assert loader.stats().num_samples == 21
+    assert decoder_names(loader) == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"transform": unchanged}, {"transform_sample": list_values}])
+def test_images_that_users_get_from_pillow_count(mixed: Path, options: Any) -> None:
+    loader = DataLoader(ShardDataset(mixed / "shards", decode="pil", **options), batch_size=5, collate_fn=unchanged)
+    assert all(isinstance(sample[0], Image.Image) for batch in loader for sample in batch)
+    assert decoder_names(loader) == (0, 0, 12)
+
+
+def test_the_kernel_decodes_rotated_images(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[274] = 6  # The orientation: to be turned by 90°.
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "turned.jpg").write_bytes(encode(0, exif=exif))
+    (tmp_path / "class" / "upright.jpg").write_bytes(encode(1))
+    loader = DataLoader(ImageFolder(tmp_path, transform=CROP, orientation="apply"), batch_size=2)
+    list(loader)
+    assert decoder_names(loader) == (2, 0, 0)
+
+
+def test_without_a_kernel_libjpeg_decodes_its_images(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "find_kernel", lambda: None)
+    loader = make_loader(mixed, batch_size=5)
+    list(loader)
+    assert decoder_names(loader) == (0, 9, 3)
+
+
+@pytest.mark.parametrize("fields", [("label", "key"), ("jpg", "key")], ids=repr)
+def test_fields_that_are_not_decoded_do_not_count(packed: Path, fields: tuple[str, ...]) -> None:
+    loader = DataLoader(ShardDataset(packed, fields=fields), batch_size=5)
+    list(loader)
+    assert (loader.stats().num_samples, decoder_names(loader)) == (21, (0, 0, 0))

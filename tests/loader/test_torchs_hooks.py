@@ -1,24 +1,28 @@
 """Whatever torch's DataLoader reads on itself can be overridden by a subclass, with the same effect as in torch.
 
-The lists of what it reads are held against the source of the installed torch.
+The lists of what it reads are held against the source of the installed torch. All other names are free.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import logging
+import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.utils.data
 import torch.utils.data.dataloader as torchs
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader as TorchLoader, IterableDataset
 
-from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
+from shardio import DataLoader, DevicePrefetcher, EpochSampler, ShardDataset, ShardMapDataset
+from shardio.loader.extension import Extension, find_extension
 
 HOOKS = {
     "__class__",
@@ -36,12 +40,7 @@ HOOKS = {
 """Methods, properties and private attributes that torch's DataLoader, or its iterators, read on a loader."""
 
 
-def start(_: int) -> None:
-    """Do nothing in a worker."""
-
-
 def count(samples: Any) -> tuple[str, Any]:
-    """Mark what is collated."""
     return "collated", samples
 
 
@@ -52,7 +51,7 @@ ATTRIBUTES: dict[str, Any] = {
     "pin_memory": False,
     "pin_memory_device": "",
     "timeout": 30.0,
-    "worker_init_fn": start,
+    "worker_init_fn": id,
     "in_order": True,
     "batch_size": 5,
     "drop_last": True,
@@ -65,8 +64,11 @@ ATTRIBUTES: dict[str, Any] = {
 """Public attributes that they read, and values that they have later than the constructor set them."""
 
 
+RARE = ("pin_memory", "pin_memory_device", "timeout", "in_order", "drop_last", "generator", "prefetch_factor")
+PERSISTENT: dict[str, Any] = {"num_workers": 1, "persistent_workers": True}
+
+
 def read_on(tree: ast.AST, name: str) -> set[str]:
-    """Return the attributes of a variable that a piece of code reads."""
     return {
         node.attr
         for node in ast.walk(tree)
@@ -109,7 +111,9 @@ def override(base: Any, name: str, value: Any) -> tuple[Any, list[str]]:
     return Overridden, readings
 
 
-@pytest.mark.parametrize("name", ATTRIBUTES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in RARE else ()) for name in ATTRIBUTES]
+)
 def test_attributes_are_read_where_torch_reads_them(name: str) -> None:
     def run(base: Any) -> tuple[str, bool]:
         loader_class, readings = override(base, name, ATTRIBUTES[name])
@@ -137,130 +141,104 @@ class Shown:
         self.iterator._reset(loader, first_iter)
 
 
-class Numbers:
-    """An iterable that is not an IterableDataset."""
-
+class Seven:
     def __iter__(self) -> Iterator[int]:
         return iter(range(7))
 
 
-def shown(base: Any) -> Any:
-    class Loader(base):  # type: ignore[misc]
-        def _get_iterator(self) -> Any:
-            return Shown(super()._get_iterator())
+class Checked:
+    num_checks = 0
 
-    return Loader
+    def check_worker_number_rationality(self) -> None:
+        self.num_checks += 1
 
-
-def torchs_own(base: Any) -> Any:
-    class Loader(base):  # type: ignore[misc]
-        def _get_iterator(self) -> Any:
-            workers = self.num_workers > 0
-            return (torchs._MultiProcessingDataLoaderIter if workers else torchs._SingleProcessDataLoaderIter)(self)
-
-    return Loader
+    def __iter__(self) -> Iterator[Any]:
+        yield from super().__iter__()  # type: ignore[misc]  # that of a loader
+        yield self.num_checks
 
 
-def indexed(base: Any) -> Any:
-    class Loader(base):  # type: ignore[misc]
-        @property
-        def _index_sampler(self) -> Any:
-            return [[3, 1], [2]]
-
-    return Loader
+class Iterated:
+    def __init__(self, dataset: Any, **options: Any) -> None:
+        super().__init__(Seven(), sampler=torchs._InfiniteConstantSampler(), **options)  # type: ignore[call-arg]
+        self._dataset_kind = torchs._DatasetKind.Iterable
 
 
-def uncollated(base: Any) -> Any:
-    class Loader(base):  # type: ignore[misc]
-        @property
-        def _auto_collation(self) -> bool:
-            return False
-
-    return Loader
-
-
-def iterated(base: Any) -> Any:
-    class Loader(base):  # type: ignore[misc]
-        def __init__(self, dataset: Any, **options: Any) -> None:
-            super().__init__(Numbers(), sampler=torchs._InfiniteConstantSampler(), **options)
-            self._dataset_kind = torchs._DatasetKind.Iterable
-
-    return Loader
+class InAThread:
+    def __iter__(self) -> Iterator[Any]:
+        batches = list[Any]()
+        thread = threading.Thread(target=lambda: batches.extend(super(InAThread, self).__iter__()))  # type: ignore[misc]
+        thread.start()
+        thread.join()
+        return iter(batches)
 
 
-def checked(base: Any) -> Any:
-    class Loader(base):  # type: ignore[misc]
-        num_checks = 0
-
-        def check_worker_number_rationality(self) -> None:
-            self.num_checks += 1
-
-        def __iter__(self) -> Iterator[Any]:
-            yield from super().__iter__()
-            yield self.num_checks
-
-    return Loader
+class Showing:
+    def _get_iterator(self) -> Any:
+        return Shown(super()._get_iterator())  # type: ignore[misc]  # that of a loader
 
 
-def lengthened(base: Any) -> Any:
-    class Loader(base):  # type: ignore[misc]
-        def __len__(self) -> int:
-            return 99
-
-    return Loader
+def _get_torchs_iterator(loader: Any) -> Any:
+    iterators = torchs._SingleProcessDataLoaderIter, torchs._MultiProcessingDataLoaderIter
+    return iterators[loader.num_workers > 0](loader)
 
 
-def started(base: Any) -> Any:
-    class Loader(base):  # type: ignore[misc]
-        @property
-        def multiprocessing_context(self) -> Any:
-            return torch.multiprocessing.get_context("fork") if self.num_workers else None
-
-        @multiprocessing_context.setter
-        def multiprocessing_context(self, context: Any) -> None:
-            pass
-
-    return Loader
+def _find_context(loader: Any) -> Any:
+    return torch.multiprocessing.get_context("fork") if loader.num_workers else None
 
 
-def in_a_thread(base: Any) -> Any:
-    class Loader(base):  # type: ignore[misc]
-        def __iter__(self) -> Iterator[Any]:
-            batches = list[Any]()
-            thread = threading.Thread(target=lambda: batches.extend(super(Loader, self).__iter__()))
-            thread.start()
-            thread.join()
-            return iter(batches)
+OVERRIDES: dict[str, Any] = {
+    "shown": Showing,
+    "torch's own": {"_get_iterator": _get_torchs_iterator},
+    "indexed": {"_index_sampler": property(lambda loader: [[3, 1], [2]])},
+    "uncollated": {"_auto_collation": property(lambda loader: False)},
+    "iterated": Iterated,
+    "checked": Checked,
+    "lengthened": {"__len__": lambda loader: 99},
+    "started": {"multiprocessing_context": property(_find_context, lambda loader, context: None)},
+    "in a thread": InAThread,
+}
+"""The names that a subclass overrides, or a class that is mixed in."""
 
-    return Loader
+
+WITH_PROCESSES = ("shown", "torch's own", "started")
 
 
-OVERRIDES = [shown, torchs_own, indexed, uncollated, iterated, checked, lengthened, started, in_a_thread]
+def overriding(base: Any, name: str) -> Any:
+    what = OVERRIDES[name]
+    return type("Loader", (base,), what) if isinstance(what, dict) else type("Loader", (what, base), {})
 
 
-@pytest.mark.parametrize("make", OVERRIDES, ids=lambda make: str(make.__name__))
-@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}], ids=str)
-def test_methods_are_called_where_torch_calls_them(make: Any, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in OVERRIDES),
+        *((name, PERSISTENT) for name in WITH_PROCESSES),
+        *(pytest.param(name, PERSISTENT, marks=pytest.mark.slow) for name in OVERRIDES if name not in WITH_PROCESSES),
+    ],
+)
+def test_methods_are_called_where_torch_calls_them(name: str, options: dict[str, Any]) -> None:
     def run(base: Any) -> str:
-        loader = make(base)(list(range(6)), batch_size=2, **options)
+        loader = overriding(base, name)(list(range(6)), batch_size=2, **options)
         return str([list(loader) for _ in range(2)])
 
     assert run(DataLoader) == run(torchs.DataLoader)
 
 
-@pytest.mark.parametrize("make", [shown, torchs_own, indexed, uncollated, checked], ids=lambda make: str(make.__name__))
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_of_shardios_datasets_too(packed: Path, make: Any, num_workers: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "num_workers"),
+    [*((name, 0) for name in ("shown", "indexed", "uncollated", "checked")), ("torch's own", 1), ("shown", 1)],
+)
+def test_of_shardios_datasets_too(packed: Path, name: str, num_workers: int) -> None:
     dataset = ShardMapDataset(packed, fields=("key", "label"))
 
     def run(base: Any) -> str:
-        loader = make(base)(dataset, batch_size=4, num_workers=num_workers)
+        loader = overriding(base, name)(dataset, batch_size=4, num_workers=num_workers)
         return str([list(loader) for _ in range(2)])
 
     assert run(DataLoader) == run(torchs.DataLoader)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, PERSISTENT], ids=str)
 def test_an_overridden_iterator_has_shardios_order(packed: Path, options: dict[str, Any]) -> None:
     def run(loader_class: Any) -> list[Any]:
         loader = loader_class(ShardDataset(packed, fields="key", shuffle=True), batch_size=4, **options)
@@ -268,7 +246,7 @@ def test_an_overridden_iterator_has_shardios_order(packed: Path, options: dict[s
 
     first, second = run(DataLoader)
     assert first != second
-    assert run(shown(DataLoader)) == [[("shown", batch) for batch in epoch] for epoch in (first, second)]
+    assert run(overriding(DataLoader, "shown")) == [[("shown", batch) for batch in epoch] for epoch in (first, second)]
 
 
 def test_an_overridden_index_sampler_decides_instead_of_shardios_order(
@@ -277,7 +255,7 @@ def test_an_overridden_index_sampler_decides_instead_of_shardios_order(
     dataset = ShardMapDataset(packed, fields="key")
     keys = [dataset[index] for index in range(4)]
     with caplog.at_level(logging.INFO, "shardio"):
-        loader = indexed(DataLoader)(dataset, batch_size=4, sampler=EpochSampler(dataset))
+        loader = overriding(DataLoader, "indexed")(dataset, batch_size=4, sampler=EpochSampler(dataset))
         assert [list(loader) for _ in range(2)] == [[[keys[3], keys[1]], [keys[2]]]] * 2
     assert not loader.has_order
     assert "Loader overrides _index_sampler" in caplog.text
@@ -330,8 +308,7 @@ def test_an_overridden_index_sampler_is_read_once_for_an_iterator(options: dict[
     assert run(DataLoader) == run(torchs.DataLoader)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_class_between_shardios_and_torchs_is_not_skipped(num_workers: int) -> None:
+def test_a_class_between_shardios_and_torchs_is_not_skipped() -> None:
     class Tenfold(torchs.DataLoader):  # type: ignore[type-arg]
         def __iter__(self) -> Any:
             return (10 * batch for batch in super().__iter__())
@@ -340,5 +317,165 @@ def test_a_class_between_shardios_and_torchs_is_not_skipped(num_workers: int) ->
         pass
 
     kinds: list[Any] = [Both, Tenfold]
-    loaders = [kind(range(5), batch_size=2, num_workers=num_workers) for kind in kinds]
+    loaders = [kind(range(5), batch_size=2) for kind in kinds]
     assert [[batch.tolist() for batch in loader] for loader in loaders] == [[[0, 10], [20, 30], [40]]] * 2
+
+
+KEPT = {"_shardio", "_is_accelerate_prepared"}
+"""The only names that are not free: shardio's own, and one that Accelerate sets."""
+
+ARGUMENTS: dict[str, Any] = {
+    "worker_method": "thread",
+    "snapshot_every_n_steps": 3,
+    "on_error": "skip",
+    "on_error_in": ("read",),
+    "quarantine": "log.jsonl",
+    "check_duplicates": True,
+    "device": "cpu",
+}
+"""The arguments that torch's loader does not have, and values that are not the defaults."""
+
+
+def free_names() -> list[str]:
+    """Return all names that shardio's code uses for a loader, and torch's does not."""
+    extension = find_extension(DataLoader(range(3)))
+    names = {*dir(DataLoader), *dir(Extension), *vars(extension), *ARGUMENTS, "shuffle", "stats"} - set(
+        dir(TorchLoader)
+    )
+    return sorted(name for name in names - KEPT if not name.startswith("__"))
+
+
+def setting(base: Any, value: Any, *, is_late: bool) -> Any:
+    """Return a subclass that sets all free names, before or after the constructor of its base class."""
+
+    class Loader(base):  # type: ignore[misc]  # any loader
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            if not is_late:
+                self.set_all()
+            super().__init__(*arguments, **options)
+            if is_late:
+                self.set_all()
+
+        def set_all(self) -> None:
+            for name in free_names():
+                setattr(self, name, value)
+
+    return Loader
+
+
+def defining(base: Any) -> Any:
+    """Return a subclass that has a method of each private name that is free."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("shardio called a method of the user's")
+
+    return type("Loader", (base,), {name: refuse for name in free_names() if name.startswith("_")})
+
+
+MAKERS: dict[str, Callable[[Any], Any]] = {
+    "set before": lambda base: setting(base, {"mean": 0}, is_late=False),
+    "set after": lambda base: setting(base, {"mean": 0}, is_late=True),
+    "none": lambda base: setting(base, None, is_late=True),
+    "methods": defining,
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["set after", "methods", *(pytest.param(name, marks=pytest.mark.slow) for name in ("set before", "none"))]
+)
+def test_every_name_of_shardios_is_free(packed: Path, name: str) -> None:
+    make = MAKERS[name]
+    datasets: list[Any] = [list(range(12)), ShardMapDataset(packed, fields=("key", "label"))]
+    for dataset in datasets:
+        several: list[dict[str, Any]] = [{}, PERSISTENT]
+        for options in several:
+            loader, expected = (base(dataset, 4, **options) for base in (make(DataLoader), TorchLoader))
+            for _ in range(2):
+                assert str(list(loader)) == str(list(expected))
+            assert len(loader) == len(iter(loader)) == len(expected)
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_with_shardios_order_and_arguments_too(packed: Path, make: Callable[[Any], Any]) -> None:
+    def run(base: Any) -> list[Any]:
+        dataset = ShardDataset(packed, fields="key", shuffle=True)
+        loader = base(dataset, 4, device="cpu", check_duplicates=True)
+        return [list(loader), list(DevicePrefetcher(copy.copy(loader), "cpu"))]
+
+    assert run(make(DataLoader)) == run(DataLoader)
+
+
+def test_a_set_name_has_the_users_value() -> None:
+    loader = setting(DataLoader, 5, is_late=True)(range(3))
+    assert {getattr(loader, name) for name in free_names()} == {5}
+    other: Any = DataLoader(range(4), 2, shuffle=True, device="cpu")
+    other.shuffle = False
+    other.device = other.on_error = torch.device("meta")
+    assert sorted(number for batch in other for number in batch.tolist()) == [0, 1, 2, 3]
+
+
+def public(loader: Any) -> dict[str, Any]:
+    """Return the attributes that frameworks read to re-create a loader."""
+    return {name: value for name, value in vars(loader).items() if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("shuffle", [None, False, True])
+def test_the_attributes_are_torchs(shuffle: bool | None) -> None:
+    options: dict[str, Any] = {"batch_size": 2, "shuffle": shuffle, "num_workers": 1, "drop_last": True}
+    bases: list[Any] = [TorchLoader, DataLoader]
+    expected, loader = (base(range(6), **options) for base in bases)
+    assert public(loader).keys() == public(expected).keys()
+    assert vars(loader).keys() - vars(expected).keys() == {"_shardio"}
+
+
+def test_arguments_of_shardios_are_attributes_if_they_were_passed(tmp_path: Path) -> None:
+    arguments = {**ARGUMENTS, "quarantine": tmp_path / "log.jsonl"}
+    loader = DataLoader(range(6), 2, num_workers=1, **arguments)
+    assert {name: value for name, value in public(loader).items() if name in ARGUMENTS} == arguments
+
+
+@pytest.mark.parametrize("base", [TorchLoader, DataLoader])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_loader_is_recreated_from_its_attributes_and_another_batch_sampler(base: Any, shuffle: bool) -> None:
+    """As PyTorch-Ignite's deterministic engine does."""
+    loader = base(
+        range(6), batch_size=2, shuffle=shuffle, **({} if base is TorchLoader else {"worker_method": "thread"})
+    )
+    others = {"batch_size", "sampler", "drop_last", "batch_sampler", "dataset_kind"}
+    kept = {name: value for name, value in public(loader).items() if name not in others}
+    again = type(loader)(**kept, batch_sampler=[[4, 2], [1]])
+    assert [batch.tolist() for batch in again] == [[4, 2], [1]]
+    assert public(again).keys() == public(loader).keys()
+
+
+class Remembering(DataLoader[Any]):
+    """A loader that is copied in its own way."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"), [(DataLoader, "copy"), (DataLoader, "deepcopy"), (DataLoader, "pickle"), (Remembering, "deepcopy")]
+)
+def test_a_copy_has_epochs_of_its_own(packed: Path, kind: Any, how: str) -> None:
+    def make(loader: Any) -> Any:
+        return pickle.loads(pickle.dumps(loader)) if how == "pickle" else getattr(copy, how)(loader)
+
+    loader = kind(ShardDataset(packed, fields="key", shuffle=True), 4, device="cpu")
+    epochs = [list(loader) for _ in range(2)]
+    other = make(loader)
+    assert other.state_dict() == loader.state_dict()
+    assert list(other) == list(loader) not in epochs
+    other.sampler.set_epoch(0)
+    assert list(other) == epochs[0]
+    assert list(loader) not in [*epochs, list(other)]
+    counted = kind(range(9), 3)
+    next(iter(counted))
+    resumed = make(counted)
+    resumed.load_state_dict(counted.state_dict())
+    assert [batch.tolist() for batch in resumed] == [[3, 4, 5], [6, 7, 8]]
+    assert [batch.tolist() for batch in counted] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]

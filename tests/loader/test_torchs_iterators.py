@@ -1,17 +1,21 @@
-"""An iterator of the loader has the interface of torch's iterators, private names included, and holds no loader."""
+"""An iterator has the interface of torch's, private names included, holds no loader, and never ends in silence."""
 
 from __future__ import annotations
 
 import copy
+import gc
 import multiprocessing
 import pickle
+import warnings
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.utils.data
 from torch.utils.data import DataLoader as TorchLoader, IterableDataset, RandomSampler
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
@@ -23,15 +27,15 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
 from shardio.transforms import CenterCrop
 from tests.buffers import find_worker_processes, wait_until, without_collector
+from tests.faults.worker_processes import is_alive
+from tests.processes import run_python
 
-PERSISTENT = {"num_workers": 1, "persistent_workers": True}
+ONE: dict[str, Any] = {"num_workers": 1}
+PERSISTENT: dict[str, Any] = {"num_workers": 1, "persistent_workers": True}
+LOADERS: list[Any] = [TorchLoader, DataLoader]
 
-WORKERS: list[dict[str, Any]] = [{}, {"num_workers": 1}, PERSISTENT]
 
-
-class Stream(IterableDataset[int]):
-    """An iterable dataset."""
-
+class Eight(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(8))
 
@@ -41,25 +45,29 @@ def kinds(packed: Path) -> dict[str, dict[str, Any]]:
     mapped = ShardMapDataset(packed, fields=("image", "key"), transform=CenterCrop(8))
     return {
         "any dataset": {"dataset": range(8)},
-        "stream": {"dataset": Stream()},
+        "stream": {"dataset": Eight()},
         "decoded": {"dataset": mapped},
         "sampled": {"dataset": mapped, "sampler": EpochSampler(mapped)},
         "shards": {"dataset": ShardDataset(packed, fields=("image", "key"), transform=CenterCrop(8))},
-        "called": {"dataset": ShardDataset(packed, fields="key"), "worker_init_fn": start},
+        "called": {"dataset": ShardDataset(packed, fields="key"), "worker_init_fn": id},
         "datapipe": {"dataset": IterableWrapper(range(8))},
         "delivered": {"dataset": range(8), "device": "cpu", "check_duplicates": True},
     }
 
 
 KINDS = ["any dataset", "stream", "decoded", "sampled", "shards", "called", "datapipe", "delivered"]
+QUICK = ("any dataset", "decoded", "delivered")
+ENDING = pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *(pytest.param(kind, PERSISTENT, marks=() if kind in QUICK else pytest.mark.slow) for kind in KINDS),
+        *(pytest.param(kind, ONE, marks=pytest.mark.slow) for kind in QUICK[:2]),
+    ],
+)
 
 
 def make(packed: Path, kind: str, loader_class: Any = DataLoader, **options: Any) -> Any:
     return loader_class(**{"batch_size": 2, **kinds(packed)[kind], **options})
-
-
-def start(_: int) -> None:
-    """Do nothing in a worker."""
 
 
 def count_workers() -> int:
@@ -67,8 +75,9 @@ def count_workers() -> int:
     return len(multiprocessing.active_children()) + len(find_worker_processes())
 
 
-@pytest.mark.parametrize("options", WORKERS[:2], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "options"), [*((kind, {}) for kind in KINDS), ("any dataset", ONE), ("decoded", ONE), ("datapipe", ONE)]
+)
 def test_it_is_one_of_torchs_with_their_attributes(packed: Path, kind: str, options: dict[str, Any]) -> None:
     loader = make(packed, kind, **options)
     iterator = iter(loader)
@@ -76,9 +85,8 @@ def test_it_is_one_of_torchs_with_their_attributes(packed: Path, kind: str, opti
     if kind != "delivered":
         assert isinstance(iterator, _MultiProcessingDataLoaderIter if options else _SingleProcessDataLoaderIter)
     torchs: Any = _BaseDataLoaderIter(loader)
-    unlike = {"_sampler_iter", "_base_seed", "_profile_name"}
-    drawn = {"_shared_seed"} if kind == "datapipe" else set()
-    for name in vars(torchs).keys() - unlike - drawn:
+    unlike = {"_sampler_iter", "_base_seed", "_profile_name", *(["_shared_seed"] if kind == "datapipe" else [])}
+    for name in vars(torchs).keys() - unlike:
         assert getattr(iterator, name) == getattr(torchs, name), name
     next(iterator)
     next(iterator)
@@ -89,52 +97,68 @@ def test_it_is_one_of_torchs_with_their_attributes(packed: Path, kind: str, opti
             duplicate(iterator)
 
 
-@pytest.mark.parametrize("options", WORKERS, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in KINDS), ("shards", PERSISTENT)])
 def test_it_begins_again(packed: Path, kind: str, options: dict[str, Any]) -> None:
     loader = make(packed, kind, **options)
     epochs = [str(list(loader)) for _ in range(3)]
     loader = make(packed, kind, **options)
     iterator = iter(loader)
-    first = [next(iterator)]
+    next(iterator)
     iterator._reset(loader)
     assert str(list(iterator)) == epochs[1]
-    assert len(first) == 1
     assert list(iterator) == []
     iterator._reset(loader, first_iter=False)
     assert str(list(iterator)) == epochs[2]
 
 
-@pytest.mark.parametrize("options", [{}, PERSISTENT], ids=str)
-def test_it_draws_what_torchs_draw(options: dict[str, Any]) -> None:
-    def run(base: Any) -> list[Any]:
-        torch.manual_seed(3)
-        loader = base(range(12), 2, shuffle=True, **options)
-        iterator = iter(loader)
-        seen = [next(iterator).tolist(), iterator._next_index(), next(iterator).tolist()]
-        seen.append(next(iterator._sampler_iter, None))
-        iterator._reset(loader)
-        return [*seen, [batch.tolist() for batch in iterator], torch.rand(1).item()]
+def draw(base: Any, options: dict[str, Any]) -> list[Any]:
+    torch.manual_seed(3)
+    loader = base(range(12), 2, shuffle=True, **options)
+    iterator = iter(loader)
+    seen = [next(iterator).tolist(), iterator._next_index(), next(iterator).tolist()]
+    seen.append(next(iterator._sampler_iter, None))
+    iterator._reset(loader)
+    return [*seen, [batch.tolist() for batch in iterator], torch.rand(1).item()]
 
-    assert run(DataLoader) == run(TorchLoader)
+
+def begin_several(base: Any, options: dict[str, Any]) -> list[Any]:
+    """Each iterator that a program makes has persistent workers of its own, and begins again in turn."""
+    loader = base(range(12), batch_size=3, **options)
+    iterators = [loader._get_iterator() for _ in range(2)]
+    found = [batch.tolist() for pair in zip(*iterators, strict=True) for batch in pair]
+    for _ in range(2):
+        for iterator in iterators:
+            iterator._reset(loader)
+            found.append(next(iterator).tolist())
+        found += [batch.tolist() for iterator in iterators for batch in iterator]
+    return [*found, *(batch.tolist() for batch in loader)]
+
+
+def share(base: Any, options: dict[str, Any]) -> list[Any]:
+    """All iterators of persistent workers share their batches: in torch, they are one object."""
+    loader = base(range(6), batch_size=2, **options)
+    first, second = iter(loader), iter(loader)
+    return [next(first).tolist(), next(second).tolist(), next(first).tolist()]
+
+
+@pytest.mark.parametrize(
+    ("use", "options"), [(draw, {}), (draw, PERSISTENT), (begin_several, PERSISTENT), (share, {}), (share, PERSISTENT)]
+)
+def test_programs_find_the_same_in_it_as_in_torchs(use: Any, options: dict[str, Any]) -> None:
+    assert use(DataLoader, options) == use(TorchLoader, options)
 
 
 @pytest.mark.parametrize("kind", ["any dataset", "decoded"])
 def test_an_index_that_was_drawn_by_hand_is_not_delivered(packed: Path, kind: str) -> None:
-    for num_workers in (0, 1):
-        loader = make(packed, kind, num_workers=num_workers, sampler=RandomSampler(range(8)))
-        iterator = iter(loader)
-        drawn = [iterator._next_index()]
-        received = [next(iterator) for _ in range(2)]
-        assert len([*received, *iterator]) == 3
-        assert len(drawn[0]) == 2
+    iterator = iter(make(packed, kind, sampler=RandomSampler(range(8))))
+    assert len(iterator._next_index()) == 2
+    assert len(list(iterator)) == 3
 
 
-@pytest.mark.parametrize("options", WORKERS[1:], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@ENDING
 @pytest.mark.usefixtures("no_process_of_other_tests")
 def test_frameworks_end_its_workers(packed: Path, kind: str, options: dict[str, Any]) -> None:
-    loader = make(packed, kind, **options)
+    loader = make(packed, kind)
     epochs = [str(list(loader)) for _ in range(3)]
     loader = make(packed, kind, **options)
     iterator = iter(loader)
@@ -155,8 +179,7 @@ def test_frameworks_end_its_workers(packed: Path, kind: str, options: dict[str, 
     assert str(list(loader)) == epochs[2]
 
 
-@pytest.mark.parametrize("options", WORKERS[1:], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@ENDING
 def test_a_loader_that_keeps_its_iterator_is_released_with_its_workers(
     packed: Path, kind: str, options: dict[str, Any], no_process_of_other_tests: None
 ) -> None:
@@ -175,28 +198,104 @@ def test_a_loader_that_keeps_its_iterator_is_released_with_its_workers(
         wait_until(lambda: not count_workers())
 
 
-def test_each_iterator_that_a_program_makes_has_persistent_workers_of_its_own() -> None:
-    def run(base: Any) -> list[Any]:
-        loader = base(range(8), 2, **PERSISTENT)
-        first, second = loader._get_iterator(), loader._get_iterator()
-        batches = [batch.tolist() for pair in zip(first, second, strict=True) for batch in pair]
-        del first
-        second._reset(loader)
-        return [*batches, *[batch.tolist() for batch in second], *[batch.tolist() for batch in loader]]
+class Stream(IterableDataset[int]):
+    """Four batches of 2, of which the second fails. Its length announces fewer samples than there are batches."""
 
-    assert run(DataLoader) == run(TorchLoader)
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Iterator[int]:
+        return Failing()
 
 
-def test_iterators_with_persistent_workers_begin_again_in_turn() -> None:
-    def run(base: Any) -> list[Any]:
-        loader = base(range(12), batch_size=3, num_workers=1, persistent_workers=True)
-        iterators = [loader._get_iterator() for _ in range(2)]
-        found = [batch.tolist() for iterator in iterators for batch in iterator]
-        for _ in range(2):
-            for iterator in iterators:
-                iterator._reset(loader)
-                found.append(next(iterator).tolist())
-            found += [batch.tolist() for iterator in iterators for batch in iterator]
-        return found
+class Failing(Iterator[int]):
+    """An iterator that continues after its error."""
 
-    assert run(DataLoader) == run(torch.utils.data.DataLoader)
+    def __init__(self) -> None:
+        self._number = 0
+
+    def __next__(self) -> int:
+        self._number += 1
+        if self._number == 4:
+            raise ValueError("the fourth")
+        if self._number > 8:
+            raise StopIteration
+        return self._number
+
+
+def describe(loader: Any) -> list[str]:
+    """Return an epoch's batches, errors and warnings."""
+    batches, seen = iter(loader), list[str]()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        while not seen or seen[-1] != "the end":
+            try:
+                seen.append(str(next(batches, "the end")))
+            except ValueError as error:  # noqa: PERF203  # Each batch may fail. torch adds the worker's traceback.
+                seen.append(str(error).splitlines()[-1].removeprefix("ValueError: "))
+    return seen + [f"{each.category.__name__}: {str(each.message)[:40]}" for each in caught]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_iterable_dataset_continues_after_an_error_and_warns_of_a_wrong_length(num_workers: int) -> None:
+    torchs, ours = (loader(Stream(), batch_size=2, num_workers=num_workers) for loader in LOADERS)
+    assert len(torchs) == len(ours) == 1
+    expected = describe(torchs)
+    assert describe(ours) == expected
+    assert any("the fourth" in each for each in expected)
+    assert any("Length of IterableDataset" in each for each in expected)
+
+
+def test_an_iterator_has_the_length_of_torchs() -> None:
+    for options in ({"batch_size": 3}, {"batch_size": 3, "drop_last": True}, {"batch_size": None}):
+        assert {len(iter(each(range(10), **options))) for each in LOADERS} == {len(DataLoader(range(10), **options))}
+    for each in LOADERS:
+        with pytest.raises(TypeError, match="has no len"):
+            len(iter(each(Stream())))
+
+
+class Made:
+    """A dataset of tensors that are made where torch's default device is."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(2)
+
+
+def test_a_users_tensors_are_made_in_the_users_modes() -> None:
+    torch.set_default_device("meta")
+    try:
+        (batch,) = DataLoader(Made(), batch_size=4)
+    finally:
+        torch.set_default_device(None)
+    assert batch.device.type == "meta"
+    with torch.inference_mode():
+        (batch,) = DataLoader(Made(), batch_size=4)
+    assert batch.is_inference()
+
+
+def test_persistent_workers_end_with_their_loader_and_their_settings() -> None:
+    loader = DataLoader(range(4), batch_size=2, **PERSISTENT)
+    epochs, pids = list[Any](), list[Any]()
+    for collate_fn in (np.sum, np.sum, np.prod):
+        loader.collate_fn = collate_fn
+        epochs.append(list(loader))
+        assert isinstance(loader._iterator, _MultiProcessingDataLoaderIter), "frameworks end workers through it"
+        pids += [worker.pid for worker in loader._iterator._workers]
+    assert epochs == [[1, 5], [1, 5], [0, 6]]
+    assert pids[0] == pids[1] != pids[2]
+    gc.disable()  # Workers end when the last reference goes, not when the collector finds a cycle.
+    try:
+        del loader
+        assert not any(map(is_alive, pids))
+    finally:
+        gc.enable()
+
+
+@pytest.mark.slow
+def test_libraries_use_the_loader_that_is_swapped_in(packed: Path) -> None:
+    """They subclass it without calling its constructor, iterate datapipes and copy loaders."""
+    run = run_python(Path(__file__).with_name("swapped_in.py"), packed)
+    assert (run.stdout.splitlines()[-1:], run.stderr, run.returncode) == (["all is well"], "", 0)

@@ -52,12 +52,12 @@ def other_tensors(model: nn.Module, state: dict[str, torch.Tensor]) -> dict[str,
 @pytest.mark.parametrize(
     ("name", "head"),
     [
-        ("resnet18", "fc"),
         ("mobilenet_v3_small", "classifier.3"),
-        ("efficientnet_b0", "classifier.1"),
         ("squeezenet1_1", "classifier.1"),
-        ("densenet121", "classifier"),
-        ("vit_b_16", "heads.head"),
+        pytest.param("resnet18", "fc", marks=pytest.mark.slow),
+        pytest.param("efficientnet_b0", "classifier.1", marks=pytest.mark.slow),
+        pytest.param("densenet121", "classifier", marks=pytest.mark.slow),
+        pytest.param("vit_b_16", "heads.head", marks=pytest.mark.slow),
     ],
 )
 def test_torchvisions_pretrained_weights_are_loaded_except_the_head(no_network: Path, name: str, head: str) -> None:
@@ -93,13 +93,8 @@ def test_timms_pretrained_weights_are_loaded_except_the_head(
     state = fill_tensors(timm.create_model(name).state_dict())
     folder = timm_cache / f"models--{timm.get_pretrained_cfg(name).hf_hub_id.replace('/', '--')}"
     commit = "0" * 40
-    for path, content in [
-        (
-            f"snapshots/{commit}/model.safetensors",
-            safetensors.torch.save({k: t.contiguous() for k, t in state.items()}),
-        ),
-        ("refs/main", commit.encode()),
-    ]:
+    weights = safetensors.torch.save({name: tensor.contiguous() for name, tensor in state.items()})
+    for path, content in ((f"snapshots/{commit}/model.safetensors", weights), ("refs/main", commit.encode())):
         (folder / path).parent.mkdir(parents=True)
         (folder / path).write_bytes(content)
 

@@ -34,14 +34,7 @@ DIGEST = "a dataset's digest"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The ranks of one stretch of training.
-
-    Attributes:
-        world_size: The number of ranks.
-        num_workers: The number of workers of each rank.
-        batch_size: The number of samples in each rank's batch.
-        num_batches: The number of batches after which they stop; None for the end of the epoch.
-    """
+    """The ranks of one stretch of training, each with some workers. They stop after some batches, or at the end."""
 
     world_size: int
     num_workers: int
@@ -53,14 +46,8 @@ class Group:
 class Case:
     """An epoch of a dataset, and the groups of ranks that train on it, each resuming where the previous one stopped.
 
-    Attributes:
-        shard_sizes: The number of samples of each shard; some may be empty, but not all.
-        settings: The order's settings.
-        epoch: The epoch.
-        remainder: The policy.
-        groups: The groups; the last one trains to the end.
-        other_world_size: Any number; its common divisor with a step's samples is another world of the same steps.
-        probe: Any number; it chooses the places where the order is evaluated alone.
+    Shards may be empty, but not all. The last group trains to the end. The common divisor of ``other_world_size`` with
+    a step's samples is another world of the same steps. ``probe`` chooses where the order is evaluated alone.
     """
 
     shard_sizes: tuple[int, ...]
@@ -73,7 +60,6 @@ class Case:
 
     @property
     def num_samples(self) -> int:
-        """The number of samples in the dataset."""
         return sum(self.shard_sizes)
 
 
@@ -82,11 +68,7 @@ class LawBrokenError(AssertionError):
 
 
 def check_laws(case: Case) -> None:
-    """Check all laws for one case.
-
-    Raises:
-        LawBrokenError: If one does not hold; the message names it.
-    """
+    """Check all laws for one case; the error names the one that does not hold."""
     order = EpochOrder(np.array(case.shard_sizes, dtype=np.int64), case.settings, case.epoch)
     samples = order.samples_at(np.arange(case.num_samples)).tolist()
     check_order(case, order, samples)

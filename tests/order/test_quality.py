@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
-from shardio.order import EpochOrder, OrderQuality, Split, choose_settings, measure_quality, shards_of
+from shardio.order import EpochOrder, OrderQuality, choose_settings, measure_quality, shards_of
 from shardio.order.quality import (
     count_open_shards,
     ideal_same_shard_chance,
@@ -39,14 +39,6 @@ def orders(draw: st.DrawFn) -> tuple[Integers, Integers]:
     return sizes, np.array(draw(st.permutations(range(sizes.sum()))))
 
 
-def test_an_unshuffled_order_moves_nothing() -> None:
-    quality = measure(np.arange(1000), np.full(10, 100), batch_size=50)
-    assert quality.displacement == 0
-    assert quality.separation == 1 / 1000
-    assert quality.same_shard == 1
-    assert (quality.mean_open, quality.max_open, quality.read_factor) == (1, 1, 1)
-
-
 def test_a_global_shuffle_is_near_the_ideal_everywhere() -> None:
     sizes = np.full(50, 1000)
     order = np.random.default_rng(0).permutation(50_000)
@@ -58,13 +50,6 @@ def test_a_global_shuffle_is_near_the_ideal_everywhere() -> None:
         assert quality.same_shard == pytest.approx(quality.ideal_same_shard, rel=0.05)
         assert quality.max_open == 50
         assert quality.read_factor == 4
-
-
-def test_moving_whole_shards_moves_samples_but_does_not_separate_them() -> None:
-    shards = np.random.default_rng(0).permutation(500)
-    order = np.concatenate([np.arange(10) + 10 * shard for shard in shards])
-    assert mean_displacement(order) == pytest.approx(1 / 3, abs=0.03)
-    assert mean_separation(order, np.full(500, 10)) == 1 / 5000
 
 
 @given(sizes=SIZES, world_size=st.integers(1, 5))
@@ -96,12 +81,6 @@ def test_lanes_keep_a_rank_in_its_shards() -> None:
     )
     assert own.read_factor == 1
     assert shared.read_factor == 4
-
-
-def test_the_chance_of_one_shard_is_one() -> None:
-    assert same_shard_chance(np.zeros(10, dtype=np.int64), 4) == 1
-    assert ideal_same_shard_chance(np.array([10])) == 1
-    assert same_shard_chance(np.arange(10), 4) == 0
 
 
 def test_without_pairs_the_measures_are_nan() -> None:
@@ -158,11 +137,3 @@ def test_the_bytes_read_are_those_of_all_shards_read_from(ranks: list[Integers],
 def test_ranks_take_turns(ranks: list[list[int]]) -> None:
     expected = [rank[turn] for turn in range(9) for rank in ranks if turn < len(rank)]
     assert take_turns([np.array(rank) for rank in ranks]).tolist() == expected
-
-
-def test_the_measured_ranks_are_those_of_the_split() -> None:
-    order = np.random.default_rng(0).permutation(103)
-    for rank in range(4):
-        split = Split(num_samples=103, start=0, rank=rank, world_size=4, batch_size=5, shuffled=True, remainder="keep")
-        positions = np.concatenate([split.batch(step) for step in range(split.num_batches)])
-        assert np.array_equal(order[positions], order[rank::4])

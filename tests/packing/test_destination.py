@@ -1,25 +1,29 @@
-"""Destinations: which are accepted, which are refused, and what a pack leaves there."""
+"""Destinations that are accepted or refused, and sources that change during a pack."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
 
 import shardio
-from shardio.errors import FormatError, PackError
-from shardio.files import find_target
-from shardio.packing import PackSettings, RunOptions, pack_source
+from shardio.errors import PackError
+from shardio.packing import RunOptions, packer
+from shardio.packing.sources.choosing import scan_source
 from shardio.progress import WorkProgress
 from shardio.sample import Sample
 from shardio.shards import ShardEntry, write_shard
-from shardio.storage import Location, read_and_stat
+from shardio.storage import Location
 from tests.files import read_files
+from tests.packing.packs import Change, pack, read_packed
 from tests.sources import encode, write_images
 
 
@@ -30,12 +34,10 @@ def source(tmp_path: Path) -> Path:
 
 
 def snapshot(folder: Path) -> dict[str, bytes | None]:
-    """Return the content of everything below a folder, by relative path; None for a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
 def assert_refused(source: Path, out: Path) -> None:
-    """Assert that a pack is refused with an error that names the destination, and that it changes nothing."""
     before = snapshot(source.parent)
     with pytest.raises(PackError, match=re.escape(str(out))):
         shardio.pack(source, out)
@@ -47,9 +49,8 @@ def test_a_missing_directory_is_created(source: Path, name: str) -> None:
     assert shardio.pack(source, source.parent / name).num_samples == 4
 
 
-def test_an_empty_directory_is_accepted(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    assert shardio.pack(source, tmp_path / "out").num_samples == 4
+def make_empty(out: Path) -> None:
+    out.mkdir()
 
 
 def make_file(out: Path) -> None:
@@ -82,59 +83,27 @@ def test_a_destination_that_is_not_empty_is_refused(source: Path, make: Callable
     assert_refused(source, out)
 
 
-def test_a_destination_below_a_file_is_refused(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"precious")
-    assert_refused(source, tmp_path / "file" / "out")
-
-
-def test_a_packed_directory_is_refused(source: Path, tmp_path: Path) -> None:
-    shardio.pack(source, tmp_path / "out")
-    assert_refused(source, tmp_path / "out")
-
-
-@pytest.mark.parametrize("name", [".", "in", "in/out", "in/class-0", "in/class-0/a/b", "in/../in/x"])
-def test_a_destination_that_overlaps_the_source_is_refused(source: Path, name: str) -> None:
-    assert_refused(source, source.parent / name)
-
-
-def test_a_destination_that_overlaps_the_source_through_a_link_is_refused(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", [".", "in", "in/out", "in/class-0", "in/class-0/a/b", "in/../in/x", "link/out", "file/out", "packed"]
+)
+def test_a_destination_that_overlaps_the_source_or_a_file_is_refused(source: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "link").symlink_to(source)
-    assert_refused(source, tmp_path / "link" / "out")
+    (tmp_path / "file").write_bytes(b"precious")
+    shardio.pack(source, tmp_path / "packed")
+    assert_refused(source, tmp_path / name)
 
 
-def test_a_finished_pack_leaves_only_shards_indexes_and_the_manifest(source: Path, tmp_path: Path) -> None:
-    shardio.pack(source, tmp_path / "out", max_shard_samples=2)
+def test_a_packed_directory_holds_only_its_files_and_may_be_moved(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    digest = shardio.pack(source, tmp_path / "out", max_shard_samples=2).digest
     names = ["shard-000000.tar", "shard-000000.tar.idx", "shard-000001.tar", "shard-000001.tar.idx", "shardio.json"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
-
-
-def test_a_packed_directory_may_be_moved(source: Path, tmp_path: Path) -> None:
-    digest = shardio.pack(source, tmp_path / "out").digest
     shutil.move(tmp_path / "out", tmp_path / "moved")
     shutil.rmtree(source)
     assert shardio.ShardDataset(tmp_path / "moved").table.manifest.digest == digest
 
 
-def test_an_unfinished_pack_of_different_images_is_refused(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail_at_the_last_file(path: str, num_bytes: int) -> tuple[bytes, os.stat_result]:
-        if path.endswith("class-1/name-001.jpg"):
-            raise OSError(5, "Input/output error", path)
-        return read_and_stat(path, num_bytes)
-
-    monkeypatch.setattr("shardio.packing.sources.files.read_and_stat", fail_at_the_last_file)
-    with pytest.raises(PackError, match="Input/output error"):
-        shardio.pack(source, tmp_path / "out", max_shard_samples=1)
-    monkeypatch.undo()
-    (source / "class-0" / "new.jpg").write_bytes(encode(99))
-    with pytest.raises(PackError, match="unfinished pack of different images or with different settings: delete"):
-        shardio.pack(source, tmp_path / "out", max_shard_samples=1)
-    (source / "class-0" / "new.jpg").unlink()
-    assert shardio.pack(source, tmp_path / "out", max_shard_samples=1).num_samples == 4
-
-
-def test_a_destination_that_is_removed_during_the_pack_does_not_become_a_dataset(
+def test_a_removed_destination_does_not_become_a_dataset(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its first shards are lost."""
@@ -156,60 +125,13 @@ def test_a_destination_that_is_removed_during_the_pack_does_not_become_a_dataset
     assert not (tmp_path / "out" / "shardio.json").exists()
 
 
-def test_an_unfinished_pack_is_not_read_as_a_dataset(tmp_path: Path) -> None:
-    write_images(tmp_path / "in")
-    shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=5)
-    (tmp_path / "out" / "shardio.json").unlink()
-    (tmp_path / "out" / ".shardio-pack.partial").write_text("a plan's digest")
-    with pytest.raises(FormatError, match="unfinished pack"):
-        shardio.ShardDataset(tmp_path / "out")
-
-
-def test_a_locked_destination_is_refused_and_the_lock_is_removed(tmp_path: Path) -> None:
-    write_images(tmp_path / "in")
+def test_a_locked_destination_is_refused_and_the_lock_is_removed(source: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    with (
-        FileLock(tmp_path / "out" / ".shardio-pack.lock"),
-        pytest.raises(PackError, match=r"another process is writing to .*out"),
-    ):
-        shardio.pack(tmp_path / "in", tmp_path / "out")
-    shardio.pack(tmp_path / "in", tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "shard-000000.tar",
-        "shard-000000.tar.idx",
-        "shardio.json",
-    ]
-
-
-class Taking(WorkProgress):
-    """Moves a file away after the scan."""
-
-    def __init__(self, path: Path, to: Path) -> None:
-        self._path, self._to = path, to
-
-    def start(self, total: int, num_bytes: int | None = None) -> None:
-        self._path.rename(self._to)
-
-
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_after_an_error_all_workers_stop_and_leave_only_whole_files(tmp_path: Path, num_workers: int) -> None:
-    write_images(tmp_path / "in", classes=2, per_class=100)
-    path, elsewhere = tmp_path / "in" / "class-1" / "name-050.jpg", tmp_path / "elsewhere.jpg"
-    settings = PackSettings(max_shard_size=1 << 30, max_shard_samples=10)
-    with pytest.raises(PackError, match=r"class-1/name-050\.jpg is missing"):
-        pack_source(
-            tmp_path / "in",
-            tmp_path / "out",
-            settings,
-            run=RunOptions(num_workers=num_workers),
-            progress=Taking(path, elsewhere),
-        )
-    assert not [each.name for each in (tmp_path / "out").iterdir() if find_target(each.name)]
-    elsewhere.rename(path)
-    result = pack_source(tmp_path / "in", tmp_path / "out", settings, run=RunOptions(num_workers=num_workers))
-    assert result.manifest.num_samples == 200
-    pack_source(tmp_path / "in", tmp_path / "whole", settings)
-    assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
+    lock = FileLock(tmp_path / "out" / ".shardio-pack.lock")
+    with lock, pytest.raises(PackError, match=r"another process is writing to .*out"):
+        shardio.pack(source, tmp_path / "out")
+    shardio.pack(source, tmp_path / "out")
+    assert sorted(read_files(tmp_path / "out")) == ["shard-000000.tar", "shard-000000.tar.idx", "shardio.json"]
 
 
 @pytest.mark.parametrize("names", [("", "out"), ("in", "")])
@@ -221,3 +143,226 @@ def test_an_empty_name_is_not_the_working_directory(
     with pytest.raises(ValueError, match="the path is empty"):
         shardio.pack(*names)
     assert snapshot(source.parent) == before
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["the smaller one scans", "the larger one scans"])
+def test_a_pack_that_ends_during_a_scan_is_kept(tmp_path: Path, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    for number in range(2):
+        write_images(tmp_path / str(number), classes=1, per_class=2 + number)
+
+    def pack_after_the_scan(*arguments: Any) -> Any:
+        scan = scan_source(*arguments)
+        with monkeypatch.context() as patch:
+            patch.setattr(packer, "scan_source", scan_source)
+            assert shardio.pack(tmp_path / str(1 - first), out).num_samples == 3 - first
+        return scan
+
+    monkeypatch.setattr(packer, "scan_source", pack_after_the_scan)
+    with pytest.raises(PackError, match=re.escape(f"{out} already holds a packed dataset")):
+        shardio.pack(tmp_path / str(first), out)
+    assert len(shardio.ShardDataset(out)) == 3 - first
+    assert shardio.verify(out) == []
+
+
+# Packs, and waits for a line of input at one point: after the scan, or while it holds the lock.
+PACK_AND_WAIT = """
+import sys
+import shardio
+from shardio.errors import PackError
+from shardio.packing import packer
+source, out, point = sys.argv[1:]
+def wait_after(function):
+    def call_and_wait(*args, **kwargs):
+        result = function(*args, **kwargs)
+        print("waiting", flush=True)
+        sys.stdin.readline()
+        return result
+    return call_and_wait
+if point == "scanned":
+    packer.scan_source = wait_after(packer.scan_source)
+else:
+    packer._write_shards = wait_after(packer._write_shards)
+try:
+    print(shardio.pack(source, out).num_samples)
+except PackError as error:
+    sys.exit(f"refused: {error}")
+"""
+
+
+def pack_until(point: str, source: Path, out: Path) -> subprocess.Popen[str]:
+    """Start a pack, and return when it has reached a point."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PACK_AND_WAIT, source, out, point],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    return process
+
+
+@pytest.mark.slow
+def test_a_pack_that_starts_writing_while_another_process_writes_is_refused(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    late = pack_until("scanned", source, out)
+    writing = pack_until("locked", source, out)
+    _, message = late.communicate("\n", timeout=60)
+    assert message.startswith(f"refused: another process is writing to {out}")
+    with pytest.raises(PackError, match=r"holds an unfinished pack|another process is writing"):
+        shardio.pack(source, out)
+    assert writing.communicate("\n", timeout=60)[0] == "4\n"
+    assert sorted(read_files(out)) == ["shard-000000.tar", "shard-000000.tar.idx", "shardio.json"]
+
+
+def write_text(path: Path) -> None:
+    path.write_text("no longer an image.")
+
+
+def overwrite_with_the_same_size(path: Path) -> None:
+    """Change the content and, by a nanosecond, the modification time."""
+    content, status = path.read_bytes(), path.stat()
+    path.write_bytes(content[:-9] + bytes(9))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+
+
+def append(path: Path) -> None:
+    """Append a byte, but keep the modification time."""
+    status = path.stat()
+    with path.open("ab") as file:
+        file.write(b"!")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, 100)
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def make_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+CHANGES: dict[Callable[[Path], None], str] = {
+    write_text: "changed from {} to 19 bytes",
+    overwrite_with_the_same_size: "changed: its modification time differs by",
+    append: "changed from {} to ",
+    truncate: "changed from {} to 100 bytes",
+    remove: "is missing",
+    make_directory: "",  # Reading the first one fails; the others have a different size.
+}
+
+
+class ChangeFiles(WorkProgress):
+    """Changes files once the first sample is packed: after the scan, but before they are read."""
+
+    def __init__(self, change: Callable[[Path], object], paths: list[Path]) -> None:
+        self._change, self._paths = change, paths
+
+    def packed(self, num_samples: int, num_bytes: int) -> None:
+        while self._paths:
+            self._change(self._paths.pop())
+
+
+IN_ORDER: dict[str, Any] = {"max_shard_samples": 2, "shuffle_seed": None}
+SKIP = RunOptions(on_changed="skip", num_workers=1)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """With the directory ``in``, whose class has six images, and a text for the third."""
+    write_images(tmp_path / "in", classes=1, per_class=6)
+    (tmp_path / "in" / "class-0" / "name-002.json").write_text('{"a": 1}'.ljust(200))
+    return tmp_path
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_files_are_all_named_or_their_samples_are_left_out(root: Path, change: Callable[[Path], None]) -> None:
+    before = {path.name: path.read_bytes() for path in (root / "in" / "class-0").iterdir()}
+    names = ["name-005.jpg", "name-001.jpg", "name-002.json"]
+    for out, run in (("raise", None), ("skip", SKIP)):
+        source = Path(shutil.copytree(root / "in", root / f"in-{out}", copy_function=shutil.copy2))
+        paths = [source / "class-0" / name for name in names]
+        changing = ChangeFiles(change, list(paths))
+        if run is None:
+            with pytest.raises(PackError) as caught:
+                pack(source, root / out, changing, **IN_ORDER)
+            for path in paths:
+                assert f"{path} {CHANGES[change].format(len(before[path.name]))}" in str(caught.value)
+            assert "name-003.jpg" not in str(caught.value)
+            assert "--on-changed skip (on_changed='skip')" in str(caught.value)
+            assert not (root / out / "shardio.json").exists()
+        else:
+            result = pack(source, root / out, changing, run=run, **IN_ORDER)
+            assert {key: sample["jpg"] for key, sample in read_packed(root / out).items()} == {
+                f"class-0/name-{i:03d}": before[f"name-{i:03d}.jpg"] for i in (0, 3, 4)
+            }
+            assert [problem.path for problem in result.changed] == sorted(paths)
+            assert len(shardio.ShardDataset(root / out)) == 3
+
+
+def test_a_shard_without_samples_is_not_written(root: Path) -> None:
+    paths = [root / "in" / "class-0" / f"name-{i:03d}.jpg" for i in (2, 3)]
+    result = pack(root / "in", root / "out", ChangeFiles(remove, paths), run=SKIP, **IN_ORDER)
+    assert [shard.name for shard in result.manifest.shards] == ["shard-000000.tar", "shard-000002.tar"]
+    expected = {f"{shard.name}{suffix}" for shard in result.manifest.shards for suffix in ("", ".idx")}
+    assert set(read_files(root / "out")) == {*expected, "shardio.json"}
+
+
+def test_changed_files_are_sorted_by_name_and_not_all_may_change(tmp_path: Path) -> None:
+    write_images(tmp_path / "in", classes=1, per_class=9)
+    paths = sorted((tmp_path / "in" / "class-0").iterdir())
+    removing = Change(lambda: list(map(Path.unlink, paths[:8])))
+    assert [problem.path for problem in pack(tmp_path / "in", tmp_path / "out", removing, run=SKIP).changed] == paths[
+        :8
+    ]
+    with pytest.raises(PackError, match=r"all samples of .*in changed"):
+        pack(tmp_path / "in", tmp_path / "none", Change(paths[8].unlink), run=SKIP)
+
+
+def test_a_resumed_pack_includes_samples_whose_files_are_back(root: Path) -> None:
+    """A resumed pack keeps only shards from which no sample was left out."""
+    moved = root / "in" / "class-0" / "name-001.jpg"
+
+    class MoveFileAndInterrupt(ChangeFiles):
+        def packed(self, num_samples: int, num_bytes: int) -> None:
+            super().packed(num_samples, num_bytes)
+            if (root / "out" / "shard-000000.tar").exists():
+                raise KeyboardInterrupt
+
+    moving = MoveFileAndInterrupt(lambda path: path.rename(root / path.name), [moved])
+    with pytest.raises(KeyboardInterrupt):
+        pack(root / "in", root / "out", moving, run=SKIP, **IN_ORDER)
+    (root / "name-001.jpg").rename(moved)
+    for out in ("out", "uninterrupted"):
+        assert pack(root / "in", root / out, **IN_ORDER).manifest.num_samples == 6
+    assert read_files(root / "out") == read_files(root / "uninterrupted")
+
+
+def test_an_error_names_twenty_files_and_counts_the_rest(tmp_path: Path) -> None:
+    write_images(tmp_path / "in", classes=1, per_class=30, width=8, height=8)
+    paths = [tmp_path / "in" / "class-0" / f"name-{i:03d}.jpg" for i in range(1, 30)]
+    with pytest.raises(PackError, match=re.escape("and 9 more")) as caught:
+        pack(tmp_path / "in", tmp_path / "out", ChangeFiles(write_text, paths), **IN_ORDER)
+    assert str(caught.value).count(" to 19 bytes") == 20
+
+
+def test_a_file_that_changes_while_it_is_read_is_detected(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program overwrites the file between reading and the check after it."""
+    fstat = os.fstat
+
+    def write_before_the_check(descriptor: int) -> os.stat_result:
+        path = Path(f"/dev/fd/{descriptor}").resolve()
+        if path.name == "name-003.jpg":
+            path.write_bytes(encode(77))
+        return fstat(descriptor)
+
+    monkeypatch.setattr(os, "fstat", write_before_the_check)
+    with pytest.raises(shardio.PackError, match=r"name-003\.jpg changed"):
+        shardio.pack(root / "in", root / "out")

@@ -20,6 +20,9 @@ from tests.files import read_files, read_objects
 from tests.processes import forkserver_context
 from tests.sources import write_images
 
+pytestmark = pytest.mark.slow
+
+
 NUM_CHANGES = 16
 """Changes in a pack into three shards: the mark; a tar, its index and its record for each shard; the list of rejected
 samples, which is removed; the manifest; the removal of the mark and of three records."""
@@ -34,7 +37,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def uninterrupted(source: Path) -> dict[str, bytes]:
-    """The files of a local pack."""
     shardio.pack(source, source.parent / "uninterrupted", max_shard_samples=3)
     return read_files(source.parent / "uninterrupted")
 
@@ -59,7 +61,6 @@ def pack_and_die(source: Path, out: Location, n: int) -> None:
 
 
 def exit_code_of_pack(source: Path, out: Location, n: int) -> int | None:
-    """Return the exit code of a process that packs and dies."""
     out.list()  # The storage process runs.
     process = forkserver_context().Process(target=pack_and_die, args=(source, out, n))
     process.start()

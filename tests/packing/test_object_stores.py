@@ -1,27 +1,33 @@
-"""Packs into an object store: the same bytes as a local pack, and nothing that looks finished before it is."""
+"""Packs and writers in object stores: the same bytes as local ones, and nothing that looks finished before it is."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import shardio
-from shardio.errors import FormatError, LocationError, PackError
-from shardio.packing import PackSettings, RunOptions, make_parts, pack_parts, pack_source
+from shardio.errors import FormatError, LocationError, PackError, StoreError
+from shardio.packing import PackResult, PackSettings, RunOptions, make_parts, pack_parts
 from shardio.packing.folders import RECORD_PREFIX, choose_folder
 from shardio.progress import WorkProgress
 from shardio.shards import MANIFEST_NAME, UNFINISHED_NAME, open_table
-from shardio.storage import Location, parse_location
+from shardio.storage import Location, StorageOptions, make_direct_access, parse_location
 from shardio.storage.remote.client import Client
 from shardio.storage.remote.messages import Create, Remove, Request, Write
+from shardio.storage.remote.operations import PART
+from tests.faults.proxy import FaultProxy, Script
 from tests.files import files_of_at_most, read_files, read_objects, read_parts
+from tests.packing.packs import Interrupt, assert_refused, pack
+from tests.servers.fixtures import seaweedfs_server
+from tests.servers.server import Server
 from tests.sources import write_images
 
-SETTINGS = PackSettings(max_shard_size=1 << 28, max_shard_samples=3)
+__all__ = ["seaweedfs_server"]
 
 
 @pytest.fixture(scope="module")
@@ -61,23 +67,14 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[type[Request], str]]:
     return found
 
 
-class Interrupting(WorkProgress):
-    """Interrupts a pack after some samples, as Ctrl-C does."""
-
-    def __init__(self, num_samples: int) -> None:
-        self._num_left = num_samples
-
-    def advance(self, num_done: int, num_bytes: int = 0, num_samples: int = 0) -> None:
-        self._num_left -= num_done
-        if self._num_left < 0:
-            raise KeyboardInterrupt
+def pack_again(source: Path, out: Location, progress: WorkProgress | None = None) -> PackResult:
+    return pack(source, Path(str(out)), progress, max_shard_size=1 << 28, max_shard_samples=3)
 
 
-def interrupt(source: Path, out: Location, num_samples: int = 7) -> None:
-    """Pack into three shards of three samples, and stop after some samples."""
-    run = RunOptions(num_workers=1)
+def interrupt(source: Path, out: Location) -> None:
+    """Pack into three shards of three samples, and stop in the third."""
     with pytest.raises(KeyboardInterrupt):
-        pack_source(source, Path(str(out)), SETTINGS, run=run, progress=Interrupting(num_samples))
+        pack_again(source, out, Interrupt(7))
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
@@ -93,8 +90,9 @@ def test_the_bytes_equal_those_of_a_local_pack(
 
 def test_parts_equal_those_of_a_local_pack(source: Path, tmp_path: Path, out: Location) -> None:
     parts = make_parts([0.5, 0.5], ["train", "val"])
+    settings = PackSettings(max_shard_size=1 << 28, max_shard_samples=3)
     for where in (tmp_path / "out", Path(str(out))):
-        pack_parts(source, where, parts, SETTINGS, run=RunOptions(num_workers=1))
+        pack_parts(source, where, parts, settings, run=RunOptions(num_workers=1))
     found = {name.removesuffix("/"): read_objects(out / name.removesuffix("/")) for name in out.list()}
     assert found == read_parts(tmp_path / "out")
 
@@ -121,36 +119,33 @@ def test_an_interrupted_pack_is_resumed_and_keeps_finished_shards(
     with pytest.raises(PackError, match="unfinished pack of different images or with different settings"):
         shardio.pack(source, str(out), max_shard_samples=4)
     changes.clear()
-    result = pack_source(source, Path(str(out)), SETTINGS, run=RunOptions(num_workers=1))
+    result = pack_again(source, out)
     assert [name for _, name in changes if name.endswith(".tar")] == ["shard-000002.tar"]
     assert (result.num_kept, result.damaged_shards) == (sum(e.num_samples for e in result.manifest.shards[:2]), [])
     assert read_objects(out) == expected
 
 
+def put(location: Location, content: bytes) -> None:
+    with location.write_whole() as file:
+        file.write(content)
+
+
 def test_a_shard_that_was_replaced_is_packed_again(source: Path, expected: dict[str, bytes], out: Location) -> None:
     interrupt(source, out)
-    content = (out / "shard-000001.tar").read_whole()
-    with (out / "shard-000001.tar").write_whole() as file:
-        file.write(content)
+    put(out / "shard-000001.tar", (out / "shard-000001.tar").read_whole())
     (out / "shard-000000.tar.idx").remove()
-    result = pack_source(source, Path(str(out)), SETTINGS, run=RunOptions(num_workers=1))
-    assert [str(problem.path) for problem in result.damaged_shards] == [
-        str(out / "shard-000000.tar"),
-        str(out / "shard-000001.tar"),
-    ]
-    assert "was replaced" in result.damaged_shards[1].what
-    assert "does not exist" in result.damaged_shards[0].what
+    first, second = pack_again(source, out).damaged_shards
+    assert (str(first.path), str(second.path)) == (str(out / "shard-000000.tar"), str(out / "shard-000001.tar"))
+    assert "does not exist" in first.what
+    assert "was replaced" in second.what
     assert read_objects(out) == expected
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"entry": 1}', b"\x00"])
-def test_a_damaged_record_makes_its_shard_again(
-    source: Path, expected: dict[str, bytes], out: Location, content: bytes
-) -> None:
+def test_a_damaged_record_is_not_used(source: Path, expected: dict[str, bytes], out: Location, content: bytes) -> None:
     interrupt(source, out)
-    with (out / f"{RECORD_PREFIX}shard-000001.tar.json").write_whole() as file:
-        file.write(content)
-    result = pack_source(source, Path(str(out)), SETTINGS, run=RunOptions(num_workers=1))
+    put(out / f"{RECORD_PREFIX}shard-000001.tar.json", content)
+    result = pack_again(source, out)
     assert result.num_kept == result.manifest.shards[0].num_samples
     assert read_objects(out) == expected
 
@@ -158,49 +153,28 @@ def test_a_damaged_record_makes_its_shard_again(
 @pytest.mark.parametrize("name", ["shard-000000.tar", "shard-000002.tar", "other.tar"])
 def test_a_tar_that_is_not_part_of_the_pack_is_refused(source: Path, out: Location, name: str) -> None:
     interrupt(source, out)
-    with shardio.ShardWriter(str(out.folder / "foreign")) as writer:
-        writer.write({"__key__": "x", "txt": "precious"})
+    write(out.folder / "foreign")
     precious = (out.folder / "foreign" / "shard-000000.tar").read_whole()
-    with (out / name).write_whole() as file:
-        file.write(precious)
+    put(out / name, precious)
     with pytest.raises(PackError, match=f"{name} is not a shard of the unfinished pack in .*Move it away"):
         shardio.pack(source, str(out), max_shard_samples=3, num_workers=1)
     assert (out / name).read_whole() == precious
 
 
-def test_a_pack_that_fails_before_its_first_shard_leaves_nothing(tmp_path: Path, out: Location) -> None:
-    write_images(tmp_path / "in", classes=1, per_class=1)
-    (tmp_path / "in" / "class-0" / "name-000.jpg").write_bytes(b"no image")
-    with pytest.raises(PackError, match="is not an image"):
-        shardio.pack(tmp_path / "in", str(out), strict=True)
+def test_a_pack_that_fails_before_its_first_shard_leaves_nothing(source: Path, out: Location) -> None:
+    assert_refused("is not an image", source, str(out), strict=True)
     assert out.list() == []
 
 
-def put_dataset(out: Location) -> None:
-    with shardio.ShardWriter(str(out)) as writer:
-        writer.write({"__key__": "x", "txt": ""})
-
-
-def put_file(out: Location) -> None:
-    with (out / "thesis.tex").write_whole() as file:
-        file.write(b"precious")
-
-
-@pytest.mark.parametrize(
-    ("put", "message"), [(put_dataset, "already holds a packed dataset"), (put_file, "is not empty")]
-)
-def test_a_destination_that_is_not_empty_is_refused(
-    source: Path, out: Location, put: Callable[[Location], None], message: str
-) -> None:
-    put(out)
-    before = read_objects(out)
-    with pytest.raises(PackError, match=message):
-        shardio.pack(source, str(out))
-    assert read_objects(out) == before
+def test_a_destination_that_is_not_empty_is_refused(source: Path, out: Location) -> None:
+    for name, message in (("thesis.tex", "is not empty"), (MANIFEST_NAME, "already holds a packed dataset")):
+        put(out / name, b"precious")
+        before = read_objects(out)
+        assert_refused(message, source, str(out))
+        assert read_objects(out) == before
 
 
 def test_of_two_writers_that_begin_at_the_same_time_one_is_refused(out: Location) -> None:
-    """Both have found the folder empty."""
     choose_folder(out).mark(b"one")
     with pytest.raises(PackError, match="another program has just begun to write"):
         choose_folder(out).mark(b"other")
@@ -218,29 +192,23 @@ def test_a_full_disk_is_that_of_the_temporary_file(source: Path, expected: dict[
     assert read_objects(out) == expected
 
 
-class Running(WorkProgress):
-    """Runs another pack after some samples."""
-
-    def __init__(self, source: Path, out: Location) -> None:
-        self._source, self._out = source, out
-        self._num_packed = 0
-
-    def advance(self, num_done: int, num_bytes: int = 0, num_samples: int = 0) -> None:
-        self._num_packed += num_done
-        if self._num_packed == 5:
-            shardio.pack(self._source, str(self._out), max_shard_samples=3, num_workers=1)
-
-
 def test_two_runs_of_one_pack_write_one_dataset(source: Path, expected: dict[str, bytes], out: Location) -> None:
     """One begins and ends while the other one runs. No lock can exclude it, and the bytes are the same."""
-    run = RunOptions(num_workers=1)
-    pack_source(source, Path(str(out)), SETTINGS, run=run, progress=Running(source, out))
+
+    class Running(WorkProgress):
+        num_packed = 0
+
+        def packed(self, num_samples: int, num_bytes: int) -> None:
+            self.num_packed += num_samples
+            if self.num_packed == 5:
+                shardio.pack(source, str(out), max_shard_samples=3, num_workers=1)
+
+    pack_again(source, out, Running())
     assert read_objects(out) == expected
 
 
 def test_a_read_only_server_and_urls_that_name_no_store_are_refused(source: Path) -> None:
-    with pytest.raises(PackError, match="are read-only for shardio"):
-        shardio.pack(source, "http://127.0.0.1:9/out")
+    assert_refused("are read-only for shardio", source, "http://127.0.0.1:9/out")
     with pytest.raises(PackError, match="are read-only for shardio"):
         shardio.ShardWriter("http://127.0.0.1:9/out").__enter__()
     with pytest.raises(LocationError, match="ftp:// is not supported"):
@@ -249,3 +217,172 @@ def test_a_read_only_server_and_urls_that_name_no_store_are_refused(source: Path
         shardio.pack("s3://bucket/in", source.parent / "elsewhere")
     with pytest.raises(PackError, match=r"cannot append to s3://bucket/out"):
         shardio.append("s3://bucket/out", source)
+
+
+def samples(num: int = 10) -> Iterator[dict[str, Any]]:
+    return ({"__key__": f"d/{i}", "txt": "text" * i, "json": {"i": i}} for i in range(num))
+
+
+def write(out: Path | Location, num: int = 10, **options: Any) -> None:
+    with shardio.ShardWriter(str(out), max_shard_samples=4, **options) as writer:
+        for sample in samples(num):
+            writer.write(sample)
+
+
+def test_writers_iterables_and_rewritten_datasets_have_the_same_bytes(tmp_path: Path, out: Location) -> None:
+    for home in (tmp_path, out):
+        write(home / "in")
+        shardio.pack(samples(), str(home / "iterable"), max_shard_samples=4)
+        shardio.reshard(str(home / "in"), str(home / "small"), max_shard_samples=3, shuffle_seed=1)
+        shardio.split(str(home / "small"), str(home / "parts"), by=[0.5, 0.5], names=["x", "y"])
+        shardio.merge(str(home / "merged"), [str(home / "parts" / "y"), str(home / "parts" / "x")])
+        for worker in range(2):
+            with shardio.ShardWriter(str(home / "workers"), worker=worker, num_workers=2) as writer:
+                writer.write({"__key__": f"{worker}", "txt": ""})
+        shardio.finalize(str(home / "workers"))
+    for name in ("in", "iterable", "small", "parts/x", "parts/y", "merged", "workers"):
+        assert read_objects(out / name) == read_files(tmp_path / name)
+    assert shardio.verify(str(out / "in")) == []
+    with pytest.raises(PackError, match="holds tars that would be read"):
+        shardio.reshard(str(out / "in"), str(out / "in"), overwrite=True)
+    shardio.append(tmp_path / "parts" / "x", [str(out / "parts" / "y")])
+    with shardio.open(tmp_path / "parts" / "x") as appended:
+        assert sorted(appended) == sorted(sample["__key__"] for sample in samples())
+
+
+def test_an_interrupted_iterable_starts_again(out: Location) -> None:
+    def fail() -> Iterator[dict[str, Any]]:
+        yield from samples()
+        raise OSError(5, "Input/output error")
+
+    with pytest.raises(OSError, match="Input/output"):
+        shardio.pack(fail(), str(out), max_shard_samples=4)
+    assert UNFINISHED_NAME in out.list()
+    assert shardio.pack(samples(5), str(out), max_shard_samples=4).num_samples == 5
+    assert len(out.list()) == 5
+
+
+def test_a_part_is_written_again_and_a_missing_one_is_named(out: Location) -> None:
+    for overwrite in (False, True):
+        with shardio.ShardWriter(str(out), worker=1, num_workers=2, overwrite=overwrite) as writer:
+            writer.write({"__key__": "a", "txt": ""})
+    with (
+        pytest.raises(PackError, match="already holds files of worker 1"),
+        shardio.ShardWriter(str(out), worker=1, num_workers=2),
+    ):
+        pass
+    with pytest.raises(PackError, match=r"1 of the 2 workers of .* have not ended \(0\)"):
+        shardio.finalize(str(out))
+    with pytest.raises(PackError, match="does not exist"):
+        shardio.finalize(str(out / "nothing"))
+
+
+def test_a_dataset_is_replaced_with_overwrite(tmp_path: Path, out: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(out, num=20)
+    with pytest.raises(PackError, match=r"is not empty .*pass --overwrite"):
+        write(out)
+    removed, ask = list[str](), Client.ask
+
+    def ask_and_record(client: Client, request: Request) -> Any:
+        if isinstance(request, Remove):
+            removed.append(request.key)
+        return ask(client, request)
+
+    monkeypatch.setattr(Client, "ask", ask_and_record)
+    with shardio.ShardWriter(str(out), max_shard_samples=4, overwrite=True) as writer:
+        assert out.list() == [UNFINISHED_NAME]
+        assert removed[0] == (out / MANIFEST_NAME).key
+        with pytest.raises(FormatError, match="unfinished"):
+            open_table(str(out))
+        for sample in samples():
+            writer.write(sample)
+    write(tmp_path / "out")
+    assert read_objects(out) == read_files(tmp_path / "out")
+
+
+def test_a_writer_whose_shards_another_one_replaces_makes_no_dataset(out: Location) -> None:
+    first, second = shardio.ShardWriter(str(out)), shardio.ShardWriter(str(out), overwrite=True)
+    first.__enter__()
+    with pytest.raises(PackError, match="holds an unfinished dataset"):
+        shardio.ShardWriter(str(out)).__enter__()
+    second.__enter__()
+    first.write({"__key__": "a", "txt": "first"})
+    second.write({"__key__": "a", "txt": "second"})
+    with pytest.raises(PackError, match="another program has begun to write"):
+        first.__exit__(None, None, None)
+    assert MANIFEST_NAME not in out.list()
+    second.__exit__(None, None, None)
+    with shardio.open(str(out)) as dataset:
+        assert dataset["a"]["txt"] == b"second"
+
+
+def test_a_writer_that_fails_keeps_the_mark_of_another_one(out: Location) -> None:
+    first, second = shardio.ShardWriter(str(out)), shardio.ShardWriter(str(out), overwrite=True)
+    first.__enter__()
+    second.__enter__()
+    with pytest.raises(PackError, match="no samples were written"):
+        first.__exit__(None, None, None)
+    second.write({"__key__": "a", "txt": "second"})
+    second.__exit__(None, None, None)
+    with shardio.open(str(out)) as dataset:
+        assert list(dataset) == ["a"]
+
+
+def test_a_writer_that_fails_leaves_no_dataset(out: Location) -> None:
+    def fail(num: int) -> None:
+        with shardio.ShardWriter(str(out), max_shard_samples=4) as writer:
+            for sample in samples(num):
+                writer.write(sample)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail(3)
+    assert out.list() == []
+    with pytest.raises(KeyboardInterrupt):
+        fail(5)
+    assert out.list() == [UNFINISHED_NAME, "shard-000000.tar", "shard-000000.tar.idx"]
+    with pytest.raises(FormatError, match="unfinished"):
+        open_table(str(out))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few files, the first of which is larger than a part of an upload."""
+    folder = tmp_path_factory.mktemp("servers") / "in"
+    folder.mkdir()
+    for number, num_bytes in enumerate([PART + 1, 1000, 1000, 1000]):
+        (folder / f"{number}.bin").write_bytes(np.random.default_rng(number).bytes(num_bytes))
+    return folder
+
+
+@pytest.mark.slow
+def test_a_server_has_the_bytes_of_a_local_pack(seaweedfs_server: Server, files: Path, tmp_path: Path) -> None:
+    url, options = f"{seaweedfs_server.url}/{uuid.uuid4().hex}", seaweedfs_server.options
+    for where, storage_options in ((str(tmp_path / "out"), None), (url, options)):
+        shardio.pack(files, where, fields=["bin"], max_shard_samples=2, num_workers=2, storage_options=storage_options)
+    assert read_objects(parse_location(url, make_direct_access(options))) == read_files(tmp_path / "out")
+    with shardio.ShardWriter(url, overwrite=True, storage_options=options) as writer:
+        writer.write({"__key__": "a", "txt": "text"})
+    assert len(shardio.ShardDataset(url, fields="key", storage_options=options)) == 1
+    with pytest.raises(PermissionError, match=r"cannot list s3://.*: the server answered 403 .*Check the credentials"):
+        shardio.pack(files, f"{seaweedfs_server.url}/x", storage_options={**options, "secret_access_key": "wrong"})
+    with pytest.raises(StoreError, match=r"cannot list s3://missing/x: .*NoSuchBucket"):
+        shardio.pack(files, "s3://missing/x", storage_options=options)
+
+
+FAULTS = dict.fromkeys(("status_500", "status_503", "reset_before", "reset_in_body", "truncated", "corrupt"), 0.06)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_faults_of_the_network_change_nothing(seaweedfs_server: Server, files: Path, tmp_path: Path, seed: int) -> None:
+    """Also if an answer is lost after the server has written an object: the mark is then this pack's own."""
+    one_each: dict[str, Any] = {"fields": ["bin"], "max_shard_samples": 1, "num_workers": 1}
+    shardio.pack(files, tmp_path / "out", **one_each)
+    script = Script(seed=seed, faults=FAULTS, methods=("GET", "HEAD", "PUT", "POST", "DELETE"))
+    url, reached = f"{seaweedfs_server.url}/{uuid.uuid4().hex}", seaweedfs_server.options
+    with FaultProxy(seaweedfs_server.host, seaweedfs_server.port, script) as proxy:
+        options: StorageOptions = {**reached, "endpoint": f"http://127.0.0.1:{proxy.port}", "timeout_s": 3}
+        shardio.pack(files, url, storage_options=options, **one_each)
+        assert proxy.counts().num_faults
+    assert read_objects(parse_location(url, make_direct_access(reached))) == read_files(tmp_path / "out")

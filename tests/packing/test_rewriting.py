@@ -1,20 +1,28 @@
-"""Merged, split and resharded datasets hold the same samples, byte for byte."""
+"""Merged, split, resharded and appended datasets, and packs in parts, hold the same samples, byte for byte."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import xxhash
+from typer.testing import CliRunner
 
 import shardio
+from shardio.cli.main import app
 from shardio.errors import FormatError, PackError, SampleError
+from shardio.packing import PackSettings, RunOptions, make_parts, pack_parts, pack_source
 from shardio.packing.sources import tars
-from shardio.shards import open_table
-from tests.files import read_files
+from shardio.shards import UNFINISHED_NAME, open_table
+from tests.files import read_files, read_parts
+from tests.packing.packs import Interrupt, read_packed
+from tests.processes import forkserver_context
+from tests.sources import write_images
 from tests.tars import Samples, read_with_webdataset, write_tar
 
 
@@ -54,9 +62,7 @@ def test_resharding_with_the_settings_of_the_pack_gives_its_shards(packed: Path,
     assert manifest.shards == open_table(packed).manifest.shards
 
 
-def test_shuffling_is_reproducible_whatever_is_read_together(
-    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shuffling_does_not_depend_on_buffers(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for i, num_together in enumerate((256, 3)):
         monkeypatch.setattr(tars, "MAX_SAMPLES", num_together)
         monkeypatch.setattr(tars, "MAX_BYTES", 4000 if i else 2**25)
@@ -133,16 +139,6 @@ def test_a_split_depends_on_keys_alone(packed: Path, tmp_path: Path) -> None:
         assert len(after) > len(samples)
 
 
-def test_fractions_are_kept_on_average(tmp_path: Path) -> None:
-    with shardio.ShardWriter(tmp_path / "in") as writer:
-        for i in range(2000):
-            writer.write({"__key__": f"{i}", "txt": ""})
-    manifests = shardio.split(tmp_path / "in", tmp_path / "out", by=[0.5, 0.3, 0.2], names=["a", "b", "c"])
-    sizes = np.array([manifest.num_samples for manifest in manifests.values()])
-    assert sizes.sum() == 2000
-    assert np.abs(sizes / 2000 - [0.5, 0.3, 0.2]).max() < 0.05
-
-
 @pytest.mark.parametrize(
     ("by", "names", "message"),
     [
@@ -153,15 +149,278 @@ def test_fractions_are_kept_on_average(tmp_path: Path) -> None:
         ([0.5, 0.5], ["a", "a"], "must differ"),
         ([0.5, 0.5], ["a", "../b"], "directory's name"),
         (["half", 0.5], ["a", "b"], "must be numbers such as"),
+        (["0.999999", "0.000001"], ["a", "b"], r"none of the 21 samples .* in b"),
     ],
 )
 def test_wrong_parts_are_refused(packed: Path, tmp_path: Path, by: list[Any], names: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, PackError), match=message):
         shardio.split(packed, tmp_path / "out", by=by, names=names)
     assert not (tmp_path / "out").exists()
 
 
-def test_an_empty_part_is_refused(packed: Path, tmp_path: Path) -> None:
-    with pytest.raises(PackError, match=r"none of the 21 samples .* in b"):
-        shardio.split(packed, tmp_path / "out", by=["0.999999", "0.000001"], names=["a", "b"])
+SETTINGS = PackSettings(max_shard_size=1 << 30, max_shard_samples=7)
+
+
+PARTS = make_parts(["0.7", "0.2", "0.1"], ["train", "val", "test"])
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = tmp_path_factory.mktemp("parts") / "in"
+    write_images(source, classes=3, per_class=40, width=8, height=8)
+    return source
+
+
+@pytest.fixture(scope="module")
+def in_parts(source: Path) -> Path:
+    pack_parts(source, source.parent / "parts", PARTS, SETTINGS)
+    return source.parent / "parts"
+
+
+def test_parts_are_those_of_a_split_of_the_whole_dataset(source: Path, in_parts: Path, tmp_path: Path) -> None:
+    """The hash of the key decides, so that samples stay in their parts when others are added."""
+    pack_source(source, tmp_path / "whole", SETTINGS)
+    shardio.split(tmp_path / "whole", tmp_path / "split", by=[0.7, 0.2, 0.1], names=PARTS.names)
+    shutil.copytree(source, tmp_path / "more")
+    write_images(tmp_path / "more", classes=4, per_class=50, width=8, height=8)
+    results = pack_parts(tmp_path / "more", tmp_path / "after", PARTS, SETTINGS)
+    together = dict[str, dict[str, bytes]]()
+    for name, low, high in (("train", 0.0, 0.7), ("val", 0.7, 0.9), ("test", 0.9, 1.0)):
+        found = read_packed(in_parts / name)
+        assert all(low <= xxhash.xxh3_64_intdigest(key.encode()) / 2**64 < high for key in found)
+        assert found == read_packed(tmp_path / "split" / name)
+        assert set(found) < set(read_packed(tmp_path / "after" / name))
+        assert shardio.open(in_parts / name).manifest.classes == ("class-0", "class-1", "class-2")
+        assert not together.keys() & found.keys()
+        together |= found
+    assert together == read_packed(tmp_path / "whole")
+    assert list(results) == ["train", "val", "test"]
+
+
+@pytest.mark.parametrize("after", [20, 105, 119])
+def test_an_interrupted_pack_resumes_in_all_parts(source: Path, in_parts: Path, tmp_path: Path, after: int) -> None:
+    run = RunOptions(num_workers=1)
+    with pytest.raises(KeyboardInterrupt):
+        pack_parts(source, tmp_path / "out", PARTS, SETTINGS, run=run, progress=Interrupt(after))
+    for name in PARTS.names:
+        with pytest.raises((shardio.FormatError, FileNotFoundError)):
+            shardio.open(tmp_path / "out" / name)
+    results = pack_parts(source, tmp_path / "out", PARTS, SETTINGS)
+    assert sum(result.num_kept for result in results.values()) > after - 3 * 7
+    assert read_parts(tmp_path / "out") == read_parts(in_parts)
+
+
+@pytest.mark.parametrize("num_unmarked", [1, 2])
+def test_a_pack_that_was_killed_at_its_very_end_is_ended(
+    source: Path, in_parts: Path, tmp_path: Path, num_unmarked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink, marks = Path.unlink, list[Path]()
+
+    def unlink_some(path: Path, missing_ok: bool = False) -> None:
+        if path.name == UNFINISHED_NAME:
+            marks.append(path)
+            if len(marks) > num_unmarked:
+                raise KeyboardInterrupt
+        unlink(path, missing_ok=missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", unlink_some)
+        with pytest.raises(KeyboardInterrupt):
+            pack_parts(source, tmp_path / "out", PARTS, SETTINGS)
+    with pytest.raises(PackError, match="different images or with different settings"):
+        pack_parts(source, tmp_path / "out", PARTS, PackSettings(max_shard_size=1 << 20))
+    pack_parts(source, tmp_path / "out", PARTS, SETTINGS)
+    assert read_parts(tmp_path / "out") == read_parts(in_parts)
+    with pytest.raises(PackError, match="already holds a packed dataset"):
+        pack_parts(source, tmp_path / "out", PARTS, SETTINGS)
+
+
+def test_a_part_without_samples_is_refused_before_anything_is_written(source: Path, tmp_path: Path) -> None:
+    parts = make_parts(["0.9999", "0.0001"], ["train", "val"])
+    with pytest.raises(PackError, match=r"none of the 120 samples of .*in would be in val: choose larger fractions"):
+        pack_parts(source, tmp_path / "out", parts, SETTINGS)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_command_divides_with_usual_names(source: Path, tmp_path: Path) -> None:
+    command = ["pack", str(source), str(tmp_path / "out"), "--split"]
+    found = CliRunner().invoke(app, [*command, "0.8,0.2", "--json"])
+    assert found.exit_code == 0, found.output
+    train, val = json.loads(found.stdout)
+    assert (train["out"], val["out"]) == (str(tmp_path / "out" / "train"), str(tmp_path / "out" / "val"))
+    assert train["samples"] + val["samples"] == 120
+    command[2] = str(tmp_path / "other")
+    found = CliRunner().invoke(app, [*command, "0.8,0.3"])
+    assert found.exit_code == 2
+    assert "must be positive and sum to 1" in " ".join(found.stderr.replace("│", " ").split())
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.fixture
+def out(packed: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(packed, tmp_path / "out"))
+
+
+def write_more(folder: Path, keys: list[str], classes: Any = None, **fields: Any) -> Path:
+    with shardio.ShardWriter(folder, max_shard_samples=2, classes=classes) as writer:
+        for key in keys:
+            writer.write({"__key__": key, "txt": key, **fields})
+    return folder
+
+
+def test_shards_are_linked_under_the_next_names(out: Path, tmp_path: Path) -> None:
+    before = shardio.open(out).manifest
+    more = write_more(tmp_path / "more", ["x/1", "x/2", "x/3"])
+    manifest = shardio.append(out, more)
+    first = len(before.shards)
+    assert manifest.shards[:first] == before.shards
+    assert [entry.name for entry in manifest.shards[first:]] == [f"shard-{first + i:06d}.tar" for i in range(2)]
+    assert (out / f"shard-{first:06d}.tar").samefile(more / "shard-000000.tar")
+    assert (manifest.fields, manifest.classes) == (("cls", "jpg", "txt"), before.classes)
+    assert manifest.pack == {name: value for name, value in before.pack.items() if name != "num_tiled"}
+    assert shardio.open(out).manifest == manifest
+    assert shardio.verify(out) == []
+    found = read_with_webdataset(*sorted(out.glob("*.tar")))
+    assert found[before.num_samples :] == [(key, {"txt": key.encode()}) for key in ("x/1", "x/2", "x/3")]
+    assert not [path.name for path in out.iterdir() if path.name.startswith(".")]
+
+
+def test_copies_equal_links(out: Path, tmp_path: Path) -> None:
+    more = write_more(tmp_path / "more", ["x/1", "x/2", "x/3"])
+    other = Path(shutil.copytree(out, tmp_path / "other"))
+    shardio.append(out, more)
+    shardio.append(other, [more], copy=True)
+    assert read_files(out) == read_files(other)
+    assert not (other / "shard-000005.tar").samefile(more / "shard-000000.tar")
+
+
+def test_an_open_reader_goes_on_with_the_old_dataset(out: Path, tmp_path: Path) -> None:
+    with shardio.open(out) as before:
+        keys = list(before)
+        shardio.append(out, write_more(tmp_path / "more", ["x/1"]))
+        assert list(before) == keys
+        assert {key: len(before[key]) for key in keys} == dict.fromkeys(keys, 3)
+    with shardio.open(out) as after:
+        assert list(after) == [*keys, "x/1"]
+
+
+def test_images_are_packed_with_the_same_settings_and_classes(images: Path, out: Path, tmp_path: Path) -> None:
+    contents = write_images(tmp_path / "new", classes=2, per_class=4, width=8, height=8)
+    for key in list(contents):
+        path = tmp_path / "new" / f"{key}.jpg"
+        path.rename(path.with_name(f"new-{path.name}"))
+    (tmp_path / "new" / "class-0").rename(tmp_path / "new" / "class-2")
+    manifest = shardio.append(out, tmp_path / "new", num_workers=1)
+    assert [entry.num_samples for entry in manifest.shards[5:]] == [5, 3]
+    with shardio.open(out) as opened:
+        assert opened["class-2/new-name-001"]["cls"] == b"2"
+        assert opened["class-1/new-name-001"]["jpg"] == contents["class-1/name-001"]
+    assert not [path.name for path in out.iterdir() if path.name.startswith(".")]
+    (tmp_path / "new" / "class-1").rename(tmp_path / "new" / "class-9")
+    with pytest.raises(PackError, match="class-9"):
+        shardio.append(out, tmp_path / "new")
+    with pytest.raises(PackError, match="two samples have the key 'class-"):
+        shardio.append(out, images, num_workers=1)
+    assert not [path.name for path in out.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("classes", "expected"),
+    [
+        (["class-0", "class-1"], 3),
+        (["class-0", "class-1", "class-2", "new"], 4),
+        (["class-1"], "label 0 is 'class-0'"),
+        (["class-0", "class-2"], "label 1 is 'class-1'"),
+        (None, "labels without class names"),
+    ],
+)
+def test_class_names_must_agree(out: Path, tmp_path: Path, classes: list[str] | None, expected: int | str) -> None:
+    before, more = read_files(out), write_more(tmp_path / "more", ["x"], classes, cls=0)
+    if isinstance(expected, int):
+        assert len(shardio.append(out, more).classes) == expected
+        return
+    with pytest.raises(PackError, match=expected):
+        shardio.append(out, more)
+    assert read_files(out) == before
+
+
+def test_repeated_keys_are_refused(out: Path, tmp_path: Path) -> None:
+    before = read_files(out)
+    more = write_more(tmp_path / "more", ["x", "y", "class-1/name-003"])
+    with pytest.raises(PackError, match=rf"'class-1/name-003': one in {out}/.* one in {more}/shard-000001"):
+        shardio.append(out, more)
+    other = write_more(tmp_path / "other", ["x"])
+    with pytest.raises(PackError, match="'x'"):
+        shardio.append(out, [other, write_more(tmp_path / "third", ["x"])])
+    assert read_files(out) == before
+
+
+def test_what_cannot_be_appended_is_refused(out: Path, tmp_path: Path) -> None:
+    (tmp_path / "foreign").mkdir()
+    write_tar(tmp_path / "foreign" / "a.tar", [("a.txt", b"")])
+    more = write_more(tmp_path / "more", ["x"])
+    with pytest.raises(PackError, match="shardio reshard"):
+        shardio.append(out, tmp_path / "foreign")
+    with pytest.raises(PackError, match="not a packed directory"):
+        shardio.append(tmp_path / "foreign", more)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        shardio.append(out, tmp_path / "nothing")
+    with pytest.raises(ValueError, match="is empty"):
+        shardio.append(out, [])
+    (out / "shard-000005.tar").write_bytes(b"mine")
+    with pytest.raises(PackError, match="exists but is not in the manifest"):
+        shardio.append(out, more)
+    assert (out / "shard-000005.tar").read_bytes() == b"mine"
+    (out / "shard-000005.tar").unlink()
+    for suffix in "", ".idx":
+        shutil.copy(write_more(tmp_path / f"z{suffix}", ["z"]) / f"shard-000000.tar{suffix}", more)
+    with pytest.raises(PackError, match="not the shard that its manifest lists"):
+        shardio.append(out, more)
+
+
+def append_and_die(out: Path, more: Path, n: int) -> None:
+    """Append, and kill this process right after the n-th change of a name in a directory."""
+    num_changes = 0
+
+    def dying(function: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal num_changes
+            found = function(*arguments, **options)
+            num_changes += 1
+            if num_changes == n:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return found
+
+        return call
+
+    Path.replace = dying(Path.replace)  # type: ignore[method-assign]  # in a process of its own
+    os.link = dying(os.link)
+    shardio.append(out, more)
+
+
+def exit_code_of_append(out: Path, more: Path, n: int) -> int | None:
+    process = forkserver_context().Process(target=append_and_die, args=(out, more, n))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+@pytest.mark.slow
+def test_wherever_it_is_killed_the_dataset_is_the_old_or_the_new_one(packed: Path, tmp_path: Path) -> None:
+    more = write_more(tmp_path / "more", ["x/1", "x/2", "x/3"])
+    old = shardio.open(packed).manifest
+    expected = Path(shutil.copytree(packed, tmp_path / "expected"))
+    new = shardio.append(expected, more)
+    for n in range(1, 7):  # The record; two tars, each with its index; the manifest.
+        out = Path(shutil.copytree(packed, tmp_path / f"out-{n}"))
+        assert exit_code_of_append(out, more, n) == -signal.SIGKILL
+        assert shardio.open(out).manifest == (new if n == 6 else old)
+        assert all(problem.kind == "unlisted" for problem in shardio.verify(out))
+        if n == 4:  # Another append starts from the old dataset.
+            copy = Path(shutil.copytree(out, tmp_path / "copy"))
+            shardio.append(copy, write_more(tmp_path / "other", ["y"]))
+            assert [entry.num_samples for entry in shardio.open(copy).manifest.shards] == [5, 5, 5, 5, 1, 1]
+            assert shardio.verify(copy) == []
+        assert shardio.append(out, more) == new
+        assert read_files(out) == read_files(expected)
+    assert exit_code_of_append(Path(shutil.copytree(packed, tmp_path / "out-7")), more, 7) == 0

@@ -1,10 +1,14 @@
-"""ShardWriter stores what it is given, as a pack would, and refuses what readers would read differently."""
+"""ShardWriter and ``shardio.pack`` of an iterable store what they are given, as a pack would, or refuse it."""
 
 from __future__ import annotations
 
 import io
 import json
+import logging
+import os
 import shutil
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +19,12 @@ from PIL import Image
 
 import shardio
 from shardio.errors import FormatError, PackError
+from shardio.images.jpeg import has_tiles
 from shardio.packing.names import KeyHashes
 from shardio.shards import open_table
 from tests.files import files_of_at_most, read_files
+from tests.packing.packs import assert_refused, read_packed
+from tests.processes import forkserver_context
 from tests.sources import encode, write_images
 from tests.tars import read_members, read_with_webdataset
 
@@ -98,11 +105,7 @@ def test_values_are_encoded_by_the_last_suffix(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "kind", "message"),
     [
-        (
-            {"jpg": PIXELS.astype(np.float32)},
-            TypeError,
-            r"'jpg'.*ndarray of float32 \[24, 16, 3\].*pass an array, uint8",
-        ),
+        ({"jpg": PIXELS.astype(np.float32)}, TypeError, r"'jpg'.*ndarray of float32 \[24, 16, 3\].*an array, uint8"),
         ({"jpg": PIXELS.astype(np.uint16)}, TypeError, r"'jpg'.*uint16 \[24, 16, 3\].*pass an array, uint8"),
         ({"jpg": PIXELS[:, :, 0]}, TypeError, r"uint8 \[24, 16\]"),
         ({"cls": True}, TypeError, "'cls'.*bool.*integer"),
@@ -119,40 +122,33 @@ def test_values_are_encoded_by_the_last_suffix(tmp_path: Path) -> None:
         ({"": b""}, ValueError, "empty"),
         ({3: b""}, TypeError, "must be strings"),
         ({}, ValueError, "no fields"),
+        *(
+            ({"__key__": key, "txt": ""}, (ValueError, TypeError), message)
+            for key, message in (
+                ("a.b", "use 'a_b'"),
+                ("d.d/a.b", "use 'd.d/a_b'"),
+                ("", "empty"),
+                ("a/", "ends in a slash"),
+                ("a\nb", "control character"),
+                ("a\udc80", "surrogate"),
+                ("/a", "relative path"),
+                ("a/../b", "relative path"),
+                ("__meta__/a", "skip"),
+                (7, "must be a string"),
+            )
+        ),
     ],
 )
-def test_a_field_that_cannot_be_stored_is_refused_and_the_writer_goes_on(
+def test_a_sample_that_readers_would_change_is_refused_and_the_writer_goes_on(
     tmp_path: Path, fields: dict[Any, Any], kind: type[Exception], message: str
 ) -> None:
     with shardio.ShardWriter(tmp_path / "out") as writer:
         with pytest.raises(kind, match=message):
             writer.write({"__key__": "a/1", **fields})
-        writer.write({"__key__": "a/2", "txt": "x"})
-    assert [name for name, _ in read_members(tmp_path / "out" / "shard-000000.tar")] == ["a/2.txt"]
-
-
-@pytest.mark.parametrize(
-    ("key", "message"),
-    [
-        ("a.b", "use 'a_b'"),
-        ("d.d/a.b", "use 'd.d/a_b'"),
-        ("", "empty"),
-        ("a/", "ends in a slash"),
-        ("a\nb", "control character"),
-        ("a\udc80", "surrogate"),
-        ("/a", "relative path"),
-        ("a/../b", "relative path"),
-        ("__meta__/a", "skip"),
-        (7, "must be a string"),
-    ],
-)
-def test_a_key_that_readers_would_change_is_refused(tmp_path: Path, key: Any, message: str) -> None:
-    with shardio.ShardWriter(tmp_path / "out") as writer:
-        writer.write({"__key__": "d.d/ü 1", "txt": ""})
-        with pytest.raises((ValueError, TypeError), match=message):
-            writer.write({"__key__": key, "txt": ""})
         with pytest.raises(ValueError, match="needs '__key__'"):
             writer.write({"txt": ""})
+        writer.write({"__key__": "d.d/ü 2", "txt": "x"})
+    assert [name for name, _ in read_members(tmp_path / "out" / "shard-000000.tar")] == ["d.d/ü 2.txt"]
 
 
 def test_a_repeated_key_is_refused_with_both_places(tmp_path: Path) -> None:
@@ -194,8 +190,7 @@ def test_a_block_that_raises_leaves_finished_shards_that_readers_refuse(tmp_path
     with pytest.raises(PackError, match=r"unfinished.*--overwrite"), shardio.ShardWriter(out):
         pass
     write_images(tmp_path / "in", classes=1, per_class=1)
-    with pytest.raises(PackError, match="unfinished pack of different images"):
-        shardio.pack(tmp_path / "in", out)
+    assert_refused("unfinished pack of different images", tmp_path / "in", out)
     write_all(out, [{"__key__": "a", "txt": "x"}], overwrite=True)
     assert set(read_files(out)) == {"shard-000000.tar", "shard-000000.tar.idx", "shardio.json"}
 
@@ -284,3 +279,191 @@ def test_a_directory_that_is_removed_meanwhile_is_an_error(tmp_path: Path) -> No
     with pytest.raises((PackError, OSError)):
         remove_while_writing(tmp_path / "out")
     assert not (tmp_path / "out" / "shardio.json").exists()
+
+
+SAMPLES = [{"__key__": f"x/{i:02d}", "jpg": encode(i), "cls": "bee" if i % 2 else "ant"} for i in range(20)]
+
+
+class OnlyIndexed:
+    """A map-style dataset: it has a length and an index, and raises no IndexError."""
+
+    def __len__(self) -> int:
+        return len(SAMPLES)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return SAMPLES[number % len(SAMPLES)]
+
+
+@pytest.mark.parametrize("make", [lambda: SAMPLES, lambda: iter(SAMPLES), OnlyIndexed], ids=["list", "iterator", "map"])
+def test_an_iterable_is_packed_in_its_order_as_a_writer_would(make: Any, tmp_path: Path) -> None:
+    manifest = shardio.pack(make(), tmp_path / "out", max_shard_samples=7, classes=["ant", "bee"])
+    with shardio.ShardWriter(tmp_path / "written", max_shard_samples=7, classes=["ant", "bee"]) as writer:
+        for sample in SAMPLES:
+            writer.write(sample)
+    tars = {name: content for name, content in read_files(tmp_path / "out").items() if name.startswith("shard-")}
+    written = read_files(tmp_path / "written")
+    assert tars == {name: content for name, content in written.items() if name.startswith("shard-")}
+    assert manifest.classes == ("ant", "bee")
+    found = [key for key, _ in read_with_webdataset(*sorted((tmp_path / "out").glob("*.tar")))]
+    assert found == [sample["__key__"] for sample in SAMPLES]
+
+
+def test_samples_are_numbered_checked_and_tiled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    photo = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
+    samples: list[dict[str, Any]] = [
+        {"jpg": photo, "json": {"made": True}},
+        {"jpg": encode(1)[:300], "cls": 1},
+        {"jpg": encode(2, width=96, height=64), "cls": 2},
+    ]
+    with caplog.at_level(logging.WARNING):
+        manifest = shardio.pack(samples, tmp_path / "out", jpeg="tile")
+    assert manifest.pack["num_tiled"] == 2
+    found = read_packed(tmp_path / "out")
+    assert set(found) == {"00000000", "00000002"}
+    assert all(has_tiles(sample["jpg"]) for sample in found.values())
+    (line,) = (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()
+    assert json.loads(line)["key"] == "00000001"
+    assert json.loads(line)["file"] == "00000001.jpg"
+    assert "00000001.jpg cannot be decoded" in caplog.text
+
+
+def test_images_are_converted(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(file, "GIF")
+    shardio.pack([{"image": file.getvalue()}], tmp_path / "out", convert_to="png")
+    (sample,) = read_packed(tmp_path / "out").values()
+    assert Image.open(io.BytesIO(sample["png"])).size == (8, 8)
+
+
+def test_an_interrupted_call_starts_again(tmp_path: Path) -> None:
+    def interrupted() -> Iterator[dict[str, Any]]:
+        yield from SAMPLES[:15]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        shardio.pack(interrupted(), tmp_path / "out", max_shard_samples=4, classes=["ant", "bee"])
+    with pytest.raises((shardio.FormatError, FileNotFoundError)):
+        shardio.open(tmp_path / "out")
+    shardio.pack(SAMPLES, tmp_path / "out", max_shard_samples=4, classes=["ant", "bee"])
+    shardio.pack(SAMPLES, tmp_path / "whole", max_shard_samples=4, classes=["ant", "bee"])
+    assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
+    assert_refused("is not empty", SAMPLES, tmp_path / "out", classes=["ant", "bee"])
+
+
+def test_wrong_samples_and_options_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(TypeError, match="sample 1 is a tuple: an iterable must yield mappings such as"):
+        shardio.pack([SAMPLES[0] | {"cls": 0}, (1, 2)], out)  # type: ignore[list-item]
+    assert_refused("the key 'x/00' of sample 1 is also the key of sample 0", [SAMPLES[0] | {"cls": 0}] * 2, out)
+    assert_refused(r"no sample can be packed: 00000000\.jpg is not an image", [{"jpg": b"none"}], out)
+    assert_refused("no samples were written", [], out)
+    options = {"layout": "flat", "num_workers": 2, "on_changed": "skip", "labels": "x.csv", "key_column": "key"}
+    for name, value in options.items():
+        with pytest.raises(ValueError, match=f"{name} does not apply to an iterable of samples: omit it"):
+            shardio.pack(SAMPLES, out, **{name: value})  # type: ignore[arg-type]
+    assert not out.exists()
+
+
+NUM_WORKERS = 3
+
+
+def key_of(worker: int, number: int) -> str:
+    return f"w{worker}/{number}"
+
+
+def write_part(out: Path, worker: int, num_samples: int = 5, kill: bool = False, overwrite: bool = False) -> None:
+    with shardio.ShardWriter(
+        out, worker=worker, num_workers=NUM_WORKERS, max_shard_samples=2, classes=["a", "b"], overwrite=overwrite
+    ) as writer:
+        for number in range(num_samples):
+            writer.write({"__key__": key_of(worker, number), "cls": number % 2, "txt": f"{worker} {number}"})
+        if kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Path:
+    """A directory that three workers have written to, in any order, before it is finalized."""
+    for worker in (1, 2, 0):
+        write_part(tmp_path / "parts", worker)
+    return tmp_path / "parts"
+
+
+def test_finalize_joins_the_parts_in_the_order_of_the_workers(parts: Path) -> None:
+    with pytest.raises(FormatError, match="unfinished"):
+        open_table(parts)
+    manifest = shardio.finalize(parts)
+    names = [f"shard-{worker:05d}-{number:06d}.tar" for worker in range(NUM_WORKERS) for number in range(3)]
+    assert [entry.name for entry in manifest.shards] == names
+    assert sorted(read_files(parts)) == sorted([*names, *(f"{name}.idx" for name in names), "shardio.json"])
+    found = read_with_webdataset(*(parts / name for name in names))
+    assert [key for key, _ in found] == [key_of(worker, i) for worker in range(NUM_WORKERS) for i in range(5)]
+    assert shardio.verify(parts) == []
+    assert manifest.classes == ("a", "b")
+    assert shardio.finalize(parts) == manifest  # As after an interruption.
+
+
+@pytest.mark.slow
+def test_workers_at_the_same_time_write_the_same_and_may_be_killed(parts: Path, tmp_path: Path) -> None:
+    out, context = tmp_path / "out", forkserver_context()
+    processes = [
+        context.Process(target=write_part, args=(out, worker, 5, worker == 1)) for worker in range(NUM_WORKERS)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, -signal.SIGKILL, 0]
+    with pytest.raises(PackError, match=r"1 of the 3 workers .* \(1\)"):
+        shardio.finalize(out)
+    with pytest.raises(PackError, match="files of worker 1"):
+        write_part(out, 1)
+    write_part(out, 1, overwrite=True)
+    shardio.finalize(out)
+    shardio.finalize(parts)
+    assert read_files(out) == read_files(parts)
+
+
+def test_keys_that_two_workers_wrote_are_refused(parts: Path) -> None:
+    with shardio.ShardWriter(parts, worker=1, num_workers=NUM_WORKERS, classes=["a", "b"], overwrite=True) as writer:
+        writer.write({"__key__": key_of(2, 4), "txt": "x"})
+    with pytest.raises(PackError, match=r"'w2/4', one in .*shard-00001-000000\.tar and one in .*shard-00002-000002"):
+        shardio.finalize(parts)
+    assert not (parts / "shardio.json").exists()
+
+
+def test_a_changed_or_foreign_shard_is_refused(parts: Path) -> None:
+    shutil.copy(parts / "shard-00000-000000.tar", parts / "shard-00007-000000.tar")
+    with pytest.raises(PackError, match="belongs to no worker"):
+        shardio.finalize(parts)
+    (parts / "shard-00007-000000.tar").unlink()
+    (parts / "shard-00000-000001.tar").unlink()
+    with pytest.raises(PackError, match=r"shard-00000-000001\.tar cannot be read"):
+        shardio.finalize(parts)
+
+
+def test_parts_of_other_runs_are_refused(parts: Path, tmp_path: Path) -> None:
+    with (
+        pytest.raises(PackError, match="not written by 4 workers"),
+        shardio.ShardWriter(parts, worker=3, num_workers=4),
+    ):
+        pass
+    with pytest.raises(PackError, match="no finished part"):
+        shardio.finalize(tmp_path)
+    (tmp_path / "notes").write_text("")
+    with pytest.raises(PackError, match="no worker wrote"), shardio.ShardWriter(tmp_path, worker=0, num_workers=1):
+        pass
+    shardio.finalize(parts)
+    with pytest.raises(PackError, match="already holds a packed dataset"):
+        write_part(parts, 1)
+    with pytest.raises(ValueError, match="belong together"):
+        shardio.ShardWriter(parts, worker=3)
+
+
+def test_workers_without_samples_are_fine_but_not_all_of_them(tmp_path: Path) -> None:
+    for worker, num_samples in enumerate([0, 3, 0]):
+        write_part(tmp_path / "some", worker, num_samples)
+        write_part(tmp_path / "none", worker, 0)
+    assert shardio.finalize(tmp_path / "some").num_samples == 3
+    with pytest.raises(PackError, match="no worker wrote a sample"):
+        shardio.finalize(tmp_path / "none")

@@ -1,3 +1,5 @@
+"""Samples are read by index and by key, with few open files, and what does not fit its index is named."""
+
 from __future__ import annotations
 
 import gc
@@ -9,15 +11,43 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import shardio
 from shardio.errors import FormatError, SampleError, StaleIndexError
 from shardio.reading import SampleReader
 from shardio.shards import ShardTable, open_table
-from shardio.storage.local import MAX_DESCRIPTORS
+from shardio.storage.local import MAX_DESCRIPTORS, LocalFile
 from tests.files import count_open_files
-from tests.tars import paths_of, read_with_webdataset, write_tar
+from tests.shards.conftest import tars as tars  # A fixture.
+from tests.tars import index_of, paths_of, read_members, read_with_webdataset, write_tar
+
+
+def indices(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(values, dtype=np.int64)
+
+
+@given(st.lists(st.integers(0, 20), max_size=40), st.permutations(["jpg", "cls", "png"]), st.integers(0, 3))
+def test_samples_and_fields_come_in_the_requested_order(
+    packed: Path, asked: list[int], fields: list[str], num_fields: int
+) -> None:
+    table = open_table(packed)
+    expected = read_with_webdataset(*paths_of(table.tars))
+    reader = SampleReader(table)
+    samples = reader.read(indices(*asked), fields[:num_fields])
+    reader.close()
+    wanted = [name for name in fields[:num_fields] if name != "png"]
+    assert [(sample.key, list(sample.fields.items())) for sample in samples] == [
+        (expected[i][0], [(name, expected[i][1][name]) for name in wanted]) for i in asked
+    ]
+
+
+def test_shards_without_samples_are_skipped(tmp_path: Path) -> None:
+    for i, keys in enumerate(["", "a", "", "", "bc", ""]):
+        write_tar(tmp_path / f"{i}.tar", [("README", b"")] + [(f"{key}.txt", key.encode()) for key in keys])
+    reader = SampleReader(open_table(tmp_path))
+    assert [sample.key for sample in reader.read(indices(2, 0, 1), ["txt"])] == ["c", "a", "b"]
+    reader.close()
 
 
 @pytest.fixture(scope="module")
@@ -29,46 +59,7 @@ def many_shards(tmp_path_factory: pytest.TempPathFactory) -> ShardTable:
     return open_table(folder)
 
 
-def indices(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return np.array(values, dtype=np.int64)
-
-
-def test_samples_have_indices_in_manifest_order(packed: Path) -> None:
-    table = open_table(packed)
-    reader = SampleReader(table)
-    samples = reader.read(np.arange(21), ["cls", "jpg"])
-    reader.close()
-    assert [(s.key, dict(s.fields)) for s in samples] == read_with_webdataset(*paths_of(table.tars))
-
-
-@given(st.lists(st.integers(0, 20), max_size=40))
-@settings(deadline=None)
-def test_samples_come_in_the_requested_order_and_may_repeat(packed: Path, asked: list[int]) -> None:
-    table = open_table(packed)
-    expected = read_with_webdataset(*paths_of(table.tars))
-    reader = SampleReader(table)
-    samples = reader.read(indices(*asked), ["jpg", "cls"])
-    reader.close()
-    assert [(s.key, dict(s.fields)) for s in samples] == [expected[i] for i in asked]
-
-
-def test_fields_come_in_the_requested_order(packed: Path) -> None:
-    reader = SampleReader(open_table(packed))
-    assert list(reader.read(indices(3), ["jpg", "cls"])[0].fields) == ["jpg", "cls"]
-    assert list(reader.read(indices(3), ["cls"])[0].fields) == ["cls"]
-    assert list(reader.read(indices(3), ["png", "cls"])[0].fields) == ["cls"]
-    assert list(reader.read(indices(3), [])[0].fields) == []
-    reader.close()
-
-
-def test_shards_without_samples_are_skipped(tmp_path: Path) -> None:
-    for i, keys in enumerate(["", "a", "", "", "bc", ""]):
-        write_tar(tmp_path / f"{i}.tar", [("README", b"")] + [(f"{key}.txt", key.encode()) for key in keys])
-    reader = SampleReader(open_table(tmp_path))
-    assert [sample.key for sample in reader.read(indices(2, 0, 1), ["txt"])] == ["c", "a", "b"]
-    reader.close()
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("max_open", [10, 1024])
 def test_few_files_are_open_however_many_shards_there_are(
     many_shards: ShardTable, max_open: int, monkeypatch: pytest.MonkeyPatch
@@ -94,33 +85,20 @@ def test_few_files_are_open_however_many_shards_there_are(
     assert count_open_files() <= before  # The budget is shared: files of other tests may have been closed for it.
 
 
-def test_a_closed_reader_opens_again(packed: Path) -> None:
+def test_a_reader_frees_its_descriptors_and_opens_again_also_after_pickling(packed: Path) -> None:
     before = count_open_files()
     reader = SampleReader(open_table(packed))
-    first = list(reader.read(indices(0, 20), ["cls"]))
-    reader.close()
-    reader.close()
-    assert list(reader.read(indices(0, 20), ["cls"])) == first
-    reader.close()
-    assert count_open_files() == before
-
-
-def test_a_reader_that_nothing_refers_to_frees_its_descriptors(packed: Path) -> None:
-    before = count_open_files()
+    first = list(reader.read(np.arange(21), ["cls", "jpg"]))
+    copy = pickle.loads(pickle.dumps(reader))
+    for each in (reader, reader, copy):
+        each.close()
+        each.close()
+        assert count_open_files() == before
+        assert list(each.read(np.arange(21), ["cls", "jpg"])) == first
+        each.close()
     for _ in range(3):
         SampleReader(open_table(packed)).read(np.arange(21), ["cls"])
-    assert count_open_files() == before
-
-
-def test_a_pickled_reader_reads_the_same_and_carries_no_open_file(packed: Path) -> None:
-    reader = SampleReader(open_table(packed))
-    samples = list(reader.read(np.arange(21), ["cls", "jpg"]))
-    before = count_open_files()
-    copy = pickle.loads(pickle.dumps(reader))
-    assert count_open_files() == before
-    reader.close()
-    assert list(copy.read(np.arange(21), ["cls", "jpg"])) == samples
-    copy.close()
+    assert count_open_files() == before, "nothing refers to them"
 
 
 FORK = """
@@ -139,32 +117,23 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
+@pytest.mark.slow
 def test_a_forked_process_reads_at_its_own_offsets(packed: Path) -> None:
     """Parent and child share descriptors, but no file offset."""
     subprocess.run([sys.executable, "-c", FORK, packed], check=True)
 
 
-def test_a_tar_truncated_during_reading_names_sample_shard_and_byte(packed: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(packed, tmp_path / "copy")
-    table = open_table(copy)
+def test_a_tar_truncated_before_or_during_reading_is_named(packed: Path, tmp_path: Path) -> None:
+    table = open_table(shutil.copytree(packed, tmp_path / "copy"))
     reader = SampleReader(table)
     reader.read(indices(0), ["jpg"])
-    (tar, *_) = paths_of(table.tars)
-    with tar.open("r+b") as file:
-        file.truncate(tar.stat().st_size // 2)
+    first, second, *_ = paths_of(table.tars)
+    for tar in (first, second):
+        with tar.open("r+b") as file:
+            file.truncate(tar.stat().st_size // 2)
     key = read_with_webdataset(*paths_of(open_table(packed).tars))[4][0]
     with pytest.raises(SampleError, match=rf"sample {key} cannot be read from .*shard-000000\.tar at byte \d+"):
         reader.read(indices(4), ["jpg"])
-    reader.close()
-
-
-def test_a_tar_truncated_before_reading_is_refused(packed: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(packed, tmp_path / "copy")
-    table = open_table(copy)
-    with paths_of(table.tars)[1].open("r+b") as file:
-        file.truncate(1024)
-    reader = SampleReader(table)
-    assert len(reader.read(indices(0), ["jpg"])) == 1
     with pytest.raises(StaleIndexError, match=r"shard-000001\.tar has changed"):
         reader.read(indices(5), ["jpg"])
     reader.close()
@@ -188,3 +157,101 @@ def test_an_index_that_no_sample_has_is_refused(packed: Path, sample: int) -> No
     with pytest.raises(IndexError):
         reader.read(indices(0, sample), ["jpg"])
     reader.close()
+
+
+# Samples by key
+
+
+def test_samples_are_those_that_tarfile_reads(packed: Path) -> None:
+    expected: dict[str, dict[str, object]] = {}
+    for tar in sorted(packed.glob("*.tar")):
+        for name, content in read_members(tar):
+            key, _, field = name.partition(".")
+            expected.setdefault(key, {"__key__": key})[field] = content
+    with shardio.open(packed) as samples:
+        assert list(samples) == list(samples.keys()) == list(expected)
+        assert dict(samples) == expected
+        assert len(samples) == len(expected)
+        assert samples.fields == ("cls", "jpg")
+        assert samples.manifest == open_table(packed).manifest
+        assert "class-0/name-000" in samples
+        for unknown in ("", "class-0/name", "class-0/name-000.jpg", "\udc80", 3):
+            assert unknown not in samples
+        with pytest.raises(KeyError, match=r"no sample has the key 'dogs/1' in .*packed"):
+            samples["dogs/1"]
+        assert samples.get("dogs/1") is None
+        copy = pickle.loads(pickle.dumps(samples))
+        assert dict(copy) == expected
+        samples.close()
+        assert "class-0/name-000" in samples, "it opens again"
+
+
+def test_lookups_read_no_tar(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening a shard reads the headers of two samples; nothing else is read before a sample is wanted."""
+    read = list[tuple[str, int]]()
+    original = LocalFile.read
+
+    def spy(self: LocalFile, start: int, stop: int) -> bytes:
+        read.append((self.location.name, stop - start))
+        return original(self, start, stop)
+
+    monkeypatch.setattr(LocalFile, "read", spy)
+    samples = shardio.open(packed)
+    assert read == []
+    assert "class-1/name-001" in samples
+    # The content between the two headers is read along with them.
+    assert {num_bytes for name, num_bytes in read if name.endswith(".tar")} == {1536}
+    opened = {name for name, _ in read if name.endswith(".tar")}
+    assert len(opened) == 1
+
+
+def test_samples_may_lack_fields_and_keys_may_be_any_text(tmp_path: Path) -> None:
+    members = [("ключ.txt", b"1"), ("b/c.seg.png", b"2"), ("b/c.txt", b""), ("\udc80.txt", b"4")]
+    write_tar(tmp_path / "a.tar", members)
+    with shardio.open(tmp_path / "a.tar") as samples:
+        assert samples["ключ"] == {"__key__": "ключ", "txt": b"1"}
+        assert samples["b/c"] == {"__key__": "b/c", "seg.png": b"2", "txt": b""}
+        assert samples["\udc80"]["txt"] == b"4"
+        assert samples.read("b/c", ["txt"]) == {"__key__": "b/c", "txt": b""}
+
+
+def test_keys_with_equal_hashes_are_told_apart(tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardio.reading.keyed.hash_key", lambda key: 7)
+    monkeypatch.setattr("shardio.shards.index.KeyColumn.hash_all", lambda keys: np.full(len(keys), 7, np.uint64))
+    with shardio.open(tars) as samples:
+        assert {key: sample["txt"] for key, sample in samples.items()} == {
+            f"{i}-{j}": b"%d" % j for i in range(4) for j in range(i + 1)
+        }
+        assert "4-0" not in samples
+
+
+def test_a_key_that_occurs_twice_is_an_error_with_both_places(tars: Path) -> None:
+    write_tar(tars / "x-000004.tar", [("new.txt", b"0"), ("2-1.txt", b"9")])
+    samples = shardio.open(tars)
+    assert len(samples) == 12
+    with pytest.raises(
+        FormatError, match=r"key '2-1', in .*x-000002.tar at byte 1536 and in .*x-000004.tar at byte 15"
+    ):
+        samples["0-0"]
+
+
+def test_a_damaged_sample_is_an_error(tmp_path: Path) -> None:
+    tar = tmp_path / "shard-000000.tar"
+    write_tar(tar, [("a.txt", b"abc"), ("b.txt", b"abc")])
+    samples = shardio.open(tar)
+    with tar.open("r+b") as file:
+        file.seek(1536)
+        file.write(b"x")
+    assert samples["a"]["txt"] == b"abc"
+    with pytest.raises(SampleError, match="sample b"):
+        samples["b"]
+    assert shardio.open(tar, verify="off")["b"]["txt"] == b"xbc"
+
+
+def test_an_index_of_another_manifest_is_refused(tmp_path: Path, packed: Path) -> None:
+    for path in packed.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    other = index_of(tmp_path / "shard-000004.tar")
+    other.write_bytes(index_of(packed / "shard-000000.tar").read_bytes())
+    with pytest.raises(FormatError, match=r"shard-000004.tar.idx has 5 samples, but the manifest says 1"):
+        shardio.open(tmp_path)["x"]

@@ -20,35 +20,18 @@ from tests.servers.server import HOST, Server, answers, find_free_port, run_serv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeHub:
-    """A running emulation.
-
-    Args:
-        server: The Hub. Its URL is that of an organization.
-        folder: The folder of its repositories.
-        storage_port: Where the server of large files listens.
-    """
+    """A running emulation, the folder of its repositories, and the port of its server of large files."""
 
     server: Server
     folder: Path
     storage_port: int
 
     def commit(
-        self,
-        name: str,
-        files: Path,
-        *,
-        revision: str = "main",
-        is_private: bool = False,
-        is_gated: bool = False,
+        self, name: str, files: Path, *, revision: str = "main", is_private: bool = False, is_gated: bool = False
     ) -> str:
         """Make a commit with the files of a folder, and let a branch or a tag name it. Return its id.
 
-        Args:
-            name: The name of the repository, which is created if there is none.
-            files: The folder.
-            revision: The branch, the tag or another reference.
-            is_private: Whether few users may see the repository from now on.
-            is_gated: Whether few users may read its files from now on.
+        From now on, few users may see the repository (``is_private``) or read its files (``is_gated``).
         """
         repository = self.folder / "org" / name
         refs = repository / "refs.json"
@@ -70,7 +53,6 @@ class FakeHub:
 
 @contextlib.contextmanager
 def run_fake_hub(folder: Path) -> Iterator[FakeHub]:
-    """Run the emulation with its log and its repositories in a folder."""
     hub_port, storage_port = find_free_port(), find_free_port()
     url = f"http://{HOST}:{hub_port}"
     repositories = folder / "repositories"

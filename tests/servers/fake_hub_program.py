@@ -19,17 +19,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
-PAGE = 5
-"""The entries in a page of a listing. The Hub has 1000."""
+PAGE = 5  # The entries in a page of a listing. The Hub has 1000.
 
-GIT_BYTES = 10 * 2**20
-"""Files of at least this size, and all binary ones, are not stored by git."""
+GIT_BYTES = 10 * 2**20  # Files of at least this size, and all binary ones, are not stored by git.
 
-READER = "hf_reader"
-"""The token of a user who may read all repositories."""
+READER = "hf_reader"  # The token of a user who may read all repositories.
 
-STRANGER = "hf_stranger"
-"""The token of a user who may read public repositories."""
+STRANGER = "hf_stranger"  # The token of a user who may read public repositories.
 
 _API = re.compile(r"/api/datasets/(?P<id>[^/]+/[^/]+)(?:/(?P<kind>revision|tree|paths-info)/(?P<rest>.*))?")
 _RESOLVE = re.compile(r"/datasets/(?P<id>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
@@ -37,8 +33,6 @@ _CACHED = re.compile(r"/api/resolve-cache/datasets/(?P<id>[^/]+/[^/]+)/(?P<revis
 
 
 class RefusedError(Exception):
-    """The Hub refuses a request."""
-
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
         self.status, self.code, self.message = status, code, message
@@ -46,7 +40,6 @@ class RefusedError(Exception):
 
 @lru_cache
 def describe(path: Path, key: str) -> dict[str, Any]:
-    """Return the entry of a file or folder in a listing."""
     if path.is_dir():
         return {"type": "directory", "oid": blob_id(key.encode()), "size": 0, "path": key}
     content = path.read_bytes()
@@ -64,8 +57,6 @@ def blob_id(content: bytes) -> str:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """What the Hub and the storage server have in common."""
-
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     wbufsize = 2**16
@@ -82,7 +73,6 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def send_file(self, path: Path, e_tag: str, **others: str) -> None:
-        """Send a file or the requested range of it."""
         content = path.read_bytes()
         headers = {"ETag": e_tag, "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT", **others}
         if self.headers.get("If-Match") not in (None, e_tag):
@@ -106,7 +96,6 @@ class StorageHandler(Handler):
 
     @classmethod
     def sign(cls, digest: str, path: Path) -> str:
-        """Return the signed path of a file."""
         cls.paths[digest] = path
         signature = hmac.digest(cls.secret, digest.encode(), "sha256").hex()
         return f"/xorbs/{digest}?" + urlencode({"X-Amz-Expires": "3600", "X-Amz-Signature": signature})
@@ -122,8 +111,6 @@ class StorageHandler(Handler):
 
 
 class HubHandler(Handler):
-    """The Hub."""
-
     folder: ClassVar[Path]
 
     def do_GET(self) -> None:
@@ -146,7 +133,6 @@ class HubHandler(Handler):
     do_HEAD = do_POST = do_GET  # noqa: N815
 
     def describe(self, found: re.Match[str], query: dict[str, str], body: str) -> None:
-        """Answer a request of the API."""
         repository = self.enter(found["id"])
         revision, _, path = (found["rest"] or "main").partition("/")
         commit = self.find_commit(repository, unquote(revision))
@@ -167,7 +153,6 @@ class HubHandler(Handler):
         self.send(200, headers, json.dumps(answer).encode())
 
     def resolve(self, found: re.Match[str]) -> None:
-        """Redirect to a file's content."""
         path, entry = self.find_file(found)
         commit = path.relative_to(self.folder / found["id"] / "commits").parts[0]
         if lfs := entry.get("lfs"):
@@ -188,7 +173,6 @@ class HubHandler(Handler):
         return path, describe(path, key)
 
     def enter(self, name: str, *, needs_content: bool = False) -> Path:
-        """Return a repository's folder, if the user may enter it."""
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if token not in ("", READER, STRANGER):
             raise RefusedError(401, "", "Invalid credentials in Authorization header")
@@ -209,7 +193,6 @@ class HubHandler(Handler):
 
 
 def list_page(root: Path, key: str, query: dict[str, str]) -> tuple[list[dict[str, Any]], dict[str, str] | None]:
-    """Return a page of a listing, and the parameters of the next one."""
     folder = root / key
     if not folder.exists():
         raise RefusedError(404, "EntryNotFound", f"{quote(key)} does not exist")

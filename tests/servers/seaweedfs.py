@@ -23,18 +23,8 @@ IDENTITIES = [
 ]
 """Requests without a signature may read objects, as in a public bucket, but neither list nor write them."""
 
-PORT_OPTIONS = (
-    "s3.port",
-    "s3.port.grpc",
-    "master.port",
-    "master.port.grpc",
-    "volume.port",
-    "volume.port.grpc",
-    "filer.port",
-    "filer.port.grpc",
-    "admin.port",
-    "admin.port.grpc",
-)
+PORTS = ("s3", "master", "volume", "filer", "admin")
+PORT_OPTIONS = [f"{name}.port{kind}" for name in PORTS for kind in ("", ".grpc")]
 
 SOCKETS = Path("/tmp")  # The program has this folder built in.
 
@@ -45,7 +35,6 @@ def is_installed() -> bool:
 
 @contextlib.contextmanager
 def run_seaweedfs(folder: Path) -> Iterator[Server]:
-    """Run SeaweedFS with its data below a folder."""
     data = folder / "data"
     data.mkdir(parents=True)
     identities = folder / "identities.json"

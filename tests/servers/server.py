@@ -14,14 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-INSTALLED = Path(__file__).parents[2] / ".venv" / "servers"
-"""Where tools/servers.sh installs the servers."""
-
+INSTALLED = Path(__file__).parents[2] / ".venv" / "servers"  # By tools/servers.sh.
 HOST = "127.0.0.1"
-
-BUCKET = "shardio"
-"""The bucket, or container, that each object store has when a test receives it."""
-
+BUCKET = "shardio"  # The bucket, or container, that each object store has when a test receives it.
 START_TIMEOUT_S = 60.0
 LOG_TAIL_BYTES = 3_000
 
@@ -33,22 +28,12 @@ wait "$server"; status=$?
 kill "$reader" 2>/dev/null
 exit "$status"
 """
-"""A shell script that runs a server until its own standard input ends.
-
-That happens when the test process closes the pipe, and also when it is killed.
-"""
+"""A shell script that runs a server until its own standard input ends, also because the test process is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A running server.
-
-    Args:
-        url: The root below which keys lie, as shardio's users write it: ``s3://bucket``, ``http://127.0.0.1:PORT``.
-        options: The configuration that obstore needs to reach it. Some values contain the server's address.
-        host: The address at which the server listens.
-        port: The port at which it listens.
-    """
+    """A running server: the root of its keys as users write it, and the configuration that obstore needs for it."""
 
     url: str
     options: Mapping[str, str]
@@ -56,7 +41,6 @@ class Server:
     port: int
 
     def behind(self, host: str, port: int) -> Server:
-        """Return the same server, reached through a proxy at another address."""
         own, other = f"{self.host}:{self.port}", f"{host}:{port}"
         options = {name: value.replace(own, other) for name, value in self.options.items()}
         return Server(url=self.url.replace(own, other), options=options, host=host, port=port)
@@ -73,15 +57,9 @@ def find_free_port() -> int:
 
 @contextlib.contextmanager
 def run_server(command: Sequence[str | Path], folder: Path, is_ready: Callable[[], bool]) -> Iterator[None]:
-    """Run a server until the context ends. Enter the context when the server is ready.
+    """Run a program in the foreground until the context ends. Enter the context when the server is ready.
 
-    Args:
-        command: The program, which must stay in the foreground, and its arguments.
-        folder: The working directory. The server's output is in ``server.log`` there.
-        is_ready: Ask the server. An error of the connection means no.
-
-    Raises:
-        RuntimeError: The server ended, or did not answer in time. The message has the end of its log.
+    The output is in ``server.log`` of the working directory. If the server ends too soon, the error has the end of it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "server.log").open("ab") as log:
@@ -116,30 +94,19 @@ def _wait_until_ready(is_ready: Callable[[], bool], supervisor: subprocess.Popen
 
 
 def answers(url: str) -> bool:
-    """Return whether a server answers a GET with a status below 500."""
     return request("GET", url)[0] < 500
 
 
 def create(method: str, url: str, headers: Mapping[str, str] | None = None) -> None:
-    """Create a bucket by one request without a body.
-
-    Raises:
-        RuntimeError: The server refused.
-    """
-    status, body = request(method, url, headers=headers)
-    if not 200 <= status < 300:
-        raise RuntimeError(f"{method} {url} returned status {status}: {body.decode(errors='replace')}")
+    """Create a bucket by one request without a body."""
+    status, body = request(method, url, headers)
+    assert 200 <= status < 300, (method, url, status, body)
 
 
-def request(
-    method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
-) -> tuple[int, bytes]:
+def request(method: str, url: str, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
     """Send one HTTP request without any proxy of the environment. Return the status and the body."""
     host, _, target = url.removeprefix("http://").partition("/")
-    connection = http.client.HTTPConnection(host, timeout=10)
-    try:
-        connection.request(method, f"/{target}", body, dict(headers or {}))
+    with contextlib.closing(http.client.HTTPConnection(host, timeout=10)) as connection:
+        connection.request(method, f"/{target}", headers=dict(headers or {}))
         answer = connection.getresponse()
         return answer.status, answer.read()
-    finally:
-        connection.close()

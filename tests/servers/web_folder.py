@@ -21,12 +21,7 @@ import pytest
 
 
 class WebFolder(BaseHTTPRequestHandler):
-    """Answers GET, with ranges, and HEAD. Each server has a class of its own.
-
-    Attributes:
-        root: The folder.
-        requests: The method and the path of each request.
-    """
+    """Answers GET, with ranges, and HEAD. Each server has a class of its own, and notes its requests."""
 
     protocol_version = "HTTP/1.1"
     root: Path
@@ -40,7 +35,6 @@ class WebFolder(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815
 
     def answer_path(self, path: str) -> None:
-        """Answer a request for a path."""
         file = self.root / path.lstrip("/")
         if file.is_file():
             self.answer_file(file.read_bytes())
@@ -48,7 +42,6 @@ class WebFolder(BaseHTTPRequestHandler):
             self.answer(404, b"not here")
 
     def answer_file(self, content: bytes) -> None:
-        """Answer with a file's content, or the range of it that is requested."""
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if found is None:
             return self.answer(200, content, *self.describe(content))
@@ -57,12 +50,10 @@ class WebFolder(BaseHTTPRequestHandler):
         return None
 
     def answer_range(self, content: bytes, first: int, last: int) -> None:
-        """Answer with a part of a file's content."""
         place = f"bytes {first}-{last}/{len(content)}"
         self.answer(206, content[first : last + 1], ("Content-Range", place), *self.describe(content))
 
     def describe(self, content: bytes) -> list[tuple[str, str]]:
-        """Return the headers that tell a content from others."""
         return [("ETag", f'"{hash(content):x}"')]
 
     def answer(self, status: int, body: bytes, *headers: tuple[str, str]) -> None:
@@ -72,7 +63,6 @@ class WebFolder(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def answer_head(self, status: int, *headers: tuple[str, str]) -> None:
-        """Send the status and the headers."""
         self.send_response(status)
         for header in headers:
             self.send_header(*header)
@@ -90,7 +80,6 @@ class _Server(ThreadingHTTPServer):
 
 @cache
 def _make_certificate() -> tuple[Path, Path]:
-    """Return the files of a new certificate of 127.0.0.1, which no authority has signed, and of its private key."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     folder = Path(tempfile.mkdtemp(prefix="shardio-certificate-"))

@@ -44,14 +44,8 @@ VALUES: tuple[Any, ...] = (
 TEXTS = (
     *(b"[" * 5000, b"[" * 5000 + b"]" * 5000, b'{"a":' * 5000, b"{}", b"[]", b"null", b"1", b'""', b"\xff\xfe", b"NaN"),
     *(b'{"__metadata__":null}', b'{"__metadata__":{"shardio":5}}', b'{"__metadata__":{"shardio":null}}', b"1" * 5000),
-    *(
-        b'{"a":1,"a":2}',
-        b'{"__metadata__":{"shardio":"1"}}',
-        b'{"__metadata__":{"shardio":"{}"}}',
-        b"\xef\xbb\xbf{}",
-        b" ",
-    ),
-    b'{"__metadata__":{"shardio":"' + b"[" * 3000 + b'"}}',
+    *(b'{"a":1,"a":2}', b'{"__metadata__":{"shardio":"1"}}', b'{"__metadata__":{"shardio":"{}"}}', b"\xef\xbb\xbf{}"),
+    *(b" ", b'{"__metadata__":{"shardio":"' + b"[" * 3000 + b'"}}'),
 )
 """Whole headers."""
 
@@ -89,8 +83,8 @@ def _join(header: bytes, data: bytes) -> bytes:
 
 Layout = dict[str, Any]
 
-NO_DIMENSION: Layout = {"shape": [], "data_offsets": [0, 1]}
-NO_ELEMENTS: Layout = {"shape": [0], "data_offsets": [0, 0]}
+AGREEING: tuple[Layout, ...] = ({"shape": [], "data_offsets": [0, 1]}, {"shape": [0], "data_offsets": [0, 0]})
+"""Layouts that agree with themselves."""
 
 
 def _set_number(layout: Layout, values: Layout, data: bytearray, rng: random.Random) -> None:
@@ -148,10 +142,8 @@ def _set_tensor(layout: Layout, values: Layout, data: bytearray, rng: random.Ran
             layout[name][part] = changed if rng.random() < 0.8 else changed[:1]
         else:
             layout[name][part] = deepcopy(rng.choice(VALUES))
-        if rng.random() < 0.3:  # A layout that agrees with itself.
-            layout[name].update(
-                rng.choice(({"shape": [], "data_offsets": [0, 1]}, {"shape": [0], "data_offsets": [0, 0]}))
-            )
+        if rng.random() < 0.3:
+            layout[name].update(rng.choice(AGREEING))
 
 
 def _alias(layout: Layout, values: Layout, data: bytearray, rng: random.Random) -> None:

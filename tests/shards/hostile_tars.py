@@ -19,64 +19,21 @@ SIZES = (-(2**94), -(2**63), -(2**31), -513, -512, -1, 1, 511, 513, 4096, 2**20,
 """Sizes to claim. Those that fit neither octal digits nor the sign are written in base 256."""
 
 NAMES = (
-    *(b"a.txt", b"a.jpg", b"b.txt", b"b.JPG", b"b.seg.png", b"dir/c.cls", b"c.cls", b"README", b".hidden", b"x/.y"),
-    *(
-        b"/etc/x.txt",
-        b"../../x.txt",
-        b"a/../b.txt",
-        b"._a.txt",
-        b".DS_Store",
-        b"__meta__/a.txt",
-        b"a/",
-        b"/",
-        b".",
-        b"",
-    ),
-    *(b"a\0b.txt", b"\xff\xfe.txt", "bé.txt".encode(), b"a.", b"a..b", b"\n.txt", b"a.txt/", b"C:\\x.txt", b"a b.c d"),
-    *(
-        b"d" * 90 + b"/" + b"e" * 60 + b".txt",
-        b"n" * 96 + b".txt",
-        b"n" * 97 + b".txt",
-        b"k" * 300 + b".f",
-        b"\xed\xa0\x80.t",
-    ),
+    *b"a.txt a.jpg b.txt b.JPG b.seg.png dir/c.cls c.cls README .hidden x/.y /etc/x.txt ../../x.txt a/../b.txt".split(),
+    *b"._a.txt .DS_Store __meta__/a.txt a/ / . a. a..b a.txt/ C:\\x.txt".split(),
+    *(b"", b"a\0b.txt", b"\xff\xfe.txt", "bé.txt".encode(), b"\n.txt", b"a b.c d", b"\xed\xa0\x80.t"),
+    *(b"d" * 90 + b"/" + b"e" * 60 + b".txt", b"n" * 96 + b".txt", b"n" * 97 + b".txt", b"k" * 300 + b".f"),
 )
 
 KEYWORDS = (
-    *(
-        b"path",
-        b"path",
-        b"path",
-        b"size",
-        b"size",
-        b"linkpath",
-        b"mtime",
-        b"uid",
-        b"hdrcharset",
-        b"comment",
-        b"charset",
-    ),
-    *(b"GNU.sparse.map", b"GNU.sparse.size", b"GNU.sparse.realsize", b"GNU.sparse.major", b"GNU.sparse.minor"),
-    *(b"GNU.sparse.name", b"GNU.sparse.offset", b"GNU.sparse.numbytes", b"SCHILY.xattr.user.x", b"", b"\xff", b"a b"),
+    *b"path path path size size linkpath mtime uid hdrcharset comment charset SCHILY.xattr.user.x".split(),
+    *(b"GNU.sparse." + name for name in b"map size realsize major minor name offset numbytes".split()),
+    *(b"", b"\xff", b"a b"),
 )
 
 VALUES = (
-    *(b"", b"0", b"1", b"-1", b"3", b"512", b"1024", b"2", b"9" * 30, b"9" * 5000, b"1e999", b"nan", b"-inf", b"abc"),
-    *(
-        b"BINARY",
-        b"1,2,3",
-        b"0,1",
-        b"\xff\xff",
-        b"x\ny=z",
-        b"1.5",
-        b" 7 ",
-        b"\xd9\xa3",
-        b"0x10",
-        b"1_0",
-        b"\0",
-        b"=",
-        b"\n",
-    ),
+    *b"0 1 -1 3 512 1024 2 1e999 nan -inf abc BINARY 1,2,3 0,1 1.5 0x10 1_0 = \0".split(),
+    *(b"", b"9" * 30, b"9" * 5000, b"\xff\xff", b"x\ny=z", b" 7 ", b"\xd9\xa3", b"\n"),
 )
 
 
@@ -122,6 +79,10 @@ def _make_member(rng: random.Random, falsehood: float) -> bytes:
     return head + bytes(header) + pad(content)
 
 
+RECORDS = (b"0 a=b\n", b"5 a=b\n", b"99 a=b\n", b"7 a=bcd", b"7 abcd\n", b"x", b"9" * 30, b"-5 a=b\n")
+"""False records of a pax header."""
+
+
 def _make_extended(rng: random.Random, name: bytes, num_bytes: int, falsehood: float) -> bytes:
     """Return one or several extended headers."""
     found = b""
@@ -136,9 +97,7 @@ def _make_extended(rng: random.Random, name: bytes, num_bytes: int, falsehood: f
             while rng.random() < falsehood:
                 payload += make_record(rng.choice(KEYWORDS), rng.choice(VALUES))
             if rng.random() < falsehood:
-                payload += rng.choice(
-                    (b"0 a=b\n", b"5 a=b\n", b"99 a=b\n", b"7 a=bcd", b"7 abcd\n", b"x", b"9" * 30, b"-5 a=b\n")
-                )
+                payload += rng.choice(RECORDS)
             payload = payload or b"9 a=bcde\n"
         header = make_header(rng, rng.choice((b"././@LongLink", b"PaxHeaders/x")), len(payload), kind)
         if rng.random() < falsehood / 4:

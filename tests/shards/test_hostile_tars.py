@@ -1,17 +1,23 @@
-"""Tars whose headers have false sizes: an immediate error that names the file, with little memory."""
+"""Tars with false headers, and random hostile tars and indexes: an error that names the file, or what tarfile reads.
+
+``tools/fuzz_tars.py`` reads millions of them.
+"""
 
 from __future__ import annotations
 
 import gzip
 import json
+import random
 import tarfile
 import tracemalloc
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import shardio
 from shardio.errors import FormatError, SampleError, StaleIndexError
@@ -23,6 +29,9 @@ from shardio.shards.repairing import repair
 from shardio.shards.tar import END, MAX_MEMBER
 from shardio.shards.tar_scan import find_member
 from shardio.storage import parse_location
+from tests.shards.hostile_shards import HostileShard, make_shard
+from tests.shards.tar_blocks import make_header as make_block, pad
+from tests.shards.tar_laws import LawBrokenError, Laws
 from tests.tars import index_of, open_file, open_shard, write_tar
 
 
@@ -59,7 +68,10 @@ def make_sparse() -> bytes:
 
 
 MEMBER = make_header(3) + fill_up(b"abc")
+
+
 LONG_NAME = make_header(6, tarfile.GNUTYPE_LONGNAME) + fill_up(b"b.txt\0")
+
 
 HOSTILE = {
     "pax-headers-in-a-row": 3000 * make_pax("comment", "x") + MEMBER,
@@ -92,23 +104,44 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_tar_with_false_headers_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "a.tar").write_bytes(content + END)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_tar_with_false_headers_is_refused_and_has_problems(tmp_path: Path, name: str) -> None:
+    """Also if it is compressed, and if its index is that of a good tar of the same size, so that all is compared."""
+    path, compressed, content = tmp_path / "a.tar", tmp_path / "a.tar.gz", HOSTILE[name] + END
+    path.write_bytes(content)
     with pytest.raises(FormatError, match=r"a\.tar"):
-        open_table(tmp_path / "a.tar")
-    assert not index_of(tmp_path / "a.tar").exists()
+        open_table(path)
+    assert not index_of(path).exists()
+    compressed.write_bytes(gzip.compress(content, 1))
+    with pytest.raises(FormatError, match=r"a\.tar\.gz"):
+        index_tar(parse_location(compressed))
+    path.write_bytes((MEMBER + END).ljust(len(content), b"\0"))
+    open_table(path)
+    path.write_bytes(content)
+    assert "digest" in [problem.kind for problem in shardio.verify(path)]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [MEMBER, LONG_NAME + MEMBER, make_pax("size", "2") + MEMBER, make_pax("x", "y", tarfile.XGLTYPE) * 9 + MEMBER],
-    ids=["plain", "long-name", "pax-size", "some-global-headers"],
-)
+RIGHT = {
+    "plain": MEMBER,
+    "long-name": LONG_NAME + MEMBER,
+    "pax-size": make_pax("size", "2") + MEMBER,
+    "some-global-headers": make_pax("x", "y", tarfile.XGLTYPE) * 9 + MEMBER,
+    # tarfile says that the member has this size, and goes on where the header says.
+    "global-size-of-a-skipped-member": MEMBER
+    + make_pax("size", "1500", tarfile.XGLTYPE)
+    + make_header(0, b"D", "README"),
+    "skipped-volume": MEMBER + make_header(0, b"V", "b.txt"),
+    "skipped-directory": MEMBER + make_header(0, b"D", "b.txt"),
+    "skipped-unknown-type-with-content": MEMBER + make_header(512, b"Q", "README") + b"abc".ljust(512, b"\0"),
+}
+
+
+@pytest.mark.parametrize("content", RIGHT.values(), ids=RIGHT)
 def test_a_tar_with_right_headers_is_read(tmp_path: Path, content: bytes) -> None:
     """The test above proves something only if such headers can be right."""
     (tmp_path / "a.tar").write_bytes(content + END)
     assert open_table(tmp_path / "a.tar").manifest.num_samples == 1
+    assert shardio.verify(tmp_path / "a.tar") == []
 
 
 def test_extended_headers_in_a_row_hide_a_members_name(tmp_path: Path) -> None:
@@ -128,9 +161,7 @@ def test_a_member_that_is_too_large_is_refused_at_indexing(tmp_path: Path) -> No
         open_table(path)
 
 
-def test_a_field_that_is_too_large_by_its_index_is_refused_at_reading(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_field_that_is_too_large_is_refused_at_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards that were packed elsewhere come with an index. The other fields of the sample are read."""
     fields = {"bin": b"12345678", "txt": b"1"}
     write_shard(parse_location(tmp_path / "a.tar"), [Sample(key=key, fields=fields, origin="") for key in "ab"])
@@ -159,23 +190,6 @@ def test_special_files_among_the_fields_are_refused(tmp_path: Path, kind: bytes)
     (tmp_path / "a.tar").write_bytes(MEMBER + make_header(0, kind, "b.txt") + END)
     with pytest.raises(FormatError, match=r"holds b\.txt as a special file \(its header ends at byte 1536\)"):
         open_table(tmp_path / "a.tar")
-
-
-@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_tar_with_false_headers_has_problems_but_none_is_an_exception(tmp_path: Path, content: bytes) -> None:
-    """Its index is that of a good tar of the same size, so that all of it is compared."""
-    path = tmp_path / "a.tar"
-    path.write_bytes((MEMBER + END).ljust(len(content + END), b"\0"))
-    open_table(path)
-    path.write_bytes(content + END)
-    assert "digest" in [problem.kind for problem in shardio.verify(path)]
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_compressed_tar_with_false_headers_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(HOSTILE[name] + END, 1))
-    with pytest.raises(FormatError, match=r"a\.tar\.gz"):
-        index_tar(parse_location(tmp_path / "a.tar.gz"))
 
 
 @pytest.mark.parametrize("claimed", [2**31, 2**20])
@@ -213,23 +227,6 @@ def test_a_tar_of_many_fields_that_hardly_any_sample_has_is_refused(tmp_path: Pa
     assert open_table(path).manifest.num_samples == 100
 
 
-def test_a_global_size_of_a_skipped_member_is_no_problem(tmp_path: Path) -> None:
-    """tarfile says that the member has this size, and goes on where the header says."""
-    content = MEMBER + make_pax("size", "1500", tarfile.XGLTYPE) + make_header(0, b"D", "README") + END
-    (tmp_path / "a.tar").write_bytes(content)
-    assert open_table(tmp_path / "a.tar").manifest.num_samples == 1
-    assert shardio.verify(tmp_path / "a.tar") == []
-
-
-@pytest.mark.parametrize("kind", [b"V", b"D", b"Q"])
-def test_members_that_are_skipped_are_no_problem(tmp_path: Path, kind: bytes) -> None:
-    """Those of unknown types have a content, too."""
-    name, content = ("README", b"abc".ljust(512, b"\0")) if kind == b"Q" else ("b.txt", b"")
-    (tmp_path / "a.tar").write_bytes(MEMBER + make_header(len(content), kind, name) + content + END)
-    assert open_table(tmp_path / "a.tar").manifest.num_samples == 1
-    assert shardio.verify(tmp_path / "a.tar") == []
-
-
 def test_a_truncated_tar_that_holds_a_field_twice_is_not_rewritten(tmp_path: Path) -> None:
     """It could not be indexed afterwards."""
     path = tmp_path / "shard-000000.tar"
@@ -252,3 +249,49 @@ def test_a_member_that_has_another_size_for_other_tools_is_refused(tmp_path: Pat
             file.write(content)
         with pytest.raises(StaleIndexError, match=r"the tar holds a\.txt there with 0 bytes instead of 2"):
             shard.read_many(np.array([0]), ["txt"], np.array([True]))
+
+
+@given(st.integers(0, 2**31))
+@settings(suppress_health_check=[HealthCheck.too_slow])
+def test_hostile_files_are_refused_or_read_as_tarfile_reads_them(seed: int) -> None:
+    rng = random.Random(seed)
+    Laws().check(make_shard(rng), rng)
+
+
+@given(st.binary(max_size=2000), st.sampled_from("TIZJ"))
+def test_any_bytes_are_files_to_check(content: bytes, kind: str) -> None:
+    Laws().check(HostileShard.load(kind.encode() + content), random.Random(0))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_hostile_files_on_disk_are_refused_or_read(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    Laws().check_folder(make_shard(random.Random(seed)), tmp_path)
+
+
+def test_shards_are_those_of_their_seeds_and_neither_all_refused_nor_all_read() -> None:
+    shards, laws = [make_shard(random.Random(seed)) for seed in range(200)], Laws()
+    assert shards == [make_shard(random.Random(seed)) for seed in range(200)]
+    assert [HostileShard.load(shard.dump()) for shard in shards] == shards
+    assert len(Counter((shard.is_compressed, shard.index is not None) for shard in shards)) == 4
+    for seed, shard in enumerate(shards):
+        laws.check(shard, random.Random(seed))
+    for what in ("index", "read", "read columns"):
+        assert laws.outcomes[f"{what}: done"] > 20
+        assert laws.outcomes[f"{what}: FormatError"] > 20
+
+
+def test_a_wrong_result_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests above prove something only if the laws can be broken."""
+    tar = bytes(make_block(random.Random(0), b"a.txt", 3)) + pad(b"abc") + END
+    Laws().check(HostileShard(tar=tar), random.Random(0))
+    for wrong in (lambda content: None, lambda content: [], lambda content: [("a.txt", 512, 2)]):
+        monkeypatch.setattr("tests.shards.tar_laws.read_by_tarfile", wrong)
+        with pytest.raises(LawBrokenError, match="tarfile re"):
+            Laws().check(HostileShard(tar=tar), random.Random(0))
+
+
+def test_an_error_that_is_not_shardios_own_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.shards.tar_laws.write_index_of", {}.__getitem__)
+    with pytest.raises(LawBrokenError, match="index: KeyError"):
+        Laws().check(HostileShard(tar=b""), random.Random(0))

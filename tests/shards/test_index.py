@@ -1,26 +1,38 @@
+"""Indexes of shards: what they hold, and every way in which one can be stale, damaged or hostile."""
+
 from __future__ import annotations
 
 import json
+import sys
 import tarfile
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import safetensors
+import safetensors.numpy
 import xxhash
 from hypothesis import HealthCheck, given, settings, strategies as st
+from numpy.typing import NDArray
 
-from shardio.errors import StaleIndexError
+from shardio.errors import FormatError, SampleError, StaleIndexError
+from shardio.reading import SampleReader
 from shardio.sample import Sample
-from shardio.shards import ShardIndex, write_shard
+from shardio.shards import Manifest, ShardIndex, open_table, write_manifest, write_shard
+from shardio.shards.index import read_columns
 from shardio.storage import parse_location
 from tests.files import count_open_files
 from tests.tars import index_of, open_file, open_shard, read_members
 
 KEYS = st.text(st.characters(exclude_categories=["C"], exclude_characters="/."), min_size=1, max_size=120)
+
+
 CONTENTS = st.dictionaries(st.sampled_from(["jpg", "cls", "json", "seg.png"]), st.binary(max_size=600), min_size=1)
+
+
 SAMPLES = st.dictionaries(KEYS, CONTENTS, min_size=1, max_size=6)
 
 
@@ -29,12 +41,20 @@ def write(path: Path, samples: dict[str, dict[str, bytes]]) -> None:
 
 
 @given(SAMPLES)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_what_was_written_is_read(tmp_path: Path, samples: dict[str, dict[str, bytes]]) -> None:
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_was_written_is_read_in_the_requested_order(tmp_path: Path, samples: dict[str, dict[str, bytes]]) -> None:
     write(tmp_path / "a.tar", samples)
     with open_shard(tmp_path / "a.tar") as shard:
-        read = [shard.read(i, shard.index.header.fields) for i in range(shard.index.header.num_samples)]
-    assert [(sample.key, dict(sample.fields)) for sample in read] == list(samples.items())
+        fields = shard.index.header.fields
+        for names in (fields, fields[::-1], ("other", *fields)):
+            read = [shard.read(i, names) for i in range(shard.index.header.num_samples)]
+            assert [(sample.key, list(sample.fields.items())) for sample in read] == [
+                (key, [(name, contents[name]) for name in names if name in contents])
+                for key, contents in samples.items()
+            ]
+        starts, stops, _ = shard.index.locate(np.arange(len(samples)), ("other", *fields))
+        expected = [[name in contents for name in ("other", *fields)] for contents in samples.values()]
+        assert (starts >= 0).tolist() == (stops >= 0).tolist() == expected
 
 
 def test_offsets_sizes_and_hashes_are_those_of_the_tar(packed: Path) -> None:
@@ -80,22 +100,6 @@ def test_an_index_is_a_plain_safetensors_file(packed: Path) -> None:
     assert [whole[start : start + length] for start, length in ranges] == [content for _, content in members]
 
 
-def test_a_missing_field_has_no_range(tmp_path: Path) -> None:
-    write(tmp_path / "a.tar", {"a": {"jpg": b"1"}, "b": {"json": b"{}"}, "c": {"jpg": b"", "json": b""}})
-    with open_shard(tmp_path / "a.tar") as shard:
-        starts, stops, _ = shard.index.locate(np.arange(3), ("jpg", "json", "png"))
-        expected = [[True, False, False], [False, True, False], [True, True, False]]
-        assert (starts >= 0).tolist() == (stops >= 0).tolist() == expected
-        assert dict(shard.read(1, ["jpg", "json"]).fields) == {"json": b"{}"}
-        assert dict(shard.read(2, ["json", "jpg"]).fields) == {"jpg": b"", "json": b""}
-
-
-def test_fields_come_in_the_requested_order(tmp_path: Path) -> None:
-    write(tmp_path / "a.tar", {"a": {"x": b"1", "y": b"2", "z": b"3"}})
-    with open_shard(tmp_path / "a.tar") as shard:
-        assert list(shard.read(0, ["z", "x"]).fields.items()) == [("z", b"3"), ("x", b"1")]
-
-
 def test_equal_samples_give_equal_tars_and_indexes(tmp_path: Path) -> None:
     samples = {f"k{i}": {"jpg": bytes([i]), "cls": b"0"} for i in range(10)}
     for name in "a", "b":
@@ -105,24 +109,18 @@ def test_equal_samples_give_equal_tars_and_indexes(tmp_path: Path) -> None:
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
 
 
-def test_a_shard_does_not_appear_before_its_samples_are_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_shard_appears_once_all_its_samples_are_written(tmp_path: Path, fails: bool) -> None:
     def samples() -> Iterator[Sample]:
         for key in "ab":
             assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
             yield Sample(key=key, fields={"jpg": b"1"}, origin=key)
+        if fails:
+            raise RuntimeError("no more")
 
-    write_shard(parse_location(tmp_path / "a.tar"), samples())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "a.tar.idx"]
-
-
-def test_a_shard_whose_samples_fail_does_not_appear(tmp_path: Path) -> None:
-    def samples() -> Iterator[Sample]:
-        yield Sample(key="a", fields={"jpg": b"1"}, origin="a")
-        raise RuntimeError("no more")
-
-    with pytest.raises(RuntimeError, match="no more"):
+    with pytest.raises(RuntimeError, match="no more") if fails else nullcontext():
         write_shard(parse_location(tmp_path / "a.tar"), samples())
-    assert list(tmp_path.iterdir()) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ([] if fails else ["a.tar", "a.tar.idx"])
 
 
 def test_an_open_shard_holds_two_descriptors_and_a_closed_one_none(packed: Path) -> None:
@@ -132,34 +130,23 @@ def test_an_open_shard_holds_two_descriptors_and_a_closed_one_none(packed: Path)
     assert count_open_files() == before
 
 
-def assert_stale(path: Path) -> None:
+@pytest.mark.parametrize("change", ["appended", "truncated", "another first member", "another last member"])
+def test_the_index_of_a_changed_tar_is_stale(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "a.tar"
+    write(path, {key: {"jpg": b"1" * 600} for key in "abc"})
+    size = path.stat().st_size
+    if change == "appended":
+        with tarfile.open(path, "a") as tar:
+            tar.addfile(tarfile.TarInfo("d.jpg"))
+    elif change == "truncated":
+        with path.open("r+b") as file:
+            file.truncate(1024)
+    else:
+        write(tmp_path / "b.tar", {key: {"jpg": b"1" * 600} for key in ("zbc" if "first" in change else "abz")})
+        (tmp_path / "b.tar").replace(path)
+        assert path.stat().st_size == size
     with pytest.raises(StaleIndexError, match=r"a\.tar\.idx.*a\.tar has changed.*\. Download .* delete .*a\.tar\.idx"):
         open_shard(path)
-
-
-def test_the_index_of_a_tar_that_was_appended_to_is_stale(tmp_path: Path) -> None:
-    path = tmp_path / "a.tar"
-    write(path, {"a": {"jpg": b"1"}})
-    with tarfile.open(path, "a") as tar:
-        tar.addfile(tarfile.TarInfo("b.jpg"))
-    assert_stale(path)
-
-
-@pytest.mark.parametrize("other", [["z", "b", "c"], ["a", "b", "z"]], ids=["first", "last"])
-def test_the_index_of_another_tar_of_the_same_size_is_stale(tmp_path: Path, other: list[str]) -> None:
-    write(tmp_path / "a.tar", {key: {"jpg": b"1"} for key in "abc"})
-    write(tmp_path / "b.tar", {key: {"jpg": b"1"} for key in other})
-    assert (tmp_path / "a.tar").stat().st_size == (tmp_path / "b.tar").stat().st_size
-    (tmp_path / "b.tar").replace(tmp_path / "a.tar")
-    assert_stale(tmp_path / "a.tar")
-
-
-def test_the_index_of_a_truncated_tar_is_stale(tmp_path: Path) -> None:
-    path = tmp_path / "a.tar"
-    write(path, {"a": {"jpg": b"1" * 3000}})
-    with path.open("r+b") as file:
-        file.truncate(1024)
-    assert_stale(path)
 
 
 def test_an_index_may_lie_apart_from_its_tar(tmp_path: Path) -> None:
@@ -168,3 +155,247 @@ def test_an_index_may_lie_apart_from_its_tar(tmp_path: Path) -> None:
     moved = (tmp_path / "a.tar.idx").rename(tmp_path / "elsewhere" / "x")
     with open_file(tmp_path / "a.tar") as tar, closing(ShardIndex(parse_location(moved), tar)) as index:
         assert index.key(0) == "a"
+
+
+Tensors = dict[str, NDArray[Any]]
+
+
+Header = dict[str, Any]
+
+
+Damage = Callable[[Tensors, Header], object]
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    """A tar of two samples, with an index that a test damages."""
+    samples = [Sample(key=key, fields={"jpg": key.encode() * 700, "cls": b"1"}, origin=key) for key in ("a", "bé")]
+    write_shard(parse_location(tmp_path / "a.tar"), samples)
+    return tmp_path / "a.tar"
+
+
+def assert_refused(tar: Path) -> None:
+    with pytest.raises(FormatError, match=r"a\.tar\.idx"):
+        open_shard(tar)
+
+
+def rewrite(tar: Path, damage: Damage) -> None:
+    """Change the tensors or the header of an index, and write it again as safetensors does."""
+    index = tar.with_name("a.tar.idx")
+    tensors = {name: np.array(tensor) for name, tensor in safetensors.numpy.load_file(index).items()}
+    with safetensors.safe_open(index, framework="numpy") as file:
+        header = json.loads(file.metadata()["shardio"])
+    damage(tensors, header)
+    safetensors.numpy.save_file(tensors, index, {"shardio": json.dumps(header)})
+
+
+def rewrite_layout(tar: Path, damage: Callable[[Header], object]) -> None:
+    """Change the JSON header of an index, which tells where its tensors are."""
+    index = tar.with_name("a.tar.idx")
+    content = index.read_bytes()
+    stop = 8 + int.from_bytes(content[:8], "little")
+    layout = json.loads(content[8:stop])
+    damage(layout)
+    header = json.dumps(layout).encode()
+    index.write_bytes(len(header).to_bytes(8, "little") + header + content[stop:])
+
+
+def put(tensor: str, at: tuple[int, ...], value: int) -> Damage:
+    return lambda tensors, _: tensors[tensor].__setitem__(at, value)
+
+
+def cast(tensor: str, dtype: str) -> Damage:
+    return lambda tensors, _: tensors.update({tensor: tensors[tensor].astype(dtype)})
+
+
+def cut(tensor: str) -> Damage:
+    return lambda tensors, _: tensors.update({tensor: np.ascontiguousarray(tensors[tensor][..., :-1])})
+
+
+def say(name: str, value: object) -> Damage:
+    return lambda _, header: header.update({name: value})
+
+
+DAMAGES: dict[str, Damage] = {
+    **{
+        f"{name}-{dtype}": cast(name, dtype)
+        for name, dtype in (("offset", "int32"), ("size", "uint64"), ("hash", "int64"), ("key_stop", "float64"))
+    },
+    **{f"no-{name}": lambda tensors, _, name=name: tensors.pop(name) for name in ("offset", "key_bytes")},  # type: ignore[misc]
+    **{f"{name}-short": cut(name) for name in ("offset", "size", "hash", "key_stop", "key_bytes")},
+    "offset-beyond-the-tar": put("offset", (0, 1), 10**9),
+    "size-beyond-the-tar": put("size", (0, 1), 10**9),
+    "offset-huge": put("offset", (0, 0), sys.maxsize),
+    "size-huge": put("size", (1, 0), sys.maxsize),
+    "offset-negative": put("offset", (0, 0), -1),
+    "size-negative": put("size", (0, 0), -7),
+    "keys-go-back": put("key_stop", (0,), 9),
+    "key-negative": put("key_stop", (0,), -1),
+    "key-beyond-the-keys": put("key_stop", (1,), 1000),
+    "format-2-without-count": say("format", 2),
+    "format-1-with-count": say("num_scattered", 0),
+    "count-text": lambda _, header: header.update({"format": 2, "num_scattered": "0"}),
+    "format-text": say("format", "one"),
+    "fields-more": say("fields", ["cls", "jpg", "png"]),
+    "fields-number": say("fields", 3),
+    "fields-not-text": say("fields", [1, 2]),
+    "samples-more": say("num_samples", 3),
+    "samples-text": say("num_samples", "2"),
+    "header-unknown": say("colour", "red"),
+    "header-incomplete": lambda _, header: header.pop("digest"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_an_index_with_wrong_values_is_refused(shard: Path, damage: Damage) -> None:
+    rewrite(shard, damage)
+    assert_refused(shard)
+
+
+def test_another_format_is_named_whatever_else_differs(shard: Path) -> None:
+    rewrite(shard, lambda _, header: header.update({"format": 3, "colour": "red"}))
+    with pytest.raises(FormatError, match="has format 3, but this version of shardio reads 1 and 2: use the version"):
+        open_shard(shard)
+
+
+def test_an_index_that_was_written_again_unchanged_is_read(shard: Path) -> None:
+    """Otherwise the tests above would prove nothing."""
+    rewrite(shard, lambda *_: None)
+    with open_shard(shard) as opened:
+        assert [opened.index.key(i) for i in range(2)] == ["a", "bé"]
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+CONTENTS_OF_FILES = {
+    "zeros": bytes(1000),
+    "ones": b"\xff" * 1000,
+    "text": b"this is not an index\n" * 9,
+    "header-no-json": (4).to_bytes(8, "little") + b"{{{{",
+    "header-a-list": (2).to_bytes(8, "little") + b"[]",
+    "header-empty": (2).to_bytes(8, "little") + b"{}",
+    "header-length-huge": b"\xff" * 8 + b"{}",
+    "header-deep": len(DEEP).to_bytes(8, "little") + DEEP,
+    "metadata-no-json": safetensors.numpy.save({"offset": np.zeros(1)}, {"shardio": "{"}),
+    "metadata-of-another": safetensors.numpy.save({"weight": np.zeros(1)}, {"format": "pt"}),
+    "no-metadata": safetensors.numpy.save({"weight": np.zeros(1)}),
+}
+
+
+@pytest.mark.parametrize(
+    "content", [*CONTENTS_OF_FILES.values(), 0, 1, 7, 8, 9, 100, 500, -1000, -100, -8, -1, "missing", "a directory"]
+)
+def test_another_file_than_an_index_is_refused_and_closed(shard: Path, content: bytes | int | str) -> None:
+    """A number is where the index is cut off."""
+    index, before = index_of(shard), count_open_files()
+    if isinstance(content, str):
+        index.unlink()
+        if content == "a directory":
+            index.mkdir()
+    else:
+        index.write_bytes(index.read_bytes()[:content] if isinstance(content, int) else content)
+    assert_refused(shard)
+    assert count_open_files() == before
+
+
+def test_keys_whose_lengths_overflow_are_refused(shard: Path) -> None:
+    """The bounds 3, -2**63, 0 differ by amounts that are positive in int64."""
+    samples = [Sample(key=key, fields={"txt": b"1"}, origin=key) for key in ("abc", "d", "e", "f")]
+    write_shard(parse_location(shard), samples)
+    rewrite(shard, lambda tensors, _: tensors["key_stop"].__setitem__(slice(None), [3, -(2**63), -1, 6]))
+    assert_refused(shard)
+    with pytest.raises(FormatError, match="keys have negative lengths"):
+        read_columns(parse_location(shard.with_name("a.tar.idx")))
+
+
+SHAPES: list[Header] = [{"shape": [], "data_offsets": [0, 1]}, {"shape": {}}, {"shape": [[]]}]
+METADATA: list[Any] = [5, None, [], {"format": 1}, True]
+OFFSETS: list[Any] = [[0, 10**9], [-32, 0], [32, 0], [0, 31], [0], ["0", "32"], [0.0, 32.0], None]
+LAYOUTS: list[tuple[str, Header]] = [
+    *(("key_bytes", shape) for shape in SHAPES),
+    *(("__metadata__", {"shardio": value}) for value in METADATA),
+    *(("offset", {"data_offsets": offsets}) for offsets in OFFSETS),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), LAYOUTS, ids=str)
+def test_a_header_that_does_not_fit_the_tensors_is_refused(shard: Path, name: str, change: Header) -> None:
+    rewrite_layout(shard, lambda layout: layout[name].update(change))
+    assert_refused(shard)
+
+
+@pytest.fixture
+def two_shards(tmp_path: Path) -> Path:
+    """Two shards with their manifest; the first is the larger one."""
+    shards = []
+    for name, keys in (("a.tar", "AbcD"), ("b.tar", "ef")):
+        samples = [Sample(key=key, fields={"cls": b"1", "txt": key.encode() * 30}, origin=key) for key in keys]
+        shards.append(write_shard(parse_location(tmp_path / name), samples)[0])
+    write_manifest(parse_location(tmp_path / "shardio.json"), Manifest(shards=tuple(shards), fields=("cls", "txt")))
+    return tmp_path
+
+
+def read_all(packed: Path) -> list[tuple[str, dict[str, bytes]]]:
+    table = open_table(packed)
+    samples = SampleReader(table).read(np.arange(table.manifest.num_samples), table.manifest.fields)
+    return [(sample.key, dict(sample.fields)) for sample in samples]
+
+
+HOSTILE: dict[str, tuple[int, dict[str, object]]] = {
+    "samples-huge": (0, {"num_samples": 2**62}),
+    "samples-beyond-int64": (1, {"num_samples": 10**30}),
+    "samples-and-bytes-huge": (0, {"num_samples": 2**50, "num_bytes": 2**62}),
+    "bytes-beyond-int64": (1, {"num_bytes": 2**70}),
+    "bytes-more": (0, {"num_bytes": 2**20}),
+    "name-with-nul": (0, {"name": "a\0.tar"}),
+    "name-with-lone-surrogate": (0, {"name": "a\ud800.tar"}),
+}
+
+
+@pytest.mark.parametrize(("number", "values"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_manifest_with_impossible_counts_is_refused(two_shards: Path, number: int, values: dict[str, object]) -> None:
+    """Before any memory of that size is allocated."""
+    path = two_shards / "shardio.json"
+    manifest = json.loads(path.read_bytes())
+    manifest["shards"][number].update(values)
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(FormatError, match=r"shardio\.json"):
+        open_table(two_shards)
+
+
+def test_an_index_of_more_samples_than_fit_the_tar_is_refused(two_shards: Path) -> None:
+    """Its tensors fit its header, and its file is sparse."""
+    number, path = 2**33, two_shards / "a.tar.idx"
+    with safetensors.safe_open(path, framework="numpy") as file:
+        header = {**json.loads(file.metadata()["shardio"]), "num_samples": number}
+    shapes = {"offset": [2, number], "size": [2, number], "hash": [2, number], "key_stop": [number], "key_bytes": [9]}
+    dtypes = {"hash": "U64", "key_bytes": "U8"}
+    layout, begin = dict[str, Any](__metadata__={"shardio": json.dumps(header)}), 0
+    for name, shape in shapes.items():
+        stop = begin + int(np.prod(shape)) * (1 if name == "key_bytes" else 8)
+        layout[name] = {"dtype": dtypes.get(name, "I64"), "shape": shape, "data_offsets": [begin, stop]}
+        begin = stop
+    content = json.dumps(layout).encode()
+    with path.open("wb") as out:
+        out.write(len(content).to_bytes(8, "little") + content)
+        out.truncate(out.tell() + begin)
+    with pytest.raises(FormatError, match=rf"index .*a\.tar\.idx has {number} samples .* more than .*a\.tar can hold"):
+        open_shard(two_shards / "a.tar")
+
+
+def test_no_flipped_bit_of_an_index_silently_changes_what_is_read(two_shards: Path) -> None:
+    """Keys are short and in ASCII: a plain tar header does not hold other keys completely."""
+    path, expected = two_shards / "a.tar.idx", read_all(two_shards)
+    content, changed = path.read_bytes(), list[int]()
+    for offset in range(len(content)):
+        flipped = bytearray(content)
+        flipped[offset] ^= 1 << (5 if chr(content[offset]).isalpha() else offset % 8)  # The case of letters, too.
+        path.write_bytes(flipped)
+        try:
+            found = read_all(two_shards)
+        except (FormatError, SampleError):
+            continue
+        if found != expected:
+            changed.append(offset)
+    assert changed == []
+    path.write_bytes(content)
+    assert read_all(two_shards) == expected

@@ -1,16 +1,200 @@
+"""Manifests, and the tables of tars that make a dataset: what is read, what is refused, and what a warning says."""
+
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
+import shardio
 from shardio.errors import FormatError
-from shardio.shards import DatasetSource, Manifest, open_table, write_manifest
+from shardio.reading import SampleReader
+from shardio.shards import (
+    DatasetSource,
+    Manifest,
+    ShardEntry,
+    join_name,
+    open_table,
+    read_manifest,
+    split_name,
+    write_manifest,
+)
 from shardio.storage import parse_location
 from tests.files import count_open_files
+from tests.sources import encode
 from tests.tars import write_tar
+
+base_plus_ext = pytest.importorskip("webdataset.tariterators").base_plus_ext
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+ENTRIES = st.builds(
+    ShardEntry,
+    name=st.integers(0, 999).map(lambda i: f"shard-{i:06d}.tar"),
+    num_bytes=st.integers(0, 2**50),
+    num_samples=st.integers(0, 2**40),
+    digest=st.text("0123456789abcdef", min_size=32, max_size=32),
+)
+
+
+MANIFESTS = st.builds(
+    Manifest,
+    shards=st.lists(ENTRIES, max_size=4).map(tuple),
+    fields=st.lists(TEXT, max_size=4).map(tuple),
+    classes=st.lists(TEXT, max_size=4).map(tuple),
+    pack=st.dictionaries(TEXT, TEXT | st.integers(0, 2**62) | st.none(), max_size=4),
+)
+
+
+def entry(name: str = "a.tar", num_samples: int = 3, digest: str = "00ff", num_bytes: int = 10) -> ShardEntry:
+    return ShardEntry(name=name, num_bytes=num_bytes, num_samples=num_samples, digest=digest)
+
+
+@given(MANIFESTS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_was_written_is_read(tmp_path: Path, manifest: Manifest) -> None:
+    write_manifest(parse_location(tmp_path / "shardio.json"), manifest)
+    assert read_manifest(parse_location(tmp_path / "shardio.json")) == manifest
+    settings = dict(reversed(manifest.pack.items()))
+    write_manifest(parse_location(tmp_path / "other"), dataclasses.replace(manifest, pack=settings))
+    assert (tmp_path / "other").read_bytes() == (tmp_path / "shardio.json").read_bytes()
+
+
+def test_sums_are_over_all_shards() -> None:
+    manifest = Manifest(shards=(entry(num_samples=3, num_bytes=5), entry(num_samples=4, num_bytes=7)))
+    assert (manifest.num_samples, manifest.num_bytes, manifest.shard_sizes.tolist()) == (7, 12, [3, 4])
+    assert manifest.shard_sizes.dtype == "int64"
+
+
+def test_the_digest_depends_on_contents_and_their_order_only() -> None:
+    first, second = entry(name="a.tar", digest="00"), entry(name="b.tar", digest="11")
+    digest = Manifest(shards=(first, second)).digest
+    renamed = dataclasses.replace(first, name="other.tar"), dataclasses.replace(second, name="y.tar")
+    settings_changed = Manifest(shards=renamed, classes=("c",), fields=("jpg",), pack={"shuffle_seed": 9})
+    assert settings_changed.digest == digest
+    assert Manifest(shards=(second, first)).digest != digest
+    assert Manifest(shards=(first,)).digest != digest
+    assert Manifest(shards=(first, dataclasses.replace(second, digest="12"))).digest != digest
+    assert Manifest(shards=(first, dataclasses.replace(second, num_samples=4))).digest != digest
+
+
+def change(**values: object) -> Callable[[dict[str, Any]], object]:
+    return lambda manifest: manifest.update(values)
+
+
+def change_shard(**values: object) -> Callable[[dict[str, Any]], object]:
+    return lambda manifest: manifest["shards"][0].update(values)
+
+
+DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "newer": change(format=2),
+    "format-text": change(format="1"),
+    "no-format": lambda manifest: manifest.pop("format"),
+    "no-shards": lambda manifest: manifest.pop("shards"),
+    "shards-null": change(shards=None),
+    "shards-text": change(shards="shard-000000.tar"),
+    "shards-of-numbers": change(shards=[1]),
+    "fields-number": change(fields=7),
+    "classes-of-numbers": change(classes=[1]),
+    "pack-list": change(pack=[1]),
+    "shard-no-name": lambda manifest: manifest["shards"][0].pop("name"),
+    "shard-name-number": change_shard(name=1),
+    **{f"shard-name-{name!r}": change_shard(name=name) for name in ("", ".", "..", "../a", "/a", "a/b", "a/", "a\0b")},
+    "samples-text": change_shard(num_samples="many"),
+    "samples-fraction": change_shard(num_samples=1.5),
+    "samples-negative": change_shard(num_samples=-3),
+    "bytes-negative": change_shard(num_bytes=-3),
+    "no-digest": lambda manifest: manifest["shards"][0].pop("digest"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_manifest_with_wrong_values_is_refused(tmp_path: Path, damage: Callable[[dict[str, Any]], object]) -> None:
+    path = tmp_path / "shardio.json"
+    write_manifest(parse_location(path), Manifest(shards=(entry(), entry(name="b.tar")), fields=("jpg",)))
+    values = json.loads(path.read_bytes())
+    damage(values)
+    path.write_text(json.dumps(values))
+    for read in (lambda: read_manifest(parse_location(path)), lambda: open_table(tmp_path)):
+        with pytest.raises(FormatError, match=r"shardio\.json"):
+            read()
+
+
+CONTENTS: list[tuple[bytes | int, str]] = [
+    *((stop, "cannot be read") for stop in (0, 1, 20, 100, -3)),
+    *((content, "") for content in (b"[]", b"null", b"1", b'"text"', b"\xff\xfe\xfd", b"{} {}", b"{'format': 1}")),
+    (b"[" * 100_000 + b"]" * 100_000, "cannot be read"),
+    (b'{"format": 1, "shards": [], "shards": []}', "cannot be read"),
+    (b'{"images": []}', "is not a shardio manifest"),
+    (
+        b'{"format": 1, "shards": [{"name": "a.tar", "num_bytes": 1, "num_samples": 1}]}',
+        r".*shards\.0\.digest: Field required",
+    ),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), CONTENTS, ids=range(len(CONTENTS)))
+def test_another_file_than_a_manifest_is_refused(tmp_path: Path, content: bytes | int, message: str) -> None:
+    """A number is where a manifest is cut off."""
+    path = tmp_path / "shardio.json"
+    write_manifest(parse_location(path), Manifest(shards=(entry(), entry(name="b.tar")), fields=("jpg",)))
+    path.write_bytes(path.read_bytes()[:content] if isinstance(content, int) else content)
+    with pytest.raises(FormatError, match=rf"shardio\.json.*{message}"):
+        read_manifest(parse_location(path))
+
+
+NAMES = st.lists(st.sampled_from(["a", "B", "é", "0", ".", "..", "/", "__", "_", " ", "jpg", "JPG"]), max_size=9).map(
+    "".join
+) | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=30)
+
+
+def is_meta(name: str) -> bool:
+    """What WebDataset skips: a first path component that begins and ends with two underscores."""
+    first = name.split("/", 1)[0]
+    return first.startswith("__") and first.endswith("__") and len(first) >= 4
+
+
+@given(NAMES)
+@example("a.jpg")
+@example("a/b.c/d.tar.GZ")
+@example("a/.jpg")
+@example(".jpg")
+@example("a.")
+@example("__meta__/a.jpg")
+@example("__a.jpg__")
+@example("x/__meta__/a.jpg")
+@example("README")
+def test_names_are_split_as_webdataset_splits_them(name: str) -> None:
+    key, field = base_plus_ext(name)
+    expected = None if key is None or is_meta(name) else (key, field.lower())
+    assert split_name(name) == expected
+
+
+@pytest.mark.parametrize("name", ["/" * 2**20, "a/" * 2**19, "./" * 2**19, "__" + "_/" * 2**19])
+def test_a_long_name_without_a_key_is_split_in_linear_time(name: str) -> None:
+    """A regular expression would take hours."""
+    assert split_name(name) is None
+    assert split_name(f"{name}x.txt") == (f"{name}x", "txt")
+
+
+@given(NAMES)
+def test_splitting_and_joining_keeps_a_name_except_for_letter_case(name: str) -> None:
+    split = split_name(name)
+    if split is not None:
+        key, field = split
+        assert split_name(join_name(key, field)) == (key, field)
+        assert join_name(key, field)[: len(key) + 1] == name[: len(key) + 1]
 
 
 def shard_names(source: DatasetSource) -> list[str]:
@@ -20,56 +204,44 @@ def shard_names(source: DatasetSource) -> list[str]:
     return [tar.name for tar in table.tars]
 
 
-def test_a_packed_directory_and_its_manifest_are_the_same_dataset(packed: Path) -> None:
-    assert open_table(packed) == open_table(packed / "shardio.json") == open_table(str(packed))
-
-
-def test_a_packed_directory_lists_shards_in_manifest_order(packed: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(packed, tmp_path / "copy")
-    manifest = open_table(packed).manifest
-    backwards = Manifest(shards=manifest.shards[::-1], fields=manifest.fields, classes=manifest.classes)
-    write_manifest(parse_location(copy / "shardio.json"), backwards)
-    assert shard_names(copy) == sorted((path.name for path in packed.glob("*.tar")), reverse=True)
-
-
-def test_a_manifest_may_have_another_name(packed: Path, tmp_path: Path) -> None:
+def test_a_packed_directory_and_its_manifest_are_the_same_dataset(packed: Path, tmp_path: Path) -> None:
+    table = open_table(packed)
+    assert table == open_table(packed / "shardio.json") == open_table(str(packed))
+    tars = sorted(packed.glob("*.tar"))
+    assert open_table(list(tars)).manifest.shards == table.manifest.shards
+    assert open_table(list(tars)).manifest.digest == table.manifest.digest
     copy = shutil.copytree(packed, tmp_path / "copy")
     (copy / "shardio.json").rename(copy / "train.json")
-    assert open_table(copy / "train.json").manifest == open_table(packed).manifest
+    assert open_table(copy / "train.json").manifest == table.manifest
+    backwards = dataclasses.replace(table.manifest, shards=table.manifest.shards[::-1])
+    write_manifest(parse_location(copy / "shardio.json"), backwards)
+    assert shard_names(copy) == sorted((path.name for path in tars), reverse=True)
 
 
 def test_a_directory_of_tars_is_read_in_sorted_order(tars: Path) -> None:
-    assert shard_names(tars) == [f"x-{i:06d}.tar" for i in range(4)]
-    assert open_table(tars).manifest.shard_sizes.tolist() == [1, 2, 3, 4]
-
-
-def test_tars_without_a_manifest_have_their_fields_and_no_classes(tars: Path) -> None:
+    names, before = [f"x-{i:06d}.tar" for i in range(4)], count_open_files()
+    assert shard_names(tars) == names
+    assert shard_names(tars) == names  # Now it has indexes.
+    assert count_open_files() == before
     write_tar(tars / "y.tar", [("a.jpg", b"1"), ("a.cls", b"0")])
+    write_tar(tars / "w.tar", [("README", b"no sample")])
     manifest = open_table(tars).manifest
+    assert manifest.shard_sizes.tolist() == [0, 1, 2, 3, 4, 1]
     assert (manifest.fields, manifest.classes, manifest.pack) == (("cls", "jpg", "txt"), (), {})
 
 
-def test_tars_and_their_packed_directory_hold_the_same(packed: Path) -> None:
-    tars = sorted(packed.glob("*.tar"))
-    assert open_table(list(tars)).manifest.shards == open_table(packed).manifest.shards
-    assert open_table(list(tars)).manifest.digest == open_table(packed).manifest.digest
+SOURCES: list[tuple[list[str] | str, list[int]]] = [
+    ("x-000002.tar", [2]),
+    (["x-000003.tar", "x-000000.tar"], [3, 0]),
+    ("x-{000001..000003}.tar", [1, 2, 3]),
+    (["x-00000{2,1}.tar", "x-000000.tar"], [2, 1, 0]),
+]
 
 
-def test_a_single_tar_is_a_dataset(tars: Path) -> None:
-    assert shard_names(tars / "x-000002.tar") == ["x-000002.tar"]
-
-
-def test_a_list_keeps_its_order(tars: Path) -> None:
-    assert shard_names([tars / "x-000003.tar", str(tars / "x-000000.tar")]) == ["x-000003.tar", "x-000000.tar"]
-
-
-def test_brace_notation_names_many_tars(tars: Path) -> None:
-    assert shard_names(f"{tars}/x-{{000001..000003}}.tar") == [f"x-{i:06d}.tar" for i in (1, 2, 3)]
-    assert shard_names([f"{tars}/x-00000{{2,1}}.tar", tars / "x-000000.tar"]) == [
-        "x-000002.tar",
-        "x-000001.tar",
-        "x-000000.tar",
-    ]
+@pytest.mark.parametrize(("source", "numbers"), SOURCES)
+def test_tars_are_named_by_paths_lists_and_braces(tars: Path, source: list[str] | str, numbers: list[int]) -> None:
+    paths: Any = str(tars / source) if isinstance(source, str) else [str(tars / name) for name in source]
+    assert shard_names(paths) == [f"x-{number:06d}.tar" for number in numbers]
 
 
 def test_an_existing_tar_with_a_brace_in_its_path_is_not_a_pattern(tars: Path) -> None:
@@ -80,20 +252,18 @@ def test_an_existing_tar_with_a_brace_in_its_path_is_not_a_pattern(tars: Path) -
     assert shard_names(folder) == ["{x,y}.tar"]
 
 
-@pytest.mark.parametrize("name", ["nothing", "nothing.tar", "nothing.json", "x-{000003..000005}.tar"])
-def test_a_missing_source_is_not_found(tars: Path, name: str) -> None:
-    with pytest.raises(FileNotFoundError, match=r"nothing|x-000004\.tar, .*x-000005\.tar"):
-        open_table(tars / name)
-
-
-def test_a_directory_without_tars_is_not_a_dataset(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"holds neither shardio\.json nor any \*\.tar: pack the images first"):
-        open_table(tmp_path)
-
-
-def test_an_empty_list_is_not_a_dataset() -> None:
+def test_missing_sources_are_not_found(tars: Path, tmp_path: Path) -> None:
+    for name in ("nothing", "nothing.tar", "nothing.json", "x-{000003..000005}.tar"):
+        with pytest.raises(FileNotFoundError, match=r"nothing|x-000004\.tar, .*x-000005\.tar"):
+            open_table(tars / name)
+    (tmp_path / "empty").mkdir()
+    for folder, remedy in ((tmp_path / "empty", ": pack the images first"), (tmp_path, ", but its folders tars do")):
+        with pytest.raises(FileNotFoundError, match=rf"holds neither shardio\.json nor any \*\.tar{remedy}"):
+            open_table(folder)
     with pytest.raises(FileNotFoundError):
         open_table([])
+    with pytest.raises(FileNotFoundError, match=re.escape(f"but {tars} is a directory: pass it by itself")):
+        open_table([tars])
 
 
 @pytest.mark.parametrize("pattern", [["{0}/one", "{0}/two"], ["{0}/{{one,two}}"], ["{0}/x.tar", "{0}/one", "{0}/two"]])
@@ -110,34 +280,14 @@ def test_directories_in_a_list_are_refused(tmp_path: Path, pattern: list[str]) -
     )
 
 
-def test_one_directory_in_a_list_is_refused(tars: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=re.escape(f"but {tars} is a directory: pass it by itself")):
-        open_table([tars])
-
-
-def test_a_manifest_without_samples_is_refused(tmp_path: Path) -> None:
+def test_a_dataset_without_samples_is_refused(tmp_path: Path) -> None:
     write_manifest(parse_location(tmp_path / "shardio.json"), Manifest(shards=()))
     with pytest.raises(FormatError, match=r"shardio\.json has no samples"):
         open_table(tmp_path)
-
-
-@pytest.mark.parametrize("members", [[], [("README", b"no sample")], [("__meta__/a.json", b"{}")]])
-def test_tars_without_samples_are_refused(tmp_path: Path, members: list[tuple[str, bytes]]) -> None:
-    write_tar(tmp_path / "a.tar", members)
-    with pytest.raises(FormatError, match="no samples"):
-        open_table(tmp_path / "a.tar")
-
-
-def test_one_tar_without_samples_among_others_is_read(tars: Path) -> None:
-    write_tar(tars / "w.tar", [("README", b"no sample")])
-    assert open_table(tars).manifest.shard_sizes.tolist() == [0, 1, 2, 3, 4]
-
-
-def test_opening_a_table_leaves_no_file_open(tars: Path) -> None:
-    before = count_open_files()
-    table = open_table(tars)
-    assert len(table.tars) == 4
-    assert count_open_files() == before
+    for members in ([], [("README", b"no sample")], [("__meta__/a.json", b"{}")]):
+        write_tar(tmp_path / "a.tar", members)
+        with pytest.raises(FormatError, match="no samples"):
+            open_table(tmp_path / "a.tar")
 
 
 @pytest.mark.parametrize("lost", [["shardio.json"], ["shardio.json", "shard-000001.tar"]])
@@ -165,11 +315,10 @@ def test_tars_that_shardio_packed_are_read_from_a_list(packed: Path, tmp_path: P
     assert {path.name: path.read_bytes() for path in copy.glob("*.idx")} == indexes
 
 
-@pytest.mark.parametrize("name", ["x", "shard"])
-def test_a_directory_of_indexed_foreign_tars_is_read(tars: Path, name: str) -> None:
+def test_foreign_tars_may_be_called_shards(tars: Path) -> None:
     for tar in sorted(tars.glob("*.tar")):
-        tar.rename(tar.with_name(tar.name.replace("x", name)))
-    names = [f"{name}-{i:06d}.tar" for i in range(4)]
+        tar.rename(tar.with_name(tar.name.replace("x", "shard")))
+    names = [f"shard-{i:06d}.tar" for i in range(4)]
     assert shard_names(tars) == names
     assert shard_names(tars) == names
 
@@ -189,3 +338,130 @@ def test_an_empty_name_is_not_the_working_directory(
     write_tar(tars / "x.tar", [("a.txt", b"")])
     with pytest.raises(ValueError, match=r"the path is empty: pass a file or a directory, or '\.'"):
         open_table(source)
+
+
+def test_gaps_in_the_numbers_of_tars_are_named_once(tars: Path) -> None:
+    (tars / "x-000002.tar").unlink()
+    for i in range(3, 9):
+        write_tar(tars / f"x-{2 * i:06d}.tar", [(f"{i}.txt", b"")])
+    with pytest.warns(RuntimeWarning) as warned:
+        open_table(tars)
+    (message,) = [str(warning.message) for warning in warned]
+    lost = [2, 4, 5, 7, 9, 11, 13, 15]
+    assert f"{len(lost)} missing ({', '.join(f'x-{i:06d}.tar' for i in lost)}). Check" in message
+
+
+def test_names_that_say_how_many_files_there_are_have_gaps_at_the_end(tmp_path: Path) -> None:
+    for number in range(3):
+        write_tar(tmp_path / f"x-{number:05d}-of-00005.tar", [(f"{number}.jpg", encode(number))])
+    with pytest.warns(RuntimeWarning, match=r"2 missing \(x-00003-of-00005\.tar, x-00004-of-00005\.tar\)"):
+        open_table(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "a b d",
+        "x-3 x-4 x-5",
+        "x-08 x-9 x-10",
+        "photo-1234 photo-99887 photo-777",
+        "2024-01-30 2024-02-02 2024-02-05",
+        "cats-0 cats-1 dogs-0 dogs-1",
+        "x-00000-of-00003 x-00001-of-00003 x-00002-of-00003",
+    ],
+)
+def test_names_without_gaps_give_no_warning(tmp_path: Path, names: str) -> None:
+    for name in names.split():
+        write_tar(tmp_path / f"{name}.tar", [(f"{name}.txt", b"")])
+    assert len(open_table(tmp_path).tars) == len(names.split())
+
+
+def test_files_that_macos_added_are_not_tars(tmp_path: Path) -> None:
+    files = [tmp_path / f"._{number}.tar" for number in (0, 1, 3)]
+    for file in files:
+        file.write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match=r"holds neither shardio\.json nor any \*\.tar"):
+        open_table(tmp_path)
+    with pytest.raises(FileNotFoundError, match=f"{re.escape(str(files[0]))} is a file that macOS added, not a tar"):
+        open_table(files)
+    write_tar(tmp_path / "a.tar", [("0.txt", b"")])
+    with pytest.warns(RuntimeWarning) as warned:
+        open_table(tmp_path)
+    assert len(warned) == 1
+    assert "0 in tars, and 3 next to them" in str(warned[0].message)
+
+
+def test_files_that_macos_added_are_skipped_and_counted_once(tmp_path: Path) -> None:
+    apple_double = bytes.fromhex("0005160700020000") + bytes(100)
+    for i in range(2):
+        members = [(f"cats/{prefix}{i}-{j}.{field}", b"%d" % j) for j in range(3) for field in ("jpg", "cls")
+                   for prefix in ("._", "")]  # fmt: skip
+        write_tar(tmp_path / f"{i}.tar", [("cats/.DS_Store", b"\0\0\0\1Bud1"), ("._cats", apple_double), *members])
+        (tmp_path / f"._{i}.tar").write_bytes(apple_double)
+    with pytest.warns(RuntimeWarning) as warned:
+        table = open_table(tmp_path)
+    assert [str(warning.message) for warning in warned] == [
+        "skipped files that macOS added (._* and .DS_Store): 16 in tars, and 2 next to them"
+    ]
+    samples = SampleReader(table).read(np.arange(table.manifest.num_samples), ["jpg", "cls"])
+    assert [(sample.key, dict(sample.fields)) for sample in samples] == [
+        (f"cats/{i}-{j}", {"jpg": b"%d" % j, "cls": b"%d" % j}) for i in range(2) for j in range(3)
+    ]
+    assert table.manifest.fields == ("cls", "jpg")
+
+
+def test_a_tar_that_is_named_twice_is_refused(tars: Path) -> None:
+    tar = tars / "x-000001.tar"
+    (tars / "link.tar").symlink_to(tar.name)
+    os.link(tar, tars / "hard.tar")
+    for again in (tar, tars / ".." / tars.name / tar.name, tars / "link.tar", tars / "hard.tar"):
+        message = r"x-000001\.tar.* so each of its samples would be delivered twice: name it once"
+        with pytest.raises(FormatError, match=message):
+            open_table([tar, tars / "x-000002.tar", again])
+
+
+def test_copies_of_a_tar_give_a_warning(tars: Path) -> None:
+    shutil.copy(tars / "x-000001.tar", tars / "copy.tar")
+    with pytest.warns(RuntimeWarning, match=r"equal contents: .*copy\.tar, .*x-000001\.tar\. Each .* 2 times"):
+        assert open_table(tars).manifest.num_samples == 12
+
+
+def test_empty_tars_are_not_copies(tars: Path) -> None:
+    for name in "a", "b":
+        write_tar(tars / f"{name}.tar", [])
+    assert len(open_table(tars).tars) == 6
+
+
+def test_a_manifest_that_lists_a_shard_twice_is_refused(packed: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(packed, tmp_path / "copy")
+    shards = open_table(packed).manifest.shards
+    write_manifest(parse_location(copy / "shardio.json"), Manifest(shards=(*shards, shards[1])))
+    with pytest.raises(FormatError, match=r"shardio\.json is damaged: it lists shard-000001\.tar twice"):
+        open_table(copy)
+
+
+def test_compressed_tars_are_not_silently_left_out(tars: Path) -> None:
+    for name in ("y.tar.gz", "y.tgz", "y.tar.zst", "Y.TAR.GZ"):
+        for folder in (tars, tars.parent):
+            (folder / name).write_bytes(b"compressed")
+            with pytest.raises(FormatError, match=rf"holds {re.escape(name)}, a compressed tar.*: decompress them"):
+                open_table(folder)
+            assert len(open_table(sorted(tars.glob("*.tar"))).tars) == 4
+            (folder / name).unlink()
+
+
+def test_the_tars_of_several_splits_are_not_read_as_one_dataset(tmp_path: Path) -> None:
+    """Neither by a dataset nor by a command; the pattern in the error reads one split."""
+    for split, count in (("train", 3), ("val", 1)):
+        for number in range(count):
+            (tmp_path / "tars").mkdir(exist_ok=True)
+            write_tar(tmp_path / "tars" / f"x-{split}-{number:03d}.tar", [(f"{split}{number}.jpg", encode(number))])
+    with pytest.raises(FormatError, match=r"train: 3 tars, x-train-000.tar to x-train-002.tar\n  val: 1") as caught:
+        open_table(tmp_path / "tars")
+    pattern = str(caught.value).split()[-1]
+    assert pattern == str(tmp_path / "tars" / "x-train-{000..002}.tar")
+    assert [key for (key,) in shardio.ShardDataset(pattern, fields=("key",))] == ["train0", "train1", "train2"]
+    tars = sorted((tmp_path / "tars").glob("*.tar"))
+    assert len(open_table(tars).tars) == 4
+    with pytest.raises(FormatError, match="several splits"):
+        shardio.open(tmp_path / "tars")

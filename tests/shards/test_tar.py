@@ -1,18 +1,24 @@
+"""Tars as shardio writes and scans them; oracles: tarfile, and GNU tar."""
+
 from __future__ import annotations
 
 import io
 import subprocess
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import pytest
 import xxhash
 from hypothesis import given, strategies as st
+from numpy.typing import NDArray
 
 from shardio.errors import FormatError
 from shardio.sample import Sample
 from shardio.shards import END, size_in_tar, write_shard
-from shardio.shards.tar import header_fits
+from shardio.shards.tar import BLOCK, are_plain_headers, header_fits, make_header
 from shardio.shards.tar_scan import TarMember, TarScan
 from shardio.storage import parse_location
 from tests.tars import open_file, read_members, write_tar
@@ -49,15 +55,11 @@ def test_a_members_size_in_the_tar_is_right_for_huge_files(num_bytes: int) -> No
     assert size_in_tar("a.bin", num_bytes) == header + -(-num_bytes // 512) * 512
 
 
-def test_a_shard_is_as_long_as_its_members_and_its_end(tmp_path: Path) -> None:
+def test_a_shard_is_as_long_as_its_members_and_its_end_and_holds_no_time_and_no_owner(tmp_path: Path) -> None:
     samples = [make_sample("é" * 60, jpg=b"x" * 513, cls=b"7"), make_sample("n" * 130, jpg=b"")]
     write_shard(parse_location(tmp_path / "a.tar"), samples)
     expected = sum(size_in_tar(f"{s.key}.{field}", len(c)) for s in samples for field, c in s.fields.items())
     assert (tmp_path / "a.tar").stat().st_size == expected + len(END)
-
-
-def test_headers_hold_no_time_and_no_owner(tmp_path: Path) -> None:
-    write_shard(parse_location(tmp_path / "a.tar"), [make_sample("a", jpg=b"1"), make_sample("ü" * 200, jpg=b"2")])
     with tarfile.open(tmp_path / "a.tar") as tar:
         for info in tar:
             assert (info.mtime, info.uid, info.gid, info.uname, info.gname, info.mode) == (0, 0, 0, "", "", 0o644)
@@ -89,32 +91,29 @@ def test_a_scan_hashes_the_zeros_after_the_end_as_well(tmp_path: Path, num_zeros
 
 
 # The second member's header lies at byte 1536, its content from 2048 to 3048, the end blocks from 3072.
-@pytest.mark.parametrize("stop", [1, 511, 512, 700, 1100, 1700, 2048, 2500, 3047], ids=lambda stop: f"byte-{stop}")
-def test_a_tar_truncated_inside_a_member_is_refused(tmp_path: Path, stop: int) -> None:
-    path = tmp_path / "cut.tar"
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    # Between members, only the missing end shows that others may be missing, too.
+    **{
+        f"cut at {stop}": lambda content, stop=stop: content[:stop]  # type: ignore[misc]
+        for stop in (1, 511, 512, 700, 1100, 1536, 1700, 2048, 2500, 3047)
+    },
+    **{
+        f"header at {at}": lambda content, at=at: content[: at + 100] + b"?" * 300 + content[at + 400 :]  # type: ignore[misc]
+        for at in (0, 1536)
+    },
+    **{
+        f"another file {number}": lambda _, other=other: other  # type: ignore[misc]
+        for number, other in enumerate((b"", b"no tar at all", b"\xff" * 4096))
+    },
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_tar_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / "bad.tar"
     write_tar(path, [("a.txt", b"a" * 1000), ("b.txt", b"b" * 1000)])
-    path.write_bytes(path.read_bytes()[:stop])
-    with pytest.raises(FormatError, match=r"cut\.tar"):
-        scan(path)
-
-
-def test_a_tar_truncated_between_members_is_refused(tmp_path: Path) -> None:
-    """Only the missing end shows that members may be missing, too."""
-    path = tmp_path / "cut.tar"
-    write_tar(path, [("a.txt", b"a" * 1000), ("b.txt", b"b" * 1000)])
-    path.write_bytes(path.read_bytes()[:1536])
-    with pytest.raises(FormatError, match=r"cut\.tar"):
-        scan(path)
-
-
-@pytest.mark.parametrize("at", [0, 1536], ids=["first-header", "second-header"])
-def test_a_tar_with_a_damaged_header_is_refused(tmp_path: Path, at: int) -> None:
-    path = tmp_path / "damaged.tar"
-    write_tar(path, [("a.txt", b"a" * 1000), ("b.txt", b"b" * 1000)])
-    content = bytearray(path.read_bytes())
-    content[at + 100 : at + 400] = b"?" * 300
-    path.write_bytes(content)
-    with pytest.raises(FormatError, match=r"damaged\.tar"):
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(FormatError, match=r"bad\.tar"):
         scan(path)
 
 
@@ -124,14 +123,6 @@ def test_a_compressed_tar_is_refused(tmp_path: Path, mode: str) -> None:
     with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]  # The overloads want literal modes.
         tar.addfile(tarfile.TarInfo("a.txt"))
     with pytest.raises(FormatError, match=r"a\.tar is not a complete, uncompressed tar.*Decompress it"):
-        scan(path)
-
-
-@pytest.mark.parametrize("content", [b"", b"no tar at all", b"\xff" * 4096])
-def test_another_file_than_a_tar_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "a.tar"
-    path.write_bytes(content)
-    with pytest.raises(FormatError, match=r"a\.tar is not a complete"):
         scan(path)
 
 
@@ -153,6 +144,17 @@ def test_tars_that_gnu_tar_joined_are_read_whole(tmp_path: Path) -> None:
     write_tar(second, [(f"{'c' * 150}.txt", b"c"), ("d.txt", b"d")])
     subprocess.run(["tar", "--concatenate", "-f", path, second], check=True)
     assert [member.name for member in scan(path)[0]] == ["a.txt", "b.txt", f"{'c' * 150}.txt", "d.txt"]
+
+
+def write_tar_with(path: Path, kind: bytes, name: str) -> None:
+    """Write a tar of one file, and of one member of another kind that refers to it."""
+    with tarfile.open(path, "w") as tar:
+        info = tarfile.TarInfo("a.jpg")
+        info.size = 3
+        tar.addfile(info, io.BytesIO(b"abc"))
+        other = tarfile.TarInfo(name)
+        other.type, other.linkname = kind, "a.jpg"
+        tar.addfile(other)
 
 
 @pytest.mark.parametrize(
@@ -178,17 +180,6 @@ def test_links_and_directories_that_are_not_fields_are_skipped(tmp_path: Path, k
     assert [member.name for member in scan(tmp_path / "a.tar")[0]] == ["a.jpg"]
 
 
-def write_tar_with(path: Path, kind: bytes, name: str) -> None:
-    """Write a tar of one file, and of one member of another kind that refers to it."""
-    with tarfile.open(path, "w") as tar:
-        info = tarfile.TarInfo("a.jpg")
-        info.size = 3
-        tar.addfile(info, io.BytesIO(b"abc"))
-        other = tarfile.TarInfo(name)
-        other.type, other.linkname = kind, "a.jpg"
-        tar.addfile(other)
-
-
 def test_a_header_with_another_folder_does_not_fit() -> None:
     """Long names are divided: the folder is elsewhere in the header, and what remains may be another member's name."""
     folder, name = "f" * 90, "n" * 20 + ".JPG"
@@ -200,3 +191,75 @@ def test_a_header_with_another_folder_does_not_fit() -> None:
     assert header_fits(header, f"{folder}/{key}".encode(), b".jpg", 35)
     assert not header_fits(header, key.encode(), b".jpg", 35)
     assert not header_fits(header, f"other/{key}".encode(), b".jpg", 35)
+
+
+UTF8_NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=130)
+
+
+SIZES = st.integers(0, 2**34)
+
+
+Format = Literal[0, 1, 2]
+
+
+FORMATS = st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+
+
+def as_blocks(headers: list[bytes]) -> NDArray[np.uint8]:
+    return np.frombuffer(b"".join(header[-BLOCK:] for header in headers), np.uint8).reshape(-1, BLOCK)
+
+
+def compare(headers: list[bytes], names: list[bytes], sizes: list[int]) -> list[bool]:
+    found: list[bool] = are_plain_headers(as_blocks(headers), names, np.array(sizes, np.int64)).tolist()
+    return found
+
+
+def dump(name: str, size: int, tar_format: Format) -> bytes:
+    """Return the header that tarfile writes; an empty block if the format cannot hold the name or the size."""
+    info = tarfile.TarInfo(name)
+    info.size = size
+    try:
+        return info.tobuf(tar_format, errors="surrogateescape")
+    except ValueError:
+        return bytes(BLOCK)
+
+
+@given(
+    members=st.lists(st.tuples(UTF8_NAMES, SIZES, FORMATS), min_size=1, max_size=5), other=st.tuples(UTF8_NAMES, SIZES)
+)
+def test_headers_that_fit_are_read_so_by_tarfile(
+    members: list[tuple[str, int, Format]], other: tuple[str, int]
+) -> None:
+    headers = [dump(*member) for member in members]
+    for expected in ([member[:2] for member in members], [other] * len(members)):
+        names, sizes = [name.encode() for name, _ in expected], [size for _, size in expected]
+        for header, name, size, is_plain in zip(headers, names, sizes, compare(headers, names, sizes), strict=True):
+            if is_plain:
+                read = tarfile.TarInfo.frombuf(header[-BLOCK:], "utf-8", "strict")
+                assert (read.name.encode(), read.size) == (name, size)
+                assert header_fits(header[-BLOCK:], name, b"", size)
+
+
+def test_the_headers_that_shardio_writes_are_plain_up_to_99_bytes() -> None:
+    names = ["a", "b/c.jpg", *("n" * length for length in range(95, 104))]
+    sizes = list(range(len(names)))
+    found = compare(
+        [make_header(name, size) for name, size in zip(names, sizes, strict=True)], [*map(str.encode, names)], sizes
+    )
+    assert found == [len(name) < 100 for name in names]
+
+
+@pytest.mark.parametrize("size", [0, 1, 511, 2**31, 8**11 - 1])
+def test_all_sizes_of_11_digits_are_compared(size: int) -> None:
+    header = make_header("a.bin", size)
+    assert compare([header, header, header], [b"a.bin"] * 3, [size, size + 1, size + 8**11]) == [True, False, False]
+
+
+@pytest.mark.parametrize("name", [b"a.jp", b"a.jpg.", b"b.jpg", b"A.jpg", b"", b"a.jpg" + b"x" * 200])
+def test_another_name_does_not_fit(name: bytes) -> None:
+    header = make_header("a.jpg", 5)
+    assert compare([header, header], [b"a.jpg", name], [5, 5]) == [True, False]
+
+
+def test_no_headers_are_no_answer() -> None:
+    assert are_plain_headers(np.empty((0, BLOCK), np.uint8), [], np.empty(0, np.int64)).tolist() == []

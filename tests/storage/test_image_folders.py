@@ -9,7 +9,6 @@ import subprocess
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +22,11 @@ from shardio import DataLoader, EpochSampler, FormatError, ImageFolder, SampleEr
 from shardio.datasets import unwrap
 from shardio.storage import Location
 from tests.faults.proxy import KINDS, FaultProxy, Script
-from tests.servers.fixtures import seaweedfs_server
 from tests.servers.server import Server
 from tests.sources import encode, write_images
-from tests.storage.conftest import at_server
-
-__all__ = ["seaweedfs_server"]
+from tests.storage.conftest import at_server, options_of, put, put_all
 
 NUM_IMAGES = 3 * 20
-
-
-@pytest.fixture(scope="module")
-def proxy(seaweedfs_server: Server) -> Iterator[FaultProxy]:
-    with FaultProxy(seaweedfs_server.host, seaweedfs_server.port) as proxy:
-        yield proxy
 
 
 @pytest.fixture(scope="module")
@@ -56,58 +46,36 @@ def bucket(seaweedfs_server: Server, local: Path) -> Location:
     return put_all(local, at_server(seaweedfs_server, uuid.uuid4().hex))
 
 
-def put_all(folder: Path, target: Location) -> Location:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            put(target / path.relative_to(folder).as_posix(), path.read_bytes())
-    return target
-
-
-def put(location: Location, content: bytes) -> None:
-    with location.write_whole() as file:
-        file.write(content)
-
-
 @pytest.fixture
-def remote(bucket: Location, seaweedfs_server: Server, proxy: FaultProxy, tmp_path: Path) -> tuple[str, dict[str, Any]]:
-    """The URL of the images, seen through the proxy, and the options with an empty cache."""
-    proxy.set(Script())
-    proxy.reset()
-    url, options = behind(bucket, seaweedfs_server, proxy)
-    return url, {**options, "cache": tmp_path / "cache"}
-
-
-def behind(folder: Location, server: Server, proxy: FaultProxy) -> tuple[str, dict[str, Any]]:
-    there = at_server(server.behind(proxy.host, proxy.port), folder.key)
-    return str(there), {"storage_options": dict(there.store.options.config)}  # type: ignore[attr-defined]  # A remote store has options.
+def remote(bucket: Location, behind: Server, tmp_path: Path) -> tuple[str, dict[str, Any]]:
+    there = at_server(behind, bucket.key)
+    return str(there), {"storage_options": options_of(there), "cache": tmp_path / "cache"}
 
 
 def read_gets(proxy: FaultProxy) -> Counter[str]:
-    """Return how often each image was requested."""
     return Counter(each.path for each in proxy.requests() if each.method in ("GET", "HEAD") and ".jpg" in each.path)
 
 
 def test_samples_labels_and_identity_are_those_of_the_local_folder(remote: Any, local: Path, proxy: FaultProxy) -> None:
     url, options = remote
     ours, theirs = ImageFolder(url, **options), ImageFolder(local)
-    assert ours.root == url
-    assert ours.classes == theirs.classes
-    assert ours.digest == theirs.digest
+    assert (ours.root, ours.classes, ours.digest) == (url, theirs.classes, theirs.digest)
     assert [(path.removeprefix(url), label) for path, label in ours.samples] == [
         (path.removeprefix(str(local)), label) for path, label in theirs.samples
     ]
     assert not read_gets(proxy)  # The listing says all that is needed.
+    copy = pickle.loads(pickle.dumps(ours))
+    assert torch.equal(copy[3][0], theirs[3][0])
+    with pytest.raises(FileNotFoundError, match=f"{url}/class-0/ü b has no class folders"):
+        ImageFolder(f"{url}/class-0/ü b", **options)
 
 
 LOADERS: dict[str, Any] = {
     "order": lambda data: DataLoader(data, batch_size=7, num_workers=2, sampler=EpochSampler(data, batch_size=7)),
-    "sampler": lambda data: DataLoader(
-        data, batch_size=7, num_workers=2, shuffle=True, generator=torch.Generator().manual_seed(5)
-    ),
-    "caller": lambda data: DataLoader(data, batch_size=7),
-    "subset": lambda data: DataLoader(Subset(data, range(0, len(data), 2)), batch_size=7, num_workers=1),
+    "sampler": lambda data: DataLoader(data, 7, shuffle=True, generator=torch.Generator().manual_seed(5)),
+    "subset": lambda data: DataLoader(Subset(data, range(0, len(data), 2)), batch_size=7),
     "concat": lambda data: DataLoader(ConcatDataset([data, data]), batch_size=7, num_workers=1),
-    "torch": lambda data: torch.utils.data.DataLoader(data, batch_size=7, num_workers=2),
+    "torch": lambda data: torch.utils.data.DataLoader(data, batch_size=7, num_workers=1),
 }
 
 
@@ -142,7 +110,7 @@ def test_what_is_planned_is_in_the_cache_afterwards(remote: Any) -> None:
 
 
 def read_all(data: ImageFolder) -> None:
-    assert sum(len(labels) for _, labels in DataLoader(data, batch_size=20, num_workers=1)) == NUM_IMAGES
+    assert sum(len(labels) for _, labels in DataLoader(data, batch_size=20)) == NUM_IMAGES
 
 
 def test_a_second_run_reads_the_cache_and_the_kept_listing(remote: Any, proxy: FaultProxy, tmp_path: Path) -> None:
@@ -160,12 +128,6 @@ def test_a_second_run_reads_the_cache_and_the_kept_listing(remote: Any, proxy: F
         path.write_bytes(content)
     read_all(ImageFolder(url, **options, listing=listing))
     assert 1 <= sum(read_gets(proxy).values()) < NUM_IMAGES
-
-
-def test_a_wrong_listing_is_named(remote: Any, tmp_path: Path) -> None:
-    url, options = remote
-    listing = tmp_path / "listing"
-    ImageFolder(url, **options, listing=listing)
     with pytest.raises(FormatError, match=rf"{listing} is the listing of {url}, not of {url}/class-0"):
         ImageFolder(f"{url}/class-0", **options, listing=listing)
     listing.write_bytes(listing.read_bytes()[:-1])
@@ -180,6 +142,7 @@ print(shardio.ImageFolder(url, **options, listing=listing).digest)
 """
 
 
+@pytest.mark.slow
 def test_processes_that_start_together_list_the_folder_once(remote: Any, proxy: FaultProxy, tmp_path: Path) -> None:
     url, options = remote
     ImageFolder(url, **options)
@@ -196,12 +159,10 @@ def test_processes_that_start_together_list_the_folder_once(remote: Any, proxy: 
 
 
 @pytest.fixture
-def changing(seaweedfs_server: Server, proxy: FaultProxy, tmp_path: Path) -> tuple[Location, str, dict[str, Any]]:
-    """A small folder of its own, its URL and its options."""
+def changing(behind: Server, tmp_path: Path) -> tuple[Location, str, dict[str, Any]]:
     write_images(tmp_path / "images", per_class=2)
-    folder = put_all(tmp_path / "images", at_server(seaweedfs_server, uuid.uuid4().hex))
-    proxy.set(Script())
-    return folder, *behind(folder, seaweedfs_server, proxy)
+    folder = put_all(tmp_path / "images", at_server(behind, uuid.uuid4().hex))
+    return folder, str(folder), {"storage_options": options_of(folder)}
 
 
 def test_images_that_changed_since_they_were_listed_are_named(changing: Any, tmp_path: Path) -> None:
@@ -211,18 +172,18 @@ def test_images_that_changed_since_they_were_listed_are_named(changing: Any, tmp
     put(folder / keys[1], encode(200))
     (folder / keys[2]).remove()
     for index, cause in [(1, "was replaced while it was in use"), (2, "does not exist")]:
-        with pytest.raises(
-            SampleError, match=rf"the image {url}/{keys[index]} cannot be read: .*{cause}.*listing"
-        ) as raised:
+        message = rf"the image {url}/{keys[index]} cannot be read: .*{cause}.*listing"
+        with pytest.raises(SampleError, match=message) as raised:
             data.__getitems__([0, index, 3])
         assert (raised.value.row, raised.value.key, raised.value.where) == (1, f"{url}/{keys[index]}", url)
-    loader = DataLoader(data, batch_size=6, num_workers=1, on_error="skip", quarantine=tmp_path / "list.jsonl")
+    loader = DataLoader(data, batch_size=6, on_error="skip", quarantine=tmp_path / "list.jsonl")
     with pytest.warns(RuntimeWarning, match="unreadable samples skipped: 2"):
         assert [len(labels) for _, labels in loader] == [4]
 
 
-def test_images_that_are_not_listed_are_read_all_the_same(changing: Any) -> None:
+def test_images_that_are_not_listed_are_read_all_the_same(changing: Any, proxy: FaultProxy) -> None:
     folder, url, options = changing
+    options["storage_options"] |= {"retries": 1}
     data = ImageFolder(url, **options)
     content = encode(7, suffix="png")
     put(folder / "other.png", content)
@@ -230,30 +191,12 @@ def test_images_that_are_not_listed_are_read_all_the_same(changing: Any) -> None
     image, label = data[-1]
     assert label == 1
     np.testing.assert_array_equal(image.permute(1, 2, 0), np.asarray(Image.open(io.BytesIO(content))))
-
-
-def test_a_store_that_fails_is_not_a_damaged_image(changing: Any, proxy: FaultProxy) -> None:
-    _, url, options = changing
-    options["storage_options"] |= {"retries": 1}
-    data = ImageFolder(url, **options)
-    proxy.set(Script(faults={"status_503": 1.0}))
+    proxy.set(Script(faults={"status_503": 1.0}))  # This is not a damaged image.
     with pytest.raises(StoreError, match="after 2 attempts"):
         data[0]
 
 
-def test_a_folder_without_classes_is_named(remote: Any) -> None:
-    url, options = remote
-    with pytest.raises(FileNotFoundError, match=f"{url}/class-0/ü b has no class folders"):
-        ImageFolder(f"{url}/class-0/ü b", **options)
-
-
-def test_a_pickled_folder_reads_the_same(remote: Any) -> None:
-    url, options = remote
-    data = ImageFolder(url, **options)
-    copy = pickle.loads(pickle.dumps(data))
-    assert torch.equal(copy[3][0], data[3][0])
-
-
+@pytest.mark.slow
 def test_no_fault_changes_an_image(remote: Any, local: Path, proxy: FaultProxy) -> None:
     url, options = remote
     options["storage_options"] |= {"timeout_s": 0.5, "retries": 999}

@@ -1,20 +1,22 @@
-"""What only local files have: descriptors, links, and paths."""
+"""What only local files have: descriptors, links, paths, ranges that are read together, and pieces."""
 
 from __future__ import annotations
 
+import mmap
 import os
-import pickle
-import subprocess
-import sys
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 from shardio.files import write_whole
-from shardio.storage import Location, ReplacedError, parse_location, walk_files
-from shardio.storage.local import open_files
+from shardio.storage import PIECE, Location, ReplacedError, parse_location, read_pieces, walk_files
+from shardio.storage.local import LIMITS, open_files
+from shardio.storage.store import read_runs
 from tests.files import count_open_files
 
 
@@ -39,25 +41,16 @@ def test_short_reads_are_completed(file: Location, monkeypatch: pytest.MonkeyPat
         assert opened.read(1, 9) == buffer == b"12345678"
 
 
-def test_closing_frees_the_descriptor(file: Location) -> None:
+def test_closing_or_forgetting_a_file_frees_its_descriptor(file: Location, tmp_path: Path) -> None:
     before = count_open_files()
     opened = file.open()
     assert count_open_files() == before + 1
     opened.close()
     opened.close()
     assert count_open_files() == before
-
-
-def test_a_file_that_nothing_refers_to_frees_its_descriptor(file: Location) -> None:
-    before = count_open_files()
     for _ in range(5):
         file.open()
-    assert count_open_files() == before
-
-
-def test_a_refused_directory_leaves_nothing_open(tmp_path: Path) -> None:
-    before = count_open_files()
-    with pytest.raises(IsADirectoryError, match=r"Is a directory: .*test_a_refused"):
+    with pytest.raises(IsADirectoryError, match=r"Is a directory: .*test_closing_or"):
         parse_location(tmp_path).open()
     assert count_open_files() == before
 
@@ -80,10 +73,14 @@ def close_descriptors() -> None:
     open_files()._shrink(0)
 
 
-def test_a_file_is_opened_again_when_it_is_needed(file: Location) -> None:
+def test_a_file_is_opened_again_when_it_is_needed_unless_it_changed(file: Location) -> None:
     with closing(file.open()) as opened:
         close_descriptors()
         assert opened.read(2, 4) == b"23"
+        Path(file.key).write_bytes(b"longer than before")
+        close_descriptors()
+        with pytest.raises(ReplacedError, match=r"file changed while it was in use: expected 10 bytes .* got 18 bytes"):
+            opened.read(2, 4)
 
 
 def test_a_descriptor_that_another_thread_closes_at_once_is_kept_until_the_file_is_known(
@@ -98,20 +95,6 @@ def test_a_descriptor_that_another_thread_closes_at_once_is_kept_until_the_file_
     monkeypatch.setattr(os, "fstat", close_and_fstat)
     with closing(file.open()) as opened:
         assert opened.size == 10
-
-
-def test_a_file_that_changed_before_it_is_opened_again_is_refused(file: Location) -> None:
-    with closing(file.open()) as opened:
-        Path(file.key).write_bytes(b"longer than before")
-        close_descriptors()
-        with pytest.raises(ReplacedError, match=r"file changed while it was in use: expected 10 bytes .* got 18 bytes"):
-            opened.read(2, 4)
-
-
-def test_a_location_is_read_by_another_process(file: Location) -> None:
-    program = "import pickle, sys; sys.stdout.buffer.write(pickle.load(sys.stdin.buffer).read_whole())"
-    found = subprocess.run([sys.executable, "-c", program], input=pickle.dumps(file), capture_output=True, check=True)
-    assert found.stdout == b"0123456789"
 
 
 def test_links_have_the_identity_of_their_file(file: Location) -> None:
@@ -130,36 +113,40 @@ def test_files_that_are_being_written_are_not_listed(tmp_path: Path) -> None:
     assert parse_location(tmp_path).list() == ["file"]
 
 
-def test_a_link_that_leads_nowhere_or_in_a_circle_is_listed_as_a_file(tmp_path: Path) -> None:
-    """It does not hide the rest of the directory."""
-    for name in "loop", "missing":
+def test_a_walk_is_sorted_within_each_directory_and_follows_links(tmp_path: Path) -> None:
+    for name in ["b/2", "b/1", "a", "b.x", ".hidden", "b/.cache/z", "b/c/d/deep", "Z"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "empty").mkdir()
+    for name in "loop", "missing":  # They do not hide the rest of the directory.
         (tmp_path / name).symlink_to(name if name == "loop" else "nothing")
-    (tmp_path / "file").touch()
-    assert parse_location(tmp_path).list() == ["file", "loop", "missing"]
-    assert [path.name for path in walk_files(tmp_path)] == ["file", "loop", "missing"]
+    (tmp_path / "c").symlink_to(tmp_path / "b")
+    found = [str(path.relative_to(tmp_path)) for path in walk_files(tmp_path)]
+    expected = ["Z", "a", "b/1", "b/2", "b/c/d/deep", "b.x", "c/1", "c/2", "c/c/d/deep", "loop", "missing"]
+    assert found == expected
+    assert parse_location(tmp_path / "b").list() == [".cache/", "1", "2", "c/"]
+    assert parse_location(tmp_path).list()[-2:] == ["loop", "missing"]
+    (tmp_path / "b" / "circle").symlink_to(tmp_path)
+    with pytest.raises(OSError, match="b/circle is a symbolic link to a directory that contains it"):
+        list(walk_files(tmp_path))
 
 
 # Paths
 
 
-def test_a_relative_path_stays_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "folder").mkdir()
+def test_paths_are_those_of_their_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder" / "run:" / "a").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "folder")
     names: list[str | Path] = ["a", "./b//c/", "../d", Path("e")]
     expected = ["folder/a", "folder/b/c", "d", "folder/e"]
     assert [str(parse_location(name)) for name in names] == [f"{tmp_path}/{name}" for name in expected]
+    assert parse_location("run:/a").is_folder(), "it only looks like a URL"
 
 
 @pytest.mark.parametrize("name", ["", "a\0b"])
 def test_a_name_that_no_file_has_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="the path"):
         parse_location(name)
-
-
-def test_a_directory_that_looks_like_a_url_is_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "run:" / "a").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    assert parse_location("run:/a").is_folder()
 
 
 def test_names_that_are_not_utf8_are_read(tmp_path: Path) -> None:
@@ -169,30 +156,62 @@ def test_names_that_are_not_utf8_are_read(tmp_path: Path) -> None:
     assert parse_location(tmp_path).list() == [path.name]
 
 
-# Walks
+# Ranges and pieces
+
+MAX_GAP, MAX_SMALL, MAX_RUN = LIMITS.max_gap, LIMITS.max_small, LIMITS.max_run
+RUNS_SIZE = 3 * MAX_RUN
+RUN_CONTENT = np.random.default_rng(0).bytes(RUNS_SIZE)
 
 
-def test_a_walk_is_sorted_within_each_directory(tmp_path: Path) -> None:
-    for name in ["b/2", "b/1", "a", "b.x", ".hidden", "b/.cache/z", "b/c/d/deep", "Z"]:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    (tmp_path / "empty").mkdir()
-    found = [str(path.relative_to(tmp_path)) for path in walk_files(tmp_path)]
-    assert found == ["Z", "a", "b/1", "b/2", "b/c/d/deep", "b.x"]
+def read(ranges: list[tuple[int, int]]) -> tuple[list[bytes], list[int]]:
+    starts, stops = (np.array([each[side] for each in ranges], dtype=np.int64) for side in (0, 1))
+    sizes = list[int]()
+
+    def count_and_read(starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
+        sizes.extend(stop - start for start, stop in zip(starts, stops, strict=True))
+        return [RUN_CONTENT[start:stop] for start, stop in zip(starts, stops, strict=True)]
+
+    return read_runs(count_and_read, starts, stops, LIMITS), sizes
 
 
-def test_a_walk_follows_links(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "file").touch()
-    root = tmp_path / "root"
-    root.mkdir()
-    (root / "linked").symlink_to(tmp_path / "elsewhere")
-    (root / "other").symlink_to(tmp_path / "elsewhere" / "file")
-    assert list(walk_files(root)) == [root / "linked" / "file", root / "other"]
+lengths = st.sampled_from([0, 1, 100, 1024, MAX_SMALL, MAX_SMALL + 1, 100_000])
 
 
-def test_a_link_to_a_directory_that_holds_it_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "inner").mkdir()
-    (tmp_path / "inner" / "loop").symlink_to(tmp_path)
-    with pytest.raises(OSError, match="inner/loop is a symbolic link to a directory that contains it"):
-        list(walk_files(tmp_path))
+@given(st.lists(st.tuples(st.integers(0, RUNS_SIZE), lengths), max_size=60))
+def test_any_ranges_in_any_order_are_read(offsets: list[tuple[int, int]]) -> None:
+    ranges = [(start, min(start + length, RUNS_SIZE)) for start, length in offsets]
+    assert read(ranges)[0] == [RUN_CONTENT[start:stop] for start, stop in ranges]
+
+
+def test_neighbours_are_read_by_one_call() -> None:
+    neighbours = [(i * 1536, i * 1536 + 1024) for i in range(512)]
+    assert read(neighbours)[1] == [511 * 1536 + 1024]
+    assert read(neighbours[::-1])[1] == [511 * 1536 + 1024]
+
+
+def test_large_ranges_distant_ones_and_long_runs_are_read_apart() -> None:
+    assert read([(0, MAX_SMALL + 1), (MAX_SMALL + 1, MAX_SMALL + 2)])[1] == [MAX_SMALL + 1, 1]
+    assert read([(0, 10), (10 + MAX_GAP, 20 + MAX_GAP)])[1] == [20 + MAX_GAP]
+    assert read([(0, 10), (11 + MAX_GAP, 21 + MAX_GAP)])[1] == [10, 10]
+    sizes = read([(start, start + 1024) for start in range(0, RUNS_SIZE, 1024)])[1]
+    assert len(sizes) == 3
+    assert max(sizes) <= MAX_RUN + MAX_SMALL
+    assert sum(sizes) == RUNS_SIZE
+
+
+@pytest.mark.parametrize("size", [0, 999, 1000, 2**17, 2 * PIECE + 5])
+def test_pieces_joined_are_the_file(tmp_path: Path, size: int) -> None:
+    content = random.Random(size).randbytes(size)
+    (tmp_path / "file").write_bytes(content)
+    for num_bytes, start in [(999, 0), (999, 1000), (2**17, 1000), (PIECE, 0)]:
+        with closing(parse_location(tmp_path / "file").open()) as file:
+            pieces = [bytes(piece) for piece in read_pieces(file, start, num_bytes)]
+        assert b"".join(pieces) == content[start:]
+        assert all(len(piece) == num_bytes for piece in pieces[:-1])
+
+
+def test_large_pieces_begin_where_a_page_does(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(3 * PIECE))
+    with closing(parse_location(tmp_path / "file").open()) as file:
+        addresses = {np.frombuffer(piece, np.uint8).ctypes.data for piece in read_pieces(file)}
+    assert [address % mmap.PAGESIZE for address in addresses] == [0]

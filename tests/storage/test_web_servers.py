@@ -2,47 +2,49 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import numpy as np
 import pytest
 
-from shardio import DataLoader, ShardDataset
-from shardio.errors import FormatError, StoreError
-from shardio.sample import Sample
-from shardio.shards import MANIFEST_NAME, Manifest, write_manifest, write_shard
-from shardio.storage import RemoteAccess, make_access, parse_location
-from shardio.storage.options import make_options
-from shardio.storage.remote.client import client, read_process_id
+import shardio
+from shardio import DataLoader, ShardDataset, ShardWriter
+from shardio.errors import FormatError, LocationError, StoreError
+from shardio.storage import Location, RemoteAccess, ReplacedError, make_access, parse_location
+from shardio.storage.options import RemoteOptions, make_options
+from shardio.storage.remote.backends import Attempts
+from shardio.storage.remote.client import client
+from shardio.storage.remote.failures import FailedRequestError, RequestFailure
+from tests.servers.fixtures import WebServer
 from tests.servers.web_folder import WebFolder, serve_folder
 from tests.sources import write_images
-from tests.storage.packing_images import pack_images
+from tests.storage.conftest import storage_process_id
 
+CONTENT = np.random.default_rng(0).bytes(300_000)
 MODIFIED = ("Last-Modified", "Mon, 02 Mar 2026 10:00:00 GMT")
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the packed dataset ``packed``."""
     root = tmp_path_factory.mktemp("web")
     write_images(root / "images")
-    pack_images(root / "images", root / "packed")
+    shardio.pack(root / "images", root / "packed", max_shard_samples=5)
     return root
 
 
 def read_all(source: str | Path, num_workers: int = 0, **settings: Any) -> list[tuple[list[str], list[int], list[int]]]:
-    """Return the keys, the labels and the sums of the images of each batch."""
     dataset = ShardDataset(source, shuffle=True, fields=("key", "label", "image"), **settings)
     return [
         (keys, labels.tolist(), images.flatten(1).sum(1).tolist())
@@ -50,39 +52,65 @@ def read_all(source: str | Path, num_workers: int = 0, **settings: Any) -> list[
     ]
 
 
-class WeakETags(WebFolder):
-    """As of servers that compress what they can."""
-
-    def describe(self, content: bytes) -> list[tuple[str, str]]:
-        return [("ETag", f'W/"{hash(content):x}"'), MODIFIED]
+def kind(**methods: Any) -> type[WebFolder]:
+    return type("Kind", (WebFolder,), methods)
 
 
-class Dates(WebFolder):
-    def describe(self, content: bytes) -> list[tuple[str, str]]:
-        return [MODIFIED]
+def check_that_files_are_read_by_ranges(root: Location, folder: Path) -> None:
+    (folder / "a b%20é.tar").write_bytes(CONTENT)
+    location = root / "a b%20é.tar"
+    assert location.exists()
+    assert location.read_whole() == CONTENT
+    with closing(location.open()) as file:
+        assert (file.size, file.version) == (len(CONTENT), location.stat().version)
+        for start, stop in [(0, 1), (7, 70_000), (0, len(CONTENT)), (len(CONTENT), len(CONTENT))]:
+            assert file.read(start, stop) == CONTENT[start:stop]
+        with pytest.raises(EOFError, match="ends at byte 300000"):
+            file.read(5, 300_001)
+        (folder / "a b%20é.tar").write_bytes(CONTENT[::-1][:1000])
+        with pytest.raises(ReplacedError, match="was replaced"):
+            file.read(0, 10)
+    assert not (root / "a").exists()
+    with pytest.raises(FileNotFoundError, match="a"):
+        (root / "a").read_whole()
+    (folder / "f").mkdir()
+    (folder / "f" / "a").write_bytes(CONTENT)
+    assert not (root / "f").is_folder()
+    with pytest.raises(LocationError, match=r"cannot list .*: a web server does not list its files. Name a manifest"):
+        (root / "f").list()
 
 
-class Unversioned(WebFolder):
-    def describe(self, content: bytes) -> list[tuple[str, str]]:
-        return []
+def test_files_are_read_by_ranges(tmp_path: Path) -> None:
+    with serve_folder(tmp_path) as (url, _):
+        check_that_files_are_read_by_ranges(parse_location(url), tmp_path)
 
 
-class NoHead(WebFolder):
-    def answer_path(self, path: str) -> None:
-        self.answer(405, b"") if self.command == "HEAD" else super().answer_path(path)
+@pytest.mark.slow
+def test_nginx_is_read_by_ranges(nginx_server: WebServer, root: Path) -> None:
+    check_that_files_are_read_by_ranges(parse_location(nginx_server.server.url), nginx_server.files)
+    (nginx_server.files / "packed").symlink_to(root / "packed")
+    assert read_all(f"{nginx_server.server.url}/packed") == read_all(root / "packed")
 
 
-class HeadWithoutLength(WebFolder):
-    def answer_path(self, path: str) -> None:
-        self.answer_head(200) if self.command == "HEAD" else super().answer_path(path)
+def answer_unless_head(self: WebFolder, path: str, answer: Any) -> None:
+    answer() if self.command == "HEAD" else WebFolder.answer_path(self, path)
 
 
-@pytest.mark.parametrize(
-    ("kind", "num_workers"), [(WeakETags, 2), (Dates, 0), (Unversioned, 2), (NoHead, 0), (HeadWithoutLength, 0)]
-)
-def test_a_dataset_is_read_like_the_local_one(root: Path, kind: type[WebFolder], num_workers: int) -> None:
-    with serve_folder(root, kind) as (url, _):
-        assert read_all(f"{url}/packed", num_workers) == read_all(root / "packed")
+KINDS: dict[str, type[WebFolder]] = {
+    # As of servers that compress what they can.
+    "weak ETags": kind(describe=lambda self, content: [("ETag", f'W/"{hash(content):x}"'), MODIFIED]),
+    "dates": kind(describe=lambda self, content: [MODIFIED]),
+    "no versions": kind(describe=lambda self, content: []),
+    "no HEAD": kind(answer_path=lambda self, path: answer_unless_head(self, path, lambda: self.answer(405, b""))),
+    "no length": kind(answer_path=lambda self, path: answer_unless_head(self, path, lambda: self.answer_head(200))),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_dataset_is_read_like_the_local_one(root: Path, name: str) -> None:
+    with serve_folder(root, KINDS[name]) as (url, _):
+        for source in ("packed", "packed/shardio.json"):
+            assert read_all(f"{url}/{source}", 1 if name == "dates" else 0) == read_all(root / source)
 
 
 class PythonsOwn(SimpleHTTPRequestHandler, WebFolder):
@@ -106,7 +134,7 @@ class UnknownTotals(WebFolder):
         self.answer(206, content[first : last + 1], ("Content-Range", f"bytes {first}-{last}/*"))
 
 
-@pytest.mark.parametrize(("kind", "num_workers"), [(PythonsOwn, 2), (UnknownTotals, 0)])
+@pytest.mark.parametrize(("kind", "num_workers"), [(PythonsOwn, 1), (UnknownTotals, 0)])
 def test_shards_are_fetched_as_a_whole_once_if_the_server_sends_no_parts(
     root: Path, tmp_path: Path, kind: type[WebFolder], num_workers: int
 ) -> None:
@@ -119,19 +147,15 @@ def test_shards_are_fetched_as_a_whole_once_if_the_server_sends_no_parts(
         assert not [path for method, path in requests if method == "GET" and path.endswith(".tar")]
 
 
-def test_a_shard_that_does_not_fit_into_the_cache_is_not_fetched_as_a_whole(root: Path, tmp_path: Path) -> None:
+def test_a_server_that_sends_no_parts_needs_a_cache_that_holds_a_shard(root: Path, tmp_path: Path) -> None:
     with serve_folder(root, PythonsOwn) as (url, _):
-        access = make_access(cache=tmp_path, cache_size=9000)
-        file = parse_location(f"{url}/packed/shard-000000.tar", access).open()
-        with pytest.raises(StoreError, match=r"more than the cache of 9000\. Set a larger cache_size"):
-            file.read(0, 9)
-
-
-def test_without_a_cache_a_server_that_sends_no_parts_is_an_error(root: Path) -> None:
-    with serve_folder(root, PythonsOwn) as (url, _):
-        file = parse_location(f"{url}/packed/shard-000000.tar").open()
-        with pytest.raises(StoreError, match=r"cannot read bytes 0 to 9 .* does not send parts .* nginx"):
-            file.read(0, 9)
+        for access, message in (
+            (make_access(cache=tmp_path, cache_size=9000), r"more than the cache of 9000\. Set a larger cache_size"),
+            (RemoteAccess(), r"cannot read bytes 0 to 9 .* does not send parts .* nginx"),
+        ):
+            file = parse_location(f"{url}/packed/shard-000000.tar", access).open()
+            with pytest.raises(StoreError, match=message):
+                file.read(0, 9)
 
 
 @pytest.mark.parametrize("is_new_run", [True, False])
@@ -141,7 +165,7 @@ def test_without_versions_a_cached_manifest_is_not_believed(tmp_path: Path, is_n
     assert sizes[0] == sizes[1], "nothing else tells them apart"
     served = tmp_path / "served"
     served.mkdir()
-    with serve_folder(served, Unversioned) as (url, _):
+    with serve_folder(served, KINDS["no versions"]) as (url, _):
         one.rename(served / "packed")
         read = partial(read_all, f"{url}/packed", cache=tmp_path / "cache", cache_size="100MB")
         before = read()
@@ -153,22 +177,11 @@ def test_without_versions_a_cached_manifest_is_not_believed(tmp_path: Path, is_n
 
 
 def pack_images_that_end_with(last: int, folder: Path) -> Path:
-    """Pack four images that end with a value. Those with other values have files of the same sizes."""
     write_images(folder / "images", classes=1, per_class=4, suffix="bmp")
     for path in (folder / "images").rglob("*.bmp"):
         path.write_bytes(path.read_bytes()[:-1] + bytes([last]))
-    pack_images(folder / "images", folder / "packed")
+    shardio.pack(folder / "images", folder / "packed")
     return folder / "packed"
-
-
-class Circle(WebFolder):
-    def answer_path(self, path: str) -> None:
-        self.answer(302, b"", ("Location", path))
-
-
-class Nowhere(WebFolder):
-    def answer_file(self, content: bytes) -> None:
-        self.answer(302, b"")
 
 
 class NoLength(WebFolder):
@@ -183,10 +196,8 @@ class NoLength(WebFolder):
 class FillingCache(NoLength):
     """As of a cache in front of a server: it knows how long a file is when it has fetched all of it."""
 
-    num_early = 3
-
     def answer_file(self, content: bytes) -> None:
-        is_early = self.requests.count(self.requests[-1]) <= self.num_early and "Range" not in self.headers
+        is_early = self.requests.count(self.requests[-1]) <= 3 and "Range" not in self.headers
         NoLength.answer_file(self, content) if is_early else WebFolder.answer_file(self, content)
 
 
@@ -202,38 +213,32 @@ def test_a_cache_that_does_not_know_yet_how_long_files_are_is_asked_again(
             assert content == (root / "packed" / "shardio.json").read_bytes()
 
 
-class Compressing(WebFolder):
-    def answer_file(self, content: bytes) -> None:
-        self.answer(200, content if self.command == "HEAD" else content[:99], ("Content-Encoding", "gzip"))
-
-
-class StrangeDates(WebFolder):
-    def describe(self, content: bytes) -> list[tuple[str, str]]:
-        return [("Last-Modified", "yesterday")]
+def compress(self: WebFolder, content: bytes) -> None:
+    self.answer(200, content if self.command == "HEAD" else content[:99], ("Content-Encoding", "gzip"))
 
 
 def answering(code: int) -> type[WebFolder]:
-    """Return a server that answers with an error."""
+    return kind(answer_file=lambda self, content: self.answer(code, b""))
 
-    class Answering(WebFolder):
-        def answer_file(self, content: bytes) -> None:
-            self.answer(code, b"")
 
-    return Answering
+LOGIN = b"<!DOCTYPE html><html>Please log in</html>"
+CIRCLE = kind(answer_path=lambda self, path: self.answer(302, b"", ("Location", path)))
 
 
 @pytest.mark.parametrize(
-    ("kind", "error", "message"),
+    ("server", "error", "message"),
     [
-        (Circle, StoreError, r"the server redirects in a circle\. Check the URL"),
-        (Nowhere, StoreError, r"the server redirects to nowhere \(no Location\)\. Check the URL"),
+        (CIRCLE, StoreError, r"the server redirects in a circle\. Check the URL"),
+        (answering(302), StoreError, r"the server redirects to nowhere \(no Location\)\. Check the URL"),
         (NoLength, StoreError, r"does not say how long the file is \(no Content-Length\)\. Let it send files as they"),
+        (kind(answer_file=compress), StoreError, r"sent 99 bytes, .*, because it compresses .*gzip\)\. Let it send fi"),
         (
-            Compressing,
+            kind(describe=lambda self, content: [("Last-Modified", "yesterday")]),
             StoreError,
-            r"sent 99 bytes, .*, because it compresses .*gzip\)\. Let it send files as",
+            r"invalid date \(Last-Modified: yesterday\)\. Correct the server's settings",
         ),
-        (StrangeDates, StoreError, r"invalid date \(Last-Modified: yesterday\)\. Correct the server's settings"),
+        # As of a network that wants a login first.
+        (kind(answer_path=lambda self, path: self.answer(200, LOGIN)), FormatError, r"it is a web page.*log in"),
         (answering(400), StoreError, r"the server answered 400 Bad Request\. Check the URL"),
         (answering(401), PermissionError, r"the server answered 401 Unauthorized\. shardio does not log in"),
         (answering(403), PermissionError, r"the server answered 403 Forbidden\. shardio does not log in"),
@@ -244,68 +249,44 @@ def answering(code: int) -> type[WebFolder]:
     ],
 )
 def test_what_cannot_succeed_fails_at_once_and_says_why(
-    root: Path, kind: type[WebFolder], error: type[Exception], message: str
+    root: Path, server: type[WebFolder], error: type[Exception], message: str
 ) -> None:
-    with serve_folder(root, kind) as (url, requests):
+    with serve_folder(root, server) as (url, requests):
         with pytest.raises(error, match=message):
             read_all(f"{url}/packed")
-        num_hops = 11 if kind is Circle else 5 if kind is NoLength else 1
+        num_hops = 11 if server is CIRCLE else 5 if server is NoLength else 2
         assert len(requests) <= 4 * num_hops, "nothing is repeated, except for sizes that may be known soon"
 
 
-def test_a_certificate_that_nobody_trusts_is_an_error_at_once(root: Path) -> None:
-    with serve_folder(root, tls=True) as (url, _):
-        location = parse_location(f"{url}/packed/shardio.json", retrying_for_ever())
-        with pytest.raises(StoreError, match=r"certificate is not valid \(\w+\)\. Check .*root_certificate") as caught:
+@pytest.mark.parametrize(
+    ("tls", "message"),
+    [
+        (True, r"certificate is not valid \(\w+\)\. Check .*root_certificate"),
+        (False, r"does not use TLS at this port\. Check the port, or use http://"),
+    ],
+)
+def test_a_server_without_a_good_certificate_is_an_error_at_once(root: Path, tls: bool, message: str) -> None:
+    access = RemoteAccess(options=make_options({"retries": 999, "deadline_s": 1e6}))
+    with serve_folder(root, tls=tls) as (url, _):
+        location = parse_location(f"https://{url.partition('://')[2]}/packed/shardio.json", access)
+        with pytest.raises(StoreError, match=message) as caught:
             location.stat()
         assert "attempts" not in str(caught.value)
 
 
-def test_a_port_without_tls_is_an_error_at_once(root: Path) -> None:
-    with serve_folder(root) as (url, _):
-        location = parse_location(f"https{url.removeprefix('http')}/packed/shardio.json", retrying_for_ever())
-        with pytest.raises(StoreError, match=r"does not use TLS at this port\. Check the port, or use http://"):
-            location.stat()
-
-
-def retrying_for_ever() -> RemoteAccess:
-    return RemoteAccess(options=make_options({"retries": 999, "deadline_s": 1e6}))
-
-
-class LoginPage(WebFolder):
-    """As of a network that wants a login first."""
-
-    def answer_path(self, path: str) -> None:
-        self.answer(200, b"<!DOCTYPE html><html>Please log in</html>")
-
-
-def test_a_page_instead_of_a_manifest_is_called_one(root: Path) -> None:
-    with serve_folder(root, LoginPage) as (url, _), pytest.raises(FormatError, match=r"it is a web page.*log in"):
-        read_all(f"{url}/packed")
-
-
-@contextlib.contextmanager
-def serve_bucket(*keys: str) -> Iterator[RemoteAccess]:
-    """Serve the listing of a bucket. Yield how it is reached."""
+def make_listing(keys: Sequence[str], token: str = "") -> bytes:
     contents = "".join(
         f"<Contents><Key>{key}</Key><LastModified>2026-03-02T10:00:00.000Z</LastModified><ETag>&quot;x&quot;</ETag>"
         "<Size>3</Size></Contents>"
         for key in keys
     )
-    body = f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>".encode()
+    more = f"<IsTruncated>{str(bool(token)).lower()}</IsTruncated>{token}"
+    return f"<ListBucketResult>{more}{contents}</ListBucketResult>".encode()
 
-    class Bucket(WebFolder):
-        def answer_path(self, path: str) -> None:
-            self.answer(200, body)
 
-    with serve_folder(Path(), Bucket) as (url, _):
-        options: dict[str, str | bool] = {
-            "endpoint": url,
-            "access_key_id": "a",
-            "secret_access_key": "b",
-            "allow_http": True,
-        }
-        yield RemoteAccess(options=make_options(options))
+def in_bucket(url: str) -> Location:
+    options: dict[str, str | bool] = {"endpoint": url, "skip_signature": True, "allow_http": True}
+    return parse_location("s3://bucket/images", RemoteAccess(options=make_options(options)))
 
 
 @pytest.mark.parametrize(
@@ -318,13 +299,13 @@ def serve_bucket(*keys: str) -> Iterator[RemoteAccess]:
     ],
 )
 def test_an_object_that_cannot_be_requested_is_named(key: str, shown: str) -> None:
-    with serve_bucket("images/good.jpg", key) as access:
-        folder = parse_location("s3://bucket/images", access)
+    bucket = kind(answer_path=lambda self, path: self.answer(200, make_listing(["images/good.jpg", key])))
+    with serve_folder(Path(), bucket) as (url, _):
         with pytest.raises(StoreError, match=rf'cannot be requested: "{shown}"\. .*Rename or remove') as caught:
-            folder.list()
+            in_bucket(url).list()
         assert "attempts" not in str(caught.value)
         with pytest.raises(StoreError, match="cannot be requested"):
-            list(folder.walk())
+            list(in_bucket(url).walk())
 
 
 def test_a_listing_goes_on_after_its_storage_process_has_died(tmp_path: Path) -> None:
@@ -335,38 +316,24 @@ def test_a_listing_goes_on_after_its_storage_process_has_died(tmp_path: Path) ->
         def answer_path(self, path: str) -> None:
             query = parse_qs(urlsplit(self.path).query)
             if "continuation-token" in query and not killed:
-                folder = client().folder
-                assert folder is not None
-                process_id = read_process_id(folder)
-                assert process_id is not None
-                os.kill(process_id, signal.SIGKILL)
-                killed.append(process_id)
+                killed.append(storage_process_id())
+                os.kill(killed[0], signal.SIGKILL)
                 return
             after = keys[999] if "continuation-token" in query else query.get("start-after", [""])[0]
             rest = [key for key in keys if key > after]
-            page, is_cut = rest[:1000], len(rest) == len(keys)
-            contents = "".join(
-                f"<Contents><Key>{key}</Key><LastModified>2026-03-02T10:00:00.000Z</LastModified>"
-                "<ETag>&quot;x&quot;</ETag><Size>3</Size></Contents>"
-                for key in (page if is_cut else rest)
-            )
-            token = "<NextContinuationToken>t</NextContinuationToken>" if is_cut else ""
-            truncated = str(is_cut).lower()
-            body = f"<ListBucketResult><IsTruncated>{truncated}</IsTruncated>{token}{contents}</ListBucketResult>"
-            self.answer(200, body.encode())
+            token = "<NextContinuationToken>t</NextContinuationToken>" if len(rest) == len(keys) else ""
+            self.answer(200, make_listing(rest[:1000] if token else rest, token))
 
     with serve_folder(tmp_path, Bucket) as (url, _):
-        options: dict[str, str | bool] = {"endpoint": url, "skip_signature": True, "allow_http": True}
-        access = RemoteAccess(options=make_options(options))
-        assert list(parse_location("s3://bucket/images", access).walk()) == keys
+        assert list(in_bucket(url).walk()) == keys
     assert killed
 
 
+@pytest.mark.slow
 def test_few_descriptors_suffice(tmp_path: Path) -> None:
-    samples = [Sample(key=str(i), fields={"txt": b"x" * 600}, origin="") for i in range(200)]
-    folder = parse_location(tmp_path)
-    entries = [write_shard(folder / f"{i}.tar", samples[20 * i : 20 * i + 20])[0] for i in range(10)]
-    write_manifest(folder / MANIFEST_NAME, Manifest(shards=tuple(entries), fields=("txt",)))
+    with ShardWriter(tmp_path, max_shard_samples=20) as writer:
+        for number in range(200):
+            writer.write({"__key__": str(number), "txt": "x" * 600})
     program = textwrap.dedent("""
         import sys
         import shardio
@@ -378,34 +345,29 @@ def test_few_descriptors_suffice(tmp_path: Path) -> None:
         assert int(subprocess.check_output([*command, url], text=True)) == 200
 
 
-def test_answers_that_do_not_fit_their_requests_are_given_up_soon() -> None:
-    program = textwrap.dedent("""
-        import time
-        from shardio.errors import StoreError
-        from shardio.storage.remote.backends import Attempts
-        from shardio.storage.remote.failures import FailedRequestError, RequestFailure
-        from shardio.storage.options import RemoteOptions
-        time.sleep = lambda seconds: None
-        def count(kind):
-            calls = []
-            def fail(backend):
-                calls.append(backend)
-                raise FailedRequestError(RequestFailure(kind=kind, cause="it is odd"))
-            try:
-                Attempts("memory://x", RemoteOptions(retries=50)).make("read it", fail)
-            except StoreError as error:
-                print(len(calls), error)
-        count("unclear")
-        count("transient")
-    """)
-    unclear, transient = subprocess.check_output([sys.executable, "-c", program], text=True).splitlines()
-    assert unclear == "8 cannot read it after 8 attempts in 0 s: it is odd. Check the server"
-    assert transient.startswith("51 cannot read it after 51 attempts")
+@pytest.mark.parametrize(
+    ("problem", "num_calls", "message"),
+    [
+        ("unclear", 8, r"^cannot read it after 8 attempts in 0 s: it is odd\. Check the server$"),
+        ("transient", 51, r"^cannot read it after 51 attempts"),
+    ],
+)
+def test_answers_that_do_not_fit_their_requests_are_given_up_soon(
+    monkeypatch: pytest.MonkeyPatch, problem: Any, num_calls: int, message: str
+) -> None:
+    calls = list[object]()
+
+    def fail(backend: object) -> None:
+        calls.append(backend)
+        raise FailedRequestError(RequestFailure(kind=problem, cause="it is odd"))
+
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with pytest.raises(StoreError, match=message):
+        Attempts("memory://x", RemoteOptions(retries=50)).make("read it", fail)
+    assert len(calls) == num_calls
 
 
 class Overloaded(WebFolder):
-    """Sends a few parts of tars, and then no more."""
-
     num_parts: int
     ranges: Counter[str]
 
@@ -422,7 +384,7 @@ class Overloaded(WebFolder):
 def test_a_store_that_keeps_failing_is_not_asked_again_before_the_user_knows(root: Path, num_parts: int) -> None:
     """Each attempt may wait for a long time, so the error comes after one request of each worker."""
     ranges = Counter[str]()
-    kind = type("Kind", (Overloaded,), {"num_parts": num_parts, "ranges": ranges})
-    with serve_folder(root, kind) as (url, _), pytest.raises(StoreError, match="after 2 attempts"):
+    server = type("Kind", (Overloaded,), {"num_parts": num_parts, "ranges": ranges})
+    with serve_folder(root, server) as (url, _), pytest.raises(StoreError, match="after 2 attempts"):
         read_all(f"{url}/packed", num_workers=2, storage_options={"retries": 1})
     assert max(ranges.values()) <= 2 * 2 + num_parts, ranges

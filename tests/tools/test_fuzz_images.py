@@ -19,6 +19,7 @@ fuzz_images = import_module("tools.fuzz_images")
 SCRIPT = Path(__file__).parents[2] / "tools" / "fuzz_images.py"
 
 
+@pytest.mark.slow
 def test_a_campaign_says_how_many_files_are_read_rightly(tmp_path: Path) -> None:
     done = run_python(SCRIPT, "--files", 60, "--jobs", 1, "--seed", 3, "--save", tmp_path, cwd=SCRIPT.parent)
     assert done.returncode == 0, done.stdout

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tools" / "fuzz_kernel.py"
 
 
+@pytest.mark.slow
 def test_the_kernel_stays_between_guard_pages() -> None:
     done = run_python(SCRIPT, "--guard", "--files", 200, "--start", 77, "--seed", 2)
     assert done.returncode == 0, done.stderr
@@ -20,21 +21,12 @@ def test_the_kernel_stays_between_guard_pages() -> None:
 
 
 FAULTS = {
-    "one file alone": (
-        "len(chunk.contents) and 8 in files",
-        "SIGSEGV",
-        "file 8",
-        "8 --files 1",
-    ),
-    "two files together": (
-        "{8, 9} <= set(files)",
-        "SIGSEGV",
-        "files 8 to 11, together",
-        "8 --files 4",
-    ),
+    "one file alone": ("len(chunk.contents) and 8 in files", "SIGSEGV", "file 8", "8 --files 1"),
+    "two files together": ("{8, 9} <= set(files)", "SIGSEGV", "files 8 to 11, together", "8 --files 4"),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("condition", "end", "files", "again"), FAULTS.values(), ids=FAULTS)
 def test_files_that_end_the_process_are_named(condition: str, end: str, files: str, again: str) -> None:
     code = f"""

@@ -17,6 +17,7 @@ fuzz_tars = import_module("tools.fuzz_tars")
 SCRIPT = Path(__file__).parents[2] / "tools" / "fuzz_tars.py"
 
 
+@pytest.mark.slow
 def test_a_campaign_says_how_many_inputs_break_a_law(tmp_path: Path) -> None:
     done = run_python(SCRIPT, "--cases", 60, "--seed", 3, "--save", tmp_path / "kept", cwd=SCRIPT.parent)
     assert done.returncode == 0, done.stdout

@@ -37,6 +37,7 @@ def run(stages: list[Stage], out: Path, budget_s: float = BUDGET_S) -> dict[str,
     return {one["name"]: one for one in found}
 
 
+@pytest.mark.slow
 def test_a_stage_that_hangs_and_one_that_fails_do_not_stop_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,6 +75,7 @@ def test_a_stage_that_hangs_and_one_that_fails_do_not_stop_the_next(
     assert "LookupError: planted" in page
 
 
+@pytest.mark.slow
 def test_limits_follow_the_shares_and_what_is_left_of_the_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +117,7 @@ def make_wheel(folder: Path, name: str, module: str) -> None:
         archive.writestr(f"{info}/RECORD", "")
 
 
+@pytest.mark.slow
 def test_only_missing_packages_are_installed_and_only_once(tmp_path: Path) -> None:
     (wheels := tmp_path / "wheels").mkdir()
     make_wheel(wheels, "planted-package", "planted_module")
@@ -134,6 +137,7 @@ def test_the_command_runs_the_stages_that_are_asked_for(tmp_path: Path) -> None:
     assert stage["status"] == "left out: compute-sanitizer is not installed"
 
 
+@pytest.mark.slow
 def test_facts_that_need_no_gpu_are_measured_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: object) -> Any:
         raise LookupError("planted")

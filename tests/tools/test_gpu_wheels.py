@@ -57,6 +57,7 @@ def read_installed(names: Sequence[str]) -> Iterable[str]:
     return [line for name in names if name in installed for line in installed[name].requires or ()]
 
 
+@pytest.mark.slow
 def test_what_is_carried_and_what_the_machine_has_suffice_for_all_checks(tmp_path: Path) -> None:
     machine = find_missing(HAVE, (), read_installed, "3.12")
     carried = find_missing(list_wanted(), machine, read_installed, "3.12")
@@ -69,6 +70,7 @@ def test_what_is_carried_and_what_the_machine_has_suffice_for_all_checks(tmp_pat
     assert all(f"{path}::" in done.stdout for path in CUDA_TESTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", sorted(map(canonicalize_name, ("tenacity", "obstore", "pydantic"))))
 def test_a_package_that_the_machine_has_is_left_to_it(package: str) -> None:
     everything = find_missing(list_wanted(), (), read_installed, "3.12")

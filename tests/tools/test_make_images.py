@@ -18,7 +18,6 @@ make_images = import_module("tools.make_images")
 
 
 def _write(folder: Path, **options: Any) -> list[bytes]:
-    """Write the images of one class; return the files' contents, sorted by name."""
     defaults = {"class_id": 0, "num_classes": 2, "num_images": 2, "width": 96, "height": 64, "quality": 95, "seed": 0}
     job = make_images.Job(folder=folder, **{**defaults, **options})
     num_bytes = make_images.write_class(job)
@@ -56,12 +55,13 @@ def test_another_seed_gives_different_files(tmp_path: Path) -> None:
     assert not set(_write(tmp_path / "a", seed=0)) & set(_write(tmp_path / "b", seed=1))
 
 
+@pytest.mark.slow
 def test_all_images_differ(tmp_path: Path) -> None:
     contents = [*_write(tmp_path / "a", num_images=6), *_write(tmp_path / "b", class_id=1, num_images=6)]
     assert len(set(contents)) == 12
 
 
-@pytest.mark.parametrize("size", [(96, 64), (16, 16), (101, 37)])
+@pytest.mark.parametrize("size", [(16, 16), (101, 37)])
 def test_every_file_is_a_jpeg_of_the_requested_size(tmp_path: Path, size: tuple[int, int]) -> None:
     for content in _write(tmp_path / "a", width=size[0], height=size[1]):
         with Image.open(io.BytesIO(content)) as image:

@@ -13,6 +13,7 @@ from tests.processes import run_python
 order_campaign = import_module("tools.order_campaign")
 
 
+@pytest.mark.slow
 def test_a_campaign_reports_the_number_of_cases() -> None:
     script = Path(__file__).parents[2] / "tools" / "order_campaign.py"
     done = run_python(script, "--cases", 40, "--seed", 3, cwd=script.parent)

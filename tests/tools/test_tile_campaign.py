@@ -33,6 +33,27 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run a campaign that fails; return what it prints."""
+
+    def run(exit_code: int = 1, **options: Any) -> str:
+        with pytest.raises(typer.Exit) as exit_info:
+            tile_campaign.main(**{"photos": tmp_path, "corpus": False, "broken": tmp_path / "found.bin", **options})
+        assert exit_info.value.exit_code == exit_code
+        return capsys.readouterr().out
+
+    return run
+
+
+def install_jpegtran(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    program = folder / "jpegtran"
+    program.write_text(f"#!{sys.executable}\nimport sys\ncontent = sys.stdin.buffer.read()\n{answer}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.slow
 def test_a_campaign_reports_the_outcomes(photos: Path) -> None:
     done = run_python(SCRIPT, "--limit", 20, "--photos", photos, "--crops", 5, cwd=SCRIPT.parent)
     (line,) = done.stdout.splitlines()
@@ -40,64 +61,35 @@ def test_a_campaign_reports_the_outcomes(photos: Path) -> None:
     assert line.endswith(" s: 22 tiled, 1 progressive")
 
 
+@pytest.mark.parametrize("error", [AssertionError("a law does not hold"), IndexError("it is out of bounds")])
 def test_a_file_that_breaks_a_law_is_named_and_saved(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    photos: Path, fail: Any, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def check(name: str, content: bytes) -> str:
         if name.endswith("B.JPEG"):
-            raise AssertionError(f"{name}: a law does not hold")
+            raise type(error)(f"{name}: {error}")
         return check_file(name, content)
 
     monkeypatch.setattr(tile_campaign, "check_file", check)
-    broken = tmp_path / "found.bin"
-    with pytest.raises(typer.Exit) as exit_info:
-        tile_campaign.main(photos=photos, corpus=False, broken=broken)
-    assert exit_info.value.exit_code == 1
-    assert "B.JPEG: a law does not hold" in capsys.readouterr().out
-    assert broken.read_bytes() == (photos / "more" / "B.JPEG").read_bytes()
+    assert f"B.JPEG: {error}" in fail()
+    assert (photos / "found.bin").read_bytes() == (photos / "more" / "B.JPEG").read_bytes()
 
 
-def test_a_crop_with_different_pixels_breaks_a_law(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("photos")
+def test_a_crop_with_different_pixels_breaks_a_law(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def full_decode(*arguments: Any) -> Any:
         return crop_laws.full_decode(*arguments) ^ 1
 
     monkeypatch.setattr(tile_campaign, "full_decode", full_decode)
-    with pytest.raises(typer.Exit) as exit_info:
-        tile_campaign.main(photos=photos, corpus=False, crops=1, broken=tmp_path / "found.bin")
-    assert exit_info.value.exit_code == 1
-    assert "has other pixels" in capsys.readouterr().out
+    assert "has other pixels" in fail(crops=1)
 
 
-def test_a_crash_breaks_a_law(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_campaign_without_files_or_without_jpegtran_is_refused(
+    tmp_path: Path, fail: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def check(name: str, content: bytes) -> str:
-        raise IndexError(f"{len(content)} bytes of {name} are out of bounds")
-
-    monkeypatch.setattr(tile_campaign, "check_file", check)
-    with pytest.raises(typer.Exit) as exit_info:
-        tile_campaign.main(photos=photos, corpus=False, broken=tmp_path / "found.bin")
-    assert exit_info.value.exit_code == 1
-    output = capsys.readouterr().out
-    assert "a.jpg" in output
-    assert "IndexError" in output
-
-
-def test_a_campaign_without_files_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(typer.Exit) as exit_info:
-        tile_campaign.main(photos=tmp_path, corpus=False)
-    assert exit_info.value.exit_code == 2
-    assert "no files" in capsys.readouterr().out
-
-
-def _install_jpegtran(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
-    """Put a replacement for jpegtran first on the PATH."""
-    program = folder / "jpegtran"
-    program.write_text(f"#!{sys.executable}\nimport sys\ncontent = sys.stdin.buffer.read()\n{answer}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    assert "no files" in fail(2)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "libjpeg-turbo-progs" in fail(2, photos=None, corpus=True, jpegtran=True)
 
 
 @pytest.mark.parametrize(
@@ -111,37 +103,16 @@ def _install_jpegtran(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str
     ids=["other scan", "not read", "same scan"],
 )  # fmt: skip
 def test_tiled_files_are_compared_with_jpegtrans(
-    answer: str,
-    outcome: str,
-    photos: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    answer: str, outcome: str, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     contents = [path.read_bytes() for path in (photos / "a.jpg", photos / "more" / "B.JPEG")]
-    (tmp_path / "tiled").write_bytes(pickle.dumps({content: tile_jpeg(content) for content in contents}))
-    _install_jpegtran(tmp_path, monkeypatch, answer)
+    (photos / "tiled").write_bytes(pickle.dumps({content: tile_jpeg(content) for content in contents}))
+    install_jpegtran(photos, monkeypatch, answer)
     tile_campaign.main(photos=photos, corpus=False, jpegtran=True)
     assert f"jpegtran: {outcome}; " in capsys.readouterr().out
 
 
-def test_different_pixels_from_jpegtran_break_a_law(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "other").write_bytes(by_pillow(noise(8, 8)))
-    answer = f"sys.stdout.buffer.write(open({str(tmp_path / 'other')!r}, 'rb').read())"
-    _install_jpegtran(tmp_path, monkeypatch, answer)
-    with pytest.raises(typer.Exit) as exit_info:
-        tile_campaign.main(photos=photos, corpus=False, jpegtran=True, broken=tmp_path / "found.bin")
-    assert exit_info.value.exit_code == 1
-    assert "the pixels of jpegtran's file differ" in capsys.readouterr().out
-
-
-def test_a_comparison_without_jpegtran_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(typer.Exit) as exit_info:
-        tile_campaign.main(jpegtran=True)
-    assert exit_info.value.exit_code == 2
-    assert "libjpeg-turbo-progs" in capsys.readouterr().out
+def test_different_pixels_from_jpegtran_break_a_law(photos: Path, fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (photos / "other").write_bytes(by_pillow(noise(8, 8)))
+    install_jpegtran(photos, monkeypatch, f"sys.stdout.buffer.write(open({str(photos / 'other')!r}, 'rb').read())")
+    assert "the pixels of jpegtran's file differ" in fail(jpegtran=True)

@@ -38,6 +38,7 @@ class Forked:
         return self.process.exitcode
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_a_random_moment_gives_the_losses_of_an_uninterrupted_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,41 +29,21 @@ from tests.train.small_data import Poison, make_batches
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """A run.
-
-    Attributes:
-        source: The packed dataset.
-        directory: The run's directory.
-        launch: The number of the launch, from 0.
-        config: Settings of TrainConfig.
-        batch_size: The batch size of a rank.
-        num_workers: The workers of its training loader.
-        kill: (rank, step) at which a rank kills itself, as when a machine is lost.
-        fail: (rank, step) at which a rank raises an error.
-        remainder: The policy of the training loader.
-        nan: (rank, step) at which a rank's loss becomes NaN.
-        sizes: The sizes of each rank's batches of noise, which replace those of the dataset.
-        repeat: How many times to train.
-        is_plain: Whether the model's outputs depend on each sample alone.
-        is_torchs: Whether the order of the training loader is that of torch's DistributedSampler.
-        is_refused: Whether all ranks raise an error before they start, after which the next run follows.
-    """
-
-    source: str
+    source: str  # The packed dataset.
     directory: str
-    launch: int = 0
+    launch: int = 0  # Its number.
     config: dict[str, Any]
     batch_size: int = 2
     num_workers: int = 0
-    kill: tuple[int, int] | None = None
-    fail: tuple[int, int] | None = None
+    kill: tuple[int, int] | None = None  # (rank, step) at which a rank kills itself, as when a machine is lost.
+    fail: tuple[int, int] | None = None  # (rank, step) at which a rank raises an error.
     remainder: Any = "pad"
-    nan: tuple[int, int] | None = None
-    sizes: list[list[int]] | None = None
+    nan: tuple[int, int] | None = None  # (rank, step) at which a rank's loss becomes NaN.
+    sizes: list[list[int]] | None = None  # Of batches of noise of each rank, which replace those of the dataset.
     repeat: int = 1
-    is_plain: bool = False
-    is_torchs: bool = False
-    is_refused: bool = False
+    is_plain: bool = False  # The model's outputs depend on each sample alone.
+    is_torchs: bool = False  # The order is that of torch's DistributedSampler.
+    is_refused: bool = False  # All ranks raise an error before they start, and the next run follows.
 
 
 class Keys(Callback):
@@ -99,7 +79,6 @@ class Keys(Callback):
 
 
 def make_model(*, is_plain: bool = False) -> nn.Module:
-    """Return a model with batch statistics and random numbers, which differ between ranks."""
     torch.manual_seed(1)
     if is_plain:
         return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8), nn.Tanh(), nn.Linear(8, 3))
@@ -136,7 +115,6 @@ def train_as(settings: Settings) -> None:
 
 
 def sum_of(model: nn.Module) -> torch.Tensor:
-    """Return a number that differs between models."""
     return torch.stack(
         [(weight * torch.arange(1, weight.numel() + 1).view_as(weight)).sum() for weight in model.parameters()]
     ).sum()
@@ -148,7 +126,6 @@ def train_as_rank(rank: int, runs: list[dict[str, Any]]) -> None:
 
 
 def train_runs(runs: list[dict[str, Any]]) -> None:
-    """Train as the settings of each run say."""
     for settings in (Settings(**run) for run in runs):
         try:
             train_as(settings)

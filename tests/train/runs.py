@@ -33,8 +33,6 @@ class StopError(Exception):
 
 
 class StopAfter(Callback):
-    """Stop a run after this many microbatches."""
-
     def __init__(self, num_batches: int) -> None:
         self.num_left = num_batches
 

@@ -14,7 +14,6 @@ PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 
 
 def make_batches(sizes: Sequence[int], *, num_classes: int = 3, side: int = 6, seed: int = 0) -> list[Batch]:
-    """Return batches of noise with random labels."""
     generator = torch.Generator().manual_seed(seed)
     return [
         (
@@ -38,13 +37,11 @@ def make_separable_batches(num_batches: int, batch_size: int = 20, seed: int = 0
 
 
 def join(batches: Sequence[Batch]) -> Batch:
-    """Return the batches as one."""
     images, labels = zip(*batches, strict=True)
     return torch.cat(images), torch.cat(labels)
 
 
 def make_linear(num_classes: int = 3, side: int = 6, seed: int = 0) -> nn.Sequential:
-    """Return a linear classifier of images."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * side * side, num_classes))
 
@@ -68,5 +65,4 @@ class Poison(nn.Module):
 
 
 def weights_of(model: nn.Module) -> list[torch.Tensor]:
-    """Return copies of a model's parameters and buffers."""
     return [tensor.detach().clone() for tensor in model.state_dict().values()]

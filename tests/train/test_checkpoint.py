@@ -1,4 +1,4 @@
-"""Checkpoints are written whole or not at all, execute nothing, and are freed after they are loaded."""
+"""Checkpoints are written whole or not at all, hold finite weights alone, execute nothing, and are freed soon."""
 
 from __future__ import annotations
 
@@ -12,33 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from shardio.errors import FormatError
-from shardio.train import Callback, checkpoint as checkpoint_module, load_checkpoint, train
-from shardio.train.checkpoint import are_equal, check_loadable, save_checkpoint
+from shardio.errors import FormatError, NonFiniteLossError
+from shardio.train import Callback, TrainConfig, TrainStep, checkpoint as checkpoint_module, load_checkpoint, train
+from shardio.train.checkpoint import PARTS, are_equal, check_loadable, check_parts, save_checkpoint
 from tests.files import files_of_at_most
 from tests.loader.fetching.programs import Point
-from tests.train.runs import (
-    STEPS_PER_EPOCH,
-    StopError,
-    assert_same_weights,
-    make_config,
-    make_loader,
-    make_model,
-)
+from tests.train.runs import STEPS_PER_EPOCH, StopError, make_config, make_loader, make_model
+from tests.train.small_data import Poison, make_batches, make_linear
 
 pytestmark = pytest.mark.usefixtures("no_report")
-
-
-@pytest.mark.parametrize("size", [0, 100, 5000])
-def test_a_damaged_checkpoint_is_refused(packed: Path, tmp_path: Path, size: int) -> None:
-    train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
-    last = tmp_path / "last.pt"
-    last.write_bytes(last.read_bytes()[:size])
-    with pytest.raises(
-        FormatError, match=r"last\.pt is not a checkpoint, or is truncated: use another one or start a new run"
-    ):
-        train(make_model(), make_loader(packed), make_config(tmp_path))
 
 
 def test_another_file_is_refused_and_not_executed(tmp_path: Path) -> None:
@@ -63,7 +47,7 @@ def test_a_failed_save_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
 
 
-@pytest.mark.parametrize("num_bytes", [500, 5000, 200_000])
+@pytest.mark.parametrize("num_bytes", [500, 200_000])
 def test_a_full_disk_raises_the_operating_systems_error_and_keeps_the_previous_checkpoint(
     tmp_path: Path, num_bytes: int
 ) -> None:
@@ -104,13 +88,6 @@ def test_the_memory_of_a_checkpoint_is_freed_after_loading(
     train(make_model(), make_loader(packed), config, callbacks=[look])
     assert len(tensors) == len(make_model().state_dict())
     assert look.num_alive == 0
-
-
-def test_a_checkpoint_holds_the_weights_of_the_model(packed: Path, tmp_path: Path) -> None:
-    model, other = make_model(), make_model()
-    train(model, make_loader(packed), make_config(tmp_path, epochs=1))
-    other.load_state_dict(load_checkpoint(tmp_path / "last.pt", map_location="cpu")["model"])
-    assert_same_weights(model, other)
 
 
 def test_a_run_killed_between_its_two_checkpoints_still_writes_the_best_one(
@@ -158,3 +135,114 @@ def test_what_could_not_be_loaded_is_refused(tmp_path: Path, value: Any) -> None
     save_checkpoint(tmp_path / "last.pt", {"value": value})
     with pytest.raises(FormatError, match="cannot be read as a checkpoint"):
         load_checkpoint(tmp_path / "last.pt")
+
+
+def test_a_flipped_bit_never_changes_the_loaded_state_silently(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, {"model": {"weight": torch.arange(50.0)}, "times": {"train_s": 1.5}})
+    content, expected = path.read_bytes(), load_checkpoint(path)
+    changed, errors = list[int](), list[str]()
+    for offset in range(0, len(content), 11):
+        flipped = bytearray(content)
+        flipped[offset] ^= 1 << offset % 8
+        path.write_bytes(flipped)
+        try:
+            found = load_checkpoint(path)
+        except FormatError as error:
+            errors.append(str(error))
+            continue
+        if repr(found) != repr(expected):
+            changed.append(offset)
+    for size in (0, 100, len(content) - 1):
+        path.write_bytes(content[:size])
+        with pytest.raises(FormatError, match=r"last\.pt is not a checkpoint, or is truncated: use another one or"):
+            load_checkpoint(path)
+    assert changed == []
+    assert errors
+    assert all(str(path) in error for error in errors)
+
+
+def test_checksums_are_written_even_if_the_user_turned_them_off(tmp_path: Path) -> None:
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        save_checkpoint(tmp_path / "last.pt", {"model": {"weight": torch.ones(3)}})
+        assert not torch.serialization.get_crc32_options()
+    finally:
+        torch.serialization.set_crc32_options(before)
+    assert load_checkpoint(tmp_path / "last.pt")["model"]["weight"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [[1], 3, None, torch.zeros(3), {}, {"format": True}, {"format": [1]}, {"format": torch.zeros(3)}],
+    ids=["list", "number", "none", "tensor", "empty", "format-true", "format-list", "format-tensor"],
+)
+def test_the_file_of_another_program_is_refused(tmp_path: Path, state: object) -> None:
+    torch.save(state, tmp_path / "last.pt")
+    with pytest.raises(FormatError, match=r"last\.pt"):
+        load_checkpoint(tmp_path / "last.pt")
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_state_without_one_of_its_parts_is_refused(name: str) -> None:
+    state: dict[str, Any] = {part: kind() for part, kind in PARTS.items()}
+    check_parts(state, "last.pt")
+    for damaged in ({**state, name: 7.5}, {part: value for part, value in state.items() if part != name}):
+        with pytest.raises(FormatError, match=rf"last\.pt is not a checkpoint .* \('{name}' must be a"):
+            check_parts(damaged, "last.pt")
+
+
+@pytest.mark.parametrize("log_every", [1, 10])
+def test_the_error_of_a_nan_loss_names_its_step_its_keys_and_the_remedy(
+    packed: Path, tmp_path: Path, log_every: int
+) -> None:
+    """In batch 9, which is the first half of step 5 (step 2 of epoch 1). The checkpoint before it is finite."""
+    keys = list[list[str]]()
+
+    class Keys(Callback):
+        def on_batch(self, batch: Any) -> None:
+            keys.append(list(batch[2]))
+
+    config = make_config(tmp_path, checkpoint_every=2, log_every=log_every)
+    model = nn.Sequential(Poison(9), *make_model())
+    with pytest.raises(NonFiniteLossError, match=r"the loss of step 5 is nan \(samples: class-") as caught:
+        train(model, make_loader(packed), config, callbacks=[Keys()])
+    assert caught.value.step == 5
+    assert list(caught.value.keys or ()) == list(keys[8])
+    assert f"{tmp_path}/last.pt holds the weights of step 4" in str(caught.value)
+    state = load_checkpoint(tmp_path / "last.pt")
+    assert state["step"]["num_taken"] == 4
+    assert all(tensor.isfinite().all() for tensor in state["model"].values())
+
+
+def test_an_infinite_loss_stops_a_run_without_a_directory() -> None:
+    batches = [(images.float() * float("inf"), labels) for images, labels in make_batches([4, 4])]
+    config = TrainConfig(epochs=1, precision="fp32", device="cpu")
+    with pytest.raises(
+        NonFiniteLossError, match=r"samples unknown, .* Start a new run with a lower learning rate"
+    ) as caught:
+        train(make_linear(), batches, config)
+    assert caught.value.keys is None
+
+
+class _BadGradient(Callback):
+    """Make the gradients of a step NaN, but not its loss."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def add_to_loss(self, loss: torch.Tensor, step: TrainStep) -> torch.Tensor:
+        return loss * float("nan") if step.num_steps == self.step else loss
+
+
+@pytest.mark.parametrize("step", [3, 5])
+def test_nan_weights_are_never_saved(packed: Path, tmp_path: Path, step: int) -> None:
+    """Neither after step 4, where the last checkpoint is of step 2, nor at the end of an epoch."""
+    config = make_config(tmp_path, checkpoint_every=2, log_every=1)
+    message = f"weights are NaN or infinite after step {step + 1}, because a gradient was not finite. Start a new run"
+    with pytest.raises(NonFiniteLossError, match=message):
+        train(make_model(), make_loader(packed), config, callbacks=[_BadGradient(step)])
+    for name in ("last.pt", "best.pt"):
+        state = load_checkpoint(tmp_path / name)
+        assert all(tensor.isfinite().all() for tensor in state["model"].values())

@@ -101,8 +101,6 @@ def test_a_compiled_model_learns() -> None:
 
 
 class NoteWrapper(Callback):
-    """Notes the type of the model that computes."""
-
     def __init__(self) -> None:
         self.kinds = set[type]()
 

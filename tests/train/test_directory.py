@@ -15,13 +15,14 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from shardio.errors import BusyError, StateError
 from shardio.train import Callback, load_checkpoint, train
-from shardio.train.run import claimed
+from shardio.train.run import LOCK, claimed
 from tests.files import read_files
 from tests.processes import TIMEOUT_S, forkserver_context
 from tests.train.runs import EPOCHS, STEPS_PER_EPOCH, make_config, make_loader, make_model
@@ -52,6 +53,7 @@ def _train_and_wait(packed: Path, directory: Path, reports: Connection) -> None:
     train(make_model(), loader, make_config(directory), callbacks=[Wait(reports)])
 
 
+@pytest.mark.slow
 def test_a_second_run_is_refused_and_a_killed_one_can_be_resumed_at_once(packed: Path, tmp_path: Path) -> None:
     """Even while a worker process that the killed run forked still exists."""
     context = forkserver_context()
@@ -111,13 +113,10 @@ def test_all_ranks_raise_the_error_of_rank_0(tmp_path: Path, monkeypatch: pytest
 def test_the_lock_is_released_if_another_rank_fails_to_hear_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lose(outcome: Any) -> list[Any]:
-        raise ConnectionError("the other rank is gone")
-
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with monkeypatch.context() as patch:
-        patch.setattr("shardio.train.meters.gather", lose)
+        patch.setattr("shardio.train.meters.gather", mock.Mock(side_effect=ConnectionError("the other rank is gone")))
         with pytest.raises(ConnectionError), claimed(tmp_path):
             pass
     monkeypatch.setenv("WORLD_SIZE", "1")
@@ -135,17 +134,10 @@ def test_unfinished_files_of_other_programs_stay(packed: Path, tmp_path: Path) -
 
 def test_the_lock_holds_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even though the holder's name cannot be written."""
-
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    busy = pytest.raises(BusyError, match="is in use by another process, which is training there")
     with monkeypatch.context() as full:
-        full.setattr(os, "pwrite", refuse)
-        with (
-            claimed(tmp_path),
-            pytest.raises(BusyError, match="is in use by another process, which is training there"),
-            claimed(tmp_path),
-        ):
+        full.setattr(os, "pwrite", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        with claimed(tmp_path), busy, claimed(tmp_path):
             pass
     with claimed(tmp_path):
         pass
@@ -154,10 +146,7 @@ def test_the_lock_holds_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.Monke
 def test_without_locks_a_warning_is_logged_and_training_works(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", mock.Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
     with caplog.at_level(logging.WARNING, "shardio"):
         assert len(train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))) == 1
     assert f"{tmp_path} is on a file system without locks" in caplog.text
@@ -168,13 +157,13 @@ def test_a_run_without_its_last_checkpoint_is_not_replaced_silently(
     packed: Path, tmp_path: Path, kept: list[str]
 ) -> None:
     train(make_model(), make_loader(packed), make_config(tmp_path, epochs=2))
-    for path in tmp_path.iterdir():
-        if path.is_file() and path.name not in kept:
-            path.unlink()
+    for name in read_files(tmp_path).keys() - kept:
+        (tmp_path / name).unlink()
     before = read_files(tmp_path)
     with pytest.raises(StateError, match=r"of an earlier run, but no last\.pt to resume from: restore last\.pt"):
         train(make_model(), make_loader(packed), make_config(tmp_path, epochs=2))
-    assert {name: content for name, content in read_files(tmp_path).items() if name in kept} == before
+    (tmp_path / LOCK).unlink()
+    assert read_files(tmp_path) == before
     assert len(train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1, resume=False))) == 1
 
 

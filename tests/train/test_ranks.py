@@ -39,13 +39,6 @@ SAMPLES, EPOCHS = 21, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What a launch of ranks left.
-
-    Attributes:
-        directory: Holds the directories of its runs.
-        failure: The launcher's message, if a rank failed or was killed.
-    """
-
     directory: Path
     failure: str = ""
 
@@ -83,7 +76,6 @@ def killed(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Launch:
 
 @pytest.fixture(scope="module")
 def resumed(packed: Path, killed: Launch) -> Launch:
-    """Three ranks: the killed run is resumed."""
     return _launch(3, killed.directory, [_run(packed, killed.directory / "killed", num_workers=1, launch=1)])
 
 
@@ -157,6 +149,7 @@ def _weights(directory: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
+@pytest.mark.slow
 def test_ranks_validate_exactly(packed: Path, killed: Launch) -> None:
     """As one process does, by shardio and by torch alone, although ranks repeat samples to have equally many."""
     directory = killed.directory / "whole"
@@ -176,6 +169,7 @@ def test_ranks_validate_exactly(packed: Path, killed: Launch) -> None:
     assert score.loss == pytest.approx(float(nn.functional.cross_entropy(outputs, labels)), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_ranks_resume_after_a_kill_to_the_last_bit(killed: Launch, resumed: Launch) -> None:
     assert "signal SIGKILL" in killed.failure
     assert not resumed.failure
@@ -195,33 +189,28 @@ def _assert_all_samples_are_seen(packed: Path, directory: Path, num_steps: int, 
     Padding repeats the first of the remaining samples, and no more than needed for equal ranks.
     """
     dataset = ShardMapDataset(packed, fields="key")
-    expected = {dataset[index] for index in range(len(dataset))}
-    assert len(expected) == SAMPLES
+    expected = {dataset[index] for index in range(SAMPLES)}
     for epoch in range(EPOCHS):
-        first, rest = (
-            [
-                key
-                for line in _read_keys(directory, launch)
-                if line["epoch"] == epoch and (launch == 1 or line["step"] <= num_steps)
-                for key in line["keys"]
-            ]
-            for launch in range(2)
-        )
+        lines = [line for line in _read_keys(directory, 0) if line["step"] <= num_steps], _read_keys(directory, 1)
+        first, rest = ([key for line in some if line["epoch"] == epoch for key in line["keys"]] for some in lines)
         assert {*first, *rest} == expected
         padding = -(SAMPLES - len(first)) % after if rest else -SAMPLES % before
         assert len(first) + len(rest) == SAMPLES + padding
 
 
+@pytest.mark.slow
 def test_one_rank_resumes_a_run_of_three_and_sees_each_sample_once(packed: Path, killed: Launch) -> None:
     directory = killed.directory / "on_one_rank"
     train_as(Settings(**_run(packed, directory, launch=1)))
     _assert_all_samples_are_seen(packed, directory, num_steps=6, before=3, after=1)
 
 
+@pytest.mark.slow
 def test_two_ranks_resume_a_run_of_one_and_see_each_sample_once(packed: Path, two_ranks: Launch) -> None:
     _assert_all_samples_are_seen(packed, two_ranks.directory / "from_one_rank", num_steps=3, before=1, after=2)
 
 
+@pytest.mark.slow
 def test_one_rank_resumes_a_run_of_two_in_torchs_order_after_an_epoch(packed: Path, two_ranks: Launch) -> None:
     directory = two_ranks.directory / "torchs"
     state = load_checkpoint(directory / "last.pt")
@@ -249,6 +238,7 @@ def test_one_rank_resumes_a_run_of_two_in_torchs_order_after_an_epoch(packed: Pa
         assert set(keys) == {dataset[index] for index in sampler}
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_what_one_learns_from_batches_twice_as_large(two_ranks: Launch) -> None:
     one, other = _weights(two_ranks.directory / "plain-alone"), _weights(two_ranks.directory / "plain")
     for name, weight in one.items():
@@ -257,6 +247,7 @@ def test_two_ranks_learn_what_one_learns_from_batches_twice_as_large(two_ranks: 
     assert any((start[name] - weight).abs().max() > 1e-3 for name, weight in one.items())
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_ends_the_job_with_its_own_error(by_torchrun: Launch) -> None:
     """The other rank, which waits for its gradients, does not have to time out."""
     cause = by_torchrun.failure[by_torchrun.failure.index("Root Cause") :]
@@ -289,12 +280,14 @@ def test_a_rank_that_lost_another_one_reports_that_in_a_later_second(
     assert int(written["extraInfo"]["timestamp"]) == (101 if waits else 100)
 
 
+@pytest.mark.slow
 def test_ranks_with_unequal_numbers_of_batches_are_refused_before_they_wait_for_each_other(two_ranks: Launch) -> None:
     """21 samples, which remainder='keep' does not pad, are 11 batches of one sample and 10."""
     for error in _read_errors(two_ranks.directory / "unequal"):
         assert error.startswith("ValueError: all ranks must have the same number of batches, got [11, 10]")
 
 
+@pytest.mark.slow
 def test_all_ranks_say_which_process_uses_their_directory(two_ranks: Launch) -> None:
     directory = two_ranks.directory / "busy"
     holder = f"process {os.getpid()} on {socket.gethostname()}"
@@ -303,6 +296,7 @@ def test_all_ranks_say_which_process_uses_their_directory(two_ranks: Launch) -> 
     assert {path.name for path in directory.iterdir()} == {LOCK, "error-0.txt", "error-1.txt"}
 
 
+@pytest.mark.slow
 def test_ranks_can_train_again_and_evaluate(by_torchrun: Launch) -> None:
     """They leave each other after each run, and join again at different times; the score is that of all ranks."""
     ends = _read_ends(by_torchrun.directory / "again")
@@ -310,11 +304,13 @@ def test_ranks_can_train_again_and_evaluate(by_torchrun: Launch) -> None:
     assert ends[0]["num_images"] == SAMPLES
 
 
+@pytest.mark.slow
 def test_ranks_with_batches_of_different_sizes_keep_equal_weights(two_ranks: Launch) -> None:
     ends = _read_ends(two_ranks.directory / "sizes")
     assert ends[0]["weights"] == ends[1]["weights"]
 
 
+@pytest.mark.slow
 def test_a_nan_loss_is_named_by_the_rank_that_has_it(two_ranks: Launch) -> None:
     """Its gradients spoil the losses of the other rank a step later. All are read together, some steps later."""
     directory = two_ranks.directory / "nan"

@@ -1,12 +1,12 @@
-"""A run that is stopped and resumed equals an uninterrupted one."""
+"""A run that is stopped and resumed equals an uninterrupted one, in its weights and in its log."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch.utils.data
 from torch.utils.data import DistributedSampler, TensorDataset
@@ -14,7 +14,8 @@ from torch.utils.data import DistributedSampler, TensorDataset
 import shardio
 from shardio import ShardMapDataset
 from shardio.errors import StateError
-from shardio.train import Callback, EpochResult, load_checkpoint, train
+from shardio.train import Callback, EpochResult, TrainConfig, load_checkpoint, train
+from shardio.train.callbacks import read_log
 from shardio.transforms import RandomResizedCrop
 from tests.train.runs import (
     BATCH_SIZE,
@@ -32,54 +33,7 @@ from tests.train.small_data import make_batches, make_linear
 
 pytestmark = pytest.mark.usefixtures("no_report")
 
-
 MIXED = {"mixup": 0.4, "cutmix": 1.0, "random_erasing": 0.5, "label_smoothing": 0.1}
-
-
-@pytest.mark.parametrize(
-    ("options", "stops"),
-    [
-        ({"checkpoint_every": 1}, range(0, EPOCHS * 6, 4)),
-        ({"checkpoint_every": 2, "schedule": "plateau"}, range(1, EPOCHS * 6, 5)),
-        ({"checkpoint_every": 1, **MIXED}, range(3, EPOCHS * 6, 7)),
-        ({}, [0, 5, 6, 17]),
-    ],
-)
-def test_stopped_anywhere_and_resumed_equals_uninterrupted(
-    packed: Path, tmp_path: Path, options: dict[str, Any], stops: Sequence[int]
-) -> None:
-    """Losses, rates, weights and validation are bit-identical, no matter how many steps were lost.
-
-    ``tools/train_campaign.py`` kills runs at random moments.
-    """
-    whole, val_loader = make_model(), make_batches([5, 2], side=16)
-    expected = train(whole, make_loader(packed), make_config(tmp_path / "whole", **options), val_loader=val_loader)
-    for num_batches in stops:
-        config = make_config(tmp_path / str(num_batches), **options)
-        with pytest.raises(StopError):
-            train(make_model(), make_loader(packed), config, val_loader=val_loader, callbacks=[StopAfter(num_batches)])
-        resumed = make_model()
-        results = train(resumed, make_loader(packed), config, val_loader=val_loader)
-        assert read_figures(tmp_path / str(num_batches)) == read_figures(tmp_path / "whole")
-        assert [result.loss for result in results] == [result.loss for result in expected]
-        assert_same_weights(resumed, whole)
-
-
-@pytest.mark.parametrize(("num_workers", "options"), [(0, {}), (2, {}), (0, MIXED)])
-def test_torchs_loader_resumes_at_the_start_of_an_epoch(
-    packed: Path, tmp_path: Path, num_workers: int, options: dict[str, Any]
-) -> None:
-    """It has no state, but its order depends only on torch's random numbers, which are restored."""
-    whole = make_model()
-    train(whole, make_loader(packed, torchs=True, num_workers=num_workers), make_config(tmp_path / "whole", **options))
-    config = make_config(tmp_path / "stopped", **options)
-    loader = make_loader(packed, torchs=True, num_workers=num_workers)
-    with pytest.raises(StopError):
-        train(make_model(), loader, config, callbacks=[StopAfter(9)])
-    resumed = make_model()
-    train(resumed, make_loader(packed, torchs=True, num_workers=num_workers), config)
-    assert read_figures(tmp_path / "stopped") == read_figures(tmp_path / "whole")
-    assert_same_weights(resumed, whole)
 
 
 class StopAtEpoch(Callback):
@@ -98,6 +52,55 @@ class StopAtEpoch(Callback):
             raise StopError
 
 
+def assert_resumes(make: Any, folder: Path, stops: Sequence[Callback], val_loader: Any = None, **options: Any) -> Any:
+    """Check that runs of a loader that ``make`` returns, stopped by each callback, equal a whole run. Return that."""
+
+    def run(name: str, *callbacks: Callback) -> Any:
+        config = make_config(folder / name, **options)
+        results = train(model := make_model(), make(), config, val_loader=val_loader, callbacks=callbacks)
+        return model, [result.loss for result in results]
+
+    whole, losses = run("whole")
+    for number, stop in enumerate(stops):
+        with pytest.raises(StopError):
+            run(str(number), stop)
+        resumed, found = run(str(number))
+        assert read_figures(folder / str(number)) == read_figures(folder / "whole")
+        assert found == losses
+        assert_same_weights(resumed, whole)
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("options", "stops"),
+    [
+        ({"checkpoint_every": 1}, [0, 3, 8]),
+        ({"checkpoint_every": 2, "schedule": "plateau"}, [1, 6, 11]),
+        ({"checkpoint_every": 1, **MIXED}, [3, 10]),
+        ({}, [0, 5, 17]),
+        pytest.param({"checkpoint_every": 1}, range(2, EPOCHS * 6, 5), marks=pytest.mark.slow),
+    ],
+)
+def test_stopped_anywhere_and_resumed_equals_uninterrupted(
+    packed: Path, tmp_path: Path, options: dict[str, Any], stops: Sequence[int]
+) -> None:
+    """Losses, rates, weights and validation are bit-identical, no matter how many steps were lost.
+
+    ``tools/train_campaign.py`` kills runs at random moments.
+    """
+    callbacks = [StopAfter(num_batches) for num_batches in stops]
+    assert_resumes(lambda: make_loader(packed), tmp_path, callbacks, make_batches([5, 2], side=16), **options)
+
+
+@pytest.mark.parametrize(("num_workers", "options"), [(0, {}), (0, MIXED), pytest.param(2, {}, marks=pytest.mark.slow)])
+def test_torchs_loader_resumes_at_the_start_of_an_epoch(
+    packed: Path, tmp_path: Path, num_workers: int, options: dict[str, Any]
+) -> None:
+    """It has no state, but its order depends only on torch's random numbers, which are restored."""
+    make = lambda: make_loader(packed, torchs=True, num_workers=num_workers)  # noqa: E731  # its arguments are long
+    assert_resumes(make, tmp_path, [StopAfter(9)], **options)
+
+
 KINDS: dict[str, Any] = {
     "user's": lambda _: (TensorDataset(*make_batches([21], side=16)[0]), None),
     "shards": lambda packed: (ShardMapDataset(packed, transform=RandomResizedCrop(16)), None),
@@ -106,33 +109,23 @@ KINDS: dict[str, Any] = {
 """Datasets and samplers of torch's order. Without a sampler, the order is drawn from torch's global generator."""
 
 
-@pytest.mark.parametrize(("kind", "num_workers"), [("user's", 0), ("user's", 1), ("shards", 0), ("distributed", 0)])
+@pytest.mark.parametrize(
+    ("kind", "num_workers"),
+    [("user's", 0), ("shards", 0), ("distributed", 0), pytest.param("user's", 1, marks=pytest.mark.slow)],
+)
 def test_torchs_order_resumes_from_any_checkpoint(packed: Path, tmp_path: Path, kind: str, num_workers: int) -> None:
     """Six batches in steps of four: the last step of an epoch is short. Its checkpoint has no batch left."""
 
-    def run(name: str, *callbacks: Callback, loader: Any = shardio.DataLoader) -> Any:
+    def make(loader: Any = shardio.DataLoader) -> Any:
         dataset, sampler = KINDS[kind](packed)
         options = {"shuffle": True} if sampler is None else {"sampler": sampler}
-        every = 1 if loader is shardio.DataLoader else None
-        config = make_config(tmp_path / name, checkpoint_every=every, accumulate=4)
-        batches = loader(dataset, BATCH_SIZE, num_workers=num_workers, **options)
-        train(model := make_model(), batches, config, callbacks=callbacks)
-        return model
+        return loader(dataset, BATCH_SIZE, num_workers=num_workers, **options)
 
-    whole = run("whole")
-    if kind != "shards":  # torch's loader draws other crops.
-        assert_same_weights(run("torchs", loader=torch.utils.data.DataLoader), whole)
     stops = [StopAfter(5), StopAfter(11), StopAtEpoch(0, is_saved=False), StopAtEpoch(1, is_saved=True)]
-    for name, stop in enumerate(stops):
-        with pytest.raises(StopError):
-            run(str(name), stop)
-        assert_same_weights(run(str(name)), whole)
-        assert read_figures(tmp_path / str(name)) == read_figures(tmp_path / "whole")
-
-
-def test_checkpoints_within_an_epoch_need_a_loader_with_a_state(packed: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="checkpoint_every=2 needs a loader with a state, which this DataLoader"):
-        train(make_model(), make_loader(packed, torchs=True), make_config(tmp_path, checkpoint_every=2))
+    whole = assert_resumes(make, tmp_path, stops, checkpoint_every=1, accumulate=4)
+    if kind != "shards":  # torch's loader draws other crops.
+        train(model := make_model(), make(torch.utils.data.DataLoader), make_config(tmp_path / "torchs", accumulate=4))
+        assert_same_weights(model, whole)
 
 
 class Asking(TensorDataset):
@@ -145,25 +138,21 @@ class Asking(TensorDataset):
         raise AssertionError("there is no state")
 
 
-def test_a_dataset_whose_state_cannot_be_asked_for_makes_a_loader_without_a_state(tmp_path: Path) -> None:
+def test_checkpoints_within_an_epoch_need_a_loader_with_a_state(packed: Path, tmp_path: Path) -> None:
     loader = shardio.DataLoader(Asking(*make_batches([21], side=16)[0]), BATCH_SIZE, shuffle=True)
     assert not loader.has_state
     train(make_model(), loader, make_config(tmp_path, epochs=1))
     assert [rank["loader"] for rank in load_checkpoint(tmp_path / "last.pt")["ranks"]] == [None]
-    with pytest.raises(ValueError, match="checkpoint_every=2 needs a loader with a state, which this DataLoader"):
-        train(make_model(), loader, make_config(tmp_path / "other", checkpoint_every=2))
+    for other in (loader, make_loader(packed, torchs=True)):
+        with pytest.raises(ValueError, match="checkpoint_every=2 needs a loader with a state, which this DataLoader"):
+            train(make_model(), other, make_config(tmp_path / "other", checkpoint_every=2))
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_may_change(packed: Path, tmp_path: Path) -> None:
-    whole = make_model()
-    train(whole, make_loader(packed), make_config(tmp_path / "whole", checkpoint_every=1))
-    config = make_config(tmp_path / "stopped", checkpoint_every=1)
-    with pytest.raises(StopError):
-        train(make_model(), make_loader(packed, num_workers=2), config, callbacks=[StopAfter(8)])
-    resumed = make_model()
-    train(resumed, make_loader(packed, num_workers=1), config)
-    assert read_figures(tmp_path / "stopped") == read_figures(tmp_path / "whole")
-    assert_same_weights(resumed, whole)
+    numbers = iter([0, 2, 1])
+    make = lambda: make_loader(packed, num_workers=next(numbers))  # noqa: E731
+    assert_resumes(make, tmp_path, [StopAfter(8)], checkpoint_every=1)
 
 
 def test_a_finished_run_does_nothing_until_more_epochs_are_wanted(packed: Path, tmp_path: Path) -> None:
@@ -179,11 +168,11 @@ def test_a_finished_run_does_nothing_until_more_epochs_are_wanted(packed: Path, 
 
 def test_without_resume_a_run_starts_over(packed: Path, tmp_path: Path) -> None:
     train(make_model(), make_loader(packed), make_config(tmp_path))
-    figures = read_figures(tmp_path)
-    train(make_model(), make_loader(packed), make_config(tmp_path, resume=False))
+    figures, config = read_figures(tmp_path), make_config(tmp_path, resume=False)
+    train(make_model(), make_loader(packed), config)
     assert read_figures(tmp_path) == figures
     with pytest.raises(StopError):
-        train(make_model(), make_loader(packed), make_config(tmp_path, resume=False), callbacks=[StopAfter(0)])
+        train(make_model(), make_loader(packed), config, callbacks=[StopAfter(0)])
     assert not (tmp_path / "last.pt").exists()
     assert not (tmp_path / "best.pt").exists()
     assert read_figures(tmp_path) == []
@@ -191,54 +180,33 @@ def test_without_resume_a_run_starts_over(packed: Path, tmp_path: Path) -> None:
 
 def test_the_best_checkpoint_has_the_lowest_validation_loss(packed: Path, tmp_path: Path) -> None:
     """The labels are random: the model soon gets worse on them, and best.pt stays."""
-    results = train(
-        make_model(),
-        make_loader(packed),
-        make_config(tmp_path, epochs=6, lr=0.1),
-        val_loader=make_batches([20], side=16),
-    )
+    val_loader, config = make_batches([20], side=16), make_config(tmp_path, epochs=6, lr=0.1)
+    results = train(make_model(), make_loader(packed), config, val_loader=val_loader)
     best = min(results, key=lambda result: result.judged_by)
     assert load_checkpoint(tmp_path / "best.pt")["step"]["num_taken"] == best.step
     assert load_checkpoint(tmp_path / "last.pt")["step"]["num_taken"] == 6 * STEPS_PER_EPOCH
     assert max(result.epoch for result in results if result.is_best) == best.epoch
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_other_settings_another_model_and_another_order_are_refused(packed: Path, tmp_path: Path) -> None:
+    train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
+    before = (tmp_path / "last.pt").read_bytes()
+    others: list[tuple[dict[str, Any], str]] = [
         ({"lr": 0.03}, r"lr was 0\.02 and is now 0\.03"),
         ({"optimizer": "sgd", "seed": 4}, r"optimizer was 'adamw' and is now 'sgd'; seed was 0 and is now 4"),
         ({"accumulate": 1}, "accumulate was 2 and is now 1"),
         ({"mixup": 0.2}, r"mixup was 0\.0 and is now 0\.2"),
-    ],
-)
-def test_other_settings_are_refused_and_named(
-    packed: Path, tmp_path: Path, options: dict[str, Any], message: str
-) -> None:
-    train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
-    before = (tmp_path / "last.pt").read_bytes()
-    with pytest.raises(StateError, match=message):
-        train(make_model(), make_loader(packed), make_config(tmp_path, **options))
-    assert (tmp_path / "last.pt").read_bytes() == before
-
-
-def test_another_model_or_another_order_is_refused(packed: Path, tmp_path: Path) -> None:
-    train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
+    ]
+    for options, message in others:
+        with pytest.raises(StateError, match=message):
+            train(make_model(), make_loader(packed), make_config(tmp_path, **options))
     with pytest.raises(StateError, match=r"last\.pt is from a run with another model"):
         train(make_linear(side=16), make_loader(packed), make_config(tmp_path))
-    other = ShardMapDataset(packed, fields=("image", "label", "key"), transform=RandomResizedCrop(16))
-    loader = shardio.DataLoader(other, BATCH_SIZE, sampler=shardio.EpochSampler(other, seed=2))
+    dataset = ShardMapDataset(packed, fields=("image", "label", "key"), transform=RandomResizedCrop(16))
+    loader = shardio.DataLoader(dataset, BATCH_SIZE, sampler=shardio.EpochSampler(dataset, seed=2))
     with pytest.raises(StateError, match="seed"):
         train(make_model(), loader, make_config(tmp_path))
-
-
-def test_settings_of_numpys_types_can_be_loaded(packed: Path, tmp_path: Path) -> None:
-    rate = np.logspace(-4, -2, 3)[1]
-    train(make_model(), make_loader(packed), make_config(tmp_path, lr=rate, mean=tuple(np.zeros(3)), epochs=1))
-    assert (
-        len(train(make_model(), make_loader(packed), make_config(tmp_path, lr=rate, mean=tuple(np.zeros(3)), epochs=2)))
-        == 2
-    )
+    assert (tmp_path / "last.pt").read_bytes() == before
 
 
 def test_more_epochs_do_not_raise_a_rate_that_was_cut(packed: Path, tmp_path: Path) -> None:
@@ -253,10 +221,66 @@ def test_more_epochs_do_not_raise_a_rate_that_was_cut(packed: Path, tmp_path: Pa
 def test_validation_that_starts_later_is_compared_only_with_validation(packed: Path, tmp_path: Path) -> None:
     train(make_model(), make_loader(packed), make_config(tmp_path))
     hard = [(images, (labels + 1) % 3) for images, labels in make_batches([12], side=16)]
-    results = train(
-        make_model(),
-        make_loader(packed),
-        make_config(tmp_path, epochs=4),
-        val_loader=[*hard, *make_batches([9], side=16)],
-    )
-    assert results[-1].is_best
+    val_loader, config = [*hard, *make_batches([9], side=16)], make_config(tmp_path, epochs=4)
+    assert train(make_model(), make_loader(packed), config, val_loader=val_loader)[-1].is_best
+
+
+# The log.
+
+
+def train_logged(directory: Path, **options: Any) -> None:
+    settings = {"epochs": 2, "precision": "fp32", "device": "cpu", "directory": directory, "log_every": 2, **options}
+    train(make_linear(), make_batches([4] * 5), TrainConfig(**settings), val_loader=make_batches([4]))
+
+
+def test_the_log_has_a_line_every_log_every_steps_and_every_epoch(tmp_path: Path) -> None:
+    train_logged(tmp_path)
+    log = tmp_path / "log.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    first = [("steps", 2, 0), ("steps", 4, 0), ("steps", 5, 0), ("epoch", 5, 0)]
+    second = [("steps", 6, 1), ("steps", 8, 1), ("steps", 10, 1), ("epoch", 10, 1)]
+    assert [(line["kind"], line["step"], line["epoch"]) for line in lines] == [*first, *second]
+    assert all(line["loss"] > 0 and line["lr"] > 0 for line in lines)
+    assert list(read_log(log)) == lines
+    log.write_bytes(log.read_bytes()[:-10])
+    assert list(read_log(log)) == lines[:-1], "a truncated line is skipped"
+    log.write_bytes(b"")
+    assert list(read_log(log)) == []
+    assert list(read_log(tmp_path / "nowhere.jsonl")) == []
+
+
+FOREIGN = {
+    "another tool's": b'{"loss": 0.5, "step": 3}\n',
+    "of another kind": b'{"kind": "validation", "epoch": 0, "step": 3}\n',
+    "an epoch that is not a number": b'{"kind": "epoch", "epoch": "1", "step": 3}\n',
+    "without a step": b'{"kind": "steps", "epoch": 1}\n',
+    "a list": b"[1, 2]\n",
+    "a number": b"3\n",
+}
+
+
+@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
+def test_the_log_of_another_tool_is_refused_and_nothing_is_removed(tmp_path: Path, content: bytes) -> None:
+    train_logged(tmp_path, epochs=1)
+    for name in ("last.pt", "best.pt", "log.jsonl"):
+        (tmp_path / "log.jsonl").write_bytes(b"\n" + content)
+        (tmp_path / ".last.pt.1.partial").write_bytes(b"")
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != ".run.lock"}
+        for resume in (True, False):
+            with pytest.raises(StateError, match=r"log\.jsonl is not the log .*, because line 2 ") as caught:
+                train_logged(tmp_path, resume=resume)
+            assert "move the file, or use another directory" in str(caught.value)
+            (tmp_path / ".run.lock").unlink()
+            assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+        (tmp_path / name).unlink()  # It is refused with one checkpoint and without any, too.
+
+
+def test_tensorboard_gets_the_same_figures(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    train_logged(tmp_path)
+    train_logged(tmp_path, epochs=3, schedule="onecycle")
+    events = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    lines = list(read_log(tmp_path / "log.jsonl"))
+    for kind in ("steps", "epoch"):
+        found = {event.step: event.value for event in events.Scalars(f"{kind}/loss")}
+        assert found == pytest.approx({line["step"]: line["loss"] for line in lines if line["kind"] == kind})

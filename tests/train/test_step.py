@@ -1,15 +1,22 @@
+"""One step of training: accumulation, clipping, precisions, its state, seeds and memory."""
+
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+import random
+from operator import length_hint
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from shardio.train import TrainStep, in_groups
+from shardio.train import TrainStep, in_groups, memory_difference, seed_everything
+from shardio.train.checkpoint import algorithms, load_random_states, random_states
+from shardio.train.meters import measure_memory
+from tests.processes import assert_passes_in_fresh_process
 from tests.train.small_data import join, make_batches, make_network, weights_of
 
 
@@ -19,31 +26,6 @@ def _floats(sizes: list[int], seed: int = 0) -> list[tuple[torch.Tensor, torch.T
 
 def _sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr)
-
-
-@pytest.mark.parametrize("sizes", [[4, 4, 4], [4, 4], [4], [4, 4, 3], [4, 1], [1, 4, 4], [5, 2, 7]])
-def test_a_group_of_microbatches_steps_as_one_large_batch(sizes: list[int]) -> None:
-    """For up to three microbatches of any sizes: each sample has the same weight."""
-    model = make_network()
-    other, batches = copy.deepcopy(model), _floats(sizes)
-    step = TrainStep(model, _sgd(model), accumulate=3)
-    for number, batch in enumerate(batches):
-        step(*batch, ends_step=number + 1 == len(batches))
-    TrainStep(other, _sgd(other))(*join(batches))
-    for one, expected in zip(weights_of(model), weights_of(other), strict=True):
-        torch.testing.assert_close(one, expected, rtol=0, atol=1e-6)
-    assert step.num_steps == 1
-
-
-def test_the_weights_change_only_at_the_end_of_a_group() -> None:
-    model = make_network()
-    step, before = TrainStep(model, _sgd(model), accumulate=2), weights_of(model)
-    first, second = _floats([4, 4])
-    step(*first, ends_step=False)
-    assert all(torch.equal(a, b) for a, b in zip(before, weights_of(model), strict=True))
-    step(*second)
-    assert not any(torch.equal(a, b) for a, b in zip(before, weights_of(model), strict=True))
-    assert all(weight.grad is None for weight in model.parameters())
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -157,28 +139,19 @@ def test_a_step_continues_from_its_state() -> None:
     assert (second.num_steps, second.lr) == (whole.num_steps, whole.lr)
 
 
-@pytest.mark.parametrize("num_batches", range(8))
 @pytest.mark.parametrize("size", [1, 2, 3, 10])
-def test_groups_contain_all_batches_in_order_and_the_last_batch_ends_a_group(num_batches: int, size: int) -> None:
-    found = list(in_groups(range(num_batches), size))
-    assert [batch for batch, _ in found] == list(range(num_batches))
-    ends = [batch for batch, ends_step in found if ends_step]
-    expected = [number for number in range(num_batches) if (number + 1) % size == 0 or number + 1 == num_batches]
-    assert ends == expected
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_no_batch_is_taken_past_the_end_of_a_group(size: int) -> None:
-    taken: list[int] = []
-
-    def batches() -> Iterator[int]:
-        for number in range(7):
-            taken.append(number)
-            yield number
-
-    for batch, ends_step in in_groups(batches(), size):
-        if ends_step:
-            assert taken[-1] == batch
+def test_groups_contain_all_batches_in_order_and_the_last_batch_ends_a_group(size: int) -> None:
+    """No batch is taken past the end of a group."""
+    for num_batches in range(8):
+        batches, ends, left = list[int](), list[int](), iter(range(num_batches))
+        for batch, ends_step in in_groups(left, size):
+            batches.append(batch)
+            if ends_step:
+                ends.append(batch)
+                assert length_hint(left) == num_batches - len(batches)
+        assert batches == list(range(num_batches))
+        expected = [number for number in range(num_batches) if (number + 1) % size == 0 or number + 1 == num_batches]
+        assert ends == expected
 
 
 def test_hooks_change_the_loss_that_gradients_are_computed_from() -> None:
@@ -194,3 +167,100 @@ def test_hooks_change_the_loss_that_gradients_are_computed_from() -> None:
     for one, expected in zip(weights_of(model), weights_of(other), strict=True):
         torch.testing.assert_close(one, expected)
     assert math.isfinite(float(loss))
+
+
+def _draw() -> tuple[list[float], float, float]:
+    return torch.rand(3).tolist(), float(np.random.rand()), random.random()
+
+
+def test_a_seed_resets_all_generators() -> None:
+    seed_everything(1, 2)
+    first = _draw()
+    assert _draw() != first
+    seed_everything(1, 2)
+    assert _draw() == first
+
+
+def test_different_words_give_different_numbers() -> None:
+    """Even if their sums, or their digits, are the same."""
+    drawn = set()
+    for words in [(1,), (2,), (1, 0), (1, 2), (2, 1), (12,), (0, 3), (3, 0)]:
+        seed_everything(*words)
+        drawn.add(str(_draw()))
+    assert len(drawn) >= 7  # SeedSequence treats (1,) and (1, 0) as equal.
+
+
+def test_restored_states_repeat_the_same_numbers() -> None:
+    device = torch.device("cpu")
+    seed_everything(5)
+    _draw()
+    states = random_states(device)
+    expected = [_draw() for _ in range(3)]
+    load_random_states(states, device)
+    assert [_draw() for _ in range(3)] == expected
+
+
+def test_deterministic_algorithms_are_used_only_within_the_block() -> None:
+    def settings() -> tuple[bool, bool, str]:
+        precision = torch.get_float32_matmul_precision()
+        return torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark, precision
+
+    before = settings()
+    with algorithms(deterministic=True):
+        assert settings() == (True, False, before[2])
+    assert settings() == before
+    with algorithms(deterministic=False, tf32=True):
+        assert settings() == (False, True, "high")
+    assert settings() == before
+
+
+def test_precisions_that_the_user_set_by_torchs_newer_names_are_kept() -> None:
+    """torch refuses to mix them with its older names, for the rest of the process."""
+    assert_passes_in_fresh_process(_keep_precisions_set_by_newer_names)
+
+
+def _keep_precisions_set_by_newer_names() -> None:
+    matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]  # it is there
+    matmul.fp32_precision, conv.fp32_precision = "ieee", "tf32"
+    for tf32, inside in ((False, "ieee"), (True, "tf32")):
+        with algorithms(deterministic=False, tf32=tf32):
+            assert matmul.fp32_precision == inside
+        assert (matmul.fp32_precision, conv.fp32_precision) == ("ieee", "tf32")
+
+
+def test_settings_are_restored_after_an_error() -> None:
+    def fail() -> None:
+        raise RuntimeError("over")
+
+    with pytest.raises(RuntimeError, match="over"), algorithms(deterministic=True):
+        fail()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_large_tensor_is_measured() -> None:
+    assert_passes_in_fresh_process(measure_a_large_tensor)
+
+
+def measure_a_large_tensor() -> None:
+    device = torch.device("cpu")
+    before = measure_memory(device)
+    tensor = torch.ones(2**24)
+    after = measure_memory(device)
+    assert before is not None
+    assert after is not None
+    assert after.allocated - before.allocated > 0.9 * tensor.nbytes
+    assert after.reserved >= after.allocated
+
+
+def test_the_difference_within_a_block_is_printed_once() -> None:
+    assert_passes_in_fresh_process(print_the_difference)
+
+
+def print_the_difference() -> None:
+    said: list[str] = []
+    with memory_difference("a tensor", say=said.append):
+        tensor = torch.ones(2**24)
+    (line,) = said
+    assert line.startswith("a tensor: allocated +")
+    figure = float(line.split("+")[1].split()[0])
+    assert 0.9 * tensor.nbytes < figure * 2**20 < 2 * tensor.nbytes

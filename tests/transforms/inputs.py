@@ -1,21 +1,45 @@
-"""Noise, rng keys and sizes for tests of transforms."""
+"""Noise, rng keys and sizes for tests of transforms, and measures of how numbers are distributed."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+NUM_DRAWS = 20_000
+
+THRESHOLD = 1.95 * (2 / NUM_DRAWS) ** 0.5
+"""Two samples of one distribution exceed it once in a thousand cases (Kolmogorov-Smirnov). Seeds are fixed."""
+
 
 def make_noise(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
-    """Return noise, uint8 [height, width, 3]."""
     return np.random.default_rng([seed, height, width]).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
 def make_rng_keys(num_keys: int, seed: int = 0) -> NDArray[np.uint64]:
-    """Return rng keys, uint64 [num_keys]."""
     return np.random.default_rng(seed).integers(0, 2**64, num_keys, dtype=np.uint64)
 
 
 def repeat_size(height: int, width: int, times: int) -> NDArray[np.int64]:
-    """Return one size several times, int64 [times, 2]."""
     return np.tile(np.array([height, width], dtype=np.int64), (times, 1))
+
+
+def ks_distance(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    """Return the largest difference of the two cumulative distributions."""
+    values = np.unique(np.concatenate([a, b]))
+    shares = [np.searchsorted(np.sort(sample), values, side="right") / len(sample) for sample in (a, b)]
+    return float(np.abs(shares[0] - shares[1]).max())
+
+
+def assert_uniform(values: Any, low: float, high: float, limit: float = 0.015) -> None:
+    unit = (np.sort(values) - low) / (high - low)
+    assert 0 <= unit[0] <= unit[-1] <= 1
+    assert np.abs(unit - (np.arange(len(unit)) + 0.5) / len(unit)).max() < limit
+
+
+def chi_square(values: Any, count: int) -> float:
+    """Return how much the frequencies of integers below ``count`` differ from equal ones."""
+    frequencies, expected = np.bincount(values.reshape(-1), minlength=count), values.size / count
+    assert len(frequencies) == count
+    return float(((frequencies - expected) ** 2 / expected).sum())

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from shardio.images import CropPlan, DecodedPicture, Picture, PlanRow, make_operations, render_chunk
 from shardio.images.kernel.compiled import operation_records as codes
-from shardio.libraries import import_library
 from shardio.transforms import (
     AnnotationError,
     BoundingBoxes,
@@ -43,12 +42,8 @@ from shardio.transforms import (
 from shardio.transforms.annotations import check_field_kinds
 from shardio.transforms.warps import make_affine_matrix
 from tests.images.pictures import make_picture
+from tests.transforms.by_torchvision import functional, tv_tensors, v2
 from tests.transforms.inputs import make_rng_keys
-
-import_library("torchvision")
-v2 = pytest.importorskip("torchvision.transforms.v2")
-tv_tensors = pytest.importorskip("torchvision.tv_tensors")
-functional = v2.functional
 
 HEIGHT, WIDTH = 60, 90
 WHOLE = CropPlan.whole(np.array([[HEIGHT, WIDTH]]))
@@ -99,27 +94,21 @@ GEOMETRIES: dict[str, tuple[CropPlan, Any]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", GEOMETRIES)
-def test_boxes_and_points_are_torchvisions(name: str, dtype: Any) -> None:
+def test_boxes_and_points_are_torchvisions(name: str) -> None:
     plan, by_torchvision = GEOMETRIES[name]
-    boxes, points = make_boxes(30, dtype), make_boxes(30, dtype)[:, :2]
-    moved = follow({"boxes": boxes, "points": points}, plan)
-    for own, expected in ((moved["boxes"], wrap(boxes, "xyxy")), (moved["points"], wrap(points))):
-        assert own.dtype == dtype
-        # torchvision rounds ratios to 32 bits.
-        np.testing.assert_allclose(own, by_torchvision(expected).numpy(), rtol=1e-6, atol=2e-5)
-
-
-@pytest.mark.parametrize("name", GEOMETRIES)
-@pytest.mark.parametrize("box_format", ["xywh", "cxcywh"])
-def test_other_formats_of_boxes_are_torchvisions(name: str, box_format: Any) -> None:
-    plan, by_torchvision = GEOMETRIES[name]
-    boxes = functional.convert_bounding_box_format(wrap(make_boxes(30), "xyxy"), new_format=box_format.upper())
-    moved = follow({"boxes": boxes.numpy()}, plan, boxes=BoundingBoxes(format=box_format))["boxes"]
-    expected = by_torchvision(boxes)
-    assert expected.format.value.lower() == box_format
-    np.testing.assert_allclose(moved, expected.numpy(), rtol=1e-6, atol=2e-5)
+    about: dict[str, Any] = {"rtol": 1e-6, "atol": 2e-5}  # torchvision rounds ratios to 32 bits.
+    for dtype in (np.float32, np.float64):
+        boxes, points = make_boxes(30, dtype), make_boxes(30, dtype)[:, :2]
+        moved = follow({"boxes": boxes, "points": points}, plan)
+        for own, expected in ((moved["boxes"], wrap(boxes, "xyxy")), (moved["points"], wrap(points))):
+            assert own.dtype == dtype
+            np.testing.assert_allclose(own, by_torchvision(expected).numpy(), **about)
+    formats: list[Any] = ["xywh", "cxcywh"]
+    for box_format in formats:
+        given = functional.convert_bounding_box_format(wrap(make_boxes(30), "xyxy"), new_format=box_format.upper())
+        own = follow({"boxes": given.numpy()}, plan, boxes=BoundingBoxes(format=box_format))["boxes"]
+        np.testing.assert_allclose(own, by_torchvision(given).numpy(), **about)
 
 
 def test_turned_boxes_and_points_are_torchvisions() -> None:
@@ -153,20 +142,15 @@ def test_small_boxes_are_dropped_as_by_torchvision_with_what_belongs_to_them(set
     np.testing.assert_array_equal(moved["points"], kept)
 
 
-def test_all_boxes_are_kept_by_default() -> None:
+def test_all_boxes_are_kept_by_default_lists_become_32_bits_and_other_columns_of_points_stay() -> None:
     moved = follow({"boxes": make_boxes(60), "labels": list(range(60))}, GEOMETRIES["all"][0])
     assert (moved["boxes"].shape, moved["labels"].tolist()) == ((60, 4), list(range(60)))
     assert (moved["boxes"][:, 2] == moved["boxes"][:, 0]).any(), "some are not visible"
-
-
-def test_lists_become_32_bits_and_other_columns_of_points_stay() -> None:
-    moved = follow(
-        {"boxes": [[1, 2, 3, 4]], "points": [[[80, 7, 2], [3, 4, 0]]], "labels": [5]}, GEOMETRIES["mirror"][0]
-    )
+    lists = {"boxes": [[1, 2, 3, 4]], "points": [[[80, 7, 2], [3, 4, 0]]], "labels": [5]}
+    moved = follow(lists, GEOMETRIES["mirror"][0])
     assert all(isinstance(value, Ragged) for value in moved.values())
     assert [value.dtype for value in moved.values()] == [np.float32, np.float32, np.int64]
-    assert moved["boxes"].tolist() == [[87, 2, 89, 4]]
-    assert moved["points"].tolist() == [[[9, 7, 2], [86, 4, 0]]]
+    assert [value.tolist() for value in moved.values()] == [[[87, 2, 89, 4]], [[[9, 7, 2], [86, 4, 0]]], [5]]
 
 
 def test_samples_may_have_no_boxes_and_lack_values() -> None:
@@ -176,27 +160,24 @@ def test_samples_may_have_no_boxes_and_lack_values() -> None:
     assert follow({"boxes": None, "labels": [3]}, WHOLE)["labels"].tolist() == [3]
 
 
-BAD: dict[str, tuple[Any, str]] = {
-    "boxes": ([[1, 2, 3]], "must be boxes [k, 4], got int64 [1, 3]"),
-    "points": ([1, 2], "must be points [..., 2 or more], got int64 [2]"),
-    "labels": (["cat"], "must be numbers [k, ...], got list of <U3"),
-    "mask": (np.zeros((9, 8), np.uint8), "is a mask of 8×9 pixels, but the image has 90×60"),
-}
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"boxes": [[1, 2, 3]]}, "must be boxes [k, 4], got int64 [1, 3]"),
+    ({"boxes": [[1, 2, 3, 4], [1]]}, "must be boxes"),
+    ({"points": [1, 2]}, "must be points [..., 2 or more], got int64 [2]"),
+    ({"labels": ["cat"]}, "must be numbers [k, ...], got list of <U3"),
+    ({"labels": [1, 2], "boxes": [[1, 2, 3, 4]]}, "one row for each of the 1 boxes 'boxes', got [2]"),
+    ({"mask": np.zeros((9, 8), np.uint8)}, "is a mask of 8×9 pixels, but the image has 90×60"),
+]
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_value_of_another_form_is_an_error(name: str) -> None:
-    value, message = BAD[name]
+@pytest.mark.parametrize(("values", "message"), BAD)
+def test_a_value_of_another_form_is_an_error(values: dict[str, Any], message: str) -> None:
     with pytest.raises(AnnotationError, match=re.escape(message)) as caught:
-        follow({name: value}, WHOLE)
-    assert caught.value.name == name
+        follow(values, WHOLE)
+    assert caught.value.name == next(iter(values))
 
 
-def test_other_values_that_do_not_fit_are_errors() -> None:
-    with pytest.raises(AnnotationError, match=r"one row for each of the 1 boxes 'boxes', got \[2\]"):
-        follow({"boxes": [[1, 2, 3, 4]], "labels": [1, 2]}, WHOLE)
-    with pytest.raises(AnnotationError, match="must be boxes"):
-        follow({"boxes": [[1, 2, 3, 4], [1]]}, WHOLE)
+def test_a_mask_must_hold_the_fill() -> None:
     with pytest.raises(AnnotationError, match="cannot hold fill=-1"):
         follow({"mask": np.zeros((HEIGHT, WIDTH), np.uint8)}, WHOLE, mask=Mask(fill=-1))
 

@@ -1,37 +1,63 @@
-"""Transforms of colours: drawn as torchvision's, a function of the sample, in the loader's own processes."""
+"""Colours, blurs and floating-point images: drawn as torchvision's, and its pixels."""
 
 from __future__ import annotations
 
 from collections import Counter
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from shardio import DataLoader, ShardDataset
 from shardio.images.kernel.compiled import operation_records as codes
 from shardio.transforms import (
-    CenterCrop,
     ColorJitter,
     Compose,
-    MultiCrop,
+    GaussianBlur,
+    Normalize,
     RandomAdjustSharpness,
     RandomAutocontrast,
     RandomEqualize,
+    RandomErasing,
     RandomGrayscale,
     RandomHorizontalFlip,
     RandomInvert,
+    RandomPerspective,
     RandomPosterize,
-    RandomResizedCrop,
     RandomSolarize,
-    apply_transform,
+    RandomVerticalFlip,
+    ToDtype,
 )
+from tests.transforms.by_torchvision import v2
+from tests.transforms.inputs import NUM_DRAWS, THRESHOLD, assert_uniform, make_noise, make_rng_keys, repeat_size
 
-KEYS = np.random.default_rng(0).integers(0, 2**63, 24_000, dtype=np.uint64)
-SIZES = np.full((len(KEYS), 2), 8)
+KEYS, SIZES = make_rng_keys(NUM_DRAWS), repeat_size(50, 50, NUM_DRAWS)
+
+
+def test_factors_are_uniform_within_torchvisions_bounds() -> None:
+    operations = ColorJitter(0.4, (0.2, 3.0), 1.5, 0.1).draw(SIZES, KEYS)
+    bounds = {codes.BRIGHTNESS: (0.6, 1.4), codes.CONTRAST: (0.2, 3.0), codes.SATURATION: (0.0, 2.5)}
+    for code, (low, high) in bounds.items():
+        drawn = operations["numbers"][operations["code"] == code, 0]
+        assert len(drawn) == NUM_DRAWS
+        assert_uniform(drawn, low, high)
+    hues = operations["numbers"][operations["code"] == codes.HUE, 0]
+    assert_uniform(np.where(hues > 127, hues - 256, hues), -25.5, 25.5, 1 / 25)  # They are whole numbers.
+
+
+def test_all_orders_are_equally_frequent() -> None:
+    drawn = Counter(map(tuple, ColorJitter(0.4, 0.4, 0.4, 0.1).draw(SIZES, KEYS)["code"].tolist()))
+    assert set(drawn) == set(permutations((codes.BRIGHTNESS, codes.CONTRAST, codes.SATURATION, codes.HUE)))
+    each = NUM_DRAWS / 24
+    assert sum((count - each) ** 2 / each for count in drawn.values()) < 60, "23 degrees of freedom"
+
+
+def test_what_is_not_jittered_is_left_alone() -> None:
+    operations = ColorJitter(contrast=0.4, hue=0.0).draw(SIZES, KEYS)
+    assert set(np.unique(operations["code"])) == {codes.NONE, codes.CONTRAST}
+    np.testing.assert_array_equal(ColorJitter()(make_noise(9, 7)), make_noise(9, 7))
+
 
 RANDOM: dict[str, Any] = {
     "grayscale": RandomGrayscale,
@@ -41,135 +67,56 @@ RANDOM: dict[str, Any] = {
     "solarize": lambda p: RandomSolarize(130.5, p),
     "posterize": lambda p: RandomPosterize(3, p),
     "sharpness": lambda p: RandomAdjustSharpness(1.5, p),
+    "perspective": lambda p: RandomPerspective(p=p),
+    "erasing": RandomErasing,
+    "mirrored": RandomHorizontalFlip,
+    "upside down": RandomVerticalFlip,
 }
-
-
-def test_factors_are_uniform_within_torchvisions_bounds() -> None:
-    operations = ColorJitter(0.4, (0.2, 3.0), 1.5, 0.1).draw(SIZES, KEYS)
-    bounds = {
-        codes.BRIGHTNESS: (0.6, 1.4),
-        codes.CONTRAST: (0.2, 3.0),
-        codes.SATURATION: (0.0, 2.5),
-        codes.HUE: (-25.5, 25.5),
-    }
-    for code, (low, high) in bounds.items():
-        drawn = operations["numbers"][operations["code"] == code, 0]
-        assert len(drawn) == len(KEYS)
-        shifted = np.where(drawn > 127, drawn - 256, drawn) if code == codes.HUE else drawn
-        assert low <= shifted.min() <= shifted.max() <= high
-        unit = np.sort((shifted - low) / (high - low))
-        step = 1 / 25 if code == codes.HUE else 0.015  # Hues are whole numbers.
-        assert np.abs(unit - (np.arange(len(unit)) + 0.5) / len(unit)).max() < step
-
-
-def test_all_orders_are_equally_frequent() -> None:
-    drawn = Counter(map(tuple, ColorJitter(0.4, 0.4, 0.4, 0.1).draw(SIZES, KEYS)["code"].tolist()))
-    assert set(drawn) == set(permutations((codes.BRIGHTNESS, codes.CONTRAST, codes.SATURATION, codes.HUE)))
-    chi_square = sum((count - 1000) ** 2 / 1000 for count in drawn.values())
-    assert chi_square < 60, "23 degrees of freedom"
-
-
-def test_what_is_not_jittered_is_left_alone() -> None:
-    operations = ColorJitter(contrast=0.4, hue=0.0).draw(SIZES, KEYS)
-    assert set(np.unique(operations["code"])) == {codes.NONE, codes.CONTRAST}
-    image = np.random.default_rng(0).integers(0, 256, (9, 7, 3), np.uint8)
-    assert (ColorJitter()(image) == image).all()
 
 
 @pytest.mark.parametrize("name", sorted(RANDOM))
 def test_the_probability_is_kept(name: str) -> None:
+    image = 40 + make_noise(40, 30) // 2
     for p in (0.0, 0.3, 1.0):
-        changed = RANDOM[name](p).draw(SIZES, KEYS)["code"] != codes.NONE
-        assert changed.mean() == pytest.approx(p, abs=0.02)
+        drawn = RANDOM[name](p).draw(SIZES, KEYS)
+        changed = drawn["code"] != codes.NONE if drawn.dtype.names else drawn
+        assert changed.mean() == pytest.approx(p, abs=4 * (p * (1 - p) / NUM_DRAWS) ** 0.5)
+        assert p == 0.3 or (RANDOM[name](p)(image) != image).any() == bool(p)
+    assert "p=0.25" in repr(RANDOM[name](0.25))
 
 
-@pytest.mark.parametrize("name", sorted(RANDOM))
-def test_an_image_is_transformed_and_the_original_kept(name: str) -> None:
-    image = np.random.default_rng(1).integers(40, 200, (40, 30, 3), np.uint8)
-    kept = image.copy()
-    assert (RANDOM[name](1.0)(image) != image).any()
-    assert (image == kept).all()
-    assert repr(RANDOM[name](0.25)).endswith("p=0.25)")
+def test_blurs_are_torchvisions_with_uniform_deviations_that_are_the_same_in_both_directions() -> None:
+    numbers = GaussianBlur((23, 5), (0.1, 2.0)).draw(SIZES, KEYS)["numbers"][:, 0]
+    assert set(numbers[:, 0]) == {2}, "the radius down"
+    assert set(numbers[:, 2]) == {11}, "the radius across"
+    np.testing.assert_array_equal(numbers[:, 1], numbers[:, 3])
+    assert_uniform(np.sqrt(-0.5 / np.log(numbers[:, 1])), 0.1, 2.0, THRESHOLD)
+    for arguments in [(3,), ([3, 5],), (5, 1.5), ((7, 1), (0.5, 3.0))]:
+        ours, theirs = GaussianBlur(*arguments), v2.GaussianBlur(*arguments)  # type: ignore[arg-type]
+        assert (list(ours.kernel_size), list(ours.sigma)) == (list(theirs.kernel_size), list(theirs.sigma))
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ColorJitter(-1), "brightness must be a number that is not negative"),
-        (lambda: ColorJitter(hue=0.6), "hue must be from -0.5 to 0.5"),
-        (lambda: ColorJitter(contrast=(2, 1)), "contrast must be from 0.0 to inf, the lower bound first"),
-        (lambda: RandomGrayscale(1.5), "p must be a probability"),
-        (lambda: RandomPosterize(9), "bits must be from 0 to 8"),
-        (lambda: RandomAdjustSharpness(-1), "sharpness_factor must not be negative"),
-    ],
-)
-def test_bad_settings_are_refused(make: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-STEPS = [
-    ColorJitter(0.4, 0.4, 0.4, 0.1),
-    RandomGrayscale(0.3),
-    RandomHorizontalFlip(),  # A geometry after operations.
-    RandomSolarize(128),
-    CenterCrop(30),
-    RandomEqualize(),
-]
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_floating_point_images_are_torchvisions_to_the_last_bit(
+    is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_compiled:
+        monkeypatch.setattr("shardio.images.editing.find_functions", lambda: None)
+    to_floats = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+    for size in [(1, 1), (3, 3), (7, 33), (64, 50)]:
+        image = make_noise(*size)
+        expected = v2.Compose([*to_floats, v2.Normalize(MEAN, STD)])(image).numpy()
+        for begin in ([ToDtype("float32", scale=True)], []):
+            normalized = Compose([*begin, Normalize(MEAN, STD)])(image)
+            np.testing.assert_array_equal(normalized, expected, strict=True)
+        for dtype in (torch.float32, np.float32, "float32"):
+            scaled = ToDtype(dtype, scale=True)(image)
+            np.testing.assert_array_equal(scaled, v2.Compose(to_floats)(image).numpy(), strict=True)
 
 
-def test_a_pipeline_equals_its_steps_one_by_one() -> None:
-    random = np.random.default_rng(0)
-    images = [random.integers(0, 256, (40, 30 + i, 3), np.uint8) for i in range(12)]
-    whole = apply_transform(Compose([RandomResizedCrop(32), *STEPS]), images, KEYS[:12])
-    apart = apply_transform(Compose([RandomResizedCrop(32), *(Separately(step) for step in STEPS)]), images, KEYS[:12])
-    for one, other in zip(whole, apart, strict=True):
-        np.testing.assert_array_equal(one, other)
-    for i in range(12):
-        (alone,) = apply_transform(Compose([RandomResizedCrop(32), *STEPS]), images[i : i + 1], KEYS[i : i + 1])
-        np.testing.assert_array_equal(alone, whole[i])
-
-
-class Separately(ColorJitter):
-    """Applies a transform in Python, one image at a time."""
-
-    def __init__(self, transform: Any) -> None:
-        self.transform = transform
-
-    def draw(self, sizes: Any, rng_keys: Any) -> Any:
-        return self.transform.draw(sizes, rng_keys)
-
-    def apply(self, image: Any, parameters: Any) -> Any:
-        return self.transform.apply(image, parameters)
-
-
-@pytest.mark.parametrize("multi", [False, True])
-def test_the_loader_gives_the_same_with_any_number_of_workers_and_resumed(packed: Path, multi: bool) -> None:
-    def make(num_workers: int) -> DataLoader:
-        transform: Any = Compose([RandomResizedCrop(32), *STEPS])
-        if multi:
-            transform = MultiCrop([transform, Compose([RandomResizedCrop(24), RandomInvert(0.5)])])
-        dataset = ShardDataset(packed, fields=("image", "key"), transform=transform, shuffle=True)
-        return DataLoader(dataset, 4, num_workers=num_workers)
-
-    def images_of(batches: Any) -> dict[str, Any]:
-        found = dict[str, Any]()
-        for images, keys in batches:
-            crops = images if multi else [images]
-            for row, key in enumerate(keys):
-                found[key] = [crop[row].clone() for crop in crops]
-        return found
-
-    loader = make(0)
-    assert not loader.calls_dataset, "shardio's own executors make the batches"
-    expected = images_of(loader)
-    begun = make(2)
-    batches = iter(begun)
-    first = images_of([next(batches)])
-    resumed = make(1)
-    resumed.load_state_dict(begun.state_dict())
-    found = {**first, **images_of(resumed)}
-    assert found.keys() == expected.keys()
-    for key, crops in expected.items():
-        for one, other in zip(crops, found[key], strict=True):
-            assert torch.equal(one, other)
+def test_other_images_are_not_normalised() -> None:
+    with pytest.raises(TypeError, match=r"Normalize.* takes uint8 \[height, width, 3\]"):
+        Normalize(MEAN, STD)(np.zeros((4, 5, 3)))

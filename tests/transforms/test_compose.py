@@ -1,7 +1,13 @@
+"""Compose, MultiCrop and choices: steps run in order, draw on their own, and give the pixels of each step alone."""
+
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from itertools import permutations
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -9,37 +15,61 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from shardio.images import CropPlan, RenderedImages, render_chunk
+from shardio import DataLoader, ImageFolder, ShardDataset, ShardMapDataset
+from shardio.images import CropPlan, DecodeError, PlannedCrop, RenderedImages, open_image, render_chunk, render_crops
+from shardio.images.jpeg.regions import Box
+from shardio.images.kernel import find_kernel
+from shardio.images.tiling import tile_jpeg
+from shardio.order import derive_rng_key
 from shardio.transforms import (
     CenterCrop,
+    ColorJitter,
     Compose,
+    GaussianBlur,
+    MultiCrop,
+    RandomApply,
+    RandomChoice,
+    RandomCrop,
+    RandomEqualize,
+    RandomGrayscale,
     RandomHorizontalFlip,
+    RandomInvert,
+    RandomOrder,
     RandomResizedCrop,
+    RandomSolarize,
     Resize,
     Transform,
     apply_transform,
+    count_crops,
+    others_in,
+    plan_crops,
 )
+from shardio.transforms.compose import keys_of_inner
+from tests.images import naive
+from tests.images.jpeg_files import by_pillow
+from tests.images.pictures import Array, make_picture, read_by_pillow, save
 from tests.transforms.inputs import make_noise, make_rng_keys
 
 RANDOM = Compose([RandomResizedCrop(16), RandomHorizontalFlip()])
 
 
-def _apply(transform: Callable[[Any], Any], images: list[Any], seed: int = 0) -> list[Any]:
+def apply(transform: Callable[[Any], Any], images: list[Any], seed: int = 0) -> list[Any]:
     return apply_transform(transform, images, make_rng_keys(len(images), seed))
 
 
-def _are_equal(a: list[Any], b: list[Any]) -> bool:
+def are_equal(a: list[Any], b: list[Any]) -> bool:
     return all(np.array_equal(one, other) for one, other in zip(a, b, strict=True))
 
 
-def test_transforms_run_in_their_order() -> None:
+def test_steps_run_in_their_order_also_nested() -> None:
     image = make_noise(40, 60)
-    cropped_first = Compose([CenterCrop(20), Resize(30)])(image)
-    resized_first = Compose([Resize(30), CenterCrop(20)])(image)
-    np.testing.assert_array_equal(cropped_first, Resize(30)(CenterCrop(20)(image)))
-    np.testing.assert_array_equal(resized_first, CenterCrop(20)(Resize(30)(image)))
-    assert cropped_first.shape == (30, 30, 3)
-    assert resized_first.shape == (20, 20, 3)
+    np.testing.assert_array_equal(Compose([CenterCrop(20), Resize(30)])(image), Resize(30)(CenterCrop(20)(image)))
+    np.testing.assert_array_equal(Compose([Resize(30), CenterCrop(20)])(image), CenterCrop(20)(Resize(30)(image)))
+    steps: list[Transform] = [Resize(30), CenterCrop((20, 26)), RandomHorizontalFlip(1.0), Resize((9, 8))]
+    flat = Compose(steps)(image)
+    np.testing.assert_array_equal(Compose([steps[0], Compose(steps[1:3]), steps[3]])(image), flat)
+    np.testing.assert_array_equal(Compose([Compose([Compose(steps)])])(image), flat)
+    assert are_equal(apply(Compose([]), [image]), [image])
 
 
 def test_a_foreign_callable_gets_the_array_and_the_next_transform_its_result() -> None:
@@ -50,65 +80,30 @@ def test_a_foreign_callable_gets_the_array_and_the_next_transform_its_result() -
         return 255 - image
 
     images = [make_noise(20, 30, seed) for seed in range(3)]
-    results = _apply(Compose([CenterCrop(10), invert, Resize(10)]), images)
-    assert _are_equal(received, [CenterCrop(10)(image) for image in images])
-    assert _are_equal(results, [255 - CenterCrop(10)(image) for image in images])
+    results = apply(Compose([CenterCrop(10), invert, Resize(10)]), images)
+    assert are_equal(received, [CenterCrop(10)(image) for image in images])
+    assert are_equal(results, [255 - CenterCrop(10)(image) for image in images])
+    assert apply(lambda image: image.shape[1], images) == [30, 30, 30]
 
 
-def test_a_single_foreign_callable_is_called_for_each_image() -> None:
-    images = [make_noise(20, 30, seed) for seed in range(3)]
-    assert _apply(lambda image: image.shape[1], images) == [30, 30, 30]
-
-
-def test_an_empty_compose_changes_nothing() -> None:
-    images = [make_noise(20, 30)]
-    assert _are_equal(_apply(Compose([]), images), images)
-
-
-def test_two_equal_transforms_draw_independently() -> None:
+@pytest.mark.parametrize("nest", [lambda flip: flip, lambda flip: Compose([flip])], ids=["flat", "nested"])
+def test_two_equal_transforms_draw_independently(nest: Any) -> None:
     """If both flips drew the same, they would always undo each other."""
-    images = [make_noise(4, 6, seed) for seed in range(2000)]
-    flip = RandomHorizontalFlip()
-    results = _apply(Compose([flip, flip]), images)
+    images, flip = [make_noise(4, 6, seed) for seed in range(2000)], RandomHorizontalFlip()
+    results = apply(Compose([nest(flip), nest(flip)]), images)
     share = np.mean([np.array_equal(result, image) for result, image in zip(results, images, strict=True)])
     assert 0.45 < share < 0.55
 
 
 def test_a_crop_and_the_flip_after_it_are_independent() -> None:
     """The columns increase, so in a mirrored crop they decrease."""
-    image = np.broadcast_to(np.arange(200, dtype=np.uint8)[None, :, None], (200, 200, 3)).copy()
-    results = _apply(Compose([RandomResizedCrop(200, scale=(0.3, 0.5)), RandomHorizontalFlip()]), [image] * 4000)
+    image = np.broadcast_to(np.arange(200, dtype=np.uint8)[None, :, None], (20, 200, 3)).copy()
+    crop = RandomResizedCrop((4, 200), scale=(0.3, 0.5), ratio=(4, 9))
+    results = apply(Compose([crop, RandomHorizontalFlip()]), [image] * 4000)
     mirrored = np.array([result[0, 0, 0] > result[0, -1, 0] for result in results])
     centre = np.array([result[0, [0, -1], 0].astype(float).mean() for result in results])
     assert 0.46 < mirrored.mean() < 0.54
     assert abs(np.corrcoef(mirrored, centre)[0, 1]) < 0.06
-
-
-def test_a_nested_compose_runs_its_steps_in_place() -> None:
-    image = make_noise(40, 60)
-    steps: list[Transform] = [Resize(30), CenterCrop((20, 26)), RandomHorizontalFlip(1.0), Resize((9, 8))]
-    flat = Compose(steps)(image)
-    np.testing.assert_array_equal(Compose([steps[0], Compose(steps[1:3]), steps[3]])(image), flat)
-    np.testing.assert_array_equal(Compose([Compose([Compose(steps)])])(image), flat)
-
-
-def test_nested_random_transforms_draw_independently_too() -> None:
-    images = [make_noise(4, 6, seed) for seed in range(2000)]
-    flip = RandomHorizontalFlip()
-    results = _apply(Compose([Compose([flip]), Compose([flip])]), images)
-    share = np.mean([np.array_equal(result, image) for result, image in zip(results, images, strict=True)])
-    assert 0.45 < share < 0.55
-
-
-@pytest.mark.parametrize("transform", [RANDOM, RandomResizedCrop(16), RandomHorizontalFlip()])
-def test_the_same_rng_keys_give_the_same_pixels_for_any_torch_seed(
-    transform: Callable[[Any], Any],
-) -> None:
-    images = [make_noise(30, 50, seed) for seed in range(40)]
-    first = _apply(transform, images)
-    torch.manual_seed(7)
-    assert _are_equal(_apply(transform, images), first)
-    assert not _are_equal(_apply(transform, images, seed=1), first)
 
 
 @pytest.mark.parametrize("max_bytes", [1, 4 * 3 * 16 * 16, 2**25])
@@ -116,7 +111,7 @@ def test_few_images_are_in_memory_before_a_callable_gets_them(max_bytes: int, mo
     """Their number never changes the images."""
     images = [make_noise(40, 30, seed) for seed in range(10)]
     transform = Compose([RandomResizedCrop(16), np.copy])
-    expected = _apply(transform, images)
+    expected = apply(transform, images)
     sizes = list[int]()
 
     def render(pictures: list[Any], plan: CropPlan) -> RenderedImages:
@@ -125,60 +120,15 @@ def test_few_images_are_in_memory_before_a_callable_gets_them(max_bytes: int, mo
 
     monkeypatch.setattr("shardio.transforms.compose.MAX_RENDERED_BYTES", max_bytes)
     monkeypatch.setattr("shardio.transforms.compose.render_chunk", render)
-    assert _are_equal(_apply(transform, images), expected)
+    assert are_equal(apply(transform, images), expected)
     assert sizes == {1: [3, 3, 3, 1], 4 * 3 * 16 * 16: [4, 4, 2], 2**25: [10]}[max_bytes]
-
-
-def test_rng_keys_leave_torchs_generator_unchanged() -> None:
-    torch.manual_seed(3)
-    expected = torch.rand(3)
-    torch.manual_seed(3)
-    _apply(RANDOM, [make_noise(30, 50)])
-    assert torch.equal(torch.rand(3), expected)
 
 
 def test_an_image_does_not_depend_on_the_others_in_its_chunk() -> None:
     images, rng_keys = [make_noise(30 + seed, 50, seed) for seed in range(40)], make_rng_keys(40)
     together = apply_transform(RANDOM, images, rng_keys)
-    one_by_one = [apply_transform(RANDOM, images[i : i + 1], rng_keys[i : i + 1])[0] for i in range(40)]
-    assert _are_equal(together, one_by_one)
-
-
-@pytest.mark.parametrize("transform", [RANDOM, RandomResizedCrop(16), RandomHorizontalFlip()])
-def test_a_direct_call_draws_from_torchs_generator(transform: Callable[[Any], Any]) -> None:
-    image = make_noise(30, 50)
-    torch.manual_seed(0)
-    first = [transform(image) for _ in range(20)]
-    second = [transform(image) for _ in range(20)]
-    torch.manual_seed(0)
-    again = [transform(image) for _ in range(20)]
-    assert _are_equal(again, first)
-    assert not _are_equal(first, second)
-    assert not _are_equal(first, [first[0]] * 20)
-
-
-@pytest.mark.parametrize(
-    "image",
-    [
-        Image.fromarray(make_noise(20, 30)),
-        make_noise(20, 30).astype(np.float32),
-        make_noise(20, 30)[..., 0],
-        make_noise(20, 30).transpose(2, 0, 1),
-        torch.zeros(20, 30, 3, dtype=torch.uint8),
-        "an image",
-    ],
-    ids=["Pillow image", "floats", "no channels", "channels first", "tensor", "text"],
-)
-@pytest.mark.parametrize("transform", [RandomResizedCrop(16), Resize(9), CenterCrop(9), RandomHorizontalFlip()])
-def test_the_error_for_a_wrong_input_names_the_transform(transform: Transform, image: Any) -> None:
-    for call in (transform, Compose([transform]), Compose([Compose([transform])])):
-        with pytest.raises(TypeError, match=type(transform).__name__):
-            call(image)
-
-
-def test_a_repr_names_the_steps_and_their_settings() -> None:
-    shown = repr(Compose([Resize(9), CenterCrop((3, 4)), RandomHorizontalFlip(0.25)]))
-    assert shown == "Compose([Resize(size=9, antialias=False), CenterCrop(size=(3, 4)), RandomHorizontalFlip(p=0.25)])"
+    assert are_equal([apply_transform(RANDOM, images[i : i + 1], rng_keys[i : i + 1])[0] for i in range(40)], together)
+    assert not are_equal(apply(RANDOM, images, seed=1), together)
 
 
 class Inverted(CenterCrop):
@@ -188,17 +138,13 @@ class Inverted(CenterCrop):
         return 255 - super().apply(image, parameters)
 
 
-def test_a_subclass_may_override_apply() -> None:
+def test_a_subclass_may_override_apply_and_gets_an_array_also_after_a_tensor() -> None:
     image = make_noise(20, 30)
     expected = 255 - CenterCrop(8)(image)
     np.testing.assert_array_equal(Inverted(8)(image), expected)
     np.testing.assert_array_equal(Compose([Inverted(8), RandomHorizontalFlip(0)])(image), expected)
-
-
-def test_a_subclass_that_overrides_apply_gets_an_array_after_a_tensor() -> None:
-    image = make_noise(20, 30)
     result = Compose([lambda array: torch.from_numpy(array).permute(2, 0, 1), Inverted(8)])(image)
-    np.testing.assert_array_equal(result, Inverted(8)(image))
+    np.testing.assert_array_equal(result, expected)
 
 
 def test_an_image_that_an_earlier_transform_made_unusable_is_named_with_a_remedy() -> None:
@@ -209,19 +155,186 @@ def test_an_image_that_an_earlier_transform_made_unusable_is_named_with_a_remedy
         CenterCrop(8)(Image.fromarray(make_noise(20, 30)))
 
 
-@pytest.mark.parametrize("given", [RandomResizedCrop, Compose])
-def test_a_class_instead_of_a_transform_is_named(given: Any) -> None:
-    message = rf"^{given.__name__} is a class, not a transform: write {given.__name__}\(\.\.\.\)$"
-    with pytest.raises(TypeError, match=message):
-        Compose([RandomHorizontalFlip(), given])
-    with pytest.raises(TypeError, match=message):
-        _apply(given, [make_noise(40, 60)])
+class Separately(ColorJitter):
+    """Applies a transform in Python, one image at a time."""
+
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+
+    def draw(self, sizes: Any, rng_keys: Any) -> Any:
+        return self.transform.draw(sizes, rng_keys)
+
+    def apply(self, image: Any, parameters: Any) -> Any:
+        return self.transform.apply(image, parameters)
 
 
-def test_compose_takes_a_list_of_callables() -> None:
-    single: Any = RandomResizedCrop(16)
-    with pytest.raises(TypeError, match=r"takes a list of transforms, got RandomResizedCrop\(.*: write Compose\(\["):
-        Compose(single)
-    number: Any = 16
-    with pytest.raises(TypeError, match="must be callable, got 16"):
-        Compose([single, number])
+def test_a_pipeline_equals_its_steps_one_by_one() -> None:
+    """Also with a geometry after operations."""
+    crop, *steps = [
+        *(RandomResizedCrop(32), ColorJitter(0.4, 0.4, 0.4, 0.1), RandomGrayscale(0.3), RandomHorizontalFlip()),
+        *(RandomSolarize(128), CenterCrop(30), RandomEqualize()),
+    ]
+    images, keys = [make_noise(40, 30 + i) for i in range(12)], make_rng_keys(12)
+    whole = apply_transform(Compose([crop, *steps]), images, keys)
+    assert are_equal(apply_transform(Compose([crop, *map(Separately, steps)]), images, keys), whole)
+
+
+# Choices.
+
+KEYS = make_rng_keys(12_000)
+THREE: list[Any] = [RandomSolarize(128, 1), GaussianBlur(3, 1.0), RandomGrayscale(1)]
+
+
+def shrink(image: Any) -> Any:
+    return image[::2]
+
+
+def fail_at_twelve_rows(image: Any) -> Any:
+    if len(image) == 12:
+        raise KeyError("twelve")
+    return image
+
+
+def test_transforms_are_applied_with_probability_p() -> None:
+    for p in (0.0, 0.3, 1.0):
+        numbers = RandomApply(THREE, p).choose(KEYS)
+        assert set(map(tuple, numbers.tolist())) <= {(0, 1, 2), (-1, -1, -1)}
+        assert (numbers[:, 0] == 0).mean() == pytest.approx(p, abs=0.02)
+
+
+def test_each_transform_is_chosen_with_its_weight() -> None:
+    def count(choice: RandomChoice) -> Counter[int]:
+        return Counter(choice.choose(KEYS)[:, 0].tolist())
+
+    assert count(RandomChoice(THREE)) == pytest.approx(dict.fromkeys(range(3), 4000), rel=0.05)
+    assert count(RandomChoice(THREE, p=[3, 0, 1])) == pytest.approx({0: 9000, 2: 3000}, rel=0.05)
+    assert set(count(RandomChoice([RandomInvert()] * 11, p=[0.1] * 10 + [0.0]))) == set(range(10))
+
+
+def test_all_orders_are_equally_frequent() -> None:
+    orders = Counter(map(tuple, RandomOrder(THREE).choose(KEYS).tolist()))
+    assert orders == pytest.approx(dict.fromkeys(permutations(range(3)), 2000), rel=0.1)
+
+
+def by_hand(choice: Any, images: list[Any], keys: Any) -> list[Any]:
+    """Apply the chosen transforms to one image after another."""
+    numbers, results = choice.choose(keys), []
+    for row, image in enumerate(images):
+        for number in numbers[row].tolist():
+            if number >= 0:
+                own_key = keys_of_inner(keys, number)[row : row + 1]
+                (image,) = apply_transform(choice.transforms[number], [image], own_key)
+        results.append(image)
+    return results
+
+
+OF_PIXELS: list[Any] = [
+    ColorJitter(0.4, 0.4, 0.4, 0.1),
+    Compose([RandomGrayscale(0.5), GaussianBlur(5)]),
+    RandomSolarize(128, 0.7),
+]
+OF_ANYTHING: list[Any] = [Compose([Resize(9), RandomCrop(7)]), shrink, ColorJitter(0.4), RandomResizedCrop(8)]
+
+
+@pytest.mark.parametrize("inner", [OF_PIXELS, OF_ANYTHING], ids=["pixels", "anything"])
+@pytest.mark.parametrize(
+    "make", [RandomApply, RandomChoice, RandomOrder, lambda inner: RandomApply([RandomOrder(inner)])]
+)
+def test_images_are_those_of_the_chosen_transforms(make: Any, inner: list[Any]) -> None:
+    choice, keys = make(inner), make_rng_keys(24, seed=3)
+    images = [make_noise(20 + i, 30) for i in range(24)]
+    found = apply_transform(choice, images, keys)
+    assert are_equal(found, by_hand(choice, images, keys))
+    assert are_equal(apply_transform(choice, images[5:6], keys[5:6]), found[5:6])
+
+
+def test_functions_in_a_choice_are_found() -> None:
+    assert others_in(Compose([RandomChoice([RandomApply(OF_ANYTHING), *THREE])])) == [shrink]
+
+
+def test_an_error_of_an_inner_transform_names_its_row_or_its_sample(packed: Path) -> None:
+    images = [make_noise(30, 30), make_noise(12, 30), make_noise(30, 30)]
+    with pytest.raises(DecodeError) as refused:
+        apply_transform(RandomApply([RandomCrop(20)], p=1), images, make_rng_keys(3))
+    assert refused.value.row == 1
+    transform = Compose([RandomResizedCrop(24), RandomApply([CenterCrop(12), fail_at_twelve_rows], p=1)])
+    with pytest.raises(KeyError, match="twelve") as caught:
+        next(iter(ShardDataset(packed, fields=("image",), transform=transform)))
+    assert any("while transforming sample" in note for note in getattr(caught.value, "__notes__", [str(caught.value)]))
+
+
+# MultiCrop.
+
+LARGE = Compose(
+    [RandomResizedCrop(40, scale=(0.4, 1.0), interpolation="bicubic", antialias=True), RandomHorizontalFlip()]
+)
+SMALL = Compose([RandomResizedCrop(16, scale=(0.05, 0.4)), RandomHorizontalFlip()])
+CROPS = MultiCrop([LARGE, LARGE, SMALL, SMALL, SMALL, Compose([Resize(30), CenterCrop(24)])])
+SIZES = [(90, 120), (60, 61), (200, 100), (33, 47), (75, 140), (48, 48), (101, 99)]
+
+
+def render(transform: MultiCrop, contents: list[bytes], rng_keys: Any) -> list[RenderedImages]:
+    planned = plan_crops(transform, [open_image(content) for content in contents], rng_keys)
+    crops = [PlannedCrop(pictures, plan) for pictures, plan in planned if plan is not None]
+    return render_crops(crops, [None] * len(planned))
+
+
+def expected_crops(images: list[Array], transform: MultiCrop, rng_keys: Any) -> list[list[Array]]:
+    """Return the crops by transform, each computed on its own from decoded images."""
+    keys = [derive_rng_key(rng_keys, np.array([i], np.uint64)) for i in range(len(transform.transforms))]
+    steps: list[list[Any]] = [getattr(each, "transforms", [each]) for each in transform.transforms]
+    return [naive.transform_all(own, images, key) for own, key in zip(steps, keys, strict=True)]
+
+
+def test_each_transform_draws_its_own_crops_from_the_images() -> None:
+    images, keys = [make_picture(*size) for size in SIZES], make_rng_keys(len(SIZES))
+    rendered = render(CROPS, [save(image, "PNG") for image in images], keys)
+    for crops, expected in zip(rendered, expected_crops(images, CROPS, keys), strict=True):
+        assert are_equal(crops.images, expected)
+    assert not np.array_equal(rendered[0].images[0], rendered[1].images[0])
+
+
+@pytest.mark.parametrize("tile", [tile_jpeg, bytes], ids=["tiled", "untiled"])
+def test_the_kernel_decodes_each_file_once(tile: Callable[[bytes], bytes]) -> None:
+    files, keys = [by_pillow(make_picture(*size)) for size in SIZES], make_rng_keys(len(SIZES))
+    contents, kernel = [tile(file) for file in files], find_kernel()
+    assert kernel is not None
+    with mock.patch.object(kernel, "decode", wraps=kernel.decode) as decode:
+        rendered = render(CROPS, contents, keys)
+    assert [call.args[0] for call in decode.call_args_list] == [contents]
+    assert rendered[0].decoder_names == ["kernel"] * len(files)
+    expected = expected_crops([read_by_pillow(file) for file in files], CROPS, keys)
+    for made, wanted in zip(rendered[:2], expected[:2], strict=True):
+        assert are_equal(made.images, wanted)
+
+
+def test_one_part_outside_does_not_matter_to_the_others() -> None:
+    """A window that is not over its image is black, and is left to the libraries."""
+    content = tile_jpeg(by_pillow(make_picture(64, 64)))
+    whole = read_by_pillow(content)
+    transform = MultiCrop([CenterCrop(40), Compose([CenterCrop((90, 4)), CenterCrop((4, 90))])])
+    one, other = render(transform, [content], make_rng_keys(1))
+    np.testing.assert_array_equal(one.images[0], naive.crop(whole, Box(12, 12, 40, 40)))
+    assert are_equal(other.images, apply_transform(transform.transforms[1], [whole], make_rng_keys(1)))
+
+
+def test_samples_hold_tuples_batches_lists_and_statistics_each_image_once(images: Path, packed: Path) -> None:
+    transform = MultiCrop([CenterCrop(9), CenterCrop(5)])
+    for dataset in (ShardDataset(packed, transform=transform), ImageFolder(images, transform=transform)):
+        crops, label = next(iter(dataset))
+        assert [tuple(crop.shape) for crop in crops] == [(3, 9, 9), (3, 5, 5)]
+        assert label in range(3)
+    loader = DataLoader(ShardMapDataset(packed, transform=transform), batch_size=8)
+    assert [[len(crop) for crop in crops] for crops, _ in loader] == [[8, 8], [8, 8], [5, 5]]
+    assert sum(loader.stats().num_images_by_decoder.values()) == 21
+
+
+def test_a_call_uses_torchs_generator_and_gives_as_many_crops_as_are_counted() -> None:
+    image = make_picture(80, 80)
+    torch.manual_seed(1)
+    first = CROPS(image)
+    assert [crop.shape[0] for crop in first] == [40, 40, 16, 16, 16, 24]
+    torch.manual_seed(1)
+    assert are_equal(list(first), list(CROPS(image)))
+    assert not np.array_equal(first[0], CROPS(image)[0])
+    assert (count_crops(CROPS), count_crops(LARGE)) == (6, None)

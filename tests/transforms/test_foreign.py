@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,88 +15,47 @@ import pytest
 import torch
 from PIL import Image
 
-import shardio
 from shardio import DataLoader, ImageFolder, ShardDataset, ShardMapDataset
-from shardio.libraries import import_library
 from shardio.transforms import CenterCrop, Compose, RandomResizedCrop
-
-import_library("torchvision")
-v1 = pytest.importorskip("torchvision.transforms")
-v2 = pytest.importorskip("torchvision.transforms.v2")
+from tests.transforms.by_torchvision import v1, v2
 
 FLOAT = v2.ToDtype(torch.float32, scale=True)
-MEAN = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.2, 0.2]}
+MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.2, 0.2]
 
-MAKE: dict[str, Callable[[], Any]] = {
-    "CenterCrop": lambda: v2.CenterCrop(20),
-    "ColorJitter": lambda: v2.ColorJitter(0.5, 0.5, 0.5, 0.2),
-    "Compose": lambda: v2.Compose([v2.RandomHorizontalFlip(1), FLOAT, v2.Normalize(**MEAN)]),
-    "ConvertImageDtype": lambda: v2.ConvertImageDtype(torch.float32),
-    "ElasticTransform": lambda: v2.ElasticTransform(),
-    "FiveCrop": lambda: v2.FiveCrop(16),
-    "GaussianBlur": lambda: v2.GaussianBlur(3),
-    "GaussianNoise": lambda: v2.Compose([FLOAT, v2.GaussianNoise()]),
-    "Grayscale": lambda: v2.Grayscale(3),
-    "Lambda": lambda: v2.Lambda(lambda image: image.flip(-1)),
-    "LinearTransformation": lambda: v2.Compose(
-        [v2.CenterCrop(4), FLOAT, v2.LinearTransformation(torch.eye(48) * 2, torch.ones(48))]
-    ),
-    "Normalize": lambda: v2.Compose([FLOAT, v2.Normalize(**MEAN)]),
-    "Pad": lambda: v2.Pad(3),
-    "RandomAdjustSharpness": lambda: v2.RandomAdjustSharpness(3, p=1),
-    "RandomAffine": lambda: v2.RandomAffine(30),
-    "RandomApply": lambda: v2.RandomApply([v2.RandomInvert(1), v2.RandomVerticalFlip(1)], p=1),
-    "RandomAutocontrast": lambda: v2.RandomAutocontrast(1),
-    "RandomChannelPermutation": lambda: v2.RandomChannelPermutation(),
-    "RandomChoice": lambda: v2.RandomChoice([v2.RandomInvert(1), v2.RandomVerticalFlip(1)]),
-    "RandomCrop": lambda: v2.RandomCrop(20),
-    "RandomEqualize": lambda: v2.RandomEqualize(1),
-    "RandomErasing": lambda: v2.RandomErasing(1),
-    "RandomGrayscale": lambda: v2.RandomGrayscale(1),
-    "RandomHorizontalFlip": lambda: v2.RandomHorizontalFlip(1),
-    "RandomInvert": lambda: v2.RandomInvert(1),
-    "RandomOrder": lambda: v2.RandomOrder([v2.RandomInvert(1), v2.RandomSolarize(100, p=1)]),
-    "RandomPerspective": lambda: v2.RandomPerspective(p=1),
-    "RandomPhotometricDistort": lambda: v2.RandomPhotometricDistort(p=1),
-    "RandomPosterize": lambda: v2.RandomPosterize(3, p=1),
-    "RandomResize": lambda: v2.RandomResize(16, 24),
-    "RandomResizedCrop": lambda: v2.RandomResizedCrop(20),
-    "RandomRotation": lambda: v2.RandomRotation(30),
-    "RandomShortestSize": lambda: v2.RandomShortestSize(20),
-    "RandomSolarize": lambda: v2.RandomSolarize(100, p=1),
-    "RandomVerticalFlip": lambda: v2.RandomVerticalFlip(1),
-    "RandomZoomOut": lambda: v2.RandomZoomOut(p=1),
-    "Resize": lambda: v2.Resize(20),
-    "RGB": lambda: v2.Compose([v2.Grayscale(), v2.RGB()]),
-    "ScaleJitter": lambda: v2.ScaleJitter((40, 40)),
-    "TenCrop": lambda: v2.TenCrop(16),
-    "ToDtype": lambda: FLOAT,
-    "ToImage": lambda: v2.ToImage(),
-    "ToPILImage": lambda: v2.ToPILImage(),
-    "TrivialAugmentWide": lambda: v2.TrivialAugmentWide(),
-    "AugMix": lambda: v2.AugMix(),
-    "AutoAugment": lambda: v2.AutoAugment(),
-    "RandAugment": lambda: v2.RandAugment(),
-    "Identity": lambda: v2.Identity(),
-}
-OTHERS = {
-    "takes labels, boxes or batches": {"CutMix", "MixUp", "RandomIoUCrop", "SanitizeBoundingBoxes"},
-    "not for images": {
-        "ClampBoundingBoxes",
-        "ClampKeyPoints",
-        "ConvertBoundingBoxFormat",
-        "SetClampingMode",
-        "SanitizeKeyPoints",
-        "UniformTemporalSubsample",
-    },
-    "tested separately": {"PILToTensor", "ToTensor", "ToPureTensor", "JPEG", "Transform"},
-}
+EACH = """
+    CenterCrop(20); ColorJitter(0.5, 0.5, 0.5, 0.2); Compose([RandomHorizontalFlip(1), FLOAT, Normalize(MEAN, STD)])
+    ConvertImageDtype(torch.float32); ElasticTransform(); FiveCrop(16); GaussianBlur(3)
+    GaussianNoise() after FLOAT; Grayscale(3); Lambda(lambda image: image.flip(-1))
+    LinearTransformation(torch.eye(48) * 2, torch.ones(48)) after CenterCrop(4), FLOAT
+    Normalize(MEAN, STD) after FLOAT; Pad(3); RandomAdjustSharpness(3, p=1); RandomAffine(30)
+    RandomApply([RandomInvert(1), RandomVerticalFlip(1)], p=1); RandomAutocontrast(1); RandomChannelPermutation()
+    RandomChoice([RandomInvert(1), RandomVerticalFlip(1)]); RandomCrop(20); RandomEqualize(1); RandomErasing(1)
+    RandomGrayscale(1); RandomHorizontalFlip(1); RandomInvert(1); RandomOrder([RandomInvert(1), RandomSolarize(9, p=1)])
+    RandomPerspective(p=1); RandomPhotometricDistort(p=1); RandomPosterize(3, p=1); RandomResize(16, 24)
+    RandomResizedCrop(20); RandomRotation(30); RandomShortestSize(20); RandomSolarize(100, p=1); RandomVerticalFlip(1)
+    RandomZoomOut(p=1); Resize(20); RGB() after Grayscale(); ScaleJitter((40, 40)); TenCrop(16); ToDtype(torch.float32)
+    ToImage(); ToPILImage(); TrivialAugmentWide(); AugMix(); AutoAugment(); RandAugment(); Identity()
+"""
+OTHERS = """
+    CutMix MixUp RandomIoUCrop SanitizeBoundingBoxes take labels, boxes or batches
+    ClampBoundingBoxes ClampKeyPoints ConvertBoundingBoxFormat SetClampingMode are not for images
+    SanitizeKeyPoints UniformTemporalSubsample are not for images, either
+    PILToTensor ToTensor ToPureTensor JPEG Transform are tested separately
+"""
+
+
+def make(expression: str) -> Any:
+    last, _, first = expression.partition(" after ")
+    names = {**vars(v2), "torch": torch, "FLOAT": FLOAT, "MEAN": MEAN, "STD": STD}
+    return eval(f"Compose([{first}, {last}])" if first else last, names)
+
+
+EXPRESSIONS = {each.partition("(")[0]: each for each in re.split(r";\s+|\n\s+", EACH.strip())}
 
 
 def test_every_transform_of_torchvision_is_listed() -> None:
     names = {name for name, kind in vars(v2).items() if inspect.isclass(kind) and issubclass(kind, v2.Transform)}
-    unknown = names - set(MAKE) - set().union(*OTHERS.values())
-    assert not unknown, "add the new transforms to MAKE or OTHERS"
+    assert not names - set(EXPRESSIONS) - set(OTHERS.split()), "add the new transforms to EACH or OTHERS"
 
 
 def as_plain(image: Any) -> Any:
@@ -125,12 +85,15 @@ def transformed(packed: Path, transform: Any, **options: Any) -> Any:
     return dataset[3]
 
 
-@pytest.mark.parametrize("name", MAKE)
+def image_of(packed: Path, transform: Any = None) -> Any:
+    return ShardMapDataset(packed, fields="image", transform=transform)[3]
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
 def test_each_transform_acts_as_on_a_tensor(packed: Path, name: str) -> None:
     if not hasattr(v2, name):
         pytest.skip(f"this torchvision has no {name}")
-    transform = MAKE[name]()
-    image: torch.Tensor = ShardMapDataset(packed, fields="image")[3]
+    transform, image = make(EXPRESSIONS[name]), image_of(packed)
     expected = as_plain(seeded(lambda: transform(image)))
     assert same(as_plain(seeded(lambda: transformed(packed, transform))), expected)
     expected = as_plain(seeded(lambda: transform(transformed(packed, CenterCrop(30)))))
@@ -138,19 +101,19 @@ def test_each_transform_acts_as_on_a_tensor(packed: Path, name: str) -> None:
 
 
 def test_transforms_that_convert_to_tensors_do_so(packed: Path) -> None:
-    image: torch.Tensor = ShardMapDataset(packed, fields="image")[3]
+    image = image_of(packed)
     with pytest.warns(UserWarning, match="deprecated"):
         to_tensor = v2.ToTensor()
     for transform in (v1.ToTensor(), to_tensor, v2.Compose([v2.RandomHorizontalFlip(0), to_tensor])):
-        found = ShardMapDataset(packed, fields="image", transform=transform)[3]
+        found = image_of(packed, transform)
         assert torch.equal(found, image.float() / 255)
     for transform in (v1.PILToTensor(), v2.PILToTensor(), v2.ToPureTensor(), v1.Compose([v2.ToImage()])):
-        found = ShardMapDataset(packed, fields="image", transform=transform)[3]
+        found = image_of(packed, transform)
         assert torch.equal(as_plain(found), image)
 
 
 def test_older_transforms_and_modules_act_as_on_a_tensor(packed: Path) -> None:
-    image: torch.Tensor = ShardMapDataset(packed, fields="image")[3]
+    image = image_of(packed)
     for transform in (
         v1.ColorJitter(0.5),
         v1.RandomApply([v1.GaussianBlur(3)], p=1),
@@ -162,21 +125,21 @@ def test_older_transforms_and_modules_act_as_on_a_tensor(packed: Path) -> None:
 
 
 def test_shardios_transforms_work_between_torchvisions(packed: Path) -> None:
-    image: torch.Tensor = ShardMapDataset(packed, fields="image")[3]
+    image = image_of(packed)
     steps = [v2.RandomInvert(1), CenterCrop(24), v2.RandomSolarize(99, p=1)]
     inverted = 255 - image
     cropped = torch.from_numpy(CenterCrop(24)(np.ascontiguousarray(inverted.permute(1, 2, 0).numpy()))).permute(2, 0, 1)
     expected = v2.functional.solarize(cropped, 99)
     for compose in (Compose, v1.Compose, v2.Compose):
-        assert torch.equal(ShardMapDataset(packed, fields="image", transform=compose(steps))[3], expected)
+        assert torch.equal(image_of(packed, compose(steps)), expected)
 
 
 def test_albumentations_get_the_array_by_name(packed: Path) -> None:
     albumentations = pytest.importorskip("albumentations")
-    image: torch.Tensor = ShardMapDataset(packed, fields="image")[3]
+    image = image_of(packed)
     flip = albumentations.Compose([albumentations.HorizontalFlip(p=1), albumentations.InvertImg(p=1)])
     for transform in (flip, Compose([flip]), Compose([v2.Identity(), flip])):
-        found = ShardMapDataset(packed, fields="image", transform=transform)[3]
+        found = image_of(packed, transform)
         assert torch.equal(found, 255 - image.flip(-1))
 
 
@@ -223,21 +186,21 @@ def test_a_transform_that_leaves_the_image_unchanged_by_chance_is_not_an_error(p
     def sometimes(image: Any) -> Any:
         return inverting(torch.from_numpy(image)) if torch.rand(1) > 1 else image
 
-    image: torch.Tensor = ShardMapDataset(packed, fields="image")[3]
+    image = image_of(packed)
     for transform in (
         sometimes,
         v2.RandomInvert(0),
         v2.RandomApply([inverting], p=0),
         lambda image: v2.Identity()(image),
     ):
-        assert torch.equal(ShardMapDataset(packed, fields="image", transform=transform)[3], image)
+        assert torch.equal(image_of(packed, transform), image)
 
 
 PILLOW: dict[str, Callable[[], Any]] = {
     "RandomHorizontalFlip": lambda: v2.RandomHorizontalFlip(1),
     "a container that converts": lambda: v2.RandomApply([v2.PILToTensor(), FLOAT], p=1),
     "a choice": lambda: v2.RandomChoice([v1.Compose([v1.Resize(20), v1.ToTensor()]), v2.PILToTensor()]),
-    "v1": lambda: v1.Compose([v1.Resize(20), v1.ToTensor(), v1.Normalize(**MEAN)]),
+    "v1": lambda: v1.Compose([v1.Resize(20), v1.ToTensor(), v1.Normalize(MEAN, STD)]),
     "Lambda": lambda: v2.Lambda(lambda image: image.rotate(90), Image.Image),
     "a function": lambda: lambda image: image.rotate(90),
     "a function that calls torchvision's": lambda: lambda image: v2.RandomInvert(1)(image),
@@ -252,23 +215,18 @@ def test_with_pillow_images_each_transform_acts_as_on_its_own(packed: Path, name
     assert same(as_plain(seeded(lambda: transformed(packed, transform, decode="pil"))), expected)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_loaders_deliver_the_results_of_transforms(packed: Path, num_workers: int) -> None:
-    mixed = Compose([RandomResizedCrop(16), v2.ToImage(), FLOAT, v2.Normalize(**MEAN)])
-    images, _ = next(iter(DataLoader(ShardDataset(packed, transform=mixed), batch_size=4, num_workers=num_workers)))
+def test_loaders_deliver_the_results_of_transforms(packed: Path) -> None:
+    mixed = Compose([RandomResizedCrop(16), v2.ToImage(), FLOAT, v2.Normalize(MEAN, STD)])
+    images, _ = next(iter(DataLoader(ShardDataset(packed, transform=mixed), batch_size=4)))
     cropped, _ = next(iter(DataLoader(ShardDataset(packed, transform=Compose([RandomResizedCrop(16)])), batch_size=4)))
-    expected = (cropped.float() / 255 - torch.tensor(MEAN["mean"]).view(3, 1, 1)) / 0.2
+    expected = (cropped.float() / 255 - torch.tensor(MEAN).view(3, 1, 1)) / 0.2
     torch.testing.assert_close(images.as_subclass(torch.Tensor), expected)
 
 
-def make(kind: str, packed: Path, images: Path) -> Any:
-    return ImageFolder(images) if kind == "ImageFolder" else getattr(shardio, kind)(packed)
-
-
-@pytest.mark.parametrize("kind", ["ShardDataset", "ShardMapDataset", "ImageFolder"])
-def test_the_transform_can_be_set_until_samples_are_loaded(packed: Path, images: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", [ShardDataset, ShardMapDataset, ImageFolder])
+def test_the_transform_can_be_set_until_samples_are_loaded(packed: Path, images: Path, kind: Any) -> None:
     first, second = CenterCrop(32), CenterCrop(20)
-    dataset = make(kind, packed, images)
+    dataset = kind(images if kind is ImageFolder else packed)
     other = copy.copy(dataset)
     assert dataset.transform is None
     dataset.transform = first

@@ -1,25 +1,36 @@
+"""Resizes, crops and flips follow torchvision's published rules, here in plain code for one image at a time."""
+
 from __future__ import annotations
 
 import enum
-import re
+import math
+import random
+from functools import cache
 from typing import Any
 
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
+from numpy.typing import NDArray
 from PIL import Image
 
-from shardio.transforms import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize, Transform, apply_transform
+from shardio.transforms import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize, apply_transform
 from tests.images import naive
-from tests.transforms.inputs import make_noise, make_rng_keys, repeat_size
-from tests.transforms.reference import center_crop, resized_size
+from tests.transforms.inputs import NUM_DRAWS, THRESHOLD, ks_distance, make_noise, make_rng_keys, repeat_size
 
-SIDES = st.integers(1, 40)
+Box = tuple[int, int, int, int]
+Bounds = tuple[float, float]
+Size = tuple[int, int]
+
+
+def resized_size(height: int, width: int, size: int) -> Size:
+    if width <= height:
+        return int(size * height / width), size
+    return size, int(size * width / height)
 
 
 @given(height=st.integers(1, 5000), width=st.integers(1, 5000), size=st.integers(1, 1000))
-@settings(deadline=None, derandomize=True, max_examples=300)
 def test_one_number_is_the_shorter_side_and_the_longer_keeps_the_proportions_rounded_down(
     height: int, width: int, size: int
 ) -> None:
@@ -38,17 +49,13 @@ def test_one_number_is_the_shorter_side_and_the_longer_keeps_the_proportions_rou
         ((3, 5), [7, 2], (7, 2)),
     ],
 )
-def test_resizing_gives_opencvs_pixels_of_torchvisions_size(
-    before: tuple[int, int], size: int | tuple[int, int], after: tuple[int, int]
-) -> None:
-    image = make_noise(*before)
-    result = Resize(size)(image)
-    assert result.shape == (*after, 3)
-    np.testing.assert_array_equal(result, naive.resize_bilinear(image, *after))
+def test_resizing_gives_opencvs_pixels_of_torchvisions_size(before: Size, size: Any, after: Size) -> None:
+    result = Resize(size)(make_noise(*before))
+    np.testing.assert_array_equal(result, naive.resize_bilinear(make_noise(*before), *after), strict=True)
 
 
 @pytest.mark.parametrize(("before", "after"), [((64, 64), (10, 10)), ((64, 64), (32, 32)), ((375, 500), (100, 30))])
-def test_halving_both_sides_averages(before: tuple[int, int], after: tuple[int, int]) -> None:
+def test_halving_both_sides_averages(before: Size, after: Size) -> None:
     """The nearest four pixels, which OpenCV interpolates between, would be too few."""
     image = make_noise(*before)
     np.testing.assert_array_equal(Resize(after)(image), Resize(after, antialias=True)(image))
@@ -64,36 +71,30 @@ class InterpolationMode(enum.Enum):
 
 @pytest.mark.parametrize("mode", InterpolationMode)
 @pytest.mark.parametrize("kind", [Resize, RandomResizedCrop])
-def test_an_antialiased_resize_has_pillows_pixels(
-    kind: type[Resize | RandomResizedCrop], mode: InterpolationMode
-) -> None:
+def test_an_antialiased_resize_has_pillows_pixels(kind: Any, mode: InterpolationMode) -> None:
     """No crop here shrinks its height more than its width, so all versions of Pillow agree."""
     image, size = make_noise(60, 90), (40, 51)
     whole: dict[str, Any] = {"scale": (1, 1), "ratio": (1.5, 1.5)} if kind is RandomResizedCrop else {}
+    expected = Image.fromarray(image).resize(size[::-1], Image.Resampling[mode.name])
     for interpolation in (mode, mode.value):
         transform = kind(size, interpolation=interpolation, antialias=True, **whole)
-        expected = Image.fromarray(image).resize(size[::-1], Image.Resampling[mode.name])
         np.testing.assert_array_equal(transform(image), np.asarray(expected))
-
-
-@pytest.mark.parametrize("kind", [Resize, RandomResizedCrop])
-def test_an_interpolation_must_be_known_and_bicubic_needs_antialiasing(kind: Any) -> None:
     with pytest.raises(ValueError, match="'bilinear' or 'bicubic', got 'nearest'"):
         kind(8, interpolation="nearest")
     with pytest.raises(ValueError, match="interpolation='bicubic' requires antialias=True"):
         kind(8, interpolation=InterpolationMode.BICUBIC)
 
 
-@given(height=SIDES, width=SIDES, rows=SIDES, columns=SIDES)
-@settings(deadline=None, derandomize=True, max_examples=300)
+sides = st.integers(1, 40)
+
+
+@given(height=sides, width=sides, rows=sides, columns=sides)
 def test_center_crop_is_torchvisions_pad_and_crop(height: int, width: int, rows: int, columns: int) -> None:
-    image = make_noise(height, width)
-    (left, top, right, bottom), box = center_crop(height, width, (rows, columns))
-    padded = np.pad(image, ((top, bottom), (left, right), (0, 0)))
-    expected = padded[box[0] : box[0] + box[2], box[1] : box[1] + box[3]]
+    image, below, right = make_noise(height, width), max(rows - height, 0), max(columns - width, 0)
+    padded = np.pad(image, ((below // 2, -(-below // 2)), (right // 2, -(-right // 2)), (0, 0)))
+    top, left = round((len(padded) - rows) / 2), round((padded.shape[1] - columns) / 2)
     result = CenterCrop((rows, columns))(image)
-    assert result.dtype == np.uint8
-    np.testing.assert_array_equal(result, expected)
+    np.testing.assert_array_equal(result, padded[top : top + rows, left : left + columns], strict=True)
 
 
 @pytest.mark.parametrize(
@@ -105,14 +106,6 @@ def test_half_of_an_odd_difference_is_rounded_to_even(length: int, size: int, co
     assert boxes.tolist() == [[corner, corner, size, size]]
 
 
-def test_a_smaller_image_is_padded_with_black_and_an_odd_pixel_comes_last() -> None:
-    image = np.full((2, 3, 3), 255, dtype=np.uint8)
-    result = CenterCrop((5, 6))(image)
-    white = np.zeros((5, 6, 3), dtype=np.uint8)
-    white[1:3, 1:4] = 255
-    np.testing.assert_array_equal(result, white)
-
-
 def test_a_probability_of_one_always_mirrors_and_zero_never_does() -> None:
     images = [make_noise(5, 7, seed) for seed in range(200)]
     mirrored = apply_transform(RandomHorizontalFlip(1.0), images, make_rng_keys(200))
@@ -122,36 +115,131 @@ def test_a_probability_of_one_always_mirrors_and_zero_never_does() -> None:
         np.testing.assert_array_equal(same, image)
 
 
-@pytest.mark.parametrize("transform", [CenterCrop((9, 30)), RandomHorizontalFlip(0.5), Resize(12), Resize((3, 4))])
-def test_an_images_parameters_depend_only_on_its_rng_key_and_size(transform: Transform) -> None:
-    sizes, rng_keys = np.random.default_rng(1).integers(1, 60, (100, 2)), make_rng_keys(100)
-    one_by_one = [transform.draw(sizes[i : i + 1], rng_keys[i : i + 1]) for i in range(100)]
-    np.testing.assert_array_equal(transform.draw(sizes, rng_keys), np.concatenate(one_by_one))
+# RandomResizedCrop.
 
 
-@pytest.mark.parametrize("transform", [CenterCrop(8), CenterCrop(50), RandomHorizontalFlip(1), Resize(12)])
-def test_the_input_image_is_not_changed(transform: Transform) -> None:
-    image = make_noise(20, 30)
-    before = image.copy()
-    transform(image)
-    np.testing.assert_array_equal(image, before)
+def draw_crop(height: int, width: int, scale: Bounds, ratio: Bounds, generator: random.Random) -> Box | None:
+    """Draw a box as torchvision does, or return None if none of ten tries fits."""
+    for _ in range(10):
+        area = height * width * generator.uniform(*scale)
+        aspect = math.exp(generator.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        crop_width, crop_height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < crop_width <= width and 0 < crop_height <= height:
+            top, left = generator.randint(0, height - crop_height), generator.randint(0, width - crop_width)
+            return top, left, crop_height, crop_width
+    return None
 
 
-def test_a_size_may_consist_of_numpy_integers() -> None:
-    assert Resize(np.int64(20)).size == 20  # type: ignore[arg-type]  # It works at run time.
-    assert Resize([np.int64(8), 9]).size == (8, 9)  # type: ignore[list-item]  # It works at run time.
+def central_crop(height: int, width: int, ratio: Bounds) -> Box:
+    """Return the fallback: at least one pixel, where torchvision fails at none."""
+    crop_height, crop_width = height, width
+    if width / height < ratio[0]:
+        crop_height = max(round(width / ratio[0]), 1)
+    elif width / height > ratio[1]:
+        crop_width = max(round(height * ratio[1]), 1)
+    return (height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width
 
 
-@pytest.mark.parametrize("p", [-0.01, 1.01, float("nan")])
-def test_p_must_be_a_probability(p: float) -> None:
-    with pytest.raises(ValueError, match="probability"):
-        RandomHorizontalFlip(p)
+def bounds(low: float, high: float) -> st.SearchStrategy[Bounds]:
+    return st.tuples(st.floats(low, high), st.floats(low, high)).map(lambda pair: (min(pair), max(pair)))
 
 
-@pytest.mark.parametrize("transform", [CenterCrop, Resize])
-@pytest.mark.parametrize("size", [0, -3, (0, 4), (4, -1), (4, 4, 4), (), "16", 1.5])
-def test_a_size_must_be_one_or_two_numbers_of_pixels(transform: type[CenterCrop | Resize], size: Any) -> None:
-    with pytest.raises(
-        ValueError, match=re.escape("size must be a positive integer") + f".*, got {re.escape(repr(size))}$"
-    ):
-        transform(size)
+lengths = st.one_of(st.integers(1, 40), st.integers(1, 5000))
+
+
+@given(lengths, lengths, bounds(0.001, 1), bounds(0.05, 20), st.integers(0, 2**32))
+def test_boxes_lie_inside_the_image_and_keep_the_bounds_or_are_the_central_fallback(
+    height: int, width: int, scale: Bounds, ratio: Bounds, seed: int
+) -> None:
+    boxes = RandomResizedCrop(8, scale, ratio).draw(repeat_size(height, width, 20), make_rng_keys(20, seed)).tolist()
+    for top, left, rows, columns in boxes:
+        assert 0 <= top < top + rows <= height
+        assert 0 <= left < left + columns <= width
+        if (top, left, rows, columns) == central_crop(height, width, ratio):
+            continue
+        # Both sides are rounded to whole pixels.
+        slack = 1 + 1e-9
+        assert (rows - 0.5) * (columns - 0.5) <= scale[1] * height * width * slack
+        assert (rows + 0.5) * (columns + 0.5) * slack >= scale[0] * height * width
+        assert (columns - 0.5) / (rows + 0.5) <= ratio[1] * slack
+        assert (columns + 0.5) / (rows - 0.5) * slack >= ratio[0]
+
+
+LONG = [(1, 1), (1, 9), (1, 1000), (1000, 1), (3, 1000), (1000, 3), (7, 100), (100, 7), (11, 301), (301, 11)]
+NEARLY_SQUARE = [(100, 100), (120, 100), (100, 125)]
+
+
+@pytest.mark.parametrize("ratio", [(3 / 4, 4 / 3), (0.5, 2.0), (0.9, 1.1), (1.0, 1.0), (2.0, 3.0)])
+def test_if_no_box_fits_the_crop_is_torchvisions_central_one(ratio: Bounds) -> None:
+    """No box of these ratios and of the whole area fits, or only the image itself, if its ratio is allowed."""
+    for size in [*LONG, *NEARLY_SQUARE]:
+        boxes = RandomResizedCrop(8, scale=(1.0, 1.0), ratio=ratio).draw(repeat_size(*size, 40), make_rng_keys(40))
+        np.testing.assert_array_equal(boxes, np.tile(central_crop(*size, ratio), (40, 1)))
+        if ratio[0] <= size[1] / size[0] <= ratio[1]:
+            assert boxes[0].tolist() == [0, 0, *size]
+
+
+@pytest.mark.parametrize(("size", "expected"), [(16, (16, 16)), ((5, 9), (5, 9)), ([9, 5], (9, 5))])
+@pytest.mark.parametrize("before", [(1, 1), (1, 30), (30, 1), (5, 9), (64, 80)])
+def test_the_result_is_the_box_resized(before: Size, size: Any, expected: Size) -> None:
+    crop, images = RandomResizedCrop(size), [make_noise(*before, seed) for seed in range(8)]
+    boxes = crop.draw(repeat_size(*before, 8), make_rng_keys(8)).tolist()
+    results = apply_transform(crop, images, make_rng_keys(8))
+    for image, (top, left, rows, columns), result in zip(images, boxes, results, strict=True):
+        box = image[top : top + rows, left : left + columns].copy()
+        wanted = naive.resize(box, *expected, resampling="bilinear")
+        np.testing.assert_array_equal(result, wanted, strict=True)
+
+
+CASES: dict[str, tuple[int, int, Bounds, Bounds]] = {
+    "photograph": (375, 500, (0.08, 1.0), (3 / 4, 4 / 3)),
+    "few pixels": (9, 11, (0.08, 1.0), (3 / 4, 4 / 3)),
+    "wide, many misfits": (100, 400, (0.08, 1.0), (3 / 4, 4 / 3)),
+    "high, many misfits": (400, 100, (0.2, 1.0), (3 / 4, 4 / 3)),
+    "wide ratios": (300, 300, (0.05, 0.3), (1 / 4, 4.0)),
+    "uneven ratios": (240, 320, (0.3, 0.6), (0.5, 3.0)),
+}
+
+
+@cache
+def draw_both(case: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    height, width, scale, ratio = CASES[case]
+    ours = RandomResizedCrop(8, scale, ratio).draw(repeat_size(height, width, NUM_DRAWS), make_rng_keys(NUM_DRAWS))
+    generator, fallback = random.Random(2), central_crop(height, width, ratio)
+    theirs = [draw_crop(height, width, scale, ratio, generator) or fallback for _ in range(NUM_DRAWS)]
+    return ours, np.array(theirs)
+
+
+def describe(boxes: NDArray[np.int64], case: str) -> dict[str, NDArray[np.float64]]:
+    height, width, _, _ = CASES[case]
+    top, left, rows, columns = boxes.T
+    return {
+        "area share": rows * columns / (height * width),
+        "log aspect": np.log(columns / rows),
+        "height": rows / height,
+        "width": columns / width,
+        "relative top": top / np.maximum(height - rows, 1),
+        "relative left": left / np.maximum(width - columns, 1),
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_crops_have_torchvisions_distribution(case: str) -> None:
+    """If area, aspect and corner were drawn from the same random words, they would correlate."""
+    drawn, expected = (describe(boxes, case) for boxes in draw_both(case))
+    for figure, values in drawn.items():
+        references = expected[figure]
+        assert ks_distance(values, references) < THRESHOLD, figure
+        assert abs(values.mean() - references.mean()) < 4 * references.std() * (2 / NUM_DRAWS) ** 0.5, figure
+    correlations = [np.corrcoef(np.stack(list(figures.values()))) for figures in (drawn, expected)]
+    assert np.abs(correlations[0] - correlations[1]).max() < 0.035
+
+
+def test_every_corner_of_a_box_is_equally_likely() -> None:
+    """A box of 2x2 pixels in 6x5: its corner is in rows 0 to 4 and columns 0 to 3, both inclusive."""
+    crop = RandomResizedCrop(8, scale=(4 / 30, 4 / 30), ratio=(1.0, 1.0))
+    boxes = crop.draw(repeat_size(6, 5, NUM_DRAWS), make_rng_keys(NUM_DRAWS))
+    assert (boxes[:, 2:] == 2).all()
+    counts = np.zeros((5, 4))
+    np.add.at(counts, (boxes[:, 0], boxes[:, 1]), 1)
+    assert np.abs(counts / NUM_DRAWS - 1 / 20).max() < 4 * (1 / 20 * 19 / 20 / NUM_DRAWS) ** 0.5

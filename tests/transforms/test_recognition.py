@@ -10,94 +10,59 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from shardio import DataLoader, ShardMapDataset
-from shardio.libraries import import_library
-from shardio.transforms import (
-    AutoAugment,
-    CenterCrop,
-    ColorJitter,
-    Compose,
-    Pad,
-    RandAugment,
-    RandomAdjustSharpness,
-    RandomAffine,
-    RandomApply,
-    RandomAutocontrast,
-    RandomChoice,
-    RandomCrop,
-    RandomEqualize,
-    RandomGrayscale,
-    RandomHorizontalFlip,
-    RandomInvert,
-    RandomOrder,
-    RandomPosterize,
-    RandomResizedCrop,
-    RandomRotation,
-    RandomSolarize,
-    RandomVerticalFlip,
-    Resize,
-    TrivialAugmentWide,
-)
+from shardio import DataLoader, ShardMapDataset, transforms
+from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
 from shardio.transforms.planning import PlainRandomResizedCrop, PlainResize, recognise, replace_leading
+from tests.transforms.by_torchvision import tv_tensors, v1, v2
+from tests.transforms.inputs import make_rng_keys, repeat_size
 
-import_library("torchvision")
-v1 = pytest.importorskip("torchvision.transforms")
-v2 = pytest.importorskip("torchvision.transforms.v2")
 BICUBIC = v2.InterpolationMode.BICUBIC
 
 
-class Subclass(v2.RandomHorizontalFlip):  # type: ignore[misc,name-defined]  # torchvision has no types.
+class Subclass(v2.RandomHorizontalFlip):  # type: ignore[misc]  # torchvision has no types.
     """A subclass, which may do anything."""
 
 
-RECOGNISED: dict[str, tuple[Any, Any]] = {
-    "RandomResizedCrop": (
-        v2.RandomResizedCrop((20, 30), scale=(0.2, 0.9), ratio=(0.5, 1.5)),
-        RandomResizedCrop((20, 30), scale=(0.2, 0.9), ratio=(0.5, 1.5), antialias=True),
-    ),
-    "RandomResizedCrop of v1, bicubic": (
-        v1.RandomResizedCrop(24, interpolation=BICUBIC),
-        RandomResizedCrop(24, interpolation="bicubic", antialias=True),
-    ),
-    "Resize of the shorter side": (v2.Resize(25), Resize(25, antialias=True)),
-    "Resize of v1": (v1.Resize(25), Resize(25, antialias=True)),
-    "Resize of both sides": (v2.Resize((25, 31)), Resize((25, 31), antialias=True)),
-    "CenterCrop": (v2.CenterCrop(70), CenterCrop(70)),
-    "RandomHorizontalFlip": (v2.RandomHorizontalFlip(0.3), RandomHorizontalFlip(0.3)),
-    "RandomVerticalFlip of v1": (v1.RandomVerticalFlip(0.3), RandomVerticalFlip(0.3)),
-    "RandomCrop": (v2.RandomCrop(20, (1, 2, 3, 4), True, 9), RandomCrop(20, (1, 2, 3, 4), True, 9)),
-    "RandomCrop of v1": (v1.RandomCrop(20, (1, 2)), RandomCrop(20, (1, 2))),
-    "Pad": (v2.Pad((1, 2, 3, 4), padding_mode="edge"), Pad((1, 2, 3, 4), padding_mode="edge")),
-    "RandomRotation": (v2.RandomRotation(15, BICUBIC, fill=7), RandomRotation(15, "bicubic", fill=7)),
-    "RandomAffine of v1": (v1.RandomAffine(9, (0.1, 0.2), shear=5), RandomAffine(9, (0.1, 0.2), shear=5)),
-    "ColorJitter": (v2.ColorJitter(0.4, (0.2, 3), None, 0.1), ColorJitter(0.4, (0.2, 3), None, 0.1)),
-    "ColorJitter of v1": (v1.ColorJitter(0.4), ColorJitter(0.4)),
-    "RandomGrayscale": (v2.RandomGrayscale(0.2), RandomGrayscale(0.2)),
-    "RandomInvert": (v2.RandomInvert(0.2), RandomInvert(0.2)),
-    "RandomAutocontrast": (v2.RandomAutocontrast(0.2), RandomAutocontrast(0.2)),
-    "RandomEqualize of v1": (v1.RandomEqualize(0.2), RandomEqualize(0.2)),
-    "RandomSolarize": (v2.RandomSolarize(99, 0.2), RandomSolarize(99, 0.2)),
-    "RandomPosterize": (v2.RandomPosterize(3, 0.2), RandomPosterize(3, 0.2)),
-    "RandomAdjustSharpness": (v2.RandomAdjustSharpness(3, 0.2), RandomAdjustSharpness(3, 0.2)),
-    "RandAugment": (v2.RandAugment(3, 7, 11, BICUBIC, [1, 2, 3]), RandAugment(3, 7, 11, "bicubic", [1, 2, 3])),
-    "TrivialAugmentWide of v1": (v1.TrivialAugmentWide(), TrivialAugmentWide()),
-    "AutoAugment": (v2.AutoAugment(v2.AutoAugmentPolicy.SVHN), AutoAugment("svhn")),
-    "RandomApply": (
-        v2.RandomApply([v2.ColorJitter(0.4), v2.Compose([v2.RandomInvert()])], 0.8),
-        RandomApply([ColorJitter(0.4), Compose([RandomInvert()])], 0.8),
-    ),
-    "RandomChoice": (
-        v2.RandomChoice([v2.RandomInvert(), v2.RandomGrayscale()], [3, 1]),
-        RandomChoice([RandomInvert(), RandomGrayscale()], [3, 1]),
-    ),
-    "RandomOrder of v1": (
-        v1.RandomOrder([v1.RandomInvert(), v1.RandomGrayscale()]),
-        RandomOrder([RandomInvert(), RandomGrayscale()]),
-    ),
-}
+RECOGNISED = """
+    RandomResizedCrop((20, 30), scale=(0.2, 0.9), ratio=(0.5, 1.5), antialias=True)
+    RandomResizedCrop(24, interpolation=BICUBIC, antialias=True)
+    Resize(25, antialias=True)
+    Resize((25, 31), antialias=True)
+    Resize(25, max_size=40, antialias=True)
+    CenterCrop(70)
+    RandomHorizontalFlip(0.3)
+    RandomVerticalFlip(0.3)
+    RandomCrop(20, (1, 2, 3, 4), True, 9)
+    RandomCrop(20, (1, 2))
+    Pad((1, 2, 3, 4), padding_mode="edge")
+    RandomRotation(15, BICUBIC, fill=7)
+    RandomAffine(9, (0.1, 0.2), shear=5)
+    ColorJitter(0.4, (0.2, 3), hue=0.1)
+    RandomGrayscale(0.2)
+    RandomInvert(0.2)
+    RandomAutocontrast(0.2)
+    RandomEqualize(0.2)
+    RandomSolarize(99, 0.2)
+    RandomPosterize(3, 0.2)
+    RandomAdjustSharpness(3, 0.2)
+    RandAugment(3, 7, 11, BICUBIC, [1, 2, 3])
+    TrivialAugmentWide()
+    AutoAugment(SVHN)
+    RandomApply([ColorJitter(0.4), Compose([RandomInvert()])], 0.8)
+    RandomChoice([RandomInvert(), RandomGrayscale()], [3, 1])
+    RandomOrder([RandomInvert(), RandomGrayscale()])
+"""
+"""Transforms of torchvision, of both versions, with the same arguments as shardio's."""
+
+
+def make(expression: str, library: Any) -> Any:
+    return eval(expression, {**vars(library), "BICUBIC": BICUBIC, "SVHN": v2.AutoAugmentPolicy.SVHN})
+
+
 OTHERS: dict[str, Any] = {
     "a subclass": Subclass(),
     "another interpolation": v2.Resize(25, interpolation=v2.InterpolationMode.NEAREST),
@@ -109,21 +74,17 @@ OTHERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", RECOGNISED)
-def test_transforms_are_replaced_with_all_their_settings(name: str) -> None:
-    theirs, ours = RECOGNISED[name]
-    assert repr(recognise(theirs, "pil")) == repr(ours)
+@pytest.mark.parametrize("expression", RECOGNISED.strip().splitlines())
+def test_transforms_are_replaced_with_all_their_settings(expression: str) -> None:
+    ours = make(expression.strip(), transforms)
+    for library in (v1, v2):
+        assert repr(recognise(make(expression.strip(), library), "pil")) == repr(ours)
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_may_do_something_else_is_not_replaced(name: str) -> None:
     assert recognise(OTHERS[name], "pil") is None
     assert replace_leading(v2.Compose([OTHERS[name], v2.CenterCrop(20)]), "pil") is None
-
-
-def resized_across_first(image: Image.Image, height: int, width: int, resample: Any) -> Image.Image:
-    """Resize as Pillow did before version 13, which chooses another order for some sizes."""
-    return image.resize((width, image.height), resample).resize((width, height), resample)
 
 
 def pixels_of(packed: Path, transform: Any) -> list[NDArray[np.uint8]]:
@@ -141,7 +102,9 @@ def test_pixels_are_those_of_pillow(packed: Path) -> None:
     for resample, interpolation in ((Image.Resampling.BILINEAR, v2.InterpolationMode.BILINEAR), (3, BICUBIC)):
         made = pixels_of(packed, v2.Compose([v2.Resize((25, 31), interpolation), v2.PILToTensor()]))
         for image, original in zip(made, originals, strict=True):
-            assert np.array_equal(image, np.asarray(resized_across_first(original, 25, 31, resample)))
+            # Across first, as all versions of Pillow before 13 resize.
+            across = original.resize((31, original.height), resample)
+            assert np.array_equal(image, np.asarray(across.resize((31, 25), resample)))
     evaluated = v2.Compose([v2.CenterCrop(70), v2.RandomHorizontalFlip(1.0)])
     for image, original in zip(pixels_of(packed, evaluated), originals, strict=True):
         assert np.array_equal(image, np.asarray(evaluated(original)))
@@ -257,3 +220,18 @@ def test_the_rest_of_albumentations_gets_the_crop(packed: Path) -> None:
     for index in range(5):
         assert torch.equal(dataset[index], oracle[index])
     assert shapes == [(24, 20, 3)] * 5
+
+
+@given(
+    height=st.integers(1, 3000),
+    width=st.integers(1, 3000),
+    size=st.one_of(st.none(), st.integers(1, 500)),
+    more=st.integers(1, 500),
+)
+def test_a_longest_side_is_torchvisions(height: int, width: int, size: int | None, more: int) -> None:
+    max_size = (size or 0) + more
+    box = tv_tensors.BoundingBoxes([[0, 0, 1, 1]], format="XYXY", canvas_size=(height, width))
+    expected = v2.Resize(size, max_size=max_size)(box).canvas_size
+    found = Resize(size, max_size=max_size).draw(repeat_size(height, width, 1), make_rng_keys(1))[0].tolist()
+    assert tuple(found) == tuple(max(side, 1) for side in expected), "torchvision's sides may be 0"
+    assert max(found) <= max_size

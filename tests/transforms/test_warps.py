@@ -1,4 +1,4 @@
-"""Rotations, affine and perspective transforms: torchvision's parameters and pixels of Pillow images."""
+"""Padding, crops of a given size, rotations and other warps: torchvision's parameters and pixels of Pillow images."""
 
 from __future__ import annotations
 
@@ -13,33 +13,114 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shardio import DataLoader, ShardDataset
-from shardio.images import edit_images
+from shardio.errors import SampleError
+from shardio.images import DecodeError, edit_images
 from shardio.images.kernel.compiled import operation_records as codes
-from shardio.libraries import import_library
 from shardio.transforms import (
     CenterCrop,
-    ColorJitter,
     Compose,
-    PixelTransform,
+    CornerCrop,
+    FiveCrop,
+    Pad,
     RandomAffine,
+    RandomCrop,
+    RandomErasing,
+    RandomInvert,
     RandomPerspective,
-    RandomResizedCrop,
     RandomRotation,
+    Resize,
     apply_transform,
+    is_builtin,
 )
 from shardio.transforms.warps import make_affine_matrix, make_perspective_matrix, make_rotation_matrix, make_warps
+from tests.transforms.by_torchvision import functional, v2
+from tests.transforms.inputs import (
+    NUM_DRAWS,
+    assert_uniform,
+    chi_square,
+    ks_distance,
+    make_noise,
+    make_rng_keys,
+    repeat_size,
+)
 
-import_library("torchvision")
-v2 = pytest.importorskip("torchvision.transforms.v2")
-functional: Any = importlib.import_module("torchvision.transforms.v2.functional")
-
-KEYS = np.random.default_rng(0).integers(0, 2**63, 20_000, dtype=np.uint64)
-SIZES = np.full((len(KEYS), 2), (40, 60))
-FILL = (7, 250, 130)
+MODES = ["constant", "edge", "reflect", "symmetric"]
+KEYS, SIZES, FILL = make_rng_keys(NUM_DRAWS), repeat_size(40, 60, NUM_DRAWS), (7, 250, 130)
 
 Pixels = NDArray[np.uint8]
 
 each_interpolation = pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_padding_gives_torchvisions_pixels(mode: Any) -> None:
+    for padding in (0, 3, (1, 4), (2, 0, 3, 5)):
+        for fill in (0, 77, FILL):
+            for size in ((8, 9), (6, 20), (30, 6)):
+                image = make_noise(*size)
+                expected = functional.pad(Image.fromarray(image), padding, fill, mode)
+                np.testing.assert_array_equal(Pad(padding, fill, mode)(image), np.array(expected))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_random_crop_is_a_crop_of_the_padded_image(mode: Any) -> None:
+    transform, keys = RandomCrop((10, 8), (2, 5, 4, 1), fill=9, padding_mode=mode), make_rng_keys(50)
+    image = make_noise(12, 14)
+    padded = Pad((2, 5, 4, 1), 9, mode)(image)
+    boxes = transform.draw(repeat_size(12, 14, 50), keys)
+    for box, cropped in zip(boxes.tolist(), apply_transform(transform, [image] * 50, keys), strict=True):
+        top, left = box[0] + 5, box[1] + 2
+        np.testing.assert_array_equal(cropped, padded[top : top + 10, left : left + 8])
+
+
+@pytest.mark.parametrize(
+    ("size", "crop", "padding", "if_needed"),
+    [
+        ((32, 32), 32, 4, False),
+        ((20, 50), (20, 30), None, False),
+        ((9, 40), 30, None, True),
+        ((9, 9), 30, (1, 2), True),
+    ],
+)
+def test_the_places_of_crops_are_torchvisions_and_uniform(size: Any, crop: Any, padding: Any, if_needed: bool) -> None:
+    boxes = RandomCrop(crop, padding, if_needed).draw(repeat_size(size[0], size[1], NUM_DRAWS), KEYS)
+    theirs, image, seen = v2.RandomCrop(crop, padding, if_needed), Image.new("RGB", size[::-1]), []
+    for _ in range(1000):
+        drawn = theirs.make_params([image])
+        seen.append((drawn["top"] - drawn["padding"][1], drawn["left"] - drawn["padding"][0]))
+        assert (drawn["height"], drawn["width"]) == tuple(boxes[0, 2:])
+    for side, places in enumerate(zip(*seen, strict=True)):
+        ours = boxes[:, side]
+        assert {ours.min(), ours.max()} == {min(places), max(places)}, "1,000 draws contain all of at most 60 places"
+        count = int(np.ptp(ours)) + 1
+        assert chi_square(ours - ours.min(), count) < count + 5 * (2 * count) ** 0.5
+
+
+def test_corner_crops_and_the_centre_are_torchvisions_five_crops(packed: Path) -> None:
+    image = make_noise(20, 31)
+    expected = functional.five_crop(Image.fromarray(image), [7, 12])
+    for crop, wanted in zip(FiveCrop((7, 12))(image), expected, strict=True):
+        np.testing.assert_array_equal(crop, np.array(wanted))
+    transform = FiveCrop(24, before=[Resize(40)], after=[RandomInvert(1)])
+    assert is_builtin(transform)
+    (crops,) = next(iter(DataLoader(ShardDataset(packed, fields=("image",), transform=transform), 2)))
+    (whole,) = next(iter(ShardDataset(packed, fields=("image",), transform=Resize(40))))
+    for found, wanted in zip(crops, functional.five_crop(whole, [24, 24]), strict=True):
+        assert torch.equal(found[0], 255 - wanted)
+
+
+def test_an_image_that_is_too_small_is_named_with_the_remedy(packed: Path) -> None:
+    too_small = r"needs at least 50×50 pixels, and the image has 20×60: set pad_if_needed=True"
+    with pytest.raises(DecodeError, match=too_small):
+        apply_transform(RandomCrop(50), [make_noise(60, 60), make_noise(60, 20)], make_rng_keys(2))
+    with pytest.raises(DecodeError, match=r"CornerCrop.* needs at least 9×9 pixels"):
+        CornerCrop(9, "top left")(make_noise(60, 5))
+    dataset = ShardDataset(packed, fields=("image",), transform=RandomCrop(5000))
+    with pytest.raises(SampleError, match=r"image of sample .* in .*shard-.*: RandomCrop.* needs at least 5000×5000"):
+        next(iter(DataLoader(dataset, 2)))
+
+
+# Warps.
 
 
 def make_image(random: np.random.Generator) -> Pixels:
@@ -58,17 +139,20 @@ def assert_equal(pixels: Pixels, matrix: Any, interpolation: str, expected: Imag
 @each_interpolation
 def test_rotations_give_torchvisions_pixels(interpolation: str) -> None:
     random = np.random.default_rng(0)
-    for _ in range(150):
-        pixels, center = (
-            make_image(random),
-            None if random.random() < 0.5 else tuple(random.uniform(-9, 60, 2).tolist()),
-        )
+    for number in range(150):
+        pixels, center = make_image(random), None
+        if random.random() < 0.5:
+            center = tuple(random.uniform(-9, 60, 2).tolist())
         angle = float(random.choice([0, 90, 180, 270, -90, 360, *random.uniform(-400, 400, 6)]))
-        expected = functional.rotate(
-            Image.fromarray(pixels), angle, interpolation=interpolation, center=center, fill=FILL
+        options: dict[str, Any] = {"interpolation": interpolation, "fill": FILL}
+        expected = functional.rotate(Image.fromarray(pixels), angle, center=center, **options)
+        assert_equal(
+            pixels, make_rotation_matrix(pixels.shape[0], pixels.shape[1], angle, center), interpolation, expected
         )
-        matrix = make_rotation_matrix(pixels.shape[0], pixels.shape[1], angle, center)
-        assert_equal(pixels, matrix, interpolation, expected)
+        if number < 20:
+            expanded = RandomRotation((angle, angle), interpolation, expand=True, fill=FILL)(pixels)
+            expected = functional.rotate(Image.fromarray(pixels), angle, expand=True, **options)
+            np.testing.assert_array_equal(expanded, np.array(expected))
 
 
 @each_interpolation
@@ -101,12 +185,10 @@ def test_perspective_transforms_give_torchvisions_pixels(interpolation: str) -> 
         height, width = random.integers(2, 60, 2).tolist()
         pixels, corners = random.integers(0, 256, (height, width, 3), np.uint8), draw_corners(random, height, width)
         matrix = make_perspective_matrix(height, width, corners)
-        if matrix is None:
-            continue
-        expected = functional.perspective(
-            Image.fromarray(pixels), None, None, interpolation=interpolation, coefficients=matrix, fill=FILL
-        )
-        assert_equal(pixels, matrix, interpolation, expected)
+        if matrix is not None:
+            options: dict[str, Any] = {"interpolation": interpolation, "coefficients": matrix, "fill": FILL}
+            expected = functional.perspective(Image.fromarray(pixels), None, None, **options)
+            assert_equal(pixels, matrix, interpolation, expected)
 
 
 def test_perspective_matrices_are_torchvisions_except_for_zeros() -> None:
@@ -128,10 +210,15 @@ def test_a_perspective_whose_corners_are_on_a_line_does_not_exist() -> None:
     np.testing.assert_array_equal(RandomPerspective(p=1)(image), image)
 
 
+def test_steps_after_an_expanded_rotation_get_its_result() -> None:
+    image, rotation = make_noise(40, 60), RandomRotation((90, 90), expand=True)
+    (result,) = apply_transform(Compose([rotation, CenterCrop((60, 40))]), [image], KEYS[:1])
+    np.testing.assert_array_equal(result, np.rot90(image))
+
+
 def test_angles_are_uniform() -> None:
     drawn = RandomRotation((-20, 70), center=(0, 0)).draw(SIZES, KEYS)["numbers"][:, 0]
-    angles = np.rad2deg(np.arctan2(drawn[:, 3], drawn[:, 0]))
-    assert_uniform(angles, -20, 70)
+    assert_uniform(np.rad2deg(np.arctan2(drawn[:, 3], drawn[:, 0])), -20, 70)
     assert_uniform(RandomRotation(30, expand=True).draw(SIZES, KEYS), -30, 30)
 
 
@@ -151,16 +238,13 @@ def test_the_parameters_of_affine_transforms_are_uniform(monkeypatch: pytest.Mon
     assert set(shift_x) == set(range(-30, 31))
     assert set(shift_y) == set(range(-4, 5))
     counts = np.unique(shift_x, return_counts=True)[1]
-    assert counts[1:-1] == pytest.approx(len(KEYS) / 60, rel=0.3)
-    assert counts[[0, -1]] == pytest.approx(len(KEYS) / 120, rel=0.4), "half as many are rounded to the ends"
+    assert counts[1:-1] == pytest.approx(NUM_DRAWS / 60, rel=0.3)
+    assert counts[[0, -1]] == pytest.approx(NUM_DRAWS / 120, rel=0.4), "half as many are rounded to the ends"
     drawn.clear()
     RandomAffine(0, shear=5, center=(3, 4)).draw(SIZES, KEYS)
-    center_x, center_y, angle, shift_x, shift_y, scale, shear_x, shear_y = np.array(drawn).T
-    assert_uniform(shear_x, -5, 5)
-    for values, only in zip(
-        (center_x, center_y, angle, shift_x, shift_y, scale, shear_y), (3, 4, *[0] * 3, 1, 0), strict=True
-    ):
-        assert set(values) == {only}
+    columns = np.array(drawn).T
+    assert_uniform(columns[6], -5, 5)
+    assert [set(columns[i]) for i in (0, 1, 2, 3, 4, 5, 7)] == [{3}, {4}, {0}, {0}, {0}, {1}, {0}]
 
 
 def test_corners_are_uniform_within_torchvisions_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,90 +253,38 @@ def test_corners_are_uniform_within_torchvisions_bounds(monkeypatch: pytest.Monk
         "shardio.transforms.warps.make_perspective_matrix", lambda height, width, corners: drawn.append(corners)
     )
     RandomPerspective(0.6, p=1).draw(SIZES, KEYS)
-    corners = np.array(drawn)
     first = np.array([[0, 0], [41, 0], [41, 27], [0, 27]])  # Up to 18 of 60 pixels and 12 of 40.
     for corner in range(4):
         for axis, count in enumerate((19, 13)):
-            values = corners[:, corner, axis] - first[corner, axis]
-            frequencies = np.bincount(values, minlength=count)
-            assert len(frequencies) == count
-            assert ((frequencies - len(KEYS) / count) ** 2 / (len(KEYS) / count)).sum() < 50, "at most 18 degrees"
+            values = np.array(drawn)[:, corner, axis] - first[corner, axis]
+            assert chi_square(values, count) < 50, "at most 18 degrees of freedom"
 
 
-def assert_uniform(values: Any, low: float, high: float) -> None:
-    unit = (np.sort(values) - low) / (high - low)
-    assert 0 <= unit[0] <= unit[-1] <= 1
-    assert np.abs(unit - (np.arange(len(unit)) + 0.5) / len(unit)).max() < 0.015
+# Erasing.
 
 
-def test_the_probability_is_kept() -> None:
-    for p in (0.0, 0.3, 1.0):
-        changed = RandomPerspective(p=p).draw(SIZES, KEYS)["code"] == codes.PERSPECTIVE
-        assert changed.mean() == pytest.approx(p, abs=0.02)
+@pytest.mark.parametrize("size", [(224, 224), (30, 90), (4, 3), (1, 1)])
+def test_parts_are_drawn_as_torchvision_draws_them(size: tuple[int, int]) -> None:
+    count = 4000
+    torch.manual_seed(0)
+    theirs, image = v2.RandomErasing(1.0), torch.zeros(3, *size)
+    drawn = [theirs.make_params([image]) for _ in range(count)]
+    expected = np.array([[one["i"], one["j"], one["h"], one["w"]] for one in drawn if one["v"] is not None])
+    operations = RandomErasing(1.0).draw(repeat_size(*size, NUM_DRAWS), KEYS)[:, 0]
+    parts = operations["numbers"][operations["code"] == codes.ERASE, :4]
+    assert len(parts) / NUM_DRAWS == pytest.approx(len(expected) / count, abs=0.03)
+    if len(expected):
+        limit = 1.95 * (1 / len(expected) + 1 / len(parts)) ** 0.5
+        for column in range(4):
+            assert ks_distance(parts[:, column], expected[:, column]) < limit
 
 
-@each_interpolation
-def test_expanded_rotations_give_torchvisions_pixels_and_sizes(interpolation: str) -> None:
-    random = np.random.default_rng(4)
-    for angle in (0, 30, 90, -123.4):
-        pixels = make_image(random)
-        transform = RandomRotation((angle, angle), interpolation, expand=True, fill=FILL)
-        expected = functional.rotate(Image.fromarray(pixels), angle, interpolation, True, fill=FILL)
-        np.testing.assert_array_equal(transform(pixels), np.array(expected))
-
-
-def test_steps_after_an_expanded_rotation_get_its_result() -> None:
-    image = np.random.default_rng(5).integers(0, 256, (40, 60, 3), np.uint8)
-    rotation = RandomRotation((90, 90), expand=True)
-    (result,) = apply_transform(Compose([rotation, CenterCrop((60, 40))]), [image], KEYS[:1])
-    np.testing.assert_array_equal(result, np.rot90(image))
-
-
-@pytest.mark.parametrize(
-    "transform", [RandomRotation(30), RandomAffine(30, (0.1, 0.1)), RandomPerspective(p=1)], ids=repr
-)
-def test_an_image_keeps_its_size_and_the_original_its_pixels(transform: PixelTransform) -> None:
-    image = np.random.default_rng(6).integers(0, 256, (19, 24, 3), np.uint8)
-    kept = image.copy()
-    results = [transform(image) for _ in range(20)]
-    assert {result.shape for result in results} == {image.shape}
-    assert len({result.tobytes() for result in results}) > 10
-    np.testing.assert_array_equal(image, kept)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: RandomRotation(-1), "degrees must be a number that is not negative or 2 bounds"),
-        (lambda: RandomRotation((2, 1)), "degrees must be a number that is not negative or 2 bounds"),
-        (lambda: RandomRotation(1, center=(1,)), "center must be two numbers"),
-        (lambda: RandomRotation(1, "lanczos"), "interpolation must be 'nearest', 'bilinear' or 'bicubic'"),
-        (lambda: RandomAffine(1, translate=(0.5, 2)), "translate must be two numbers from 0 to 1"),
-        (lambda: RandomAffine(1, scale=(0, 1)), "scale must be"),
-        (lambda: RandomAffine(1, shear=(1, 2, 3)), "shear must be a number that is not negative or 2 or 4 bounds"),
-        (lambda: RandomAffine(1, fill=300), "fill must be a number from 0 to 255"),
-        (lambda: RandomPerspective(1.5), "distortion_scale must be from 0 to 1"),
-        (lambda: RandomPerspective(p=2), "p must be a probability"),
-    ],
-)
-def test_bad_settings_are_refused(make: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_constants_of_other_libraries_are_accepted() -> None:
-    for name in ("NEAREST", "BILINEAR", "BICUBIC"):
-        for constant in (v2.InterpolationMode[name], Image.Resampling[name], int(Image.Resampling[name])):
-            assert RandomRotation(1, constant).interpolation == name.lower()
-
-
-def test_the_loader_gives_the_same_images_with_worker_processes(packed: Path) -> None:
-    transform = Compose([RandomResizedCrop(32), RandomRotation(20, "bilinear"), ColorJitter(0.4), RandomPerspective()])
-
-    def load(num_workers: int) -> Any:
-        dataset = ShardDataset(packed, fields=("image",), transform=transform, shuffle=True)
-        loader = DataLoader(dataset, 4, num_workers=num_workers)
-        assert not loader.calls_dataset, "shardio's own executors make the batches"
-        return torch.cat([images for (images,) in loader])
-
-    assert torch.equal(load(0), load(1))
+def test_a_part_within_the_image_becomes_the_colour() -> None:
+    image, transform = make_noise(40, 60), RandomErasing(1.0, value=(1, 2, 3))
+    for key in make_rng_keys(20):
+        (operation,) = transform.draw(repeat_size(40, 60, 1), np.array([key]))
+        top, left, height, width = map(int, operation["numbers"][0, :4])
+        expected = image.copy()
+        expected[top : top + height, left : left + width] = (1, 2, 3)
+        assert expected[top : top + height, left : left + width].shape == (height, width, 3)
+        np.testing.assert_array_equal(transform.apply(image, operation), expected)

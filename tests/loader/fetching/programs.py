@@ -26,7 +26,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-Point = namedtuple("Point", ["x", "y"])  # People's datasets return such tuples.
+Point = namedtuple("Point", ["x", "y"])  # Users' datasets return such tuples.
 
 
 def _ragged(index: int) -> list[int]:
@@ -55,13 +55,11 @@ VALUES: dict[str, Any] = {
     "namedtuple": lambda i: Point(x=i, y=torch.ones(600) * i),
     "draws": lambda i: (i, random.random(), float(torch.rand(())), float(np.random.rand())),
 }
-"""What a sample may be, by index."""
+"""Samples of each kind, by index."""
 
 
 @dataclass(frozen=True)
 class Mapped(Dataset[Any]):
-    """A map-style dataset."""
-
     size: int
     kind: str
 
@@ -74,16 +72,12 @@ class Mapped(Dataset[Any]):
 
 @dataclass(frozen=True)
 class Fetched(Mapped):
-    """A map-style dataset that reads several samples at a time."""
-
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices]
 
 
 @dataclass(frozen=True)
 class Streamed(IterableDataset[Any]):
-    """An iterable dataset that its workers share."""
-
     size: int
     kind: str
 
@@ -94,8 +88,6 @@ class Streamed(IterableDataset[Any]):
 
 
 class Shuffled(Sampler[int]):
-    """A user's sampler, which draws from Python's generator when its iterator is made."""
-
     def __init__(self, size: int) -> None:
         self.size = size
 
@@ -122,8 +114,6 @@ class Continued(Sampler[int]):
 
 
 class Buckets(Sampler[list[int]]):
-    """A user's batch sampler."""
-
     def __init__(self, size: int) -> None:
         self.size = size
 
@@ -137,7 +127,6 @@ class Buckets(Sampler[list[int]]):
 
 
 def as_list(samples: Any) -> Any:
-    """Collate nothing."""
     return samples
 
 
@@ -148,7 +137,6 @@ def stack_first(samples: list[Any]) -> Any:
 
 
 def skip_seed(worker_id: int) -> None:
-    """Initialise a worker."""
     random.seed(worker_id)
 
 
@@ -168,16 +156,6 @@ _SAMPLERS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Program:
-    """A dataset and the arguments of a loader over it.
-
-    Attributes:
-        dataset: The dataset.
-        arguments: The arguments that need no new object each time.
-        sampler: The name of a sampler; None for torch's own.
-        batches: The name of a batch sampler; None for torch's own.
-        seeds_generator: Whether the loader gets a generator.
-    """
-
     dataset: Any
     arguments: dict[str, Any]
     sampler: str | None
@@ -185,7 +163,6 @@ class Program:
     seeds_generator: bool
 
     def make(self, loader: Any, **options: Any) -> Any:
-        """Return a loader of a class."""
         arguments = {**self.arguments, **options}
         if self.sampler is not None:
             arguments["sampler"] = _SAMPLERS[self.sampler](self.dataset)
@@ -200,7 +177,6 @@ class Program:
 
 @st.composite
 def programs(draw: st.DrawFn) -> Program:
-    """Draw a program."""
     kind, size = draw(st.sampled_from(sorted(VALUES))), draw(st.integers(1, 23))
     dataset = draw(st.sampled_from([Mapped, Fetched, Streamed]))(size, kind)
     is_iterable = isinstance(dataset, Streamed)
@@ -229,7 +205,6 @@ def programs(draw: st.DrawFn) -> Program:
 
 
 def seed_all(seed: int) -> None:
-    """Seed the generators of Python, numpy and torch."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -238,11 +213,7 @@ def seed_all(seed: int) -> None:
 def run(loader: Any, num_taken: int | None = None) -> list[Any]:
     """Return what a program sees of a loader in three epochs: batches, or an error, and what it draws after each.
 
-    Where any order is allowed, batches are sorted.
-
-    Args:
-        loader: The loader.
-        num_taken: After how many batches the program leaves the first epoch early; None for never.
+    Where any order is allowed, batches are sorted. The first epoch may be left early, after ``num_taken`` batches.
     """
     seen = list[Any]()
     for epoch in range(3):
@@ -268,3 +239,16 @@ def describe(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return (type(value), [describe(each) for each in value])
     return (type(value), value)
+
+
+WORKERS: dict[str, dict[str, Any]] = {
+    "caller": {},
+    "processes": {"num_workers": 2},
+    "threads": {"num_workers": 2, "worker_method": "thread"},
+}
+"""Each way in which samples of any dataset are made."""
+
+
+def flatten(batches: Any) -> list[int]:
+    """Return the numbers of all batches."""
+    return [number for batch in batches for number in batch.tolist()]

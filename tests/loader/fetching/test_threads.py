@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.utils.data
 
 import shardio
 from shardio import DataLoader, StateError
+from tests.loader.fetching.programs import flatten
 
 THREADS: dict[str, Any] = {"num_workers": 3, "worker_method": "thread"}
 
@@ -50,10 +50,6 @@ class Whole(torch.utils.data.IterableDataset[int]):
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(4)) if torch.utils.data.get_worker_info() is None else iter([])
-
-
-def flatten(loader: Any) -> list[int]:
-    return [number for batch in loader for number in batch.tolist()]
 
 
 def test_nothing_is_copied_or_pickled() -> None:
@@ -97,8 +93,6 @@ def draw_from_globals(_: int) -> tuple[float, float]:
 
 
 class Draws(torch.utils.data.Dataset[Any]):
-    """Random numbers."""
-
     def __init__(self, draw: Any) -> None:
         self.draw = draw
 
@@ -121,13 +115,13 @@ def test_the_generators_of_a_thread_are_seeded_as_those_of_a_process() -> None:
     assert len(set(map(tuple, drawn))) == 12
 
 
-@pytest.mark.parametrize("num_received", range(8))
+@pytest.mark.parametrize("num_received", [0, 2, 7])
 def test_iterable_datasets_have_their_own_positions_and_resume(num_received: int) -> None:
     whole = flatten(DataLoader(Shared(), 3, **THREADS))
     assert sorted(whole) == list(range(20))
     loader = DataLoader(Shared(), 3, **THREADS)
     batches = iter(loader)
-    begun = [number for batch in islice(batches, num_received) for number in batch.tolist()]
+    begun = flatten(islice(batches, num_received))
     resumed = DataLoader(Shared(), 3, **THREADS)
     resumed.load_state_dict(loader.state_dict())
     assert begun + flatten(resumed) == whole
@@ -154,12 +148,12 @@ def test_errors_name_the_sample_and_keep_their_traceback() -> None:
         return index
 
     batches = iter(DataLoader(Draws(fail), 2, **THREADS))
-    assert [next(batches).tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    assert flatten(islice(batches, 3)) == list(range(6))
     with pytest.raises(LookupError, match="seven is missing") as caught:
         next(batches)
     assert caught.value.__notes__ == ["while getting sample 7 of Draws"]
     assert "fail" in {frame.name for frame in caught.traceback}
-    assert [batch.tolist() for batch in batches] == [[8, 9], [10, 11]]
+    assert flatten(batches) == [8, 9, 10, 11]
 
 
 @pytest.mark.parametrize("is_persistent", [False, True])
@@ -176,9 +170,3 @@ def test_threads_end_with_their_loader(is_persistent: bool) -> None:
     assert count() == 3
     del batches, loader
     assert count() == 0
-
-
-def test_arrays_are_as_without_workers() -> None:
-    dataset = [np.full((200, 3), number) for number in range(10)]
-    for one, other in zip(DataLoader(dataset, 4, **THREADS), DataLoader(dataset, 4), strict=True):
-        assert torch.equal(one, other)

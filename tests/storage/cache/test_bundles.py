@@ -1,15 +1,20 @@
-"""The files of a folder share bundles without overlapping, and a change concerns only its own bundle."""
+"""The files of a folder share bundles without overlapping, and a copy returns what was written to it."""
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
+
 import numpy as np
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from shardio.storage import parse_location
 from shardio.storage.cache.copies import (
     BLOCK,
     HASH_BYTES,
     MEAN_BYTES,
+    CachedCopy,
     cut_bundles,
     hash_content,
     make_tail,
@@ -42,11 +47,14 @@ def test_each_file_has_whole_blocks_of_its_own(sizes: dict[str, int]) -> None:
         assert stops[rows][-1] <= bundles.sizes[number] < stops[rows][-1] + BLOCK
 
 
-def test_a_bundle_has_16_mb_on_average() -> None:
-    bundles = cut_bundles(listing_of({f"{i}.jpg": 100_000 for i in range(100_000)}))
+def test_a_bundle_has_16_mb_on_average_and_one_version() -> None:
+    bundles = cut_bundles(listing_of({f"{i}.jpg": 100_000 for i in range(30_000)}))
     assert 0.8 * MEAN_BYTES < bundles.sizes.mean() < 1.25 * MEAN_BYTES
+    first, second = (cut_bundles(listing_of({"a": 1}, version)).names for version in ("1", "2"))
+    assert first != second
 
 
+@settings(max_examples=10)
 @given(st.integers(0, 2999), st.sampled_from(["add", "remove", "resize"]))
 def test_a_changed_file_changes_one_bundle_or_joins_or_parts_two(number: int, change: str) -> None:
     sizes = {f"{i:04d}.jpg": 200_000 for i in range(3000)}
@@ -62,11 +70,6 @@ def test_a_changed_file_changes_one_bundle_or_joins_or_parts_two(number: int, ch
     assert 1 <= len(before - after) <= 2
 
 
-def test_another_version_is_another_bundle() -> None:
-    first, second = (cut_bundles(listing_of({"a": 1}, version)).names for version in ("1", "2"))
-    assert first != second
-
-
 @given(st.binary(max_size=2000))
 def test_a_content_and_its_hash_fill_whole_blocks(content: bytes) -> None:
     tail = make_tail(content)
@@ -80,3 +83,68 @@ def test_a_listing_finds_its_files_and_no_others(sizes: dict[str, int], other: s
     for number, key in enumerate(listing.keys):
         assert listing.find(key) == number
     assert other in sizes or listing.find(f"images/{other}") is None
+
+
+# Copies
+
+SIZE = 20 * BLOCK + 77
+CONTENT = np.random.default_rng(0).bytes(SIZE)
+NUM_BLOCKS = 21
+
+blocks = st.tuples(st.integers(0, NUM_BLOCKS), st.integers(0, NUM_BLOCKS)).map(sorted)
+ranges = st.tuples(st.integers(0, SIZE), st.integers(0, SIZE)).map(sorted)
+
+
+def block_range(first: int, last: int) -> tuple[int, int]:
+    return first * BLOCK, min(last * BLOCK, SIZE)
+
+
+@given(st.lists(st.tuples(st.booleans(), blocks), max_size=12), st.lists(ranges, min_size=1, max_size=20))
+def test_a_range_is_present_if_all_its_blocks_were_written(
+    operations: list[tuple[bool, list[int]]], wanted: list[list[int]]
+) -> None:
+    present = np.zeros(NUM_BLOCKS, np.bool_)  # The model.
+    with tempfile.TemporaryDirectory() as folder:
+        copy = CachedCopy(path=f"{folder}/x.copy", size=SIZE)
+        for is_write, (first, last) in operations:
+            start, stop = block_range(first, last)
+            if not is_write:
+                copy.unmark(start, stop)
+            elif first < last:
+                copy.write(start, memoryview(CONTENT)[start:stop])
+            present[first:last] = is_write
+        expected = [
+            CONTENT[start:stop] if start == stop or present[start // BLOCK : -(-stop // BLOCK)].all() else None
+            for start, stop in wanted
+        ]
+        assert copy.read([start for start, _ in wanted], [stop for _, stop in wanted]) == expected
+        for (start, stop), content in zip(wanted, expected, strict=True):
+            if start == stop:
+                continue
+            buffer = memoryview(bytearray(stop - start))
+            if copy.read_into(start, buffer):
+                assert bytes(buffer) == content
+            else:
+                assert content is None
+            missing = np.zeros(SIZE, np.bool_)
+            for begin, end in copy.find_missing(start, stop):
+                missing[begin:end] = True
+            absent = np.repeat(~present, BLOCK)[:SIZE]
+            assert (missing[start:stop] == absent[start:stop]).all()
+
+
+def test_a_removed_copy_is_read_by_those_who_opened_it_and_missing_for_others(tmp_path: Path) -> None:
+    copy = CachedCopy(path=str(tmp_path / "x.copy"), size=SIZE)
+    copy.write(0, memoryview(CONTENT))
+    with copy._opened(os.O_RDONLY) as descriptor:
+        assert descriptor is not None
+        Path(copy.path).unlink()
+        assert os.pread(descriptor, SIZE, 0) == CONTENT
+    assert copy.read([0], [10]) == [None]
+    assert not copy.unmark(0, 10)
+
+
+def test_a_copy_takes_only_the_space_of_its_blocks(tmp_path: Path) -> None:
+    copy = CachedCopy(path=str(tmp_path / "x.copy"), size=10**9)
+    copy.write(5 * 10**6 // BLOCK * BLOCK, memoryview(bytes(BLOCK)))
+    assert Path(copy.path).stat().st_blocks * 512 < 100_000

@@ -2,52 +2,43 @@
 
 from __future__ import annotations
 
+import io
 import json
 import multiprocessing
+import os
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from shardio import ShardDataset
+from shardio import DataLoader, ShardDataset, ShardWriter
 from shardio.errors import SampleError
-from shardio.sample import Sample
-from shardio.shards import MANIFEST_NAME, Manifest, write_manifest, write_shard
 from shardio.storage import Location, RemoteAccess, make_access, parse_location
+from shardio.storage.cache.copies import BLOCK
+from shardio.storage.cache.filling import name_copy
 from shardio.storage.options import COPY_SUFFIX
 from shardio.storage.remote.client import client
 from tests.faults.proxy import FaultProxy, Script
-from tests.servers.fixtures import seaweedfs_server
 from tests.servers.server import Server
-from tests.storage.conftest import at_server
-
-__all__ = ["seaweedfs_server"]
+from tests.servers.web_folder import WebFolder, serve_folder
+from tests.storage.conftest import at_server, in_memory, put
+from tests.tars import write_tar
 
 CONTENT = np.random.default_rng(0).bytes(1_000_000)
 
 
-@pytest.fixture(scope="module")
-def proxy(seaweedfs_server: Server) -> Iterator[FaultProxy]:
-    with FaultProxy(seaweedfs_server.host, seaweedfs_server.port) as proxy:
-        yield proxy
-
-
-def put(location: Location, content: bytes = CONTENT) -> Location:
-    with location.write_whole() as file:
-        file.write(content)
-    return location
-
-
 def cached(location: Location, cache: Path, size: str | int = "100MB") -> Location:
-    """Return the same location, read through a cache."""
     settings = make_access(cache=cache, cache_size=size).cache
     options = location.store.options  # type: ignore[attr-defined]  # It is an ObjectStore.
     return parse_location(str(location), RemoteAccess(options=options, cache=settings))
@@ -61,12 +52,11 @@ def bytes_requested(proxy: FaultProxy) -> int:
     return sum(each.num_bytes for each in proxy.requests() if each.method == "GET")
 
 
-def test_nothing_is_fetched_twice(seaweedfs_server: Server, proxy: FaultProxy, tmp_path: Path) -> None:
+def test_nothing_is_fetched_twice(seaweedfs_server: Server, behind: Server, proxy: FaultProxy, tmp_path: Path) -> None:
     name = uuid.uuid4().hex
-    put(at_server(seaweedfs_server, name))
+    put(at_server(seaweedfs_server, name), CONTENT)
     proxy.set(Script(latency_s=0.05))  # So that requests overlap.
-    proxy.reset()
-    location = cached(at_server(seaweedfs_server.behind(proxy.host, proxy.port), name), tmp_path)
+    location = cached(at_server(behind, name), tmp_path)
     with closing(location.open()) as file, ThreadPoolExecutor(16) as pool:
         starts = np.random.default_rng(1).integers(0, len(CONTENT) - 50_000, 200).tolist()
         found = list(pool.map(lambda start: file.read(start, start + 50_000), starts))
@@ -79,48 +69,34 @@ def test_nothing_is_fetched_twice(seaweedfs_server: Server, proxy: FaultProxy, t
     assert bytes_requested(proxy) == len(CONTENT)
 
 
-def test_the_least_recently_used_copies_are_removed_first(tmp_path: Path) -> None:
-    folder = parse_location(f"memory://{uuid.uuid4().hex}/x")
+def test_the_least_recently_used_copies_are_removed_first_and_other_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_bytes(bytes(10**7))
+    folder = in_memory("x")
     for i in range(20):
-        put(folder / str(i), CONTENT[i:])
-    cache = tmp_path / "cache"
-    for i in range(20):
-        with closing(cached(folder / str(i), cache, 5_000_000).open()) as file:
+        with closing(cached(put(folder / str(i), CONTENT[i:]), tmp_path, 5_000_000).open()) as file:
             assert file.read(0, file.size) == CONTENT[i:]
-        assert bytes_in(cache) <= 5_000_000
-    assert bytes_in(cache) > 2_000_000, "not more is removed than necessary"
+        assert bytes_in(tmp_path) <= 5_000_000
+    assert bytes_in(tmp_path) > 2_000_000, "not more is removed than necessary"
+    are_kept = [(tmp_path / name_copy((folder / str(i)).stat())).exists() for i in range(20)]
+    assert are_kept == sorted(are_kept)
+    assert are_kept[-1]
+    assert (tmp_path / "mine.txt").stat().st_size == 10**7
 
 
 def test_a_cache_that_is_too_small_for_one_object_returns_it_all_the_same(tmp_path: Path) -> None:
-    location = put(parse_location(f"memory://{uuid.uuid4().hex}/a"))
-    with closing(cached(location, tmp_path / "cache", 100_000).open()) as file:
+    with closing(cached(put(in_memory(), CONTENT), tmp_path, 100_000).open()) as file:
         for start in range(0, len(CONTENT), 100_000):
             assert file.read(start, start + 100_000) == CONTENT[start : start + 100_000]
-    assert bytes_in(tmp_path / "cache") <= 100_000 + 1_100_000, "at most one object more"
+    assert bytes_in(tmp_path) <= 100_000 + 1_100_000, "at most one object more"
 
 
-def test_files_that_are_not_copies_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_bytes(bytes(10**6))
-    folder = parse_location(f"memory://{uuid.uuid4().hex}/x")
-    for i in range(5):
-        with closing(cached(put(folder / str(i)), tmp_path, 1_500_000).open()) as file:
-            file.read(0, file.size)
-    assert (tmp_path / "mine.txt").stat().st_size == 10**6
+# Replaced
 
 
-def test_a_replaced_object_has_another_copy(tmp_path: Path) -> None:
-    location = put(parse_location(f"memory://{uuid.uuid4().hex}/a"))
-    with closing(cached(location, tmp_path).open()) as file:
-        assert file.read(0, 100) == CONTENT[:100]
-    put(location, CONTENT[::-1])
-    with closing(cached(location, tmp_path).open()) as file:
-        assert file.read(0, 100) == CONTENT[::-1][:100]
-
-
+@pytest.mark.slow
 def test_a_manifest_that_was_replaced_elsewhere_is_read_anew(seaweedfs_server: Server, tmp_path: Path) -> None:
     name = uuid.uuid4().hex
-    put(at_server(seaweedfs_server, name), b"old")
-    location = cached(at_server(seaweedfs_server, name), tmp_path)
+    location = cached(put(at_server(seaweedfs_server, name), b"old"), tmp_path)
     assert location.read_whole() == b"old"
     obstore_program = (
         "import sys, json, obstore; from obstore.store import S3Store; options = json.loads(sys.argv[1]); "
@@ -132,21 +108,71 @@ def test_a_manifest_that_was_replaced_elsewhere_is_read_anew(seaweedfs_server: S
     assert location.read_whole() == b"new"
 
 
+NUM_SAMPLES, PER_SHARD = 12, 3
+
+
+def pack_texts(folder: Path, texts: dict[str, str]) -> None:
+    with ShardWriter(folder, max_shard_samples=PER_SHARD) as writer:
+        for key, text in texts.items():
+            writer.write({"__key__": key, "txt": text})
+
+
+def write_tars(folder: Path, texts: dict[str, str]) -> None:
+    folder.mkdir()
+    members = [(f"{key}.txt", text.encode()) for key, text in texts.items()]
+    for shard in range(NUM_SAMPLES // PER_SHARD):
+        write_tar(folder / f"t-{shard:06d}.tar", members[shard * PER_SHARD : (shard + 1) * PER_SHARD])
+
+
+class Dated(WebFolder):
+    """As nginx, whose ETags have the time in seconds."""
+
+    def describe(self, content: bytes) -> list[tuple[str, str]]:
+        return [("ETag", f'"{(self.root / self.path[1:]).stat().st_mtime_ns // 10**9}-{len(content)}"')]
+
+
+@pytest.mark.parametrize("cache", [None, pytest.param("cache", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("write", "source"), [(pack_texts, ""), (write_tars, "/t-{000000..000003}.tar")])
+def test_a_dataset_that_was_replaced_is_opened_again_in_the_same_process(
+    write: Callable[[Path, dict[str, str]], None],
+    source: str,
+    cache: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))  # It keeps the indexes of these tars.
+    arguments: dict[str, Any] = {} if cache is None else {"cache": tmp_path / cache, "cache_size": "100MB"}
+    folder = tmp_path / "served" / "data"
+    folder.parent.mkdir()
+    with serve_folder(folder.parent, Dated) as (url, _):
+        for round_, word in enumerate(["old", "new", "dew"]):  # The tars have equal sizes each time.
+            texts = {f"{i:04d}": f"{word}{i:04d}" for i in range(NUM_SAMPLES)}
+            shutil.rmtree(folder, ignore_errors=True)
+            write(folder, texts)
+            for path in folder.iterdir():
+                os.utime(path, (10**9 + round_, 10**9 + round_))
+            dataset = ShardDataset(f"{url}/data{source}", fields=("key", "txt"), **arguments)
+            for num_workers in (0, 1) if cache else (0,):
+                found = dict[str, str]()
+                for keys, values in DataLoader(dataset, batch_size=4, num_workers=num_workers):
+                    found.update(zip(keys, values, strict=True))
+                assert found == texts
+
+
 def read_in_another_process(location: Location, end: Connection) -> None:
-    """Read an object when told to."""
     end.send("ready")
     end.recv()
     end.send(location.read_whole())
 
 
+@pytest.mark.slow
 def test_processes_with_a_shared_cache_fetch_a_manifest_once(
-    seaweedfs_server: Server, proxy: FaultProxy, tmp_path: Path
+    seaweedfs_server: Server, behind: Server, proxy: FaultProxy, tmp_path: Path
 ) -> None:
     name = uuid.uuid4().hex
-    put(at_server(seaweedfs_server, name))
+    put(at_server(seaweedfs_server, name), CONTENT)
     proxy.set(Script(latency_s=0.3))  # So that requests overlap.
-    proxy.reset()
-    location = cached(at_server(seaweedfs_server.behind(proxy.host, proxy.port), name), tmp_path)
+    location = cached(at_server(behind, name), tmp_path)
     client().close()  # So that each process has a storage process of its own, as the ranks of torchrun have.
     context = multiprocessing.get_context("spawn")
     ends = []
@@ -162,35 +188,131 @@ def test_processes_with_a_shared_cache_fetch_a_manifest_once(
     assert bytes_requested(proxy) == len(CONTENT)
 
 
-def write_samples(folder: Location, num_samples: int = 20) -> dict[str, bytes]:
-    samples = [Sample(key=str(i), fields={"bin": CONTENT[i : i + 5000]}, origin="") for i in range(num_samples)]
-    entry, _ = write_shard(folder / "shard-000000.tar", samples)
-    write_manifest(folder / MANIFEST_NAME, Manifest(shards=(entry,), fields=("bin",)))
-    return {sample.key: sample.fields["bin"] for sample in samples}
+# Damaged
+
+
+def write_samples(folder: Location, contents: dict[str, bytes]) -> dict[str, bytes]:
+    with ShardWriter(str(folder)) as writer:
+        for key, content in contents.items():
+            writer.write({"__key__": key, "bin": content})
+    return contents
 
 
 def read_samples(folder: Location, cache: Path) -> dict[str, bytes]:
-    dataset = ShardDataset(str(folder), fields=("key", "bin"), cache=cache)
-    return dict(dataset)
+    return dict(ShardDataset(str(folder), fields=("key", "bin"), cache=cache))
 
 
-def test_damage_in_the_cache_is_repaired(tmp_path: Path) -> None:
-    folder = parse_location(f"memory://{uuid.uuid4().hex}/x")
-    expected = write_samples(folder)
+def clear_pieces(folder: Location, cache: Path) -> Iterator[str]:
+    """Clear each piece of the cached content in turn, as a power failure may. The marks of the blocks stay."""
+    num_bytes = 100  # The keys in an index take fewer.
+    for name in folder.list():
+        found = (folder / name).stat()
+        copy = cache / name_copy(found)
+        for start in range(0, found.size, num_bytes):
+            stop = min(start + num_bytes, found.size)
+            content = copy.read_bytes()
+            copy.write_bytes(content[:start] + bytes(stop - start) + content[stop:])
+            yield f"{name} from byte {start} on"
+
+
+def test_what_a_power_failure_cleared_is_fetched_again(tmp_path: Path) -> None:
+    folder = in_memory("x")
+    expected = write_samples(folder, {f"{i:050d}": bytes([i + 1]) * (60 + i) for i in range(5)})
     assert read_samples(folder, tmp_path) == expected
-    for copy in tmp_path.glob(f"*{COPY_SUFFIX}"):
+    for where in clear_pieces(folder, tmp_path):
+        assert read_samples(folder, tmp_path) == expected, where
+
+
+def test_a_flipped_bit_is_repaired_in_the_cache_and_an_error_in_the_store(tmp_path: Path) -> None:
+    folder = in_memory("x")
+    expected = write_samples(folder, {str(i): CONTENT[i : i + 5000] for i in range(20)})
+    assert read_samples(folder, tmp_path / "cache") == expected
+    for copy in (tmp_path / "cache").glob(f"*{COPY_SUFFIX}"):
         content = bytearray(copy.read_bytes())
         for found in re.finditer(re.escape(CONTENT[3000:3100]), bytes(content)):
             content[found.start()] ^= 1
         copy.write_bytes(content)
-    assert read_samples(folder, tmp_path) == expected
-
-
-def test_damage_in_the_store_is_an_error_that_names_the_sample(tmp_path: Path) -> None:
-    folder = parse_location(f"memory://{uuid.uuid4().hex}/x")
-    write_samples(folder)
-    tar = bytearray((folder / "shard-000000.tar").read_whole())
+    assert read_samples(folder, tmp_path / "cache") == expected
+    (name,) = [name for name in folder.list() if name.endswith(".tar")]
+    tar = bytearray((folder / name).read_whole())
     tar[tar.index(CONTENT[19 + 4990 : 19 + 5000])] ^= 1
-    put(folder / "shard-000000.tar", bytes(tar))
+    put(folder / name, bytes(tar))
     with pytest.raises(SampleError, match=r"sample \d+ in memory://.*\.tar at byte .*is damaged"):
-        read_samples(folder, tmp_path)
+        read_samples(folder, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("mark", [2, 255])
+def test_blocks_with_damaged_marks_are_fetched_again(mark: int, tmp_path: Path) -> None:
+    content = bytes(range(256)) * 8
+    with closing(cached(put(in_memory(), content), tmp_path).open()) as file:
+        assert file.read(0, len(content)) == content
+        (copy,) = tmp_path.glob(f"*{COPY_SUFFIX}")
+        copy.write_bytes(content + bytes([mark]) * 4)
+        assert file.read(0, len(content)) == content
+
+
+def test_a_tar_that_is_damaged_in_the_cache_is_indexed_as_it_is_in_the_store(tmp_path: Path) -> None:
+    expected = {f"{i:03d}": bytes([i + 1]) * 3000 for i in range(4)}
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        for key, value in expected.items():
+            member = tarfile.TarInfo(f"{key}.bin")
+            member.size = len(value)
+            tar.addfile(member, io.BytesIO(value))
+    location = put(in_memory("x/a.tar"), content.getvalue())
+    with closing(parse_location(str(location), make_access(cache=tmp_path)).open()) as file:
+        file.read(0, file.size)  # As an indexing that was interrupted.
+    (copy,) = tmp_path.glob(f"*{COPY_SUFFIX}")
+    copy.write_bytes(copy.read_bytes().replace(bytes([3]) * BLOCK, bytes(BLOCK)))
+    assert read_samples(location, tmp_path) == expected
+
+
+# Folders that cannot be used
+
+FILL_AND_READ = """
+import sys
+from errno import ENOSPC
+from pathlib import Path
+
+import shardio
+
+disk = Path(sys.argv[1])
+with shardio.ShardWriter("memory://x/data") as writer:
+    for number in range(100):
+        writer.write({"__key__": str(number), "txt": "x" * 2000})
+for num_free in map(int, sys.argv[2:]):
+    for path in disk.iterdir():
+        path.unlink()
+    (disk / "other").write_bytes(bytes(2**20 - 4096 - num_free))
+    try:
+        dataset = shardio.ShardDataset("memory://x/data", fields=("txt",), cache=disk, cache_size="100MB")
+        for _ in shardio.DataLoader(dataset):
+            pass
+    except OSError as error:
+        assert error.errno == ENOSPC, error
+        print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_named_whatever_is_written(tmp_path: Path) -> None:
+    script = 'mount -t tmpfs -o size=1m,mode=700 none "$0" && "$@"'
+    mount = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, str(tmp_path)]
+    if subprocess.run([*mount, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this system does not let users mount file systems")
+    all_free = [0, 4096, 8192, 16384, 57344]
+    fill = [*mount, sys.executable, "-c", FILL_AND_READ, str(tmp_path), *map(str, all_free)]
+    remedy = "Free some space, set cache_size, or set cache to a folder on another disk"
+    expected = f"[Errno 28] No space left on device: cannot write to the cache {tmp_path}. {remedy}"
+    assert subprocess.check_output(fill, text=True).splitlines() == [expected] * len(all_free)
+
+
+@pytest.mark.parametrize("name", ["file", "file/folder"])
+def test_a_folder_that_cannot_be_a_cache_is_not_an_error_of_the_manifest(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    folder = in_memory("data")
+    write_samples(folder, {"0": b"0"})
+    message = rf"cannot write to the cache {tmp_path / name}\. Set cache to a folder"
+    with pytest.raises(OSError, match=message) as caught:
+        read_samples(folder, tmp_path / name)
+    assert "manifest" not in str(caught.value)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import uuid
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -24,7 +23,7 @@ from shardio.storage import Location, RemoteAccess, make_access, parse_location
 from shardio.storage.cache.copies import BLOCK, CachedCopy
 from shardio.storage.cache.filling import name_copy
 from shardio.storage.options import COPY_SUFFIX
-from tests.storage.cache.test_cache import put
+from tests.storage.conftest import in_memory, put
 from tests.test_trust import OTHER_USER, as_root, mode_of, umask
 
 CONTENT, PLANTED = b"original" * BLOCK, b"planted!" * BLOCK
@@ -32,7 +31,7 @@ CONTENT, PLANTED = b"original" * BLOCK, b"planted!" * BLOCK
 
 @pytest.fixture
 def location() -> Location:
-    return put(parse_location(f"memory://{uuid.uuid4().hex}/a"), CONTENT)
+    return put(in_memory(), CONTENT)
 
 
 def read(location: Location, cache: Path, *, shared: bool = False) -> bytes:
@@ -42,7 +41,6 @@ def read(location: Location, cache: Path, *, shared: bool = False) -> bytes:
 
 
 def plant(location: Location, cache: Path) -> Path:
-    """Write a copy with another content, as it lies in a cache."""
     cache.mkdir(exist_ok=True)
     path = cache / name_copy(location.stat())
     CachedCopy(path=str(path), size=len(PLANTED)).write(0, memoryview(PLANTED))
@@ -62,8 +60,13 @@ def link_to(path: Path) -> None:
     path.symlink_to(path.with_suffix(".target"))
 
 
+def make_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path, 0o600)
+
+
 @pytest.mark.parametrize(
-    "make_doubtful", [pytest.param(give_to_another, marks=as_root), let_others_write, link_to], ids=lambda f: f.__name__
+    "make_doubtful", [pytest.param(give_to_another, marks=as_root), let_others_write, link_to, make_fifo]
 )
 def test_a_copy_that_another_user_may_have_written_is_replaced(
     make_doubtful: Callable[[Path], None], location: Location, tmp_path: Path
@@ -76,16 +79,8 @@ def test_a_copy_that_another_user_may_have_written_is_replaced(
     assert path.lstat().st_uid == os.geteuid()
 
 
-def test_a_fifo_in_the_cache_is_replaced(location: Location, tmp_path: Path) -> None:
-    path = plant(location, tmp_path / "cache")
-    path.unlink()
-    os.mkfifo(path, 0o600)
-    assert read(location, tmp_path / "cache") == CONTENT
-
-
 @pytest.mark.parametrize(
-    ("owner", "mode"),
-    [pytest.param(OTHER_USER, 0o755, marks=as_root), (None, 0o777), (None, 0o775)],
+    ("owner", "mode"), [pytest.param(OTHER_USER, 0o755, marks=as_root), (None, 0o777), (None, 0o775)]
 )
 def test_a_folder_that_other_users_can_write_to_is_refused(
     owner: int | None, mode: int, location: Location, tmp_path: Path
@@ -116,16 +111,14 @@ def test_where_all_users_may_create_files_a_cache_has_a_folder_of_its_own(locati
 
 def test_an_own_folder_for_a_cache_alone_is_closed_to_others(location: Location, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
+    with umask(0):
+        assert read(location, cache) == CONTENT
+    assert mode_of(cache) == 0o700
+    shutil.rmtree(cache)
     cache.mkdir()
     cache.chmod(0o775)  # As new folders are where each user has a group.
     assert read(location, cache) == CONTENT
     assert mode_of(cache) == 0o755
-
-
-def test_a_new_cache_is_closed_to_others_whatever_the_umask(location: Location, tmp_path: Path) -> None:
-    with umask(0):
-        assert read(location, tmp_path / "cache") == CONTENT
-    assert mode_of(tmp_path / "cache") == 0o700
 
 
 def test_datasets_refuse_a_cache_that_other_users_can_write_to(tmp_path: Path) -> None:
@@ -133,12 +126,12 @@ def test_datasets_refuse_a_cache_that_other_users_can_write_to(tmp_path: Path) -
     cache.mkdir()
     (cache / "notes.txt").touch()
     cache.chmod(0o777)
-    name = f"memory://{uuid.uuid4().hex}"
-    put(parse_location(f"{name}/images/cat/1.jpg"))
-    put(parse_location(f"{name}/data/shardio.json"), b"{}")
+    root = in_memory("x")
+    put(root / "images/cat/1.jpg", CONTENT)
+    put(root / "data/shardio.json", b"{}")
     with pytest.raises(StoreError, match="cache_shared=True"):
-        ShardDataset(f"{name}/data", cache=cache)
-    folder = ImageFolder(f"{name}/images", cache=cache)
+        ShardDataset(f"{root}/data", cache=cache)
+    folder = ImageFolder(f"{root}/images", cache=cache)
     with pytest.raises(StoreError, match="cache_shared=True"):
         folder[0]
 
@@ -151,14 +144,11 @@ def test_a_shared_cache_may_be_deleted_at_any_time(location: Location, tmp_path:
         shutil.rmtree(cache)
 
 
-def test_only_a_cache_with_a_folder_can_be_shared() -> None:
+def test_a_cache_is_shared_only_if_that_is_wanted_and_it_has_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cache_shared=True needs cache"):
         make_access(cache_shared=True)
     with pytest.raises(TypeError, match="cache_shared"):
         make_access(cache="x", cache_shared="yes")  # type: ignore[arg-type]  # A wrong type on purpose.
-
-
-def test_commands_share_a_cache_only_if_they_are_told_to(tmp_path: Path) -> None:
     assert read_remote_arguments(None, tmp_path, None, True)["cache_shared"]
     assert not read_remote_arguments(None, tmp_path, None, False)["cache_shared"]
     with pytest.raises(typer.BadParameter, match="cache_shared=True needs cache"):

@@ -1,36 +1,45 @@
-"""All processes of a run share a storage process. It is restarted if it dies, and ends after the last of them."""
+"""All processes of a run share a storage process. It is replaced if it dies or hangs, and ends after the last one."""
 
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from shardio.storage import Location, make_access, parse_location
+from shardio.storage import Location, listing as listing_module, make_access, options, parse_location
+from shardio.storage.listing import list_files, open_listing
 from shardio.storage.options import RemoteOptions
+from shardio.storage.remote import client as connection_module
 from shardio.storage.remote.backends import MAX_START_DELAY_S, bound_start_delay
-from shardio.storage.remote.client import Client, client
+from shardio.storage.remote.client import Client, client, read_process_id
 from shardio.storage.remote.messages import Create, ReadWhole, Stat
-from shardio.storage.remote.storage_process import MAX_STORES
-from tests.servers.fixtures import seaweedfs_server
+from shardio.storage.remote.storage_process import MAX_STORES, StorageProcess
+from tests.faults.proxy import FaultProxy, Script
 from tests.servers.server import Server
 from tests.servers.web_folder import serve_folder
-from tests.storage.conftest import at_server
+from tests.storage.conftest import at_server, in_memory, put, storage_process_id
+from tests.test_locks import suspended_holder
 
-__all__ = ["seaweedfs_server"]
+CONTENT = os.urandom(3_000_000)
+STARTS = range(0, 2_000_000, 50_000)
+PARTS = [CONTENT[start : start + 1_000_000] for start in STARTS]
+WITHIN_S = 120.0  # How long a test waits for what must end.
 
 
 @pytest.fixture
@@ -38,28 +47,21 @@ def root(seaweedfs_server: Server) -> Location:
     return at_server(seaweedfs_server, uuid.uuid4().hex)
 
 
-def put(location: Location, content: bytes) -> Location:
-    with location.write_whole() as file:
-        file.write(content)
-    return location
-
-
-def storage_process_id() -> int:
-    process = client()._process
-    assert process is not None
-    return process.pid
-
-
-def wait_until_gone(folder: Path) -> None:
+def wait_until(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
-    while folder.exists():
-        assert time.monotonic() < deadline, "the storage process has not ended"
+    while not is_so():
+        assert time.monotonic() < deadline
         time.sleep(0.01)  # Between two looks.
 
 
-class Contents(Dataset[bytes]):
-    """The contents of objects."""
+def run(program: str, *arguments: str) -> str:
+    return subprocess.check_output([sys.executable, "-c", textwrap.dedent(program), *arguments], text=True)
 
+
+# Who shares it
+
+
+class Contents(Dataset[bytes]):
     def __init__(self, locations: list[Location]) -> None:
         self.locations = locations
 
@@ -70,7 +72,7 @@ class Contents(Dataset[bytes]):
         return len(self.locations)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_workers_of_torch_read_what_their_parent_has_read(root: Location, context: str) -> None:
     locations = [put(root / str(i), b"%d" % i) for i in range(8)]
     assert locations[0].read_whole() == b"0"
@@ -78,69 +80,44 @@ def test_workers_of_torch_read_what_their_parent_has_read(root: Location, contex
     loader = DataLoader(
         Contents(locations), batch_size=None, num_workers=2, multiprocessing_context=context, collate_fn=bytes
     )
-    assert list(loader) == [b"%d" % i for i in range(8)]
+    assert list(loader) == [location.read_whole() for location in locations] == [b"%d" % i for i in range(8)]
     assert client().folder == folder
 
 
-def test_a_forked_child_has_its_own_connections(root: Location) -> None:
-    location = put(root / "a", b"content")
-    read_end, write_end = os.pipe()
-    if (child := os.fork()) == 0:
-        try:
-            os.write(write_end, location.read_whole())
-        finally:
-            os._exit(0)
-    os.close(write_end)
-    assert os.read(read_end, 100) == location.read_whole() == b"content"
-    os.close(read_end)
-    os.waitpid(child, 0)
-
-
-def test_a_pickled_location_leads_to_the_same_storage_process() -> None:
-    location = put(parse_location(f"memory://{uuid.uuid4().hex}/a"), b"in the memory of the storage process")
-    program = "import pickle, sys; print(pickle.loads(bytes.fromhex(sys.argv[1])).read_whole().decode())"
-    command = [sys.executable, "-c", program, pickle.dumps(location).hex()]
-    assert subprocess.check_output(command, text=True) == "in the memory of the storage process\n"
-
-
-def test_a_location_that_was_pickled_by_a_process_that_has_ended_is_read(root: Location) -> None:
-    location = put(root / "a", b"content")
-    program = textwrap.dedent("""
+def test_a_pickled_location_leads_to_the_same_storage_process_or_a_new_one(root: Location) -> None:
+    program = """
         import pickle, sys
         location = pickle.loads(bytes.fromhex(sys.argv[1]))
-        location.read_whole()
+        print(location.read_whole().decode())
         print(pickle.dumps(location).hex())
-    """)
-    client().close()  # So that the other process starts one of its own.
-    command = [sys.executable, "-c", program, pickle.dumps(location).hex()]
-    copy: Location = pickle.loads(bytes.fromhex(subprocess.check_output(command, text=True)))
+    """
+    location = put(in_memory(), b"in the memory of the storage process")
+    assert run(program, pickle.dumps(location).hex()).startswith("in the memory of the storage process\n")
+    location = put(root / "a", b"content")
+    client().close()  # So that the other process starts one of its own, and has ended when its location is read here.
+    copy: Location = pickle.loads(bytes.fromhex(run(program, pickle.dumps(location).hex()).splitlines()[1]))
     assert copy.read_whole() == b"content"
 
 
+# It dies
+
+
 def test_a_storage_process_that_was_killed_is_replaced(root: Location) -> None:
-    content = os.urandom(3_000_000)
-    location = put(root / "a", content)
+    location = put(root / "a", CONTENT)
     file = location.open()
     with ThreadPoolExecutor(4) as pool:
-        reading = [pool.submit(file.read, start, start + 1_000_000) for start in range(0, 2_000_000, 50_000)]
+        reading = [pool.submit(file.read, start, start + 1_000_000) for start in STARTS]
         os.kill(storage_process_id(), signal.SIGKILL)
-        assert [each.result() for each in reading] == [
-            content[start : start + 1_000_000] for start in range(0, 2_000_000, 50_000)
-        ]
-    assert location.read_whole() == content
-
-
-def test_the_folder_of_a_storage_process_that_was_killed_is_removed_at_the_end() -> None:
-    put(parse_location(f"memory://{uuid.uuid4().hex}/a"), b"1")
+        assert [each.result() for each in reading] == PARTS
+    assert location.read_whole() == CONTENT
     folder = client().folder
     assert folder is not None
     os.kill(storage_process_id(), signal.SIGKILL)
     client().close()
-    assert not folder.exists()
+    assert not folder.exists(), "it is removed at the end"
 
 
 def refuse_to_start(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[object]]:
-    """Let no storage process start. Return the list of their arguments."""
     found = list[Sequence[object]]()
 
     def refuse(function: str, arguments: Sequence[object], *, descriptors: Sequence[int]) -> None:
@@ -152,8 +129,7 @@ def refuse_to_start(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[object]]:
 
 
 def test_a_private_cache_outlives_a_storage_process_that_cannot_be_replaced() -> None:
-    location = parse_location(f"memory://{uuid.uuid4().hex}/a", make_access())
-    put(location, b"1")
+    location = put(parse_location(f"memory://{uuid.uuid4().hex}/a", make_access()), b"1")
     with closing(location.open()) as file:
         assert file.read(0, 1) == b"1"
     folder = client().folder
@@ -172,10 +148,13 @@ def test_a_private_cache_outlives_a_storage_process_that_cannot_be_replaced() ->
 
 def test_a_storage_process_that_cannot_start_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    refuse_to_start(monkeypatch)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "1000")
+    arguments = refuse_to_start(monkeypatch)
     with pytest.raises(BlockingIOError):
         Client().ask(Stat(root="memory://x", options=RemoteOptions(), key="a"))
     assert not list(tmp_path.iterdir())
+    assert arguments[0][-1] == 1000, "it is told how many ranks start"
 
 
 def test_the_path_of_temporary_folders_may_be_longer_than_that_of_a_socket(
@@ -198,6 +177,7 @@ def test_the_path_of_temporary_folders_may_be_longer_than_that_of_a_socket(
     assert list(long.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_stores_that_are_not_used_any_more_cost_neither_connections_nor_threads(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(3_000_000))
 
@@ -216,88 +196,162 @@ def test_stores_that_are_not_used_any_more_cost_neither_connections_nor_threads(
         most = {what: count(what) for what in ("fd", "task")}
         for retries in range(MAX_STORES, 4 * MAX_STORES):
             read_with(retries)
-        deadline = time.monotonic() + 30
-        while any(count(what) > most[what] + 4 for what in most):  # Some are being closed.
-            assert time.monotonic() < deadline, "they are closed"
-            time.sleep(0.01)  # Between two looks.
+        wait_until(lambda: all(count(what) <= most[what] + 4 for what in most))  # Some are being closed.
 
 
-def test_the_first_requests_of_many_ranks_are_spread() -> None:
+# It starts with many ranks
+
+
+def test_the_first_requests_of_many_ranks_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     bounds = [bound_start_delay(world_size) for world_size in range(1, 5000)]
     assert bounds == sorted(bounds)
     assert bounds[:15] == [0.0] * 15, "few ranks do not wait"
     assert 0 < bounds[15] <= bounds[-1] == MAX_START_DELAY_S
+    for world_size, num_waits in ((1000, 1), (8, 0)):  # Only the first request to a store waits.
+        waits = list[float]()
+        monkeypatch.setattr("time.sleep", waits.append)
+        with socket.socket() as unused:
+            process = StorageProcess(unused, Path("unused"), world_size)
+            for _ in range(3):
+                store = process._find_store(Stat(root="memory://x", options=RemoteOptions(), key="a"))
+                store.make("ask", lambda backend: None)
+        assert all(0 < wait <= bound_start_delay(world_size) for wait in waits)
+        assert len(waits) == num_waits
 
 
-def test_a_storage_process_knows_how_many_ranks_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("WORLD_SIZE", "1000")
-    arguments = refuse_to_start(monkeypatch)
-    with pytest.raises(BlockingIOError):
-        Client().ask(Stat(root="memory://x", options=RemoteOptions(), key="a"))
-    assert arguments[0][-1] == 1000
+# It ends
 
-
-@pytest.mark.parametrize(("world_size", "num_waits"), [(1000, 1), (8, 0)])
-def test_only_the_first_request_to_a_store_waits(world_size: int, num_waits: int) -> None:
-    program = textwrap.dedent(f"""
-        import socket, time
-        from pathlib import Path
-        from shardio.storage.remote.backends import bound_start_delay
-        from shardio.storage.remote.messages import Stat
-        from shardio.storage.options import RemoteOptions
-        from shardio.storage.remote.storage_process import StorageProcess
-        waits = []
-        time.sleep = waits.append
-        process = StorageProcess(socket.socket(), Path("unused"), {world_size})
-        for _ in range(3):
-            store = process._find_store(Stat(root="memory://x", options=RemoteOptions(), key="a"))
-            store.make("ask", lambda backend: None)
-        assert all(0 < wait <= bound_start_delay({world_size}) for wait in waits)
-        print(len(waits))
-    """)
-    assert int(subprocess.check_output([sys.executable, "-c", program], text=True)) == num_waits
+WRITE = """
+import os, signal, sys
+from shardio.storage import parse_location
+from shardio.storage.remote.client import client
+location = parse_location("memory://x/a")
+with location.write_whole() as file:
+    file.write(b"1")
+"""
 
 
 @pytest.mark.parametrize("ending", ["pass", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_it_ends_after_the_process_that_started_it(ending: str) -> None:
-    program = textwrap.dedent(f"""
-        import os, signal
-        from shardio.storage import parse_location
-        from shardio.storage.remote.client import client
-        location = parse_location("memory://x/a")
-        with location.write_whole() as file:
-            file.write(b"1")
-        print(client().folder, flush=True)
-        {ending}
-    """)
+    program = f"{WRITE}\nprint(client().folder, flush=True)\n{ending}"
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False)
-    wait_until_gone(Path(done.stdout.strip()))
+    wait_until(lambda: not Path(done.stdout.strip()).exists())
+
+
+LIVE_ON = """
+if os.fork() == 0:
+    sys.stdin.read()  # Until the test has seen that the parent has ended.
+    print(location.read_whole().decode(), flush=True)
+    os._exit(0)
+print(client().folder, flush=True)
+os._exit(0)
+"""
 
 
 def test_it_lives_on_for_children_that_use_it() -> None:
-    program = textwrap.dedent("""
-        import os, sys, time
-        from shardio.storage import parse_location
-        from shardio.storage.remote.client import client
-        location = parse_location("memory://x/a")
-        with location.write_whole() as file:
-            file.write(b"1")
-        if os.fork() == 0:
-            sys.stdin.read()  # Until the test has seen that the parent has ended.
-            print(location.read_whole().decode(), flush=True)
-            os._exit(0)
-        print(client().folder, flush=True)
-        os._exit(0)
-    """)
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    command = [sys.executable, "-c", WRITE + LIVE_ON]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         folder = Path(process.stdout.readline().strip())
         process.wait()
         process.stdin.close()
         assert process.stdout.read() == "1\n"
-    wait_until_gone(folder)
+    wait_until(lambda: not folder.exists())
+
+
+# It is suspended
+
+
+@contextmanager
+def suspended(process_id: int) -> Iterator[None]:
+    os.kill(process_id, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):  # It was killed.
+            os.kill(process_id, signal.SIGCONT)
+
+
+def within(call: Callable[[], object]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(call).result(WITHIN_S)
+
+
+def send_content(location: Location, end: Connection) -> None:
+    end.recv()
+    end.send(location.read_whole())
+
+
+def test_a_storage_process_that_is_suspended_is_replaced(root: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "SILENCE_S", 0.2)
+    monkeypatch.setattr(connection_module, "GREETING_S", 1.0)
+    location = put(root / "a", CONTENT)
+    file = location.open()
+    client().close()
+    file.read(0, 1)
+    process_id, folder = storage_process_id(), client().folder
+    assert folder is not None
+    context = multiprocessing.get_context("fork")
+    end, other = context.Pipe()
+    child = context.Process(target=send_content, args=(location, other), daemon=True)
+    child.start()
+    with ThreadPoolExecutor(4) as pool:
+        # Some answers are on their way, some requests wait.
+        reading = [pool.submit(file.read, start, start + 1_000_000) for start in STARTS]
+        reading[0].result(WITHIN_S)
+        with suspended(process_id):
+            end.send("go")
+            assert [each.result(WITHIN_S) for each in reading] == PARTS
+            assert end.poll(WITHIN_S)
+            assert end.recv() == CONTENT
+    child.join()
+    assert client().folder == folder, "a cache in it is kept"
+    assert read_process_id(folder) != process_id
+    assert location.read_whole() == CONTENT
+
+
+@pytest.mark.slow
+def test_a_long_answer_is_awaited(
+    root: Location, behind: Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A storage process that works on a request for a long time is left alone, because it greets new connections."""
+    monkeypatch.setattr(connection_module, "SILENCE_S", 0.2)
+    location = put(root / "a", CONTENT)
+    proxy.set(Script(latency_s=2.0))
+    process_id = storage_process_id()
+    assert at_server(behind, location.key).read_whole() == CONTENT
+    assert storage_process_id() == process_id
+
+
+def test_locks_of_a_suspended_process_stop_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(options, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(listing_module, "PATIENCE_S", 0.2)
+    old = tmp_path / f"old{options.COPY_SUFFIX}"
+    old.write_bytes(bytes(1_000_000))
+    with suspended_holder(tmp_path / options.LOCK_NAME):
+        within(lambda: options.Budget(tmp_path, 500_000).reserve(100_000, ""))
+    assert not old.exists()
+    folder = in_memory("images")
+    put(folder / "cat/1.jpg", b"1")
+    with suspended_holder(tmp_path / ".listing.json.lock"):
+        within(lambda: open_listing(folder, tmp_path / "listing.json"))
+    found = open_listing(folder, tmp_path / "listing.json")
+    assert list(found.keys) == list(list_files(folder).keys) == ["images/cat/1.jpg"]
+
+
+def test_all_processes_use_the_listing_that_was_kept_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A process that was suspended while it listed the folder does not replace what others use by now."""
+    folder = in_memory("images")
+    put(folder / "cat/1.jpg", b"1")
+
+    def list_late(folder: Location) -> listing_module.Listing:
+        monkeypatch.setattr(listing_module, "list_files", list_files)
+        open_listing(folder, tmp_path / "listing.json")  # Another process, which goes on without the lock.
+        put(folder / "cat/2.jpg", b"2")
+        return list_files(folder)
+
+    monkeypatch.setattr(listing_module, "list_files", list_late)
+    monkeypatch.setattr(listing_module, "PATIENCE_S", 0.1)
+    found = open_listing(folder, tmp_path / "listing.json")
+    assert list(found.keys) == list(open_listing(folder, tmp_path / "listing.json").keys) == ["images/cat/1.jpg"]

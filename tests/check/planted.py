@@ -1,0 +1,344 @@
+"""Faults of loaders: samples that repeat or are lost, and shares of workers and ranks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import webdataset
+from torch.utils.data import (
+    BatchSampler,
+    ChainDataset,
+    ConcatDataset,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+from shardio import ShardDataset
+from shardio.check import ExpectedSamples, assert_exactly_once
+from tests.check.cases import B, Flipped, Images, N, Registry, Shares, Tampered, check_ranks, cut, load
+
+case = Registry()
+wrong = case.once
+MILLION = 10**6
+NUMBERS: Any = range(N)
+NOTHING = ExpectedSamples()
+
+# Samples that come again, in one stream.
+
+
+def millions(change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[torch.Tensor]:
+    numbers = torch.arange(MILLION) * 999_983 % MILLION  # A prime: all numbers, scattered.
+    return iter(change(numbers).split(10_000))
+
+
+def with_row(value: int) -> Iterator[torch.Tensor]:
+    return millions(lambda numbers: torch.cat([numbers[:5], torch.tensor([value]), numbers[6:]]))
+
+
+class Twice(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        yield from super().__iter__()
+        yield from super().__iter__()
+
+
+wrong(
+    "1 sample of 10^6 twice", "1 more than once", lambda: millions(lambda n: torch.cat([n, n[5:6]])), MILLION, slow=True
+)
+wrong("1 sample of 10^6 for another", "1 more than once, 1 never", lambda: with_row(77), range(MILLION), slow=True)
+wrong("the same, number expected", "1 more than once, 1 never", lambda: with_row(77), MILLION, slow=True)
+wrong("an unexpected one of 10^6", "1 never, 1 unexpected", lambda: with_row(-1), range(MILLION), slow=True)
+SAME = "hold the same samples"
+wrong("the first batch twice", f"batch 0 of rank 0 and batch 1 of rank 0 {SAME}", [cut(NUMBERS)[0], *cut(NUMBERS)], N)
+wrong(
+    "the last batch twice on one rank of two",
+    f"batch 5 of rank 1 and batch 6 of rank 1 {SAME}",
+    (cut(range(0, N, 2)), [*cut(range(1, N, 2)), cut(range(1, N, 2))[-1]]),
+)
+wrong(
+    "a batch in place of the next",
+    f"batch 3 of rank 0 and batch 4 of rank 0 {SAME}",
+    [*cut(NUMBERS)[:4], cut(NUMBERS)[3], *cut(NUMBERS)[5:]],
+)
+wrong("two epochs in one, number expected", f"{N} more than once", cut([*NUMBERS, *NUMBERS]), N)
+TWICE = "each sample is delivered 2 times"
+wrong("all twice with other keys, number expected", TWICE, cut([f"{i}-{n}" for i in "ab" for n in NUMBERS]), N)
+wrong("all twice, augmented, number expected", TWICE, Twice(Images(0.1), batch_size=B), N)
+wrong("all twice, flipped at random, number expected", TWICE, Twice(Flipped(), batch_size=B), N)
+wrong("all twice, augmented, nothing expected", TWICE, Twice(Images(0.1), batch_size=B), None)
+
+
+@case("all twice, augmented, nothing expected, by the command", "2 times the 96 that its loader has")
+def _(packed: Path) -> None:
+    check_ranks([Twice(Images(0.1), batch_size=B)], NOTHING)
+
+
+@case("an iterable dataset with a length delivers all twice", "2 times the 96 that its loader has")
+def _(packed: Path) -> None:
+    class Sized(Shares):
+        def __len__(self) -> int:
+            return N
+
+    check_ranks([load(Sized(lambda worker, of: (torch.rand(3) for _ in range(2 * N))))], NOTHING)
+
+
+WRONG: Any = [*range(N - 1), 0]
+"""One sample in place of another."""
+CHANGES = "changes from epoch to epoch"
+wrong("augmented, and a wrong sample", CHANGES, load(Images(0.1), sampler=WRONG), N)
+wrong("flipped at random, and a wrong sample", "pass key=", load(Flipped(), sampler=WRONG), N)
+wrong(
+    "an augmented stream, and a wrong sample",
+    CHANGES,
+    load(Shares(lambda _, of: (torch.rand(3) + n for n in WRONG))),
+    N,
+)
+wrong("augmented batches, read once", "could not be read twice", lambda: (torch.rand(B, 3) for _ in range(N // B)), N)
+AGAIN = "samples with replacement"
+wrong("replacement", f"the sampler (RandomSampler) {AGAIN}", load(NUMBERS, sampler=RandomSampler(NUMBERS, True)))
+wrong(
+    "weighted replacement",
+    f"the sampler (WeightedRandomSampler) {AGAIN}",
+    load(NUMBERS, sampler=WeightedRandomSampler([1.0] * N, N)),
+)
+wrong("indices by random.choices", "sampled with replacement", cut(random.Random(0).choices(NUMBERS, k=N)))
+wrong(
+    "too few indices",
+    "has 50 indices, but the dataset has 96",
+    load(NUMBERS, sampler=RandomSampler(NUMBERS, num_samples=50)),
+    None,
+)
+wrong("a retry delivers the sample again", "1 more than once", cut([*range(50), 49, *range(50, N)]), NUMBERS)
+wrong("a bad sample's neighbour instead", "1 more than once, 1 never", cut([n - (n == 40) for n in NUMBERS]))
+wrong("a cache is one sample late", "1 more than once, 1 never", cut([max(n - 1, 0) for n in NUMBERS]), NUMBERS)
+wrong("parts that share ten", "10 more than once", load(ConcatDataset([NUMBERS[:50], NUMBERS[40:]])), NUMBERS)
+wrong("one dataset twice in a chain", "96 more than once", load(ChainDataset([Shares(lambda *_: NUMBERS)] * 2)))
+PADS = "are in the last batch of a rank or worker: the loader pads"
+wrong("padding by repeating", f"all repeats (4) {PADS}", cut([*NUMBERS, *range(4)], 10))
+
+# Samples that are lost.
+
+ENDS = "samples are missing: drop_last is set, or a loop ends one batch early"
+wrong("the last batch is lost", f"the last 8 of 96 {ENDS}", cut(NUMBERS)[:-1])
+LOSING = Tampered(load(NUMBERS, shuffle=True), lambda made: made[:-1])
+wrong("the last batch of a shuffled loader is lost", "8 never", LOSING, None)
+wrong("the same, and its cause", f"8 of 96 {ENDS}", LOSING, None)
+wrong("a batch in the middle is lost", "8 never", [*cut(NUMBERS)[:5], *cut(NUMBERS)[6:]])
+wrong("each batch loses its first sample", "12 never", [batch[1:] for batch in cut(NUMBERS)])
+wrong("drop_last", f"the last 4 of 100 {ENDS}", load(range(100), drop_last=True), range(100))
+wrong(
+    "drop_last in each worker",
+    f"10 of 90 {ENDS}",
+    load(Shares(lambda worker, of: range(worker, 90, of)), num_workers=2, drop_last=True),
+    range(90),
+    slow=True,
+)
+
+
+def whole_shards(worker: int, of: int) -> Iterator[int]:
+    return (shard * 10 + row for shard in range(worker, 10 // of * of, of) for row in range(10))
+
+
+RUN = "the 20 missing samples are more than drop_last leaves out, and form one contiguous run: perhaps"
+"""Two of ten shards are never read, wherever they are in the order."""
+for size, order, says in (
+    (5, range(100), RUN),
+    (6, [*range(80, 100), *range(80)], RUN),
+    (7, range(100), "whole shards"),
+):
+    loader = load(Shares(whole_shards), num_workers=4, batch_size=size)
+    wrong(f"shards for 4 workers, batches of {size}", says, loader, order, slow=True)
+wrong("a shuffle buffer drops its rest", "16 never", cut(random.Random(0).sample(NUMBERS, N)[:-16]), NUMBERS)
+EXHAUSTED = "no samples arrived: the iterator is exhausted"
+wrong("no batches at all", EXHAUSTED, [], None)
+wrong("no batches in the second epoch", EXHAUSTED, lambda: iter(cut(NUMBERS)), None, epochs=2)
+USED_UP = iter(range(0))
+wrong("a stream that is used up, nothing expected", EXHAUSTED, load(Shares(lambda *_: USED_UP)), None)
+
+
+class InWorkers(Images):
+    def __getitem__(self, number: int) -> torch.Tensor:
+        return super().__getitem__(number) + (0.0 if get_worker_info() is None else torch.rand(1))
+
+
+wrong(
+    "augmented in workers alone, and a wrong sample",
+    CHANGES,
+    load(InWorkers(), num_workers=2, sampler=WRONG),
+    N,
+    slow=True,
+)
+wrong("one too few, number expected", "1 never", cut(range(N - 1)), N)
+
+# Workers.
+
+
+def share(low: int, high: int) -> Shares:
+    """Share by borders; the first worker's share may begin and end elsewhere."""
+    return Shares(
+        lambda worker, of: range(worker * N // of, min((worker + 1) * N // of + (high if worker == 0 else low), N))
+    )
+
+
+def shuffled(worker: int, of: int) -> list[int]:
+    return random.Random(worker).sample(NUMBERS, N)[worker::of]
+
+
+def by_workers(
+    name: str, says: str, dataset: Any, expected: Any = NUMBERS, *, num_workers: int = 2, **options: Any
+) -> None:
+    wrong(name, says, load(dataset, num_workers=num_workers, **options), expected, slow=True)
+
+
+by_workers("no split by worker", "each of 2 workers delivered all 96 samples", Shares(lambda *_: NUMBERS))
+by_workers(
+    "no split by worker, nothing expected", "ignores get_worker_info", Shares(lambda *_: NUMBERS), None, num_workers=3
+)
+by_workers("one sample too many at a worker's border", "the shares of workers overlap by 1", share(0, 1))
+by_workers("one sample too few at a worker's border", "1 never", share(0, -1))
+by_workers("too many, persistent workers", "their shares probably overlap", share(0, 1), persistent_workers=True)
+by_workers("workers shuffle with different seeds", "each shuffles with its own seed", Shares(shuffled))
+ROUNDED = Shares(lambda worker, of: range(worker * (100 // of), (worker + 1) * (100 // of)))
+by_workers(
+    "shares are rounded down", "each of 3 workers delivered 33 of 100 samples", ROUNDED, range(100), num_workers=3
+)
+
+
+def web(packed: Path, **options: Any) -> Any:
+    dataset = webdataset.WebDataset(sorted(map(str, packed.glob("*.tar"))), shardshuffle=False, **options)
+    return dataset.map(lambda sample: sample["__key__"])
+
+
+@case("WebDataset without workersplitter", "each of 2 workers delivered all", slow=True)
+def _(packed: Path) -> None:
+    assert_exactly_once(load(web(packed, workersplitter=None), num_workers=2), list(ShardDataset(packed, fields="key")))
+
+
+@case("WebDataset that resamples", "more than once")
+def _(packed: Path) -> None:
+    assert_exactly_once(load(web(packed, resampled=True).with_epoch(42)), list(ShardDataset(packed, fields="key")))
+
+
+# Ranks.
+
+
+def samplers(world_size: int, num_samples: int = N, **options: Any) -> list[DistributedSampler[Any]]:
+    dataset: Any = range(num_samples)
+    return [DistributedSampler(dataset, world_size, rank, **options) for rank in range(world_size)]
+
+
+def by(chosen: list[DistributedSampler[Any]]) -> tuple[DataLoader[Any], ...]:
+    return tuple(load(sampler.dataset, sampler=sampler) for sampler in chosen)
+
+
+BOTH = "ranks 0 and 1 delivered the same 96 samples"
+wrong("no split by rank", f"{BOTH}: the loader has no DistributedSampler", (cut(NUMBERS), cut(NUMBERS)), N)
+wrong("no split by rank, other orders", BOTH, (load(NUMBERS, shuffle=True), load(NUMBERS, shuffle=True)), N)
+
+
+@case("a sampler splits for four ranks of two, nothing expected", "size of 4, but the world size is 2")
+def _(packed: Path) -> None:
+    check_ranks(by(samplers(4)[:2]), NOTHING)
+
+
+OVERLAP = "the shares of ranks overlap by"
+wrong("shares overlap by one", f"{OVERLAP} 1 sample: check where", (cut(range(49)), cut(range(48, N))), NUMBERS)
+wrong("shares overlap by 12", f"{OVERLAP} 12", (cut(range(60)), cut(range(48, N))))
+wrong(
+    "each rank shuffles with its own seed",
+    "epoch 0 and seed 0 on rank 0; epoch 0 and seed 1 on rank 1",
+    by([samplers(2)[0], samplers(2, seed=1)[1]]),
+)
+wrong(
+    "unknown loaders shuffle with different seeds",
+    "ranks repeat each other's samples and miss others",
+    tuple(cut(shuffled(rank, 2)) for rank in range(2)),
+)
+wrong(
+    "each rank samples with replacement",
+    "sampled with replacement",
+    tuple(cut(random.Random(rank).choices(NUMBERS, k=N // 2)) for rank in range(2)),
+)
+wrong(
+    "shares of ranks are rounded down",
+    "each of 3 ranks delivered 33 of 100 samples, and none delivered",
+    tuple(cut(range(rank * 33, (rank + 1) * 33)) for rank in range(3)),
+    range(100),
+)
+
+
+def in_epochs(name: str, says: str, epoch_of: Callable[[int, int], int], num_epochs: int) -> None:
+    """Register two samplers, which get the epochs that a function of the epoch and the rank returns."""
+
+    def ask(packed: Path) -> None:
+        chosen = samplers(2)
+
+        def set_epoch(epoch: int) -> None:
+            for rank, sampler in enumerate(chosen):
+                sampler.set_epoch(epoch_of(epoch, rank))
+
+        assert_exactly_once(by(chosen), epochs=num_epochs, set_epoch=set_epoch)
+
+    case(name, says)(ask)
+
+
+in_epochs(
+    "set_epoch on one rank",
+    "epoch 1 and seed 0 on rank 0; epoch 0 and seed 0 on rank 1",
+    lambda epoch, rank: epoch * (1 - rank),
+    2,
+)
+in_epochs(
+    "ranks swap epochs",
+    "epoch 0 and seed 0 on rank 0; epoch 1 and seed 0 on rank 1",
+    lambda epoch, rank: (epoch + rank) % 2,
+    2,
+)
+in_epochs("an order repeats after another epoch", "epochs 0 and 2 have the same order", lambda epoch, _: epoch % 2, 3)
+FROZEN = "epochs 0 and 1 have the same order: set_epoch is not called"
+wrong("set_epoch is never called", FROZEN, by(samplers(2)), epochs=2)
+wrong(
+    "set_epoch is never called on a sampler in a BatchSampler",
+    "epochs 0 and 1 have the same order: set_epoch",
+    tuple(load(NUMBERS, batch_size=1, batch_sampler=BatchSampler(one, 8, False)) for one in samplers(2)),
+    N,
+    epochs=2,
+)
+
+
+class Cycling:
+    def __init__(self) -> None:
+        self.seeds = iter([0, 1, 0])
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(cut(random.Random(next(self.seeds)).sample(NUMBERS, N)))
+
+
+class Own:
+    def __init__(self, rank: int) -> None:
+        self.rng, self.numbers = random.Random(rank), list(range(rank, N, 2))
+        self.rng.shuffle(self.numbers)
+        self.is_frozen = rank == 1
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.is_frozen:
+            self.rng.shuffle(self.numbers)
+        return iter(cut(self.numbers))
+
+
+wrong("an unknown loader repeats an order", "epochs 0 and 2 have the same order", Cycling(), N, epochs=3)
+wrong("one rank of two keeps its order", "epochs 0 and 1 have the same order on rank 1", (Own(0), Own(1)), N, epochs=2)
+wrong("DistributedSampler pads", f"all repeats (3) {PADS}", by(samplers(4, N + 1)), range(N + 1))
+wrong(
+    "DistributedSampler drops, and all samples are expected",
+    "each of 4 ranks delivered 24 of 97 samples",
+    by(samplers(4, N + 1, drop_last=True)),
+    range(N + 1),
+)
+wrong("one rank has no batches", "rank 1 delivered nothing", (cut(range(0, N, 2)), []))

@@ -1,0 +1,78 @@
+"""Commands in the tests' own process, which is much faster than to start another one."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+from typer.testing import CliRunner, Result
+
+from shardio.cli.main import app, main
+
+LINE = re.compile(
+    r"epoch (?P<epoch>\d+)  loss (?P<loss>\d+\.\d{3})  accuracy (?P<accuracy>\d+\.\d)%  "
+    r"(val loss (?P<val_loss>\d+\.\d{3})  val accuracy (?P<val_accuracy>\d+\.\d)%  )?"
+    r"(?P<rate>\d+) images/s  waiting for data (?P<wait>\d+)%"
+)
+"""The line that ``shardio train`` prints for each epoch."""
+
+
+def run(*arguments: object, code: int | None = 0) -> Result:
+    """Run a command, and check its exit code unless that is None."""
+    done = CliRunner().invoke(app, list(map(str, arguments)))
+    assert code is None or done.exit_code == code, (done.output, done.exception)
+    return done
+
+
+def unframed(text: str) -> str:
+    """Return the words of a usage error, without the frame, which breaks lines anywhere."""
+    return " ".join(text.replace("│", " ").split())
+
+
+def usage_error(*arguments: object) -> str:
+    """Return the words of a usage error."""
+    done = run(*arguments, code=2)
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    return unframed(done.stderr)
+
+
+class Ended(NamedTuple):
+    """What the program printed before it ended."""
+
+    code: object
+    stdout: str
+    stderr: str
+
+
+def run_main(*arguments: object) -> Ended:
+    """Run the program, which prints the errors of commands in one line."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    argv = mock.patch.object(sys, "argv", ["shardio", *map(str, arguments)])
+    with argv, redirect_stdout(stdout), redirect_stderr(stderr):
+        try:
+            main()
+            code: object = 0
+        except SystemExit as end:
+            code = end.code or 0
+    return Ended(code, stdout.getvalue(), stderr.getvalue())
+
+
+def error_of(*arguments: object) -> str:
+    """Return the line in which the program describes why it failed."""
+    done = run_main(*arguments)
+    assert (done.code, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def train_here(source: Path | str, *options: object, code: int | None = 0) -> Result:
+    """Train on small images, on one thread of a CPU."""
+    settings = "--image-size 32 --device cpu --threads 1 --precision fp32"
+    return run("train", source, *settings.split(), *options, code=code)

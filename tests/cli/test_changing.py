@@ -1,0 +1,274 @@
+"""``shardio index``, ``verify``, ``repair``, ``append``, ``merge``, ``split``, ``reshard`` and ``export-index``."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import resource
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import shardio
+from shardio.cli.main import app
+from shardio.shards import open_table
+from tests.cli.commands import error_of, run, usage_error
+from tests.files import read_files
+from tests.sources import write_images
+from tests.tars import index_of, read_members, write_tar
+
+MEMBERS = [("a.jpg", b"1" * 700), ("README", b"x"), ("a.cls", b"0"), ("._b.jpg", b"x"), ("d/b.cls", b"1")]
+
+
+def compress(tar: Path) -> Path:
+    """Compress a tar as ``gzip -k`` does; return the path of the result."""
+    path = tar.with_name(tar.name + ".gz")
+    path.write_bytes(gzip.compress(tar.read_bytes()))
+    return path
+
+
+def test_each_tar_is_indexed_and_described(tmp_path: Path) -> None:
+    tar = tmp_path / "a.tar"
+    write_tar(tar, MEMBERS)
+    before = tar.read_bytes(), tar.stat().st_mtime_ns
+    done = run("index", tmp_path)
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"{tar}: 2 samples, ")
+    assert lines[0].endswith("fields: cls (2), jpg (1)")
+    assert lines[1] == "  skipped 2 members without a key, or added by macOS: README, ._b.jpg"
+    assert lines[2] == f"  index: {index_of(tar)}"
+    assert run("index", tar).stdout.splitlines()[-1] == f"  index: {index_of(tar)} (already current)"
+    assert (tar.read_bytes(), tar.stat().st_mtime_ns) == before
+    index = index_of(tar).read_bytes()
+    open_table(tar)
+    assert index_of(tar).read_bytes() == index
+
+
+def test_keys_that_occur_twice_or_are_not_adjacent_are_named(tmp_path: Path) -> None:
+    names = ["a.jpg", "b.jpg", "a.cls", "c.jpg", "a.json"]
+    for added, code, text in (
+        ([], 0, "  the members of 1 sample are not adjacent (tar without --sort=name?), such as those of a: "),
+        (["b.jpg"], 1, "  several samples have the key b\n"),
+    ):
+        write_tar(tmp_path / "a.tar", [(name, b"") for name in (names[:3] if added else names) + added])
+        done = run("index", tmp_path / "a.tar", code=code)
+        assert "a.tar: 3 samples" in done.stdout
+        assert text in done.stdout
+        (tar,) = json.loads(run("index", tmp_path / "a.tar", "--json", code=code).stdout)["tars"]
+        assert tar["repeated"] == [name[0] for name in added]
+        assert tar["not_adjacent"] == ["a"]
+
+
+def test_a_tar_that_cannot_be_indexed_does_not_stop_the_others(tmp_path: Path) -> None:
+    for name in "abc":
+        write_tar(tmp_path / f"{name}.tar", MEMBERS)
+    (tmp_path / "b.tar").write_bytes((tmp_path / "a.tar").read_bytes()[:1000])
+    done = run("index", tmp_path, "--json", code=1)
+    values = json.loads(done.stdout)
+    assert [tar["samples"] for tar in values["tars"]] == [2, 2]
+    assert list(values["failures"]) == [str(tmp_path / "b.tar")]
+    assert "b.tar" in done.stderr
+    assert not index_of(tmp_path / "b.tar").exists()
+
+
+def test_packed_and_missing_sources_are_refused(packed: Path, tmp_path: Path) -> None:
+    for source, error in (
+        (packed, "shardio repair"),
+        (tmp_path, "holds no *.tar"),
+        (tmp_path / "x.tar", "no such tar"),
+    ):
+        assert error in error_of("index", source)
+
+
+def test_a_compressed_tar_has_the_index_of_the_tar(tmp_path: Path) -> None:
+    tar = tmp_path / "a.tar"
+    write_tar(tar, MEMBERS)
+    path = compress(tar)
+    done = run("index", tar, path)
+    assert "decompressed" in done.stdout
+    listed = [run("ls", source, "--json").stdout for source in (tar, path)]
+    assert listed[0].replace('"a.tar"', '"a.tar.gz"') == listed[1]
+    for key, field in (("a", "jpg"), ("a", "cls"), ("d/b", "cls")):
+        expected = dict(read_members(tar))[f"{key}.{field}"]
+        assert run("cat", path, key, "--field", field).stdout_bytes == expected
+    run("extract", path, "d/b", "a", tmp_path / "out")
+    assert (tmp_path / "out" / "a.jpg").read_bytes() == b"1" * 700
+    assert run("verify", path).stdout.startswith("no problems in 1 shard, 2 samples")
+
+
+def test_a_compressed_tar_of_several_gzip_members_is_read_whole(tmp_path: Path) -> None:
+    """RFC 1952 allows them; pigz and bgzip write them."""
+    tar = tmp_path / "a.tar"
+    write_tar(tar, [(f"{i}.bin", bytes([i]) * 5000) for i in range(20)])
+    content = tar.read_bytes()
+    (tmp_path / "b.tgz").write_bytes(
+        b"".join(gzip.compress(content[i : i + 7000]) for i in range(0, len(content), 7000))
+    )
+    assert "20 samples" in run("index", tmp_path / "b.tgz").stdout
+    assert run("cat", tmp_path / "b.tgz", "19").stdout_bytes == bytes([19]) * 5000
+
+
+def test_datasets_keep_refusing_compressed_tars(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", MEMBERS)
+    path = compress(tmp_path / "a.tar")
+
+    def refusal(source: Path) -> str:
+        with pytest.raises(Exception, match="compress") as caught:
+            open_table(source)
+        return str(caught.value)
+
+    before = refusal(path), refusal(tmp_path)
+    run("index", path)
+    index = index_of(path).read_bytes()
+    assert (refusal(path), refusal(tmp_path)) == before
+    assert index_of(path).read_bytes() == index
+
+
+def test_a_damaged_compressed_tar_is_an_error(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", MEMBERS)
+    plain, path = (tmp_path / "a.tar").read_bytes(), compress(tmp_path / "a.tar")
+    content = path.read_bytes()
+    changed = content[:60] + bytes([content[60] ^ 255]) + content[61:]
+    for damaged in (content[:-9], changed, plain, gzip.compress(plain[:900]), content + b"garbage"):
+        path.write_bytes(damaged)
+        assert "a.tar.gz" in run("index", path, code=1).stderr
+        assert not index_of(path).exists()
+
+
+def test_a_compressed_tar_that_changed_needs_a_new_index(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", MEMBERS)
+    path = compress(tmp_path / "a.tar")
+    run("index", path)
+    write_tar(tmp_path / "a.tar", MEMBERS[:1])
+    compress(tmp_path / "a.tar")
+    found = CliRunner().invoke(app, ["ls", str(path)])
+    assert "no current index: create one with shardio index" in str(found.exception)
+    run("index", path)
+    assert run("ls", path).stdout == "a\n"
+
+
+def test_a_decompression_bomb_needs_little_memory(tmp_path: Path) -> None:
+    """A member of 100 MiB in 0.5 MB. Its content is neither kept nor read at once."""
+    path = tmp_path / "a.tgz"
+    info = tarfile.TarInfo("a.bin")
+    info.size = 100 * 2**20
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(info.tobuf())
+        for _ in range(100):
+            file.write(bytes(2**20))
+        file.write(bytes(1024))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "1 sample, 100 MiB decompressed" in run("index", path).stdout
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 2**10  # KiB
+
+
+@pytest.fixture
+def out(packed: Path, tmp_path: Path) -> Path:
+    """A copy of the packed directory to damage and repair."""
+    return Path(shutil.copytree(packed, tmp_path / "out"))
+
+
+def test_problems_are_printed_and_counted(packed: Path, out: Path) -> None:
+    done = run("verify", packed, "--deep", "--workers", 1)
+    assert done.stdout.startswith("no problems in 5 shards, 21 samples, ")
+    assert (done.stdout.count("\n"), done.stderr) == (1, "")
+    (out / "shard-000002.tar.idx").unlink()
+    lines = run("verify", out, code=1).stdout.splitlines()
+    assert lines[0].startswith(f"missing: {out / 'shard-000002.tar'}: it has no index")
+    assert lines[-1].startswith("1 problem (1 missing) in 5 shards, 16 samples")
+    values = json.loads(run("verify", out, "--json", code=1).stdout)
+    assert values["kinds"] == {"missing": 1}
+    assert values["problems"][0]["where"] == str(out / "shard-000002.tar")
+
+
+def test_the_output_is_bounded_unless_it_is_json(tmp_path: Path) -> None:
+    for name in "ab":
+        write_tar(tmp_path / f"{name}.tar", [(f"{i}.txt", name.encode()) for i in range(30)])
+    open_table(tmp_path)
+    lines = run("verify", tmp_path, code=1).stdout.splitlines()
+    assert len(lines) == 22
+    assert lines[20] == "duplicate: 10 more (--json prints all)"
+    assert len(json.loads(run("verify", tmp_path, "--json", code=1).stdout)["problems"]) == 30
+
+
+def test_lost_classes_are_given_again(out: Path, packed: Path, tmp_path: Path) -> None:
+    (out / ".shard-000001.tar.0123abcd.partial").write_bytes(b"x")  # Remains of a killed repair.
+    assert run("repair", out).stdout.startswith("nothing to repair: 5 shards, 21 samples, ")
+    assert read_files(out) == read_files(packed)
+    (out / "shardio.json").unlink()
+    done = run("repair", out)
+    assert "shardio.json: wrote the manifest, which was missing" in done.stdout
+    assert f"shardio repair {out} --classes FILE" in done.stderr
+    (tmp_path / "names.txt").write_text("a\nb\nc\n")
+    for source, names in ((tmp_path / "names.txt", ("a", "b", "c")), (packed, open_table(packed).manifest.classes)):
+        assert run("repair", out, "--classes", source).stderr == ""
+        assert open_table(out).manifest.classes == names
+
+
+def test_dropped_samples_and_problems_are_printed(out: Path) -> None:
+    tar = out / "shard-000001.tar"
+    keys = run("ls", out).stdout.splitlines()[5:10]
+    tar.write_bytes(tar.read_bytes()[:-2000])
+    (out / "shard-000002.tar").write_bytes(b"x" * 5000)
+    done = run("repair", out, code=1)
+    assert f"  dropped sample {keys[-1]}\n" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("3 files written: 5 shards, 20 samples")
+    assert done.stderr.startswith(f"header: {out / 'shard-000002.tar'}: the tar cannot be read and was not changed")
+    values = json.loads(run("repair", out, "--json", code=1).stdout)
+    assert [problem["where"] for problem in values["problems"]] == [str(out / "shard-000002.tar")]
+    assert values["actions"] == []
+
+
+def test_append_packs_images_and_says_how_many(packed: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(packed, tmp_path / "out")
+    write_images(tmp_path / "new" / "x", classes=2, per_class=1)
+    done = run("append", out, tmp_path / "new" / "x", code=1)
+    assert "same key" in str(done.exception) or "have the key" in str(done.exception)
+    for path in sorted((tmp_path / "new" / "x").rglob("*.jpg")):
+        path.rename(path.with_name(f"new-{path.name}"))
+    done = run("append", out, tmp_path / "new" / "x", "--workers", "1")
+    assert done.stdout == f"{out}: added 2 samples; now 23 samples in 6 shards\n"
+    with shardio.ShardWriter(tmp_path / "more") as writer:
+        writer.write({"__key__": "m", "txt": ""})
+    found = json.loads(run("append", out, tmp_path / "more", "--copy", "--json").stdout)
+    assert (found["added"], found["samples"], found["fields"]) == (1, 24, ["cls", "jpg", "txt"])
+
+
+def test_merge_split_and_reshard_write_new_datasets(packed: Path, tmp_path: Path) -> None:
+    done = run("split", packed, tmp_path / "parts", "--by", "0.5,0.5", "--names", "a,b")
+    sizes = [open_table(tmp_path / "parts" / name).manifest.num_samples for name in "ab"]
+    assert [line.partition(" sample")[0] for line in done.stdout.splitlines()] == [
+        f"{tmp_path}/parts/{name}: {size}" for name, size in zip("ab", sizes, strict=True)
+    ]
+    parts = tmp_path / "parts" / "a", tmp_path / "parts" / "b"
+    found = json.loads(run("merge", tmp_path / "merged", *parts, "--max-shard-samples", "7", "--json").stdout)
+    assert (found["samples"], found["shards"], found["classes"]) == (21, 3, 3)
+    run("reshard", tmp_path / "merged", tmp_path / "new", "--max-shard-size", "1MiB", "--shuffle-seed", "1")
+    with shardio.open(packed) as before, shardio.open(tmp_path / "new") as after:
+        assert sorted(before) == sorted(after)
+    assert "not empty" in str(run("reshard", packed, tmp_path / "new", code=1).exception)
+    run("reshard", packed, tmp_path / "new", "--overwrite")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--by", "0.5,0.6"], ["--by", "1", "--names", "a"], ["--names", "a/b,c"], ["--max-shard-size", "big"]],
+    ids=" ".join,
+)
+def test_wrong_parts_are_usage_errors(packed: Path, tmp_path: Path, arguments: list[str]) -> None:
+    run("split", packed, tmp_path / "out", *arguments, code=2)
+    assert "xxh3-64" in run("split", "--help").stdout
+    assert not (tmp_path / "out").exists()
+
+
+def test_export_index_writes_files(packed: Path, tmp_path: Path) -> None:
+    export = ("export-index", packed, "--format")
+    assert run(*export, "timm", "--out", tmp_path / "timm").stdout == f"wrote 1 file to {tmp_path}/timm\n"
+    found = json.loads(run(*export, "energon", "--out", tmp_path / "e", "--json").stdout)
+    assert f"{tmp_path}/e/.nv-meta/split.yaml" in found["files"]
+    usage_error(*export, "energon")
+    usage_error(*export, "zip")
+    assert "timm" in error_of(*export, "timm", "--out", tmp_path / "timm")

@@ -1,0 +1,362 @@
+"""The command line as a whole: its commands and help, what each imports, what it prints, and where."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import shardio
+from shardio.cli import terminal
+from shardio.cli.main import PANELS, app
+from shardio.cli.terminal import ProgressReporter, printable
+from shardio.shards import Manifest, open_table, write_manifest
+from shardio.storage import parse_location
+from tests.cli.commands import run, run_main, usage_error
+from tests.files import read_files
+from tests.processes import run_python
+from tests.sources import encode, write_images
+from tests.tars import write_tar
+
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # It is a group.
+README = Path(shardio.__file__).parents[1] / "README.md"
+
+SMOKE: dict[str, tuple[str, str]] = {
+    "pack": ("images packed/new", "packed 21 samples of 3 classes into 1 shard"),
+    "index": ("tars", "/a.tar: 1 sample"),
+    "repair": ("packed/old", "nothing to repair: 5 shards, 21 samples"),
+    "append": ("packed/old more --workers 1", "added 1 sample; now 22 samples in 6 shards"),
+    "merge": ("merged packed/old more", "merged: 22 samples in 1 shard"),
+    "split": ("packed/old parts", "parts/train: "),
+    "reshard": ("packed/old resharded", "resharded: 21 samples in 1 shard"),
+    "export-index": ("packed/old --format timm --out exported", "wrote 1 file to exported"),
+    "info": ("packed/old", "samples  21"),
+    "ls": ("packed/old --limit 1", "class-"),
+    "cat": ("tars x", "content"),
+    "extract": ("tars x extracted", "wrote 1 file"),
+    "view": ("packed/old -o view.html", "21 images of 21"),
+    "dups": ("packed/old", "0 groups"),
+    "verify": ("packed/old", "no problems in 5 shards, 21 samples"),
+    "check": ("packed/old --world-size 2", "epoch 0: right: 21 samples: 20 delivered once, "),
+    "order": ("packed/old", "0, seed 0: 21 samples in 5 shards"),
+    "doctor": ("packed/old --seconds 0.1", "ms for one byte"),
+    "augment": ("images --recipe cifar -o augmented.png", "augmented.png: "),
+    "bench": ("packed/old --num-workers 0", "epoch 0: 21 samples in 1 batch"),
+    "train": ("packed/old --epochs 1 --num-workers 0 --image-size 16 --device cpu", "epoch 0  loss "),
+    "tile": ("images/class-0/name-000.jpg", "48×32, no restart markers → "),
+    "untile": ("images/class-0/name-000.jpg", "48×32, no restart markers → "),
+}
+"""Arguments of each command in a directory of datasets, and what it prints."""
+
+
+@pytest.mark.parametrize(
+    "command", [name if name == "pack" else pytest.param(name, marks=pytest.mark.slow) for name in COMMANDS]
+)
+def test_each_command_runs_in_a_process_of_its_own(images: Path, packed: Path, tmp_path: Path, command: str) -> None:
+    shutil.copytree(images, tmp_path / "images")
+    shutil.copytree(packed, tmp_path / "packed" / "old")
+    (tmp_path / "tars").mkdir()
+    write_tar(tmp_path / "tars" / "a.tar", [("x.txt", b"content")])
+    with shardio.ShardWriter(tmp_path / "more") as writer:
+        writer.write({"__key__": "m", "txt": ""})
+    arguments, printed = SMOKE[command]
+    done = run_python("-m", "shardio", command, *arguments.split(), cwd=tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert printed in done.stdout
+
+
+def test_the_readme_names_every_command() -> None:
+    rows = re.findall(r"^\| (`shardio .+?) \|", README.read_text(), re.MULTILINE)
+    named = {command for row in rows for command in re.findall(r"`shardio ([\w-]+)", row)}
+    assert named == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_an_example_with_arguments_that_it_accepts(name: str) -> None:
+    """Those that take URLs also take settings of their stores."""
+    command = COMMANDS[name]
+    words = shlex.split(" ".join(command.help.strip().split("\n\n")[-1].split()))
+    assert words[:3] == ["Example:", "shardio", name]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("-")} <= known
+    assert ("--storage-option" in known) == (name not in ("tile", "untile"))
+    caching = {"--cache", "--cache-size", "--cache-shared"}
+    assert known & caching == (caching if name in ("bench", "check", "train") else set())
+
+
+COMMAND_MODULES = {f"shardio.cli.{name.replace('-', '_')}" for name in COMMANDS}
+
+
+FOR_TERMINALS_OR_PIXELS = {"torch", "matplotlib", "rich", "PIL", "cv2", "simplejpeg", "shardio.images.kernel"}
+"""Copying files needs none of these, unless it shows a bar on a terminal."""
+
+
+LOAD_EACH_COMMAND = """
+import os, sys, typer, numpy
+from shardio.cli.main import app
+commands = typer.main.get_command(app).commands
+for name in commands:
+    if os.fork() == 0:
+        commands[name]
+        print(name, *sys.modules, flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def run_code(code: str, *arguments: object) -> list[str]:
+    """Run code in a new process; return the lines that it prints."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def modules_after_command(*arguments: object) -> set[str]:
+    """Return the modules that a new process has loaded after a command."""
+    code = (
+        "import sys\nfrom shardio.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\nprint(*sys.modules)"
+    )
+    return set(run_code(code, *arguments)[-1].split())
+
+
+@pytest.mark.slow
+def test_a_command_imports_only_what_it_needs(packed: Path, tmp_path: Path) -> None:
+    loaded = {name: set(modules) for name, *modules in map(str.split, run_code(LOAD_EACH_COMMAND))}
+    assert list(loaded) == list(COMMANDS)
+    for name, modules in loaded.items():
+        assert modules & COMMAND_MODULES == {f"shardio.cli.{name.replace('-', '_')}"}
+        assert not modules & {"torch", "matplotlib", "rich"}, name
+    assert not modules_after_command("--version") & {*COMMAND_MODULES, "numpy", "rich"}
+    write_images(tmp_path / "in", classes=1, per_class=2, width=8, height=8)
+    modules = modules_after_command("pack", tmp_path / "in", tmp_path / "out", "--no-check")
+    assert not modules & {*FOR_TERMINALS_OR_PIXELS, "multiprocessing.connection", "shardio.packing.on_ray"}
+    decoders = {"simplejpeg", "shardio.decoding"}
+    assert not modules_after_command("verify", packed) & decoders
+    assert modules_after_command("verify", packed, "--deep") >= decoders
+    worker = run_code("import sys, shardio.packing.executors; print(*sys.modules)")[0].split()
+    assert not {*worker} & {*FOR_TERMINALS_OR_PIXELS, "typer", "pydantic", "filelock", "shardio.packing.packer"}
+
+
+def test_unknown_commands_and_options_are_usage_errors(tmp_path: Path) -> None:
+    for words, message in (
+        (["pakc"], "No such command 'pakc'. Did you mean 'pack'?"),
+        (["xyz"], "No such command 'xyz'."),
+        (["info"], "Missing argument"),
+        (["info", "a", "b"], "unexpected extra argument"),
+        (["info", "a", "--no-such-option"], "No such option"),
+    ):
+        error = usage_error(*words)
+        assert message in error
+        assert "Usage" in error
+
+
+def test_the_help_lists_each_command_once_in_its_panel() -> None:
+    lines = [line.strip("│╭─╮ ") for line in CliRunner().invoke(app, ["--help"]).stdout.splitlines()]
+    found = [line.split()[0] for line in lines if line and (line in PANELS or line.split()[0] in COMMANDS)]
+    assert found == [word for panel, names in PANELS.items() for word in (panel.split()[0], *names)]
+
+
+CLEAR = "\x1b[2J\x1b]0;title\x07\x9b1m\x7f"
+"""Clears the screen of a terminal and sets its title."""
+
+
+def assert_harmless(output: str, shown: str) -> None:
+    assert all(character.isprintable() or character == "\n" for character in output)
+    assert shown in output
+
+
+def test_printable_text_is_unchanged() -> None:
+    assert printable("größe 写真 👩‍🔬\t\n", keep="\t\n") == "größe 写真 👩‍🔬\t\n"
+    assert printable(f"a{CLEAR}\n\u202eb") == "a\\x1b[2J\\x1b]0;title\\x07\\x9b1m\\x7f\\n\\u202eb"
+
+
+def test_control_characters_of_names_are_escaped(tmp_path: Path) -> None:
+    write_tar(tmp_path / "x.tar", [("a.jpg", encode(0)), (f"a.{CLEAR}", b"1")])
+    shards = open_table(tmp_path / "x.tar").manifest.shards
+    manifest = Manifest(shards=shards, fields=(CLEAR,), classes=(f"cat{CLEAR}", "a\nb"))
+    write_manifest(parse_location(tmp_path / "shardio.json"), manifest)
+    output = run("info", tmp_path).output
+    assert_harmless(output, "cat\\x1b[2J\\x1b]0;title\\x07\\x9b1m\\x7f, a\\nb")
+    assert output.count("fields") == 1
+    write_images(tmp_path / "in", classes=1, per_class=1, width=8, height=8)
+    (tmp_path / "in" / "class-0" / f"notes{CLEAR}\n.txt").write_text("no image")
+    assert_harmless(run("pack", tmp_path / "in", tmp_path / "out").output, "notes\\x1b[2J")
+    write_tar(tmp_path / "x.tar", [(f"a{CLEAR}.jpg", b"1"), (f"a{CLEAR}.jpg", b"2")])
+    done = run_main("info", tmp_path / "x.tar")
+    assert done.code == 1
+    assert_harmless(done.stderr, "error: ")
+
+
+def test_an_empty_argument_is_not_the_working_directory(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(packed)
+    error = "error: an argument is empty: check that the shell variables in the command are set\n"
+    assert run_main("info", "") == (2, "", error)
+
+
+@pytest.mark.slow
+def test_a_pack_without_standard_streams_packs_the_same(tmp_path: Path) -> None:
+    """A file that got the descriptor of a closed stream would also receive the output to that stream."""
+    write_images(tmp_path / "in", classes=1, per_class=2, width=8, height=8)
+    (tmp_path / "in" / "class-0" / "notes.txt").write_text("named in the summary")
+    shardio.pack(tmp_path / "in", tmp_path / "expected")
+    command = shlex.join([sys.executable, "-m", "shardio", "pack", str(tmp_path / "in"), str(tmp_path / "out")])
+    assert subprocess.run(["sh", "-c", f"{command} <&- >&- 2>&-"], check=False).returncode == 0
+    assert read_files(tmp_path / "out") == read_files(tmp_path / "expected")
+
+
+@pytest.mark.slow
+def test_shardios_warnings_are_shown_without_their_location(tmp_path: Path) -> None:
+    write_images(tmp_path / "in", classes=1, per_class=1, width=8, height=8)
+    (tmp_path / "in" / "class-0" / "a.heic").touch()
+    done = run_python("-m", "shardio", "bench", tmp_path / "in", "--num-workers", "0", "--json")
+    assert done.returncode == 0
+    assert done.stderr.startswith(f"warning: {tmp_path}/in: left out images in other formats (1 .heic): ")
+    assert done.stderr.count("\n") == 1
+
+
+NAMES = ["Müller/größe.jpg", "Müller/b.jpg", "日本/写真.jpg", "日本/x.jpg", "plain/a.jpg", "plain/ü.jpg", "plain/é.txt"]
+
+
+C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+PROGRAM = """
+import sys
+from shardio.cli.main import main
+assert sys.getfilesystemencoding() == "ascii" and sys.stdout.encoding == "ascii", sys.getfilesystemencoding()
+for command in (
+    "pack Bilder übung", "pack Bilder übung", "info übung",
+    "bench übung --num-workers 1", "bench Bilder --num-workers 0"
+):
+    sys.argv = ["shardio", *command.encode().decode("ascii", "surrogateescape").split()]
+    print("$", *sys.argv[1:], flush=True)
+    try:
+        main()
+    except SystemExit as end:
+        print("ended", end.code, flush=True)
+import shardio
+folder = shardio.ImageFolder("Bilder")  # In a script, names are plain text.
+shards = shardio.ShardMapDataset("übung", fields=("image", "key", "label"), classes=folder)
+packed = shardio.pack("Bilder", "weitere/übung")
+assert len(shardio.ShardDataset("weitere/übung/shard-{000000..000000}.tar")) == 6
+print(ascii([folder.digest, folder.classes, shards.classes, sorted(shards[n][1:] for n in range(6))]))
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("locales")
+    for i, name in enumerate(NAMES):
+        (root / "Bilder" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "Bilder" / name).write_bytes(encode(i))
+    return root
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS names files in UTF-8 under every locale")
+@pytest.mark.slow
+def test_the_c_locale_changes_nothing(root: Path) -> None:
+    environment = {**os.environ, **C_LOCALE}
+    (root / "commands.py").write_text(PROGRAM, encoding="utf-8")
+    command = [sys.executable, "commands.py"]
+    found = subprocess.run(command, cwd=root, env=environment, check=False, capture_output=True, timeout=300)
+    output, errors = found.stdout.decode(), found.stderr.decode()  # All of it is UTF-8.
+    assert found.returncode == 0, errors
+    _, packed, refused, info, of_shards, of_folder = output.split("$ ")
+    assert packed.startswith("pack Bilder übung\npacked 6 samples of 3 classes")
+    assert packed.endswith("ended 0\n")
+    assert "ignored (not part of any sample):\n  Bilder/plain/é.txt" in errors
+    assert refused.endswith("ended 1\n")
+    assert "übung already holds a packed dataset" in errors
+    assert "classes  3: Müller, plain, 日本" in info
+    assert "6 samples in 1 batch" in of_shards
+    assert "6 samples in 1 batch" in of_folder
+    assert "Traceback" not in errors
+
+    folder = shardio.ImageFolder(root / "Bilder")
+    shardio.pack(root / "Bilder", root / "expected")
+    assert read_files(root / "übung") == read_files(root / "weitere" / "übung") == read_files(root / "expected")
+    expected = shardio.ShardMapDataset(root / "expected", fields=("key", "label"))
+    samples = sorted(expected[index] for index in range(6))
+    assert output.splitlines()[-1] == ascii([folder.digest, folder.classes, folder.classes, samples])
+    assert folder.classes == ["Müller", "plain", "日本"]
+
+
+@pytest.mark.slow
+def test_a_name_that_is_not_utf8_is_printed_as_its_bytes(tmp_path: Path) -> None:
+    """In UTF-8 mode, Python's standard output refuses surrogate escapes by default."""
+    (tmp_path / "in" / "c").mkdir(parents=True)
+    (tmp_path / "in" / "c" / "a.jpg").write_bytes(encode(1))
+    odd = os.fsdecode(b"gr\xfc\xdfe.txt")
+    try:
+        (tmp_path / "in" / "c" / odd).write_text("Latin-1")
+    except OSError:
+        return  # macOS has no such names.
+    command = [sys.executable, "-X", "utf8", "-m", "shardio", "pack", str(tmp_path / "in"), str(tmp_path / "out")]
+    done = subprocess.run(command, check=False, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert b"in/c/gr\xfc\xdfe.txt\n" in done.stderr
+    assert json.loads((tmp_path / "out" / "shardio.json").read_text())["classes"] == ["c"]
+
+
+class Terminal(io.StringIO):
+    """Standard error of a terminal, in memory."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_reports_of_all_threads_add_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(terminal, "LINE_EVERY_S", 0.0)
+    with ProgressReporter("verifying", "shards") as reporter, ThreadPoolExecutor(4) as pool:
+        reporter.start(100)
+        list(pool.map(lambda number: reporter.advance(1, 2000 * number, 3), range(100)))
+    assert (reporter.num_done, reporter.num_bytes, reporter.num_samples) == (100, 2000 * 4950, 300)
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert captured.out == ""
+    assert len(lines) == 100
+    assert all(
+        re.fullmatch(r"verifying: \d+ of 100 shards, .+ shards/s, .+/s, about \d+ s left", line) for line in lines[1:]
+    )
+    assert lines[-1].startswith("verifying: 100 of 100 shards")
+    assert lines[-1].endswith("about 0 s left")
+
+
+def test_work_that_ends_early_shows_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressReporter("hashing", "images") as reporter:
+        reporter.start(2)
+        reporter.advance(2)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_shows_a_bar_and_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(terminal, "LINE_EVERY_S", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    with ProgressReporter("packing") as reporter:
+        reporter.start(20, 10_000)
+        reporter.advance(20, 10_000)
+    assert "packing" in screen.getvalue()
+    assert "20/20" in screen.getvalue()
+    assert "about" not in screen.getvalue()
+
+
+def test_no_bar_remains_after_an_empty_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with ProgressReporter("hashing", "images") as reporter:
+        reporter.start(0)
+    assert terminal.getvalue() == ""

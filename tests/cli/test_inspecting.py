@@ -1,0 +1,362 @@
+"""``shardio info``, ``ls``, ``cat``, ``extract``, ``order`` and ``doctor``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tarfile
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import shardio
+from shardio import ShardWriter
+from shardio.cli import look
+from shardio.images.kernel import finding
+from shardio.shards import open_table
+from shardio.transforms import Resize
+from shardio.values import format_bytes
+from tests.cli.commands import error_of, run, run_main, usage_error
+from tests.faults.proxy import FaultProxy, Script
+from tests.files import read_files
+from tests.servers.fixtures import seaweedfs_server
+from tests.servers.server import Server
+from tests.sources import write_images, write_mixed
+from tests.storage.uploading import upload
+from tests.tars import read_members, write_tar
+
+__all__ = ["seaweedfs_server"]
+
+
+BY_KERNEL = "by the kernel (by libjpeg-turbo if a crop has more than a million pixels, or without a crop)"
+
+
+def rows_of(source: Path) -> dict[str, str]:
+    """Return the rows that info shows."""
+    return dict(line.split(maxsplit=1) for line in run("info", source).stdout.splitlines())
+
+
+def json_of(source: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(run("info", source, "--json").stdout)
+    return values
+
+
+def test_info_shows_what_a_dataset_contains(images: Path, packed: Path, tmp_path: Path) -> None:
+    rows = rows_of(packed)
+    assert rows["samples"] == "21"
+    assert rows["shards"] == "5, 1 to 5 samples each"
+    assert rows["classes"] == "3: class-0, class-1, class-2"
+    assert rows["fields"] == "cls, jpg"
+    assert rows["digest"] == open_table(packed).manifest.digest
+    assert "max_shard_samples 5" in rows["packed"]
+    assert rows["size"].endswith(" per sample")
+    assert rows["decoders"] == f"21 {BY_KERNEL}"
+    assert rows_of(packed / "shardio.json") == rows
+    shardio.pack(images, tmp_path, max_shard_samples=7)
+    assert rows_of(tmp_path)["shards"] == "3, 7 samples each"
+
+
+def test_json_contains_everything(packed: Path) -> None:
+    assert json_of(packed) == {
+        "samples": 21,
+        "shards": 5,
+        "classes": ["class-0", "class-1", "class-2"],
+        "fields": ["cls", "jpg"],
+        "bytes": sum(path.stat().st_size for path in packed.glob("*.tar")),
+        "samples_per_shard": {"min": 1, "mean": 4.2, "max": 5},
+        "digest": open_table(packed).manifest.digest,
+        "tiled": 0,
+        "decoded": {
+            "samples": 21,
+            "kernel": 21,
+            "libjpeg": 0,
+            "pillow": 0,
+            "unreadable": 0,
+            "clipped": {},
+            "reasons": {"libjpeg": {}, "pillow": {}},
+            "no_kernel": None,
+        },
+        "format": 1,
+        "pack": json.loads((packed / "shardio.json").read_bytes())["pack"],
+    }
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("mixed")
+    write_mixed(root / "images")
+    shardio.pack(root / "images", root / "shards", max_shard_samples=5)
+    return root / "shards"
+
+
+def decoded(source: Path) -> str:
+    return rows_of(source)["decoders"]
+
+
+def test_info_shows_the_decoders_that_the_loader_will_use(mixed: Path) -> None:
+    """A loader that crops or resizes: whole images are left to libjpeg-turbo."""
+    by_others = "2 by libjpeg-turbo (2 × progressive); 3 by Pillow (2 × PNG, 1 × 4 components)"
+    assert decoded(mixed) == f"7 {BY_KERNEL}; {by_others}"
+    found = json_of(mixed)["decoded"]
+    counts = {name: found[name] for name in ("kernel", "libjpeg", "pillow")}
+    assert (found["samples"], counts, found["unreadable"]) == (12, {"kernel": 7, "libjpeg": 2, "pillow": 3}, 0)
+    assert found["reasons"] == {"libjpeg": {"progressive": 2}, "pillow": {"PNG": 2, "4 components": 1}}
+    loader = shardio.DataLoader(shardio.ShardDataset(mixed, transform=Resize((20, 20))), batch_size=4, num_workers=0)
+    list(loader)
+    assert loader.stats().num_images_by_decoder == counts
+
+
+@pytest.mark.parametrize(
+    ("missing", "why"),
+    [("numba", "shardio was built without it for this processor"), (None, "it is n")],
+)
+def test_libjpeg_replaces_the_kernel(
+    mixed: Path, missing: str | None, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finding, "load_functions", lambda: None)
+    monkeypatch.setattr(finding, "_finder", finding._Finder())
+    if missing:
+        monkeypatch.setitem(sys.modules, missing, None)
+    by_libjpeg = "9 by libjpeg-turbo (7 × no kernel, 2 × progressive)"
+    expected = f"{by_libjpeg}; 3 by Pillow (2 × PNG, 1 × 4 components); no kernel because "
+    assert decoded(mixed).startswith(expected + why)
+
+
+@pytest.mark.parametrize("num_samples", [1, 5, 11])
+def test_a_few_of_many_samples_are_examined(mixed: Path, num_samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look, "MAX_SAMPLES", num_samples)
+    assert decoded(mixed).startswith(f"of {num_samples} evenly spaced sample{'s' * (num_samples > 1)}, ")
+    found = json_of(mixed)["decoded"]
+    assert found["samples"] == num_samples
+    assert sum(found[name] for name in ("kernel", "libjpeg", "pillow", "unreadable")) == num_samples
+
+
+def test_info_of_foreign_tars_and_of_files_that_are_not_images(tmp_path: Path) -> None:
+    write_tar(tmp_path / "x.tar", [("a.jpg", b"1"), ("b.jpg", b""), ("c.png", b"\xff\xd8\xff"), ("d.cls", b"0")])
+    for source in (tmp_path, tmp_path / "x.tar"):
+        rows = rows_of(source)
+        assert (rows["samples"], rows["packed"], rows["classes"]) == ("4", "unknown: there is no manifest", "0")
+        assert rows["decoders"] == "3 unreadable"
+    write_tar(tmp_path / "y.tar", [("a.cls", b"0")])
+    assert decoded(tmp_path / "y.tar") == "no images"
+
+
+def test_a_manifest_without_its_shards_provides_the_other_rows(mixed: Path, tmp_path: Path) -> None:
+    (tmp_path / "shardio.json").write_bytes((mixed / "shardio.json").read_bytes())
+    assert decoded(tmp_path).startswith("unknown: ")
+    assert json_of(tmp_path)["decoded"] is None
+
+
+def test_many_classes_are_abbreviated(tmp_path: Path) -> None:
+    write_images(tmp_path / "in", classes=10, per_class=1)
+    shardio.pack(tmp_path / "in", tmp_path / "out")
+    assert rows_of(tmp_path / "out")["classes"] == f"10: {', '.join(f'class-{i}' for i in range(8))}, …"
+    assert len(json_of(tmp_path / "out")["classes"]) == 10
+
+
+def test_a_source_that_is_not_a_dataset_is_an_error_of_one_line(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name in ("nothing", "nothing.tar", "nothing.json", "empty"):
+        assert str(tmp_path / name) in error_of("info", tmp_path / name)
+    (tmp_path / "shardio.json").write_bytes(b"{")
+    assert error_of("info", tmp_path).startswith(f"error: the manifest {tmp_path}/shardio.json cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (3 * 2**30, "3 GiB"), (2**41, "2 TiB")],
+)
+def test_sizes_are_shown_in_binary_units(num_bytes: int, text: str) -> None:
+    assert format_bytes(num_bytes) == text
+
+
+@pytest.fixture
+def tar(tmp_path: Path) -> Path:
+    path = tmp_path / "in" / "a.tar"
+    path.parent.mkdir()
+    write_tar(path, [("a/1.jpg", b"\xff\x00\n"), ("a/1.cls", b"7"), ("a/2.txt", b"two"), ("b.seg.png", b"")])
+    return path
+
+
+def test_ls_prints_the_keys_in_the_order_of_the_tars(packed: Path, tmp_path: Path) -> None:
+    members = [name for path in sorted(packed.glob("*.tar")) for name, _ in read_members(path)]
+    keys = list(dict.fromkeys(name.partition(".")[0] for name in members))
+    for options, expected in ((), keys), (("--limit", 7), keys[:7]), (("--limit", 0), []):
+        assert run("ls", packed, *options).stdout.splitlines() == expected
+    write_tar(tmp_path / "a.tar", [("a\x1b[2J\n.txt", b"")])
+    assert run("ls", tmp_path).stdout == "a\\x1b[2J\\n\n"
+
+
+def test_ls_prints_fields_with_sizes(tar: Path) -> None:
+    assert run("ls", tar, "--fields").stdout == "a/1\tcls 1\tjpg 3\na/2\ttxt 3\nb\tseg.png 0\n"
+    lines = [json.loads(line) for line in run("ls", tar, "--json").stdout.splitlines()]
+    with tarfile.open(tar) as opened:
+        offsets = {member.name: member.offset_data for member in opened}
+    assert [line["key"] for line in lines] == ["a/1", "a/2", "b"]
+    assert {line["shard"] for line in lines} == {"a.tar"}
+    found = {f"{line['key']}.{field}": at["offset"] for line in lines for field, at in line["fields"].items()}
+    assert found == offsets
+
+
+def test_cat_writes_the_bytes_of_a_field(tar: Path) -> None:
+    assert run("cat", tar, "a/1", "--field", "jpg").stdout_bytes == b"\xff\x00\n"
+    assert run("cat", tar, "a/2").stdout_bytes == b"two"
+    assert run("cat", tar, "b").stdout_bytes == b""
+    for arguments, error in (
+        (["a/1"], "sample a/1 has several fields: choose one with --field: cls, jpg"),
+        (["a/1", "--field", "png"], "has no field 'png': choose one with --field: cls, jpg"),
+        (["x"], "no sample has the key 'x'"),
+    ):
+        assert error in run("cat", tar, *arguments, code=1).stderr
+
+
+def test_extract_writes_what_tarfile_extracts(tar: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert "wrote 4 files, 7 B" in run("extract", tar, "a/1", "a/2", "b", "b", out).stdout
+    found = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert found == dict(read_members(tar))
+
+
+def test_existing_files_are_refused_unless_wanted(tar: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "b.seg.png").write_bytes(b"mine")
+    done = run("extract", tar, "a/1", "b", out, code=1)
+    assert "b.seg.png exists: pass --overwrite" in done.stderr
+    assert read_files(out) == {"b.seg.png": b"mine"}
+    run("extract", tar, "b", out, "--overwrite")
+    assert read_files(out) == {"b.seg.png": b""}
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("/etc/x", "is an absolute path"),
+        ("\\\\server\\x", "is an absolute path"),
+        ("../x", "contains '..'"),
+        ("a/../../x", "contains '..'"),
+        ("a\\..\\x", "contains '..'"),
+        ("C:x", "starts with a drive"),
+        ("c:/x", "starts with a drive"),
+    ],
+)
+def test_keys_that_lead_outside_are_refused(tmp_path: Path, key: str, why: str) -> None:
+    """WebDataset reads such a tar, too: what a key contains matters only when files are named after it."""
+    (tmp_path / "in").mkdir()
+    write_tar(tmp_path / "in" / "a.tar", [(f"{key}.txt", b"")])
+    out = tmp_path / "deep" / "out"
+    keys = run("ls", tmp_path / "in").stdout.splitlines()
+    done = run("extract", tmp_path / "in", "--", key, out, code=1)
+    assert why in done.stderr or not keys  # A key of dots alone has no base name.
+    assert not out.parent.exists()
+
+
+@pytest.mark.parametrize("at", ["a", "a/1.jpg"])
+def test_symbolic_links_on_the_way_are_refused(tar: Path, tmp_path: Path, at: str) -> None:
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (out / at).parent.mkdir(parents=True)
+    (out / at).symlink_to(elsewhere if at == "a" else elsewhere / "1.jpg")
+    done = run("extract", tar, "a/1", out, "--overwrite", code=1)
+    assert f"{out / at} is a symbolic link" in done.stderr
+    assert not list(elsewhere.iterdir())
+
+
+def test_samples_whose_files_are_in_the_way_of_each_other_are_refused(tar: Path, tmp_path: Path) -> None:
+    out, members = tmp_path / "out", [("x.txt", b""), ("x.txt/y.txt", b""), ("a//b.txt", b"1"), ("a/b.txt", b"2")]
+    write_tar(tmp_path / "a.tar", members)
+    for source, keys, error in (
+        (tmp_path / "a.tar", ["x.txt/y", "x"], "would be the file of sample 'x' and a directory"),
+        (tmp_path / "a.tar", ["a//b", "a/b"], "would be written to the same file"),
+        (tar, ["b", "x"], "no sample has the key 'x'"),
+    ):
+        assert error in run("extract", source, *keys, out, code=1).stderr
+        assert not out.exists()
+    out.mkdir()
+    (out / "x.txt").write_bytes(b"")
+    error = run("extract", tmp_path / "a.tar", "x.txt/y", out, code=1).stderr
+    assert "is a file, but sample 'x.txt/y' needs a directory there" in error
+
+
+def rows(*arguments: object) -> dict[str, str]:
+    """Return the rows that order shows. Names take up 11 columns."""
+    return {line[:11].strip(): line[12:] for line in run("order", *arguments).stdout.splitlines()}
+
+
+def test_order_prints_the_settings_and_the_measurements(packed: Path) -> None:
+    found = rows(packed)
+    assert found["epoch"] == "0, seed 0: 21 samples in 5 shards"
+    assert (found["lanes"], found["window"]) == ("1", "21 samples")
+    assert found["read by"] == "1 rank, batches of 256"
+    assert found["moved by"].endswith("of the epoch on average (ideal 0.333)")
+    assert found["neighbours"].endswith("of the epoch apart (ideal 0.333)")
+    # One batch has all 21 samples, so its probability is the ideal one.
+    probability, ideal = (found["same shard"].split()[i] for i in (1, -1))
+    assert f"{probability})" == ideal
+    assert found["shards open"].endswith(", 5 at most")
+    assert found["bytes read"].startswith("1.00 times")
+
+
+def test_options_change_the_order(packed: Path) -> None:
+    options = ("--lanes", 2, "--window", 3, "--world-size", 2, "--batch-size", 4)
+    found = rows(packed, *options, "--seed", 5, "--epoch", 7)
+    assert found["epoch"] == "7, seed 5: 21 samples in 5 shards"
+    assert (found["lanes"], found["window"]) == ("2", "3 samples")
+    assert found["read by"] == "2 ranks, batches of 4"
+    assert found != rows(packed, *options)
+    assert rows(packed, "--world-size", 50)["shards open"] == "1.0 per rank on average, 1 at most"
+    for name, value in (("--lanes", 0), ("--window", -1), ("--world-size", 0), ("--epoch", -1)):
+        assert name in usage_error("order", packed, name, value)
+
+
+def test_the_plot_is_a_png(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, missing = tmp_path / "order.png", tmp_path / "missing" / "order.png"
+    rows(packed, "--plot", path)
+    with Image.open(path) as picture:
+        assert picture.format == "PNG"
+        pixels = np.asarray(picture.convert("RGB"))
+    # There are points of the lane's colour, not only axes and text.
+    assert np.ptp(pixels.astype(int), axis=2).max() > 50
+    assert "must end in .png" in usage_error("order", packed, "--plot", tmp_path / "order.jpg")
+    done = run_main("order", packed, "--plot", missing)
+    assert (done.code, done.stderr) == (1, f"error: {missing}: No such file or directory\n")
+    assert [each.name for each in tmp_path.iterdir()] == ["order.png"]
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    error = "error: --plot needs matplotlib: pip install matplotlib\n"
+    assert error_of("order", packed, "--plot", path) == error
+    assert rows(packed)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, content = tmp_path_factory.mktemp("doctor") / "measured", np.random.default_rng(0)
+    with ShardWriter(folder, max_shard_samples=10) as writer:
+        for number in range(30):
+            writer.write({"__key__": str(number), "bin": content.bytes(50_000)})
+    return folder
+
+
+@pytest.mark.slow
+def test_latency_and_bandwidth_are_those_of_the_store(seaweedfs_server: Server, measured: Path) -> None:
+    url = str(upload(measured, f"{seaweedfs_server.url}/{uuid.uuid4().hex}", seaweedfs_server.options))
+    script = Script(latency_s=0.05, connection_bytes_per_s=2e6)
+    with FaultProxy(seaweedfs_server.host, seaweedfs_server.port, script) as proxy:
+        options = seaweedfs_server.behind(proxy.host, proxy.port).options
+        arguments = [f"--storage-option={name}={value}" for name, value in options.items()]
+        found = json.loads(run("doctor", url, "--seconds", 0.3, "--json", *arguments).stdout)
+    assert found["latency_s"] >= 0.05
+    assert found["bytes_per_s"]["1"] <= 2.2e6, "one connection is limited"
+    assert found["bytes_per_s"]["16"] > 4 * found["bytes_per_s"]["1"], "several are not"
+    assert found["saturated_by"] > 2
+    assert found["samples_per_s"] == pytest.approx(max(found["bytes_per_s"].values()) / found["bytes_per_sample"])
+
+
+@pytest.mark.parametrize(("rate", "verdict"), [(1, "fast enough"), (1e9, "too slow: cache the data")])
+def test_it_says_whether_the_store_is_fast_enough(measured: Path, rate: float, verdict: str) -> None:
+    output = run("doctor", measured, "--seconds", 0.05, "--rate", rate).stdout
+    assert verdict in output
+    assert "ms for one byte" in output

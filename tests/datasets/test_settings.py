@@ -1,0 +1,409 @@
+"""Settings, class names, indices and overrides: what is passed and defined counts, however the samples are read."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+from torch.utils.data import ConcatDataset, DataLoader as TorchLoader, Dataset, Subset, default_collate
+
+import shardio
+from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset
+from shardio.decoding.codecs import choose_decoder
+from shardio.sample import count_classes, warn_of_other_classes
+from shardio.train import TrainConfig, train
+from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
+from tests.sources import encode, write_images
+
+OF_ORDERS = {"seed": 7, "shuffle": True, "lanes": 2, "window": 5, "rank": 1, "world_size": 3}
+
+OF_DATASETS: dict[str, Any] = {
+    "fields": ("image", "key"),
+    "decode": "pil",
+    "orientation": "apply",
+    "max_pixels": 5000,
+    "trusted": True,
+}
+
+
+def make_all(packed: Path, images: Path) -> list[tuple[Any, dict[str, Any]]]:
+    of_folder = {name: OF_DATASETS[name] for name in ("decode", "orientation", "max_pixels")}
+    of_map = {name: value for name, value in OF_DATASETS.items() if name != "max_pixels"}
+    dataset = ShardMapDataset(packed)
+    order: dict[str, Any] = {**OF_ORDERS}
+    return [
+        (ShardDataset(packed, verify="off", **order, **OF_DATASETS), {"verify": "off", **order, **OF_DATASETS}),
+        (ShardMapDataset(packed, **of_map), of_map),
+        (ImageFolder(images, **of_folder), of_folder),
+        (EpochSampler(dataset, **order), order),
+    ]
+
+
+def test_fixed_settings_can_be_read_and_copied_and_not_set(packed: Path, images: Path) -> None:
+    for subject, settings in make_all(packed, images):
+        for other in (copy.copy(subject), pickle.loads(pickle.dumps(subject))):
+            assert {name: getattr(other, name) for name in settings} == settings
+        for name, value in settings.items():
+            assert getattr(subject, name) == value
+            with pytest.raises(AttributeError, match=r"no setter|can't set"):
+                setattr(subject, name, value)
+    datasets: list[Any] = [ShardDataset(packed), ShardMapDataset(packed), ImageFolder(images)]
+    for dataset in datasets:
+        with pytest.raises(AttributeError, match=r"no setter|can't set"):
+            dataset.target_transform = int
+
+
+@pytest.mark.parametrize("flag", ["False", "", 2, None, 0.0, [], np.array([True, False])], ids=repr)
+def test_a_flag_is_not_a_string(packed: Path, flag: Any) -> None:
+    dataset = ShardMapDataset(packed)
+    no_flag: Any = [] if flag is None else flag  # In loaders None leaves it open.
+    for name, make in (
+        ("shuffle", lambda: ShardDataset(packed, shuffle=flag)),
+        ("shuffle", lambda: EpochSampler(dataset, shuffle=flag)),
+        ("shuffle", lambda: DataLoader(dataset, shuffle=no_flag)),
+        ("drop_last", lambda: DataLoader(dataset, drop_last=flag)),
+        ("trusted", lambda: ShardDataset(packed, trusted=flag)),
+    ):
+        with pytest.raises(TypeError, match=f"{name} must be True or False, got"):
+            make()
+
+
+@pytest.mark.parametrize("flag", [True, 1, np.True_, torch.tensor(True)], ids=repr)
+def test_any_librarys_truth_value_becomes_a_bool(packed: Path, flag: Any) -> None:
+    assert ShardDataset(packed, shuffle=flag).shuffle is True
+    assert EpochSampler(range(3), shuffle=flag).state_dict()["order"]["shuffle"] is True
+
+
+NO_INTEGERS: list[Any] = [1.7, 1.0, "3", None, np.float64(2), torch.tensor(1.0), slice(1, 3), [1, 2], np.arange(2)]
+
+
+@pytest.mark.parametrize("index", NO_INTEGERS, ids=repr)
+def test_an_index_that_is_not_an_integer_is_refused(packed: Path, images: Path, index: Any) -> None:
+    dataset = ShardMapDataset(packed, fields="key")
+    takes: list[Callable[[], Any]] = [
+        lambda: dataset[index],
+        lambda: dataset.__getitems__([0, index]),
+        lambda: ImageFolder(images)[index],
+        lambda: list(DataLoader(dataset, batch_size=2, sampler=[0, index])),
+        lambda: list(DataLoader(dataset, batch_sampler=[[0, index]])),
+        lambda: list(DataLoader(Subset(dataset, [0, index]), batch_size=2)),
+        lambda: list(DataLoader(Subset(Subset(dataset, [0, index]), [1]), batch_size=2)),
+        lambda: list(DataLoader(dataset, batch_size=2, sampler=[0, index], worker_init_fn=print)),
+        lambda: list(TorchLoader(dataset, batch_size=2, sampler=[0, index])),
+        lambda: EpochSampler(Subset(dataset, [0, index])),
+    ]
+    for take in takes:
+        with pytest.raises(TypeError, match="index must be an integer, got"):
+            take()
+
+
+@pytest.mark.parametrize("index", [np.int32(5), np.uint8(5), torch.tensor(5), -16, np.int8(-16)], ids=repr)
+def test_any_librarys_integer_is_an_index(packed: Path, index: Any) -> None:
+    dataset = ShardMapDataset(packed, fields="key")
+    key = dataset[5]
+    assert dataset[index] == key
+    for subject, sampler in ((dataset, [index]), (Subset(dataset, [index]), [0])):
+        ((found,),) = DataLoader(subject, sampler=sampler)
+        assert found == key
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int16, np.uint64, np.int64])
+def test_arrays_of_any_width(packed: Path, kind: Any) -> None:
+    dataset = ShardMapDataset(packed, fields="key")
+    numbers = np.array([4, 20, 0], kind)
+    expected = [dataset[number] for number in (4, 20, 0)]
+    for indices in (numbers, torch.from_numpy(numbers)):
+        assert list(next(iter(DataLoader(dataset, batch_sampler=[indices])))) == expected
+        subset = Subset(dataset, indices)  # type: ignore[arg-type]  # users give these
+        assert list(next(iter(DataLoader(subset, batch_size=3)))) == expected
+
+
+def test_huge_integers_are_out_of_range(packed: Path) -> None:
+    for index in (2**63, 2**64 + 1, -(2**70)):
+        with pytest.raises(IndexError, match="is out of range for a dataset of 21 samples"):
+            ShardMapDataset(packed)[index]
+
+
+def test_truth_values_are_not_indices(packed: Path) -> None:
+    dataset = ShardMapDataset(packed)
+    for mask in ([True], [True, False], np.array([True, False]), torch.tensor([True, False])):
+        with pytest.raises(TypeError, match="an index must be an integer, got"):
+            list(DataLoader(dataset, batch_sampler=[mask]))
+
+
+CLASSES = ["ant", "class-2", "class-1", "class-0"]
+KINDS: dict[str, Any] = {"folder": ImageFolder, "shards": ShardDataset, "map": ShardMapDataset}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("classes")
+    write_images(root / "in", classes=3, per_class=4)
+    for path in (root / "in" / "class-1").iterdir():
+        path.unlink()
+    (root / "in" / "class-1").rmdir()
+    shardio.pack(root / "in", root / "out", max_shard_samples=3)
+    return {"folder": root / "in", "shards": root / "out", "map": root / "out"}
+
+
+def read(dataset: Any, **options: Any) -> list[tuple[str, ...]]:
+    """Return what distinguishes the samples, and their labels, in order."""
+    loader = shardio.DataLoader(dataset, batch_size=3, **options)
+    return [
+        (str(each[0].sum().item()), *map(str, (value for value in each[1:])))
+        for images, *others in loader
+        for each in zip(images, *(o.tolist() if isinstance(o, torch.Tensor) else o for o in others), strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [*((kind, {}) for kind in KINDS), ("map", {"num_workers": 1}), ("folder", {"collate_fn": default_collate})],
+)
+def test_labels_follow_the_list_and_nothing_else_changes(
+    sources: dict[str, Path], kind: str, options: dict[str, Any]
+) -> None:
+    plain = KINDS[kind](sources[kind])
+    dataset = KINDS[kind](sources[kind], classes=CLASSES)
+    assert (plain.classes, dataset.classes) == (["class-0", "class-2"], CLASSES)
+    assert dataset.digest == plain.digest
+    number = {"0": "3", "1": "1"}  # By the names that the labels had.
+    assert read(dataset, **options) == [(pixels, number[label]) for pixels, label in read(plain)]
+
+
+def test_a_shuffled_order_stays_and_so_do_the_fields_as_they_are_stored(sources: dict[str, Path]) -> None:
+    options: dict[str, Any] = {"fields": ("image", "key", "label", "cls"), "shuffle": True}
+    plain = read(ShardDataset(sources["shards"], **options))
+    found = read(ShardDataset(sources["shards"], classes=CLASSES, **options))
+    assert [row[:2] for row in found] == [row[:2] for row in plain]
+    assert {row[2:] for row in found} == {("3", "3"), ("1", "1")}
+
+
+def test_another_dataset_may_provide_the_list(sources: dict[str, Path], images: Path) -> None:
+    for whole in (ImageFolder(images), Subset(ImageFolder(images), [0]), shardio.DataLoader(ImageFolder(images))):
+        part = ShardMapDataset(sources["map"], classes=whole)  # type: ignore[arg-type]  # wrappers have it within
+        assert part.classes == ["class-0", "class-1", "class-2"]
+        assert {part[number][1] for number in range(len(part))} == {0, 2}
+    assert ImageFolder(sources["folder"], classes=part).class_to_idx["class-2"] == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_class_that_is_not_in_the_list_is_refused(sources: dict[str, Path], kind: str) -> None:
+    with pytest.raises(
+        ValueError,
+        match=re.escape(f"{sources[kind]} has classes that are not among the given ones (class-0, class-1): class-2."),
+    ):
+        KINDS[kind](sources[kind], classes=["class-0", "class-1"])
+
+
+@pytest.mark.parametrize(
+    ("classes", "error", "words"),
+    [
+        ("class-0", TypeError, "a list of names or a dataset with classes"),
+        (3, TypeError, "a list of names"),
+        ([0, 1], TypeError, "a list of names"),
+        ([], ValueError, "classes is empty"),
+        (["a", "class-0", "a"], ValueError, "must not repeat a name, got a more"),
+    ],
+)
+def test_a_value_that_is_not_a_list_of_names_is_refused(
+    sources: dict[str, Path], classes: Any, error: type[Exception], words: str
+) -> None:
+    for kind, make in KINDS.items():
+        with pytest.raises(error, match=words):
+            make(sources[kind], classes=classes)
+
+
+def test_a_dataset_without_class_names_cannot_follow_any(tmp_path: Path) -> None:
+    (tmp_path / "flat").mkdir()
+    (tmp_path / "flat" / "1.jpg").write_bytes(encode(1))
+    (tmp_path / "flat" / "1.cls").write_text("1")
+    shardio.pack(tmp_path / "flat", tmp_path / "out")
+    with pytest.raises(ValueError, match=r"out has no class names"):
+        ShardDataset(tmp_path / "out", classes=CLASSES)
+
+
+def test_the_error_of_a_stored_label_outside_the_classes_names_the_sample(sources: dict[str, Path]) -> None:
+    decode = choose_decoder("cls", ShardMapDataset(sources["map"], classes=CLASSES).decoder)
+    assert decode is not None
+    for content in (b"2", b"-1"):
+        with pytest.raises(ValueError, match="outside the dataset's 2 classes"):
+            decode(content)
+
+
+def test_datasets_that_disagree_are_warned_of_where_they_are_used_together(
+    sources: dict[str, Path], images: Path
+) -> None:
+    whole = ImageFolder(images, transform=Resize((8, 8)))
+    part = ShardMapDataset(sources["map"], transform=Resize((8, 8)))
+    words = "label 1 is 'class-1' in the ImageFolder with 3 classes and 'class-2' in the ShardMapDataset with 2 classes"
+    with pytest.warns(UserWarning, match=words) as caught:
+        shardio.DataLoader(ConcatDataset([Subset(whole, [0, 1]), part]))
+    assert caught[0].filename == __file__
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 3))
+    config = TrainConfig(epochs=1, precision="fp32", device="cpu")
+    loader = shardio.DataLoader(whole, batch_size=8)
+    with pytest.warns(UserWarning, match=words) as caught:
+        train(model, loader, config, val_loader=shardio.DevicePrefetcher(shardio.DataLoader(part, batch_size=8), "cpu"))
+    assert caught[0].filename == __file__
+
+
+class Unnamed(Dataset[int]):
+    """A user's dataset whose attributes have other meanings than shardio's."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        return self.decoder(index)
+
+    @property
+    def classes(self) -> list[str]:
+        raise NotImplementedError("no names here")  # As a user's property may: the test shows that it means nothing.
+
+    def decoder(self, index: int) -> int:
+        return index
+
+
+def test_attributes_of_datasets_that_are_not_shardios_mean_nothing() -> None:
+    dataset = Unnamed()
+    assert list(shardio.DataLoader(dataset, sampler=shardio.EpochSampler(dataset, shuffle=False))) == [0, 1]
+
+
+def test_datasets_that_agree_are_not_warned_of(sources: dict[str, Path], images: Path) -> None:
+    whole = ImageFolder(images)
+    follows = ImageFolder(sources["folder"], classes=whole)
+    first_only = Subset(ImageFolder(images), [0])
+    unknown = [object(), MagicMock(), [1, 2], Subset([1], [0]), Unnamed()]  # type: ignore[arg-type]  # a list is enough
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_other_classes(whole, follows, first_only, *unknown)
+        shardio.DataLoader(ConcatDataset([whole, follows]))
+    assert caught == []
+
+
+def test_classes_are_counted_in_datasets_and_loaders(images: Path) -> None:
+    dataset = ImageFolder(images)
+    subset: Dataset[Any] = Subset(dataset, [0, 1])
+    for loaded in (dataset, subset, ConcatDataset([subset, dataset]), shardio.DataLoader(subset, 2)):
+        assert count_classes(loaded) == 3
+    assert count_classes([1, 2]) is None
+
+
+class Marked(ShardMapDataset):
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index) + "!"
+
+
+class MarkedInBatches(ShardMapDataset):
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        return [key + "!" for key in super().__getitems__(indices)]
+
+
+class MarkedOneByOne(ShardMapDataset):
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index) + "!"
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+class MarkedAbove(Marked):
+    """Has one method from its base, and overrides the other, which calls the base's."""
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        return list(super().__getitems__(indices))
+
+
+@pytest.mark.parametrize("kind", [Marked, MarkedInBatches, MarkedOneByOne, MarkedAbove])
+def test_an_overridden_method_makes_the_samples_however_they_are_read(
+    packed: Path, kind: type[ShardMapDataset]
+) -> None:
+    plain = ShardMapDataset(packed, fields="key")
+    expected = [plain[number] + "!" for number in range(4)]
+    dataset = kind(packed, fields="key")
+    assert [dataset[number] for number in range(4)] == dataset.__getitems__(range(4)) == expected
+    for subject in (dataset, Subset(dataset, range(21))):
+        loaders: list[Any] = [
+            DataLoader(subject, batch_size=4),
+            DataLoader(subject, batch_size=4, sampler=EpochSampler(subject, shuffle=False)),
+            torch.utils.data.DataLoader(subject, batch_size=4),
+        ]
+        for loader in loaders:
+            assert list(next(iter(loader))) == expected
+
+
+class Inverted(ImageFolder):
+    def __getitem__(self, index: int) -> Any:
+        image, label = super().__getitem__(index)
+        return 255 - image, label
+
+
+def test_in_worker_processes_with_the_crops_of_the_order(images: Path) -> None:
+    crops = []
+    for kind in (ImageFolder, Inverted):
+        dataset = kind(images, transform=RandomResizedCrop(16))
+        loader = DataLoader(dataset, batch_size=21, sampler=EpochSampler(dataset), num_workers=1)
+        ((cropped, _),) = loader
+        assert loader.calls_dataset == (kind is Inverted)
+        crops.append(cropped)
+    assert torch.equal(crops[1], 255 - crops[0])
+
+
+def test_a_bad_sample_is_still_found_among_those_made_one_by_one(images: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(images, tmp_path / "images")
+    dataset = Inverted(root)
+    Path(dataset.samples[3][0]).unlink()
+    with pytest.raises(SampleError) as raised:
+        dataset.__getitems__(range(5))
+    assert raised.value.row == 3
+
+
+class Darkened(RandomHorizontalFlip):
+    def apply(self, image: Any, parameters: Any) -> Any:
+        return super().apply(image, parameters) // 2
+
+
+class Unmirrored(RandomHorizontalFlip):
+    def draw(self, sizes: Any, keys: Any) -> Any:
+        return np.zeros(len(sizes), np.bool_)
+
+
+def test_transforms_that_override_how_they_draw_and_apply(packed: Path) -> None:
+    def load(transform: Any) -> torch.Tensor:
+        dataset = ShardDataset(packed, fields="image", transform=transform)
+        (images,) = DataLoader(dataset, batch_size=21)
+        return torch.as_tensor(images)
+
+    plain = load(None)
+    assert torch.equal(load(Compose([Darkened(p=1)])), plain.flip(-1) // 2)
+    assert torch.equal(load(Unmirrored(p=1)), plain)
+
+
+def test_transforms_cannot_override_what_nothing_calls() -> None:
+    message = r"overrides __call__, but datasets and loaders do not call it.*Override apply\(image, parameters\)"
+    with pytest.raises(TypeError, match=f"Called {message}"):
+
+        class Called(RandomHorizontalFlip):
+            def __call__(self, image: Any) -> Any:
+                return super().__call__(image) // 2
+
+    with pytest.raises(TypeError, match=f"Mixed {message}"):
+        type("Mixed", (torch.nn.Module, RandomHorizontalFlip), {})
+
+    with pytest.raises(TypeError, match=r"Composed overrides __call__.* Move its code to a function in the list"):
+
+        class Composed(Compose):
+            def __call__(self, image: Any) -> Any:
+                return super().__call__(image) // 2

@@ -1,0 +1,74 @@
+"""Real ranks deliver each sample of two epochs once, also resumed: user-defined datasets, Lightning and the Trainer."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from shardio import DataLoader, ShardDataset
+from tests.frameworks.launch import check_epochs, launch, returned
+from tests.torchrun import run_by_torchrun
+
+pytestmark = pytest.mark.slow
+
+EPOCHS = {"distributed": 2, "shares": 2, "accelerate": 2, "accelerate-stateful": 3}
+
+
+def test_user_defined_datasets_on_two_ranks_of_torchrun(tmp_path: Path) -> None:
+    done = run_by_torchrun("tests.frameworks.with_own_datasets:be_rank", tmp_path, num_ranks=2)
+    assert done.returncode == 0, done.stderr
+    for name, num_epochs in EPOCHS.items():
+        check_epochs(tmp_path / name, [f"number {number}" for number in range(24)], num_epochs=num_epochs)
+
+
+def test_lightning_on_one_rank_and_two(packed: Path, tmp_path: Path) -> None:
+    keys = list(ShardDataset(packed, fields="key"))
+    launch("tests.frameworks.with_lightning:run", tmp_path, packed, world_sizes=[2, 1])
+    own = [f"number {number}" for number in range(24)]
+    expected = {"shards": keys, "sampled": keys, "own": own, "in threads": own}
+    for world_size, kind in itertools.product((1, 2), expected):
+        for what in ("training", "resumed", "validation"):
+            check_epochs(tmp_path / str(world_size) / f"{kind}-{what}", expected[kind], world_size=world_size)
+    for world_size in (1, 2):
+        check_epochs(tmp_path / str(world_size) / "shards-reloaded", keys, world_size=world_size)
+        for rank in range(world_size):
+            epochs = json.loads((tmp_path / str(world_size) / f"{rank}.json").read_text())
+            dataset = ShardDataset(packed, fields="key", shuffle=True, rank=rank, world_size=world_size)
+            loader = DataLoader(dataset, batch_size=4)
+            assert epochs == [[key for keys in loader for key in keys] for _ in range(2)]
+
+
+SPLITTERS = {
+    "dispatched": "accelerate.data_loader.DataLoaderDispatcher",
+    "shared": "accelerate.data_loader.IterableDatasetShard",
+    "by hand": "transformers.trainer_pt_utils.IterableDatasetShard",
+}
+
+
+@pytest.mark.skipif(
+    torch.__version__ < "2.7", reason="torch 2.6 cannot load to cpu:0, as the Trainer does on two ranks"
+)
+def test_the_trainer_on_one_rank_and_two_delivers_or_fails(packed: Path, tmp_path: Path) -> None:
+    keys = ShardDataset(packed, fields="key")
+    numbers = [int(key.removeprefix("class-").replace("/name-", "")) for key in keys]  # What the model receives.
+    launch("tests.frameworks.with_transformers:run", tmp_path, packed, world_sizes=[2, 1])
+    for world_size, kind in itertools.product((1, 2), ("shards", "sampled")):
+        for what in ("training", "resumed"):
+            check_epochs(tmp_path / str(world_size) / kind / what, numbers, world_size=world_size)
+    # Its own loader splits a map-style dataset over two ranks and fills the last batches. It must not split shards.
+    for name in ("map-style", "not-split"):
+        check_epochs(tmp_path / "2" / name / "training", numbers, num_repeats=3)
+    for rank in returned(tmp_path, 2):
+        for name, splitter in SPLITTERS.items():
+            assert f"{splitter} splits the samples over 2 processes" in rank[name]
+            assert "Pass the framework a shardio.DataLoader" in rank[name]
+    # On one rank, its own loader is correct.
+    for name in ("dispatched", "shared", "map-style", "not-split"):
+        check_epochs(tmp_path / "1" / name / "training", numbers, world_size=1)
+    # Skipping batches without the loader's state is an error.
+    for rank in (*returned(tmp_path, 1), *returned(tmp_path, 2)):
+        assert "instead of using skip_first_batches()" in rank["skipped"]

@@ -1,0 +1,422 @@
+"""Worker processes and their fork servers: when they start, serve again and end, and which changes replace them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Subset
+
+from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
+from shardio.loader import failures
+from shardio.loader.arguments import OwnArguments
+from shardio.loader.executors.choice import find_settings
+from shardio.loader.processes.fork_server import end_kept
+from shardio.train import Callback, TrainConfig, train
+from shardio.transforms import CenterCrop, Compose, RandomResizedCrop
+from tests.buffers import (
+    assert_same,
+    find_fork_servers,
+    find_worker_processes,
+    has_ended,
+    make_loader,
+    make_oracle,
+    wait_until,
+)
+from tests.processes import run_python
+
+pytestmark = pytest.mark.usefixtures("no_process_of_other_tests")
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_worker_processes_that_were_started_make_the_next_epoch(pictures: Path, persistent: bool) -> None:
+    loader = make_loader(pictures, num_workers=2, persistent_workers=persistent)
+    loader.start_workers()
+    loader.start_workers()
+    wait_until(lambda: len(find_worker_processes()) == 2)
+    started, iterator = find_worker_processes(), iter(loader)
+    got = list(islice(iterator, 1))
+    assert find_worker_processes() == started
+    got += iterator
+    oracle = make_oracle(pictures)
+    assert_same(got, list(oracle))
+    assert find_worker_processes() == (started if persistent else set())
+    assert_same(list(loader), list(oracle))
+
+
+def test_an_epoch_in_progress_keeps_its_worker_processes(pictures: Path) -> None:
+    loader, oracle = make_loader(pictures), make_oracle(pictures)
+    iterator = iter(loader)
+    got = [next(iterator)]
+    loader.start_workers()
+    other = iter(loader)
+    assert_same([*got, *iterator], list(oracle))
+    assert_same(list(other), list(oracle))
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [Compose([RandomResizedCrop(48), np.negative]), pytest.param(RandomResizedCrop(48), marks=pytest.mark.slow)],
+)
+def test_later_epochs_have_new_worker_processes_of_the_same_fork_server(pictures: Path, transform: Any) -> None:
+    dataset = ShardDataset(pictures, fields=("image", "key"), shuffle=True, transform=transform)
+    loader, oracle = DataLoader(dataset, 8, num_workers=2), DataLoader(dataset, 8)
+    before, seen = find_fork_servers(), list[set[int]]()
+    for _ in range(3):
+        iterator = iter(loader)
+        got = [next(iterator)]
+        seen.append(find_worker_processes())
+        got += iterator
+        assert find_worker_processes().isdisjoint(seen[-1]), "an epoch's worker processes end with it"
+        assert_same(got, list(oracle))
+        assert len(find_fork_servers() - before) == 1
+    assert len(set().union(*seen)) == 3 * 2
+    (server,) = find_fork_servers() - before
+    assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
+    del loader, iterator
+    end_kept()
+    assert find_fork_servers() == before
+
+
+@pytest.mark.slow
+def test_epochs_at_the_same_time_have_their_own_fork_servers(pictures: Path) -> None:
+    loader, oracle = make_loader(pictures), make_oracle(pictures)
+    first, second = iter(loader), iter(loader)
+    assert_same(list(zip(first, second, strict=True)), list(zip(list(oracle), list(oracle), strict=True)))
+    assert len(find_fork_servers()) == 2
+    del first
+    assert len(find_fork_servers()) == 1, "the second one's is kept for the next epoch"
+
+
+def test_what_is_started_in_vain_ends_with_the_loader_or_is_not_started(pictures: Path) -> None:
+    loader = make_loader(pictures)
+    loader.start_workers()
+    del loader
+    assert not find_worker_processes() | find_fork_servers()
+    for options in ({"num_workers": 0}, {"num_workers": 1, "worker_init_fn": print}):
+        make_loader(pictures, **options).start_workers()
+        assert not find_fork_servers()
+
+
+def test_the_training_driver_starts_them_before_all_else(packed: Path) -> None:
+    seen = list[int]()
+
+    class Look(Callback):
+        def wrap_model(self, model: nn.Module) -> nn.Module:
+            seen.append(len(find_fork_servers()))
+            return model
+
+    dataset = ShardMapDataset(packed, fields=("image", "label"), transform=RandomResizedCrop(16))
+    loader = DataLoader(dataset, 7, sampler=EpochSampler(dataset), num_workers=1)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 3))
+    train(model, loader, TrainConfig(epochs=1, precision="fp32", device="cpu"), callbacks=[Look()])
+    assert seen == [1]
+
+
+def make_peoples(pictures: Path, transform: Any = np.negative, **options: Any) -> DataLoader:
+    dataset = ShardMapDataset(pictures, fields=("image", "key"), transform=Compose([RandomResizedCrop(48), transform]))
+    dataset.set_epoch(3)
+    return DataLoader(dataset, 8, **{"num_workers": 1, **options})
+
+
+def test_the_next_loader_has_the_same_fork_server(pictures: Path, images: Path) -> None:
+    servers = list[set[int]]()
+    for transform in (np.negative, np.flipud, lambda image: image[:9]):
+        assert_same(list(make_peoples(pictures, transform)), list(make_peoples(pictures, transform, num_workers=0)))
+        servers.append(find_fork_servers())
+    assert len(servers[0]) == 1
+    assert servers == servers[:1] * 3
+    folder = ImageFolder(images, transform=lambda image: image[:9, :9])
+    assert len(list(DataLoader(folder, 21, num_workers=1))) == 1
+    assert find_fork_servers() == servers[0]
+    loader = DataLoader(ShardMapDataset(pictures, fields="image", transform=RandomResizedCrop(48)), 8, num_workers=1)
+    list(loader)
+    assert len(find_fork_servers() - servers[0]) == 1, "without users' code, it has another one"
+    del loader
+    assert find_fork_servers() == servers[0], "which is not kept"
+
+
+def test_loaders_at_the_same_time_have_their_own_and_one_is_kept(pictures: Path) -> None:
+    loaders = [make_peoples(pictures) for _ in range(3)]
+    batches = list(zip(*loaders, strict=True))
+    assert len(find_fork_servers()) == 3
+    assert_same([first for first, *_ in batches], [last for *_, last in batches])
+    del loaders[0]
+    assert len(find_fork_servers()) == 3
+    loaders.clear()
+    assert len(find_fork_servers()) == 1
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "edited_transforms", raising=False)  # The one of another test.
+    write_module(tmp_path, 1)
+    return importlib.import_module("edited_transforms")
+
+
+def write_module(folder: Path, value: int) -> None:
+    file = folder / "edited_transforms.py"
+    file.write_text(f"import numpy as np\n\ndef fill(image):\n    return np.full((9, 9), {value})\n")
+    os.utime(file, ns=(0, value * 10**9))  # Soon after another change, the clock may not have moved.
+
+
+@pytest.mark.parametrize("is_new", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_reloaded_module_is_imported_again(pictures: Path, tmp_path: Path, module: ModuleType, is_new: bool) -> None:
+    loader = make_peoples(pictures, module.fill)
+    for value in (1, 2, 2):
+        write_module(tmp_path, value)
+        importlib.reload(module)
+        if is_new:
+            loader = make_peoples(pictures, module.fill)
+        else:
+            loader.dataset.transform = module.fill
+        values, _ = next(iter(loader))
+        assert values.unique().tolist() == [value]
+
+
+@pytest.mark.slow
+def test_a_file_that_is_edited_during_a_run_changes_nothing(pictures: Path, tmp_path: Path, module: ModuleType) -> None:
+    """This process still has the code that it imported, and so have its worker processes."""
+    loader = make_peoples(pictures, module.fill)
+    for value in (1, 2):
+        write_module(tmp_path, value)
+        for each in (loader, make_peoples(pictures, module.fill)):
+            values, _ = next(iter(each))
+            assert values.unique().tolist() == [1]
+
+
+def as_environment_says() -> Callable[[Any], Any]:
+    """Return a function that is sent by value: worker processes would take seconds to import this module."""
+    return lambda image: np.full((1, 1, 3), int(os.environ.get("BRIGHTNESS", "0")), np.uint8)
+
+
+def test_changed_surroundings_replace_it(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = ShardMapDataset(pictures, fields="image", transform=as_environment_says())
+    loader, seen = DataLoader(dataset, 8, num_workers=1), list[set[int]]()
+    for brightness, folder in ((0, Path.cwd()), (7, Path.cwd()), (7, tmp_path), (7, tmp_path)):
+        monkeypatch.setenv("BRIGHTNESS", str(brightness))
+        monkeypatch.chdir(folder)
+        assert next(iter(loader)).unique().tolist() == [brightness]
+        seen.append(find_fork_servers())
+    assert [len(servers) for servers in seen] == [1] * 4
+    assert seen[-1] == seen[-2]
+    assert len(set().union(*seen)) == 3
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "another test")
+    list(loader)
+    assert find_fork_servers() == seen[-1], "pytest's note does not matter"
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    list(loader)
+    assert find_fork_servers() != seen[-1], "code may ask whether it is tested"
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "this test")  # pytest removes it.
+
+
+@pytest.mark.parametrize("make", [make_peoples, pytest.param(make_loader, marks=pytest.mark.slow)])
+def test_one_that_was_killed_is_replaced_in_silence(pictures: Path, make: Callable[..., DataLoader]) -> None:
+    loader, oracle = make(pictures), make(pictures, num_workers=0)
+    for _ in range(2):
+        assert_same(list(loader), list(oracle))
+        (server,) = find_fork_servers()
+        os.kill(server, signal.SIGKILL)
+        wait_until(partial(has_ended, server))
+
+
+def test_a_forked_child_does_not_keep_it_alive(pictures: Path) -> None:
+    list(make_peoples(pictures))
+    (server,) = find_fork_servers()
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        os.close(writing)
+        os.read(reading, 1)  # Until the parent has looked.
+        os._exit(0)
+    end_kept()
+    assert server not in find_fork_servers()
+    os.close(writing)
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(reading)
+
+
+SCRIPT = """
+import sys
+import shardio
+from tests.buffers import find_fork_servers
+
+dataset = shardio.ShardMapDataset(sys.argv[1], fields="image", transform=lambda image: image[:9, :9])
+list(shardio.DataLoader(dataset, 8, num_workers=1))
+print(*find_fork_servers())
+"""
+
+
+@pytest.mark.slow
+def test_python_ends_it(pictures: Path, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = run_python(tmp_path / "script.py", pictures)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not Path(f"/proc/{int(done.stdout)}").exists()
+
+
+@dataclass
+class Mixing:
+    """A collate_fn that cannot be compared by value: a tensor of several elements is neither true nor false."""
+
+    weights: torch.Tensor
+
+    def __call__(self, samples: list[Any]) -> float:
+        return float(self.weights.sum())
+
+
+class Incomparable:
+    """Indices, and a collate_fn, that cannot be compared or printed."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __call__(self, samples: list[int]) -> list[int]:
+        return samples
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("cannot be compared")
+
+    __hash__ = None  # type: ignore[assignment]  # as for every class that defines __eq__ alone
+
+
+@dataclass
+class Cropping:
+    """A transform of a user's, which is equal to others of its size."""
+
+    size: int
+
+    def __call__(self, image: Any) -> Any:
+        return np.asarray(image)[: self.size, : self.size]
+
+
+class Collating:
+    """A collate_fn is created at each access to the method."""
+
+    def collate(self, samples: list[Any]) -> list[torch.Tensor]:
+        return [torch.tensor(os.getpid())]
+
+
+@pytest.mark.parametrize("kind", ["shards", "sampler", "torch"])
+def test_a_collate_fn_that_cannot_be_compared_can_be_replaced(packed: Path, kind: str) -> None:
+    dataset: Any = ShardDataset(packed, fields="key") if kind == "shards" else ShardMapDataset(packed, fields="key")
+    sampler = EpochSampler(dataset) if kind == "sampler" else None
+    loader = DataLoader(dataset, batch_size=7, sampler=sampler, collate_fn=Mixing(torch.zeros(3)))
+    for value in (1, 1, 2):
+        loader.collate_fn = Mixing(torch.full((3,), float(value)))
+        assert list(loader) == [3.0 * value] * 3
+
+
+def test_a_dataset_that_cannot_be_compared_can_be_iterated_again() -> None:
+    dataset = Incomparable()
+    loader = DataLoader(dataset, batch_size=2, collate_fn=dataset)
+    for _ in range(3):
+        assert list(loader) == [[0, 1], [2, 3]]
+        settings = find_settings(loader, OwnArguments())
+        assert settings.is_same(find_settings(loader, OwnArguments()))
+        assert not settings.is_same(replace(settings, datasets=(Incomparable(),)))
+        loader.collate_fn = Incomparable()
+
+
+def test_persistent_workers_stay_while_the_settings_are_the_same(packed: Path) -> None:
+    dataset, transform, collating = ShardMapDataset(packed, fields="image"), Cropping(16), Collating()
+    dataset.transform = transform
+    options: dict[str, Any] = {"sampler": EpochSampler(dataset), "num_workers": 1, "persistent_workers": True}
+    loader = DataLoader(dataset, batch_size=7, collate_fn=collating.collate, **options)
+
+    def find_ids() -> set[int]:
+        return {int(process_id) for (process_id,) in loader}
+
+    first = find_ids()
+    transform.size = 8  # An error message that names the transform changes with it.
+    loader.collate_fn = collating.collate
+    assert find_ids() == first
+    loader.collate_fn = Collating().collate
+    assert find_ids().isdisjoint(first)
+    loader = DataLoader(dataset, batch_size=7, **options)
+    for size in (8, 9, 9):  # Also a transform that equals the one before is used.
+        dataset.transform = Cropping(size)
+        assert {batch.shape for batch in loader} == {(7, 3, size, size)}
+
+
+def test_any_setting_that_changes_makes_a_difference(packed: Path) -> None:
+    inner = ShardMapDataset(packed, transform=CenterCrop(16))
+    subset = Subset(inner, range(9))
+    settings = find_settings(DataLoader(Subset(subset, range(5)), batch_size=2, num_workers=1), OwnArguments())
+    changed: dict[str, Any] = {
+        "datasets": (*settings.datasets[:1], Subset(inner, range(9)), inner),
+        "decoder": replace(inner.decoder),
+        "batch_sampler": [[0]],
+        "collate_fn": list,
+        "worker_init_fn": print,
+        "multiprocessing_context": torch.multiprocessing.get_context("spawn"),
+        "generator": torch.Generator(),
+        "pin_memory_device": "cuda",
+        "worker_method": "thread",
+        "batch_size": 3,
+        "num_workers": 2,
+        "timeout_s": 1.5,
+        "prefetch_factor": 2,
+        "snapshot_every_n_steps": 9,
+    }
+    flags = ("is_ours", "persistent_workers", "in_order", "pin_memory", "pins")
+    changed |= {name: not getattr(settings, name) for name in flags}
+    assert changed.keys() == {field.name for field in fields(settings)}
+    for name, value in changed.items():
+        assert not replace(settings, **{name: value}).is_same(settings), name
+    assert settings.is_same(replace(settings))
+    assert settings.prefetch_factor == 2, "the default differs from the same number of the user's"
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> failures._Gate:
+    """A gate that waits for an hour."""
+    monkeypatch.setattr(failures, "PATIENCE_S", 3600.0)
+    return failures._Gate()
+
+
+def test_pythons_shutdown_waits_until_other_threads_have_their_batches(gate: failures._Gate) -> None:
+    events, is_inside = list[str](), threading.Event()
+
+    def make() -> None:
+        gate.enter()
+        gate.enter()  # A batch that is made of another loader's batches.
+        gate.leave()
+        is_inside.set()
+        while not gate._is_closed:  # close() tells nobody that it has begun to wait.
+            time.sleep(0.001)
+        events.append("left")
+        gate.leave()
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    is_inside.wait()
+    gate.close()
+    events.append("closed")
+    thread.join()
+    assert events == ["left", "closed"]
+
+
+def test_pythons_shutdown_does_not_wait_for_its_own_thread(gate: failures._Gate) -> None:
+    gate.enter()  # Ctrl-C came before leave().
+    gate.close()
+    with pytest.raises(RuntimeError, match="Python is shutting down"):
+        gate.enter()

@@ -1,0 +1,86 @@
+"""Packs with the usual settings, what happens during them, and what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardio
+from shardio import PackError
+from shardio.packing import PackResult, PackSettings, RunOptions, SourceOptions, pack_source
+from shardio.progress import WorkProgress
+from tests.sources import PILLOW_FORMATS, encode
+from tests.tars import by_key
+
+
+def write(root: Path, names: Iterable[str]) -> Path:
+    """Write a file under each name: an image if the suffix is an image's, otherwise a text. Return the directory."""
+    for i, name in enumerate(names):
+        suffix = Path(name).suffix[1:].lower().replace("tiff", "tif")
+        write_files(root, {name: encode(i, suffix=suffix) if suffix in PILLOW_FORMATS else name.encode()})
+    return root
+
+
+def write_files(root: Path, files: Mapping[str, bytes]) -> Path:
+    """Write files by their names in a directory; return the directory."""
+    root.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    return root
+
+
+def pack(
+    source: Path,
+    out: Path,
+    progress: WorkProgress | None = None,
+    *,
+    options: SourceOptions | None = None,
+    run: RunOptions | None = None,
+    **settings: Any,
+) -> PackResult:
+    """Pack in this process, with large shards, and return the result with its details."""
+    run = run or RunOptions(num_workers=1)
+    return pack_source(source, out, PackSettings(**{"max_shard_size": 1 << 30} | settings), options, run, progress)
+
+
+def read_packed(out: Path) -> dict[str, dict[str, bytes]]:
+    """Return the fields of all samples by key, as webdataset reads them."""
+    return by_key(*sorted(out.glob("*.tar")))
+
+
+class Interrupt(WorkProgress):
+    """Interrupts a pack after more than some samples, as Ctrl-C does."""
+
+    def __init__(self, after: int) -> None:
+        self._num_left = after
+
+    def packed(self, num_samples: int, num_bytes: int) -> None:
+        self._num_left -= num_samples
+        if self._num_left < 0:
+            raise KeyboardInterrupt
+
+
+class Change(WorkProgress):
+    """Changes something once the pack is planned: after the scan, and before files are read."""
+
+    def __init__(self, change: Callable[[], object]) -> None:
+        self._change = change
+
+    def planned(self, num_samples: int, num_bytes: int) -> None:
+        self._change()
+
+
+def assert_refused(message: str, source: Any, out: str | Path, **options: Any) -> None:
+    """Assert that a pack is refused with a message, which is a pattern."""
+    with pytest.raises(PackError, match=message):
+        shardio.pack(source, out, **options)
+
+
+def assert_change_is_refused(source: Path, out: Path, change: Callable[[Path], object], message: str) -> None:
+    """Change a source after its scan, and check that the pack is refused with a message, which is a pattern."""
+    with pytest.raises(PackError, match=message):
+        pack(source, out, Change(lambda: change(source)))

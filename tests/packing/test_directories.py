@@ -1,0 +1,287 @@
+"""Each file of a directory is packed, ignored or refused by its name and content."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardio
+from shardio.errors import PackError
+from shardio.libraries import import_torchvision
+from shardio.storage import read_and_stat
+from tests.files import read_files
+from tests.packing.packs import pack, read_packed, write, write_files
+from tests.sources import encode, write_images
+
+DIRECTORIES: dict[str, tuple[str, str, dict[str, str]]] = {
+    "the top folder is the class": (
+        "cats/1.jpg cats/a/b/c/2.jpg dogs/x/1.jpg Bees/1.jpg",
+        "",
+        dict.fromkeys(("Bees/1", "cats/1", "cats/a/b/c/2", "dogs/x/1"), "cls jpg"),
+    ),
+    "a flat directory has no labels": ("1.jpg 2.png", "", {"1": "jpg", "2": "png"}),
+    "but may have label files": ("1.jpg 1.cls", "", {"1": "cls jpg"}),
+    "one stem": ("c/a.jpg c/a.json c/a.TXT c/b.jpg", "", {"c/a": "cls jpg json txt", "c/b": "cls jpg"}),
+    "hidden files": ("c/a.jpg c/.b.jpg .git/x.jpg c/.cache/y.jpg .DS_Store c/._a.jpg", "", {"c/a": "cls jpg"}),
+    "other files": (
+        "c/a.jpg c/notes.txt c/Thumbs.db README c/a.seg.json LICENSE.md c/jpg c/a",
+        "c/notes.txt c/Thumbs.db README c/a.seg.json LICENSE.md c/jpg c/a",
+        {"c/a": "cls jpg"},
+    ),
+}
+"""Files, ignored files, and the fields by key."""
+
+
+@pytest.mark.parametrize(("names", "ignored", "fields"), DIRECTORIES.values(), ids=DIRECTORIES)
+def test_files_are_fields_or_ignored(tmp_path: Path, names: str, ignored: str, fields: dict[str, str]) -> None:
+    source = write(tmp_path / "in", names.split())
+    result = pack(source, tmp_path / "out")
+    found = read_packed(tmp_path / "out")
+    assert {key: " ".join(sorted(sample)) for key, sample in found.items()} == fields
+    assert sorted(result.ignored) == sorted(source / name for name in ignored.split())
+    classes = sorted({key.split("/")[0] for key in fields if "/" in key})
+    assert list(result.manifest.classes) == classes
+    for key, sample in found.items():
+        for field, content in sample.items():
+            if field == "cls" and classes:
+                assert content == str(classes.index(key.split("/")[0])).encode()
+            elif field != "txt":  # Its file has another letter case.
+                assert content == (source / f"{key}.{field}").read_bytes()
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff"])
+def test_image_suffixes_are_recognised_in_any_letter_case(tmp_path: Path, suffix: str) -> None:
+    names = [f"c/{i}.{name}" for i, name in enumerate((suffix, suffix.upper(), suffix.title()))]
+    source = write(tmp_path / "in", names)
+    result = pack(source, tmp_path / "out")
+    assert read_packed(tmp_path / "out") == {
+        f"c/{i}": {suffix: (source / name).read_bytes(), "cls": b"0"} for i, name in enumerate(names)
+    }
+    assert (result.mislabelled, result.rejected, result.ignored) == ([], [], [])
+
+
+def test_links_to_images_are_packed_as_images(tmp_path: Path) -> None:
+    write(tmp_path / "store", ["1.jpg"])
+    (tmp_path / "in" / "c").mkdir(parents=True)
+    (tmp_path / "in" / "c" / "a.jpg").symlink_to(tmp_path / "store" / "1.jpg")
+    pack(tmp_path / "in", tmp_path / "out")
+    assert read_packed(tmp_path / "out")["c/a"]["jpg"] == (tmp_path / "store" / "1.jpg").read_bytes()
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>404</html>", bytes(5000)], ids=["empty", "html", "zeros"])
+def test_files_of_other_formats_are_named(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    source = write(tmp_path / "in", ["c/a.jpg", "c/d.json"])
+    write_files(source, {"c/b.jpg": encode(1, suffix="png"), "c/d.jpg": content})
+    result = pack(source, tmp_path / "out")
+    assert list(read_packed(tmp_path / "out")) == ["c/a", "c/b"]
+    assert read_packed(tmp_path / "out")["c/b"]["jpg"] == encode(1, suffix="png")
+    assert result.mislabelled == [(source / "c" / "b.jpg", "has the suffix .jpg but is in PNG format")]
+    assert result.rejected == [("c/d", "c/d.jpg", "is not an image")]
+    with caplog.at_level(logging.WARNING):
+        shardio.pack(source, tmp_path / "called")
+    assert caplog.messages == [
+        f"{source}/c/b.jpg has the suffix .jpg but is in PNG format: packed anyway",
+        f"{source}: c/d.jpg is not an image: left out",
+    ]
+    for name, other in (("x", encode(1, suffix="png")), ("y", content)):
+        write_files(tmp_path / name, {"c/a.jpg": encode(0), "c/b.jpg": other})
+        with pytest.raises(PackError, match=re.escape(f"{tmp_path}/{name}/c/b.jpg")):
+            shardio.pack(tmp_path / name, tmp_path / "strict", strict=True)
+        assert not (tmp_path / "strict").exists()
+    write_files(tmp_path / "z", {"c/a.jpg": encode(0), "c/notes.txt": b"text"})
+    assert shardio.pack(tmp_path / "z", tmp_path / "strict", strict=True).num_samples == 1
+
+
+def test_pack_counts_images_in_unsupported_formats(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    suffixes = ["arw", "cr2", "cr3", "dng", "heic", "heif", "hif", "jpf", "jpx", "jxl", "nef", "svg"]
+    names = ["c/a.jpg", "c/x.HEIC", "c/notes.txt", *(f"c/{suffix}.{suffix}" for suffix in suffixes)]
+    with caplog.at_level(logging.WARNING):
+        shardio.pack(write(tmp_path / "in", names), tmp_path / "out")
+    counts = ", ".join(f"{1 + (suffix == 'heic')} .{suffix}" for suffix in suffixes)
+    assert [message.partition("): ")[0] for message in caplog.messages] == [
+        f"{tmp_path}/in: left out images in other formats ({counts}"
+    ]
+
+
+def test_dots_in_stems_become_underscores_on_request(tmp_path: Path) -> None:
+    source = write(tmp_path / "in", ["v1.0/a.b.c.jpg", "v1.0/a.b.c.json", "v1.0/d.jpg"])
+    with pytest.raises(PackError, match=r"--rename-dots \(rename_dots=True\)"):
+        shardio.pack(source, tmp_path / "out")
+    shardio.pack(source, tmp_path / "out", rename_dots=True)
+    found = {key: sorted(fields) for key, fields in read_packed(tmp_path / "out").items()}
+    assert found == {"v1.0/a_b_c": ["cls", "jpg", "json"], "v1.0/d": ["cls", "jpg"]}
+
+
+def test_a_class_with_only_broken_images_keeps_its_label(tmp_path: Path) -> None:
+    source = write(tmp_path / "in", ["a/1.jpg", "b/1.jpg", "c/1.jpg"])
+    (source / "b" / "1.jpg").write_bytes(b"broken")
+    assert pack(source, tmp_path / "out").manifest.classes == ("a", "b", "c")
+    assert {key: fields["cls"] for key, fields in read_packed(tmp_path / "out").items()} == {"a/1": b"0", "c/1": b"2"}
+
+
+@pytest.mark.slow
+def test_images_that_differ_in_the_suffix_are_samples(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As torchvision's ImageFolder takes them."""
+    names = ["c/a.JPG", "c/a.jpg", "c/b.jpeg", "c/b.jpg", "c/b.png", "c/d.jpg", "d/a.jpg"]
+    source = write(tmp_path / "in", names)
+    shardio.pack(source, tmp_path / "out")
+    samples = read_packed(tmp_path / "out")
+    keys = ["c/a_JPG", "c/a_jpg", "c/b_jpeg", "c/b_jpg", "c/b_png", "c/d", "d/a"]
+    assert sorted(samples) == keys
+    import_torchvision()  # Also where its compiled part does not load.
+    expected = pytest.importorskip("torchvision.datasets").ImageFolder(str(source))
+    for key, (path, label) in zip(keys, sorted(expected.samples), strict=True):
+        suffix = Path(path).suffix[1:].lower()
+        assert samples[key] == {suffix: Path(path).read_bytes(), "cls": str(label).encode()}
+    assert len(shardio.ShardDataset(tmp_path / "out", fields=("image", "label"))) == len(names)
+    (message,) = caplog.messages
+    assert "5 images have the same name as another, apart from the suffix" in message
+    assert "such as 'c/a_JPG'" in message
+
+
+def test_images_that_differ_in_the_suffix_have_labels_of_their_own(tmp_path: Path) -> None:
+    """In a directory, a file of labels names them by paths. So does a table of paths."""
+    names = ["x/a.jpg", "x/a.png", "x/b.c.jpg"]
+    source = write(tmp_path / "in", names)
+    text = "\n".join(["file,label", *(f"{name},{number}" for number, name in enumerate(names))])
+    for path in (tmp_path / "labels.csv", source / "table.csv"):
+        path.write_text(text)
+    labels: dict[str, Any] = {"labels": tmp_path / "labels.csv"}
+    options: dict[str, Any] = {"rename_dots": True, "shuffle_seed": None}
+    with pytest.raises(PackError, match=r"a\.png have the same stem\n.*--layout flat \(layout='flat'\)\. If they"):
+        shardio.pack(source, tmp_path / "out", **options, **labels)
+    calls = [(source, labels | {"layout": "flat"}), (source / "table.csv", labels), (source / "table.csv", {})]
+    for number, (path, more) in enumerate(calls):
+        shardio.pack(path, tmp_path / str(number), **options, **more)
+        found = read_packed(tmp_path / str(number))
+        assert [(key, sample["cls"]) for key, sample in found.items()] == [
+            ("x/a_jpg", b"0"),
+            ("x/a_png", b"1"),
+            ("x/b_c", b"2"),
+        ]
+
+
+# The files and folders in the source, and the path that the error must name.
+UNPACKABLE = {
+    "empty": ("", "in"),
+    "only texts": ("c/a.txt README", "in"),
+    "only hidden files": ("c/.a.jpg .c/a.jpg", "in"),
+    "dot in stem": ("c/a.jpg c/b.x.jpg", "in/c/b.x.jpg"),
+    "dot in stem, flat": ("b.x.jpg", "in/b.x.jpg"),
+    "only a suffix after a dot": ("c/a.jpg c/b..jpg", "in/c/b..jpg"),
+    "image or mask": ("a.jpg a.png", "in/a.png"),
+    "text of two images": ("c/a.jpg c/a.png c/a.txt", "in/c/a.txt"),
+    "same key as with suffix": ("c/a.jpg c/a.png c/a_png.jpg", "in/c/a_png.jpg"),
+    "letter case of a further field": ("c/a.jpg c/a.json c/a.JSON", "in/c/a.JSON"),
+    "image among class folders": ("c/a.jpg a.jpg", "in/a.jpg"),
+    "label in a class folder": ("c/a.jpg c/a.cls", "in/c/a.cls"),
+    "class skipped by webdataset": ("c/a.jpg __x__/a.jpg", "in/__x__/a.jpg"),
+    "class without images": ("c/a.jpg d/notes.txt", "in/d"),
+    "empty class folder": ("c/a.jpg d/", "in/d"),
+    "dangling link": ("c/a.jpg c/b.jpg->nothing", "in/c/b.jpg"),
+    "cycle of links": ("c/a.jpg c/loop->in", "in/c/loop"),
+}
+
+
+@pytest.mark.parametrize(("names", "path"), UNPACKABLE.values(), ids=UNPACKABLE)
+def test_files_that_cannot_become_samples_are_refused(tmp_path: Path, names: str, path: str) -> None:
+    source = write(tmp_path / "in", [name for name in names.split() if name[-1] != "/" and "->" not in name])
+    for name in names.split():
+        link, _, target = name.partition("->")
+        if target:
+            (source / link).symlink_to(tmp_path / target)
+        elif name[-1] == "/":
+            (source / name).mkdir()
+    assert_refused(tmp_path, path)
+
+
+def assert_refused(root: Path, path: str, **options: Any) -> None:
+    """Assert that ``root/in`` is refused with an error that names a path, and that nothing is written."""
+    with pytest.raises(PackError, match=re.escape(str(root / path))):
+        shardio.pack(root / "in", root / "out", **options)
+    assert not (root / "out").exists()
+
+
+def test_a_source_that_is_no_directory_is_refused(tmp_path: Path) -> None:
+    assert_refused(tmp_path, "in")
+    (tmp_path / "in").write_bytes(encode(0))
+    assert_refused(tmp_path, "in")
+
+
+@pytest.mark.parametrize("name", ["b\nc.jpg", "b\x01.jpg", "b\x7f.jpg", os.fsdecode(b"gr\xfc\xdfe.jpg")], ids=ascii)
+def test_a_name_with_unprintable_characters_is_refused(tmp_path: Path, name: str) -> None:
+    source = write(tmp_path / "in", ["c/a.jpg", f"c/{name}"])
+    with pytest.raises(PackError, match=re.escape(repr(str(source / "c" / name)))):
+        shardio.pack(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("first", "other"), [("a.b", "a_b"), ("a.b.x", "a_b.x"), ("a.b.x", "a.b_x")])
+def test_files_with_the_same_key_after_renaming_dots_are_refused(tmp_path: Path, first: str, other: str) -> None:
+    write(tmp_path / "in", [f"c/{first}.jpg", f"c/{other}.jpg"])
+    assert_refused(tmp_path, f"in/c/{other}.jpg", rename_dots=True)
+
+
+def test_an_unreadable_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "in", ["c/a.jpg", "d/a.jpg"])
+    scandir = os.scandir
+
+    def scandir_unless_locked(path: Path) -> object:
+        if Path(path).name == "d":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scandir_unless_locked)
+    assert_refused(tmp_path, "in/d")
+
+
+def test_a_file_that_is_too_large_for_a_sample_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """The file is sparse; reading it could need more memory than the test's machine has."""
+    source = write(tmp_path / "in", ["c/a.jpg", "c/a.npy"])
+    with (source / "c/a.npy").open("r+b") as file:
+        file.truncate(2**31 + 1)
+    assert_refused(tmp_path, f"in/c/a.npy has {2**31 + 1} bytes, more than {2**31}")
+
+
+def list_causes(error: BaseException) -> list[BaseException]:
+    """Return an error and its causes, outermost first; fail if an error is among its own causes."""
+    chain = list[BaseException]()
+    cause: BaseException | None = error
+    while cause is not None:
+        assert all(cause is not one for one in chain), f"{cause!r} is its own cause"
+        chain.append(cause)
+        cause = cause.__cause__
+    return chain
+
+
+def test_a_read_error_during_the_pack_leaves_only_whole_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_images(tmp_path / "in", classes=2, per_class=10)
+    locked = re.compile(r"in/class-\d/name-006\.jpg$")
+
+    def read_unless_locked(path: str, num_bytes: int) -> tuple[bytes, os.stat_result]:
+        if locked.search(path):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return read_and_stat(path, num_bytes)
+
+    monkeypatch.setattr("shardio.packing.sources.files.read_and_stat", read_unless_locked)
+    with pytest.raises(PackError, match=r"in/class-\d/name-006\.jpg cannot be read: Permission denied") as caught:
+        shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=3)
+    assert isinstance(list_causes(caught.value)[-1], PermissionError)
+    monkeypatch.undo()
+    left = read_files(tmp_path / "out")
+    assert all(name.startswith(".") or name.endswith((".tar", ".tar.idx")) for name in left)
+    shardio.pack(tmp_path / "in", tmp_path / "other", max_shard_samples=3)
+    expected = read_files(tmp_path / "other")
+    assert all(expected[name] == content for name, content in left.items() if name.endswith(".tar"))
+    write(tmp_path / "in", ["class-0/new.jpg"])
+    with pytest.raises(PackError, match="unfinished pack of different images or with different settings: delete"):
+        shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=3)
+    (tmp_path / "in" / "class-0" / "new.jpg").unlink()
+    shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=3)
+    assert read_files(tmp_path / "out") == expected

@@ -1,0 +1,460 @@
+"""Packing stores images unchanged, tiled, re-encoded or converted, and lists those that cannot be decoded."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import shardio
+from shardio.errors import PackError
+from shardio.images.converting import convert_image
+from shardio.images.jpeg import has_tiles
+from shardio.images.tiling import NotTileable, tile_jpeg
+from shardio.packing import (
+    REJECTED_NAME,
+    TILED,
+    FileProblem,
+    JpegTally,
+    PackResult,
+    PackSettings,
+    RunOptions,
+    SourceOptions,
+    packer,
+)
+from shardio.progress import WorkProgress
+from tests.files import read_files
+from tests.images.kernel_machines import _not_built, folder
+from tests.images.pictures import exif_of, make_picture, read_by_pillow, save
+from tests.packing.packs import Interrupt, assert_refused, pack, read_packed, write_files
+from tests.sources import encode
+from tests.tars import read_members
+
+__all__ = ["_not_built", "folder"]
+
+
+PLAIN = save(make_picture(70, 90), "JPEG")
+
+
+FILES = {
+    "c/plain.jpg": PLAIN,
+    "c/gray.jpeg": save(Image.fromarray(make_picture(70, 90)).convert("L"), "JPEG"),
+    "c/tiled.jpg": tile_jpeg(PLAIN),
+    "c/progressive.jpg": save(make_picture(70, 90), "JPEG", progressive=True),
+    "c/cmyk.jpg": save(Image.fromarray(make_picture(70, 90)).convert("CMYK"), "JPEG"),
+    "c/long.jpg": PLAIN + b"trailing",
+    "d/broken.jpg": PLAIN[: len(PLAIN) // 2],
+    "d/hidden.png": save(make_picture(70, 90), "JPEG"),
+    "d/real.png": save(make_picture(70, 90), "PNG"),
+    "d/masked.jpg": save(make_picture(71, 91), "JPEG"),
+    "d/masked.json": b'{"mask": 1}',
+}
+
+
+BROKEN = "damaged: the data ends early or contains an unknown code"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_files(tmp_path_factory.mktemp("jpegs"), FILES)
+
+
+def pack_jpegs(source: Path, out: Path, *, num_workers: int = 1, strict: bool = False, **settings: Any) -> PackResult:
+    run = RunOptions(num_workers=num_workers, strict=strict)
+    return pack(source, out, run=run, **{"max_shard_samples": 3, "check": False} | settings)
+
+
+def read_images(out: Path) -> dict[str, bytes]:
+    members: dict[str, bytes] = {}
+    for path in sorted(out.glob("*.tar")):
+        members |= {name: content for name, content in read_members(path) if not name.endswith(".cls")}
+    return members
+
+
+def test_tiling_rewrites_eligible_jpegs_and_stores_the_rest_unchanged(source: Path, tmp_path: Path) -> None:
+    result = pack_jpegs(source, tmp_path / "out", jpeg="tile")
+    stored = read_images(tmp_path / "out")
+    assert stored.keys() == FILES.keys()
+    tiled = {"c/plain.jpg", "c/gray.jpeg", "c/tiled.jpg", "d/hidden.png", "d/masked.jpg"}
+    for name, content in FILES.items():
+        assert stored[name] == (tile_jpeg(content) if name in tiled else content), name
+        if name in tiled:
+            np.testing.assert_array_equal(read_by_pillow(stored[name]), read_by_pillow(content))
+    assert result.jpegs.outcomes == {
+        TILED: 5,
+        "progressive": 1,
+        "4 components": 1,
+        "bytes after the end of the image": 1,
+        BROKEN: 1,
+    }
+    jpegs = [name for name in FILES if name not in ("d/real.png", "d/masked.json")]
+    assert result.jpegs.num_bytes_before == sum(len(FILES[name]) for name in jpegs)
+    assert result.jpegs.num_bytes_after == sum(len(stored[name]) for name in jpegs)
+    assert [problem.path for problem in result.jpegs.damaged] == [source / "d/broken.jpg"]
+    assert "ends early" in result.jpegs.damaged[0].what
+    assert result.manifest.pack["jpeg"] == "tile"
+    assert result.manifest.pack["num_tiled"] == 5
+
+
+def test_copying_keeps_every_byte_and_counts_tiled_jpegs(source: Path, tmp_path: Path) -> None:
+    result = pack_jpegs(source, tmp_path / "out")
+    assert read_images(tmp_path / "out") == FILES
+    assert result.jpegs.outcomes == {TILED: 1, "copied": 8}
+    assert result.manifest.pack["num_tiled"] == 1
+
+
+def test_reencoding_writes_smaller_upright_tiled_jpegs(tmp_path: Path) -> None:
+    picture = make_picture(300, 200)
+    rotated = save(picture, "JPEG", quality=95, exif=exif_of(6))
+    files = {"a.jpg": rotated, "b.jpg": save(picture, "JPEG", quality=95), "c.png": save(picture, "PNG")}
+    result = pack_jpegs(
+        write_files(tmp_path / "in", files), tmp_path / "out", jpeg="reencode", max_side=150, quality=80
+    )
+    stored = read_images(tmp_path / "out")
+    assert stored["c.png"] == files["c.png"]
+    assert read_by_pillow(stored["a.jpg"]).shape == (100, 150, 3)
+    assert read_by_pillow(stored["b.jpg"]).shape == (150, 100, 3)
+    with Image.open(io.BytesIO(stored["a.jpg"])) as image:
+        assert image.getexif().get(274, 1) == 1
+    assert has_tiles(stored["a.jpg"])
+    assert has_tiles(stored["b.jpg"])
+    assert result.jpegs.outcomes == {TILED: 2}
+    assert result.jpegs.num_bytes_after < result.jpegs.num_bytes_before
+    expected = {"jpeg": "reencode", "max_side": 150, "quality": 80, "num_tiled": 2}
+    assert expected.items() <= result.manifest.pack.items()
+
+
+def test_reencoding_stores_damaged_and_too_large_images_unchanged(tmp_path: Path) -> None:
+    small = save(make_picture(20, 20), "JPEG")
+    files = {"broken.jpg": small[:-100], "large.jpg": PLAIN, "small.jpg": small}
+    result = pack_jpegs(write_files(tmp_path / "in", files), tmp_path / "out", jpeg="reencode", max_pixels=500)
+    stored = read_images(tmp_path / "out")
+    assert [name for name in stored if has_tiles(stored[name])] == ["small.jpg"]
+    assert stored["large.jpg"] == PLAIN
+    assert result.jpegs.outcomes == {TILED: 1, "more than max_pixels": 1, "damaged": 1}
+    assert [problem.path.name for problem in result.jpegs.damaged] == ["broken.jpg"]
+
+
+@pytest.mark.parametrize("jpeg", ["copy", "tile", "reencode"])
+def test_a_resumed_pack_reports_the_same_as_an_uninterrupted_one(source: Path, tmp_path: Path, jpeg: str) -> None:
+    whole = pack_jpegs(source, tmp_path / "whole", jpeg=jpeg)
+    assert len(whole.manifest.shards) > 3
+    settings: dict[str, Any] = {"jpeg": jpeg, "check": False, "max_shard_samples": 3}
+    with pytest.raises(KeyboardInterrupt):
+        pack(source, tmp_path / "out", Interrupt(7), **settings)
+    with pytest.raises(PackError, match="different images or with different settings"):
+        pack_jpegs(source, tmp_path / "out", jpeg="copy" if jpeg == "tile" else "tile")
+    resumed = pack_jpegs(source, tmp_path / "out", jpeg=jpeg)
+    assert resumed.num_kept > 0
+    assert resumed.jpegs == whole.jpegs
+    assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
+
+
+def test_a_tally_round_trips_as_json_and_other_values_are_refused() -> None:
+    damaged = [FileProblem(Path("in/a.jpg"), "is damaged")]
+    tally = JpegTally(outcomes=Counter(tiled=3), num_bytes_before=5, num_bytes_after=4, damaged=damaged)
+    assert JpegTally.load(json.loads(json.dumps(tally.dump()))) == tally
+    others: list[Any] = [1, {}, [1, 2], [{}, 1, 2, [3]]]
+    for values in others:
+        with pytest.raises((ValueError, TypeError)):
+            JpegTally.load(values)
+
+
+def _damage(tiled: bytes) -> bytes:
+    """Change a byte inside a restart interval so that its data cannot be decoded to the end."""
+    for offset in range(len(tiled) // 2, len(tiled)):
+        damaged = tiled[:offset] + bytes([tiled[offset] ^ 0x55]) + tiled[offset + 1 :]
+        try:
+            tile_jpeg(damaged)
+        except NotTileable:
+            if has_tiles(damaged):
+                return damaged
+    raise AssertionError("no changed byte is detected")
+
+
+def test_a_resumed_pack_reports_damaged_tiled_jpegs_again(tmp_path: Path) -> None:
+    """The tile table is right but the data is damaged, which only reading all of it shows."""
+    damaged = _damage(tile_jpeg(save(make_picture(200, 300), "JPEG")))
+    source = write_files(tmp_path / "in", {"a.jpg": damaged, "b.jpg": PLAIN})
+    settings: dict[str, Any] = {"jpeg": "tile", "max_shard_samples": 1}
+    whole = pack_jpegs(source, tmp_path / "whole", **settings)
+    assert [problem.path.name for problem in whole.jpegs.damaged] == ["a.jpg"]
+    with pytest.raises(PackError, match="is damaged"):
+        pack_jpegs(source, tmp_path / "out", strict=True, **settings)
+    assert pack_jpegs(source, tmp_path / "out", **settings).jpegs == whole.jpegs
+    assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
+
+
+def test_strict_refuses_a_jpeg_that_is_damaged(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> None:
+        raise OSError("stopped before the end")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packer, "finish", stop)
+        with pytest.raises(PackError, match="stopped before the end"):
+            pack_jpegs(source, tmp_path / "out", jpeg="tile")
+    for out in ("out", "new"):
+        with pytest.raises(PackError, match=r"d/broken\.jpg is damaged: the data ends early"):
+            pack_jpegs(source, tmp_path / out, jpeg="tile", strict=True)
+    broken = write_files(tmp_path / "in", {"broken.jpg": FILES["d/broken.jpg"]})
+    assert pack_jpegs(broken, tmp_path / "copied", strict=True).manifest.num_samples == 1
+
+
+def test_a_warning_names_a_damaged_jpeg(source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shardio.pack(source, tmp_path / "out", jpeg="tile", check=False)
+    assert any("broken.jpg is damaged" in message for message in caplog.messages)
+
+
+@pytest.mark.usefixtures("folder", "_not_built")
+@pytest.mark.parametrize("jpeg", ["tile", "reencode"])
+def test_without_compiled_functions_and_numba_the_error_says_what_to_install_and_nothing_is_written(
+    source: Path, tmp_path: Path, jpeg: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    with pytest.raises(PackError, match=r"built without them for this processor.*pip install numba"):
+        pack_jpegs(source, tmp_path / "out", jpeg=jpeg)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"jpeg": "shrink"}, "jpeg must be one of 'copy', 'tile', 'reencode'"),
+        ({"jpeg": "reencode", "max_side": 0}, "max_side must be at least 1"),
+        ({"jpeg": "reencode", "quality": 101}, "quality must be at least 1 and below 101"),
+        ({"jpeg": "tile", "max_side": 400}, r"\(max_side\) applies only with .*\(jpeg='reencode'\)"),
+        ({"quality": 90}, r"\(quality\) applies only with .*\(jpeg='reencode'\)"),
+        ({"jpeg": "tile", "check": False, "max_pixels": 100}, r"\(max_pixels\) does not apply with .*\(check=False\)"),
+        ({"jpeg": "reencode", "max_pixels": 0}, "max_pixels must be at least 1"),
+        *(
+            ({name: value}, r"applies only with --jpeg reencode .* or --convert-to")
+            for name, value in (("max_side", 8), ("quality", 50), ("to_srgb", True))
+        ),
+    ],
+)
+def test_invalid_settings_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PackSettings(max_shard_size=1000, **settings)  # type: ignore[arg-type]
+
+
+def encode_as(seed: int, image_format: str) -> bytes:
+    return save(Image.open(io.BytesIO(encode(seed, suffix="png"))), image_format)
+
+
+JPEG = encode(1)
+MIXED = {
+    "a/jpeg.jpg": JPEG,
+    "a/png.png": encode(2, suffix="png"),
+    "a/webp.webp": encode(3, suffix="webp"),
+    "b/bmp.bmp": encode_as(4, "BMP"),
+    "b/gif.gif": encode_as(5, "GIF"),
+    "b/gif.json": b'{"a": 1}',
+    "b/really-a-jpeg.png": JPEG,
+    "b/transparent.png": save(np.full((8, 8, 4), 100, np.uint8), "PNG"),
+}
+"""Images of six formats, one of them with a companion, and one that cannot be a JPEG."""
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    return write_files(tmp_path / "in", MIXED)
+
+
+def convert(source: Path, out: Path, progress: WorkProgress | None = None, **settings: Any) -> PackResult:
+    return pack(source, out, progress, options=SourceOptions(converts=True), max_shard_samples=2, **settings)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_images_are_converted_unless_they_have_the_format(mixed: Path, tmp_path: Path, check: bool) -> None:
+    result = convert(mixed, tmp_path / "out", convert_to="jpeg", check=check)
+    found = read_packed(tmp_path / "out")
+    assert set(found) == {"a/jpeg", "a/png", "a/webp", "b/bmp", "b/gif", "b/really-a-jpeg"}
+    assert found["a/jpeg"]["jpg"] == found["b/really-a-jpeg"]["jpg"] == JPEG
+    for name in ("a/png.png", "a/webp.webp", "b/bmp.bmp", "b/gif.gif"):
+        assert found[name.partition(".")[0]]["jpg"] == convert_image(MIXED[name], "jpeg", quality=90)
+    assert found["b/gif"]["json"] == b'{"a": 1}'
+    assert result.converted == {"PNG": 1, "WEBP": 1, "BMP": 1, "GIF": 1}
+    assert result.manifest.fields == ("cls", "jpg", "json")
+    assert result.manifest.pack["convert_to"] == "jpeg"
+    (rejected,) = result.rejected
+    assert rejected.file == "b/transparent.png"
+    assert rejected.reason.startswith("cannot be converted to JPEG: has transparent pixels")
+    assert result.mislabelled == []
+
+
+@pytest.mark.parametrize("jpeg", ["tile", "reencode"])
+def test_converted_jpegs_are_tiled_and_lose_quality_only_once(mixed: Path, tmp_path: Path, jpeg: str) -> None:
+    convert(mixed, tmp_path / "out", convert_to="jpeg", jpeg=jpeg, max_side=24, quality=80)
+    found = read_packed(tmp_path / "out")["a/png"]["jpg"]
+    expected = read_by_pillow(convert_image(MIXED["a/png.png"], "jpeg", quality=80, max_side=24))
+    assert expected.shape == (16, 24, 3)
+    np.testing.assert_array_equal(read_by_pillow(found), expected)
+    assert has_tiles(found)
+
+
+def test_png_is_lossless_and_webp_keeps_transparency(mixed: Path, tmp_path: Path) -> None:
+    convert(mixed, tmp_path / "png", convert_to="png")
+    found = read_packed(tmp_path / "png")
+    assert len(found) == 7
+    for name in ("a/jpeg.jpg", "b/bmp.bmp", "b/gif.gif"):
+        np.testing.assert_array_equal(read_by_pillow(found[name.partition(".")[0]]["png"]), read_by_pillow(MIXED[name]))
+    convert(mixed, tmp_path / "webp", convert_to="webp", quality=50)
+    assert Image.open(io.BytesIO(read_packed(tmp_path / "webp")["b/transparent"]["webp"])).mode == "RGBA"
+
+
+def test_an_interrupted_conversion_resumes(mixed: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"convert_to": "webp", "jpeg": "tile"}
+    whole = convert(mixed, tmp_path / "whole", **settings)
+    with pytest.raises(KeyboardInterrupt):
+        convert(mixed, tmp_path / "out", Interrupt(5), **settings)
+    resumed = convert(mixed, tmp_path / "out", **settings)
+    assert resumed.num_kept > 0
+    assert resumed.converted == whole.converted
+    assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
+
+
+def test_masks_are_never_converted(tmp_path: Path) -> None:
+    mask = encode(7, suffix="png", mode="L")
+    source = write_files(tmp_path / "in", {"a.bmp": encode_as(1, "BMP"), "a.mask.png": mask})
+    shardio.pack(source, tmp_path / "out", layout="pairs", convert_to="webp")
+    (sample,) = read_packed(tmp_path / "out").values()
+    assert (sample["mask.png"], set(sample)) == (mask, {"webp", "mask.png"})
+
+
+@pytest.fixture
+def sounds(tmp_path: Path) -> Path:
+    names = ("en/a.wav", "en/a.txt", "en/a.json", "en/b.wav", "fr/c.wav", "fr/c.txt", "fr/d.txt", "fr/c.jpg")
+    return write_files(tmp_path / "in", {name: name.encode() for name in names})
+
+
+def test_samples_are_the_files_with_the_first_field(sounds: Path, tmp_path: Path) -> None:
+    result = pack(sounds, tmp_path / "out", options=SourceOptions(fields=("wav", "txt")))
+    assert read_packed(tmp_path / "out") == {
+        "en/a": {"wav": b"en/a.wav", "txt": b"en/a.txt", "cls": b"0"},
+        "en/b": {"wav": b"en/b.wav", "cls": b"0"},
+        "fr/c": {"wav": b"fr/c.wav", "txt": b"fr/c.txt", "cls": b"1"},
+    }
+    ignored = [str(path.relative_to(sounds)) for path in result.ignored]
+    assert sorted(ignored) == ["en/a.json", "fr/c.jpg", "fr/d.txt"]
+
+
+def test_two_images_of_one_sample_are_fields_if_both_are_named(tmp_path: Path) -> None:
+    source = write_files(tmp_path / "in", {"a.jpg": JPEG, "a.png": encode(2, suffix="png")})
+    assert_refused("have the same stem", source, tmp_path / "out")
+    shardio.pack(source, tmp_path / "out", fields=[".JPG", "png"])
+    (sample,) = read_packed(tmp_path / "out").values()
+    assert set(sample) == {"jpg", "png"}
+
+
+def test_fields_that_do_not_fit_the_directory_are_refused(sounds: Path, tmp_path: Path) -> None:
+    mistakes: list[tuple[Any, type[Exception], str]] = [
+        (["flac"], PackError, r"holds no \.flac files, which --fields \(fields\) names first"),
+        (["json"], PackError, r"fr holds no \.json files, which --fields \(fields\) names first: add"),
+        ("wav", TypeError, "fields must be a list of suffixes"),
+        ([], ValueError, "must be suffixes such as wav and txt"),
+    ]
+    for fields, kind, message in mistakes:
+        with pytest.raises(kind, match=message):
+            shardio.pack(sounds, tmp_path / "out", fields=fields)
+    (sounds / "en").rename(sounds / "train")
+    (sounds / "fr").rename(sounds / "test")
+    assert_refused("these look like the splits of a dataset", sounds, tmp_path / "out", fields=["wav"])
+    assert not (tmp_path / "out").exists()
+
+
+SOUND = save(make_picture(40, 30), "JPEG")
+UNDECODABLE = {
+    "c/cut.jpg": (SOUND[: len(SOUND) // 2], "cannot be decoded: "),
+    "c/empty.jpg": (b"", "is not an image"),
+    "d/cut.png": (save(make_picture(40, 30), "PNG")[:-40], "cannot be decoded: "),
+    "d/html.webp": (b"<html>404</html>", "is not an image"),
+    "d/large.jpg": (save(make_picture(41, 30), "JPEG"), "is too large: "),
+}
+CHECKED: dict[str, Any] = {"max_shard_samples": 4, "max_pixels": 40 * 30}
+
+
+@pytest.fixture
+def unsound(tmp_path: Path) -> Path:
+    sound = {f"{name}/{i}.jpg": SOUND for name in "cd" for i in range(4)}
+    files = sound | {name: content for name, (content, _) in UNDECODABLE.items()} | {"c/cut.json": b"{}"}
+    return write_files(tmp_path / "in", files)
+
+
+def test_undecodable_images_are_left_out_and_listed(unsound: Path, tmp_path: Path) -> None:
+    result = pack(unsound, tmp_path / "out", **CHECKED)
+    assert sorted(read_packed(tmp_path / "out")) == sorted(f"{folder}/{i}" for folder in "cd" for i in range(4))
+    assert result.manifest.num_samples == 8
+    rejected = [json.loads(line) for line in (tmp_path / "out" / REJECTED_NAME).read_text().splitlines()]
+    assert [each["file"] for each in rejected] == sorted(UNDECODABLE)
+    for each in rejected:
+        assert each["key"] == each["file"].partition(".")[0]
+        assert each["reason"].startswith(UNDECODABLE[each["file"]][1])
+    assert [sample._asdict() for sample in result.rejected] == rejected
+    moved = unsound.rename(tmp_path / "elsewhere")
+    pack(moved, tmp_path / "moved", **CHECKED)
+    assert read_files(tmp_path / "moved") == read_files(tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jpeg", ["copy", "tile", "reencode"])
+def test_worker_processes_report_the_same(source: Path, unsound: Path, tmp_path: Path, jpeg: str) -> None:
+    for images in (source, unsound):
+        found = [
+            pack(images, tmp_path / f"{images.name}-{n}", run=RunOptions(num_workers=n), max_shard_samples=3, jpeg=jpeg)
+            for n in (1, 3)
+        ]
+        assert found[0] == found[1]
+        assert read_files(tmp_path / f"{images.name}-1") == read_files(tmp_path / f"{images.name}-3")
+
+
+def test_without_the_check_every_file_is_packed_as_it_is(unsound: Path, tmp_path: Path) -> None:
+    assert pack(unsound, tmp_path / "out", check=False).rejected == []
+    assert not (tmp_path / "out" / REJECTED_NAME).exists()
+    stored = read_packed(tmp_path / "out")
+    for name, (content, _) in UNDECODABLE.items():
+        key, _, field = name.partition(".")
+        assert stored[key][field] == content
+
+
+def test_strict_or_without_a_sound_image_a_pack_leaves_nothing(unsound: Path, tmp_path: Path) -> None:
+    with pytest.raises(PackError, match=r"in/[cd]/\w+\.\w+ (is|cannot) .*: rename, repair or remove the file"):
+        pack(unsound, tmp_path / "out", run=RunOptions(strict=True), max_pixels=40 * 30)
+    source = write_files(tmp_path / "none", {"a.jpg": b"no image", "b.jpg": b"no image"})
+    with pytest.raises(PackError, match=r"no images that can be packed: .*none/\w\.jpg is not an image \(there are 2"):
+        shardio.pack(source, tmp_path / "out", max_shard_samples=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_masks_that_have_no_rgb_values_are_sound(tmp_path: Path) -> None:
+    files = {f"images/{i}.jpg": encode(i) for i in range(5)} | {"masks/4.png": b"no image"}
+    for i, mode in enumerate(("I;16", "P", "1", "L")):
+        files[f"masks/{i}.png"] = save(make_picture(8, 8)[..., 0], "PNG", mode=mode)
+    result = pack(write_files(tmp_path / "in", files), tmp_path / "out", options=SourceOptions(layout="pairs"))
+    assert result.rejected == [("4", "masks/4.png", "is not an image")]
+    assert result.manifest.num_samples == 4
+
+
+def test_tiling_leaves_out_the_same_images_as_copying(tmp_path: Path) -> None:
+    """A JPEG that can be tiled is not decoded as well: no damage may escape by that."""
+    random = np.random.default_rng(0)
+    files = dict[str, bytes]()
+    for number in range(150):
+        content = bytearray(encode(number % 7, width=64, height=48, quality=int(random.integers(30, 95))))
+        if number % 5:
+            offset = int(random.integers(2, len(content)))
+            content[offset] ^= 1 << int(random.integers(8))
+        if number % 11 == 3:
+            del content[int(random.integers(2, len(content))) :]
+        files[f"{number:03d}.jpg"] = bytes(content)
+    source = write_files(tmp_path / "in", files)
+    copied, tiled = (pack(source, tmp_path / jpeg, jpeg=jpeg) for jpeg in ("copy", "tile"))
+    assert tiled.rejected == copied.rejected
+    assert 30 < len(copied.rejected) < 130
+    assert tiled.jpegs.outcomes[TILED] > 20

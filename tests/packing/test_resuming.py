@@ -1,0 +1,365 @@
+"""A pack that ends at any moment leaves nothing that looks finished; the same call resumes it and keeps shards."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+import shardio
+from shardio.cli.main import app
+from shardio.errors import PackError
+from shardio.files import find_target
+from shardio.libraries import import_torchvision
+from shardio.packing import JpegMode, RunOptions, executors, shard_job
+from shardio.packing.folders import JOURNAL_NAME
+from shardio.sample import Sample
+from shardio.shards import write_shard
+from shardio.storage import Location
+from tests.files import files_of_at_most, read_files
+from tests.packing.packs import Change, Interrupt, assert_refused, pack
+from tests.processes import forkserver_context
+from tests.sources import write_images
+from tests.tars import read_members, write_tar
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("kill") / "in"
+    write_images(root, classes=3, per_class=3, width=8, height=8)
+    return root
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(source: Path) -> dict[str, bytes]:
+    out = source.parent / "uninterrupted"
+    shardio.pack(source, out, max_shard_samples=3)
+    return read_files(out)
+
+
+@pytest.fixture
+def unfinished(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A pack into three shards of three samples that failed before the third."""
+
+    def fail_at_the_third(path: Location, samples: Iterable[Sample]) -> object:
+        if path.name == "shard-000002.tar":
+            raise OSError(5, "Input/output error")
+        return write_shard(path, samples)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard_job, "write_shard", fail_at_the_third)
+        assert_refused("Input/output error", source, tmp_path / "out", max_shard_samples=3, num_workers=1)
+    return tmp_path / "out"
+
+
+def resume(source: Path, out: Path) -> str:
+    """Resume the pack on the command line; return the output and errors."""
+    done = CliRunner().invoke(app, ["pack", str(source), str(out), "--max-shard-samples", "3"])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES: list[tuple[str, Callable[[Path], None]]] = [
+    ("shard-000001.tar", flip_a_bit),
+    ("shard-000001.tar", Path.unlink),
+    ("shard-000001.tar.idx", flip_a_bit),
+]
+
+
+@pytest.mark.parametrize(("name", "damage"), DAMAGES)
+def test_a_damaged_shard_is_packed_again(
+    source: Path, uninterrupted: dict[str, bytes], unfinished: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    damage(unfinished / name)
+    output = resume(source, unfinished)
+    assert output.count("packed again: ") == 1
+    assert f"packed again: {unfinished / 'shard-000001.tar'} was damaged after it was written" in output
+    assert "kept 3 samples from an earlier run" in output
+    assert read_files(unfinished) == uninterrupted
+
+
+@pytest.mark.parametrize("ending", [b"", b"}", b'{"entry": 1}\n', b"\x00\xff\n"], ids=repr)
+def test_a_damaged_line_of_the_journal_makes_its_shard_again(
+    source: Path, uninterrupted: dict[str, bytes], unfinished: Path, ending: bytes
+) -> None:
+    """A run that is killed while it writes a line leaves a part of it."""
+    journal = unfinished / JOURNAL_NAME
+    first, second = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(first + (ending or second[:-9]))
+    output = resume(source, unfinished)
+    assert "packed again" not in output
+    assert "kept 3 samples from an earlier run" in output
+    assert read_files(unfinished) == uninterrupted
+
+
+def test_intact_shards_remain_the_same_files(source: Path, uninterrupted: dict[str, bytes], unfinished: Path) -> None:
+    finished = {path.name: path.stat().st_ino for path in unfinished.glob("shard-*")}
+    assert len(finished) == 4
+    output = resume(source, unfinished)
+    assert "packed again" not in output
+    assert "kept 6 samples from an earlier run" in output
+    assert {name: (unfinished / name).stat().st_ino for name in finished} == finished
+    assert read_files(unfinished) == uninterrupted
+
+
+@pytest.mark.parametrize("name", ["shard-000000.tar", "shard-000002.tar", "no tar, shard-000002.tar", "other.tar"])
+def test_a_tar_that_is_not_part_of_the_pack_is_refused(
+    source: Path, uninterrupted: dict[str, bytes], unfinished: Path, tmp_path: Path, name: str
+) -> None:
+    """It may have the name of a finished shard, of an unfinished shard, or another name."""
+    write_tar(tmp_path / "foreign.tar", [("class-7/a.jpg", b"precious")])
+    is_tar, name = "no tar" not in name, name.rpartition(" ")[2]
+    (unfinished / name).write_bytes((tmp_path / "foreign.tar").read_bytes() if is_tar else b"precious")
+    before = read_files(unfinished)
+    with pytest.raises(PackError, match=f"{name} is not a shard of the unfinished pack in .*Move it away"):
+        shardio.pack(source, unfinished, max_shard_samples=3, num_workers=1)
+    assert read_files(unfinished) == before
+    (unfinished / name).unlink()
+    resume(source, unfinished)
+    assert read_files(unfinished) == uninterrupted
+
+
+def test_a_pack_that_cannot_write_can_be_resumed(source: Path, uninterrupted: dict[str, bytes], tmp_path: Path) -> None:
+    message = r"shard-00000\d\.tar'\. 0 of 3 shards are finished and kept\. Fix the .*rerun the same"
+    with files_of_at_most(3000), pytest.raises(PackError, match=message):
+        shardio.pack(source, tmp_path / "out", max_shard_samples=3)
+    assert not list((tmp_path / "out").glob("shard-*"))
+    resume(source, tmp_path / "out")
+    assert read_files(tmp_path / "out") == uninterrupted
+
+
+NUM_RENAMES = 8
+"""Renames in a pack into three shards: the plan's digest; three tars, each with its index; the manifest."""
+
+
+def pack_and_die(source: Path, out: Path, n: int, moment: str) -> None:
+    """Pack, and kill this process right before or after the n-th file is renamed into place."""
+    replace, num_renames = Path.replace, 0
+
+    def replace_and_die(path: Path, target: Path) -> Path:
+        nonlocal num_renames
+        num_renames += 1
+        if (num_renames, moment) == (n, "before"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        target = replace(path, target)
+        if (num_renames, moment) == (n, "after"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return target
+
+    Path.replace = replace_and_die  # type: ignore[method-assign, assignment]  # in a process of its own
+    shardio.pack(source, out, max_shard_samples=3, num_workers=1)
+
+
+def exit_code_of_pack(source: Path, out: Path, n: int, moment: str) -> int | None:
+    process = forkserver_context().Process(target=pack_and_die, args=(source, out, n, moment))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def assert_only_whole_files(out: Path, uninterrupted: dict[str, bytes]) -> None:
+    """Assert that each file with a final name is as an uninterrupted pack writes it, and that tars end properly."""
+    for name, content in read_files(out).items():
+        if not name.startswith("."):
+            assert content == uninterrupted[name]
+    for path in out.glob("shard-*.tar"):
+        assert path.read_bytes().endswith(bytes(1024))
+        assert read_members(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", range(1, NUM_RENAMES + 1))
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_killed_pack_can_be_resumed(
+    source: Path, uninterrupted: dict[str, bytes], tmp_path: Path, n: int, moment: str
+) -> None:
+    out = tmp_path / "out"
+    assert exit_code_of_pack(source, out, n, moment) == -signal.SIGKILL
+    assert_only_whole_files(out, uninterrupted)
+    is_committed = (n, moment) == (NUM_RENAMES, "after")
+    assert (out / "shardio.json").exists() == is_committed
+    if n > 1:
+        with pytest.raises(PackError, match=r"unfinished pack of different images|already holds a packed dataset"):
+            shardio.pack(source, out, max_shard_samples=4)
+    shardio.pack(source, out, max_shard_samples=3)
+    assert read_files(out) == uninterrupted
+
+
+@pytest.mark.slow
+def test_no_rename_is_left_out(source: Path, tmp_path: Path) -> None:
+    assert exit_code_of_pack(source, tmp_path, NUM_RENAMES + 1, "before") == 0
+
+
+def start_pack(source: Path, out: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "shardio", "pack", str(source), str(out), "--max-shard-samples", "2", "--quiet"]
+    return subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_a_pack_that_is_interrupted_or_killed_from_outside_leaves_only_whole_shards(tmp_path: Path) -> None:
+    """By Ctrl-C after some of its 200 shards, and by SIGKILL at its start and after 100 shards."""
+    source, out = tmp_path / "in", tmp_path / "out"
+    write_images(source, classes=4, per_class=100, width=8, height=8)
+    shardio.pack(source, tmp_path / "whole", max_shard_samples=2)
+    whole = read_files(tmp_path / "whole")
+    assert len(whole) == 401
+    for number, num_shards in ((signal.SIGKILL, 0), (signal.SIGINT, 10), (signal.SIGKILL, 100)):
+        process = start_pack(source, out, "--num-workers", "2")
+        while not out.exists() or len(list(out.glob("shard-*.tar"))) < num_shards:
+            assert process.poll() is None, "the pack finished before it could be killed"
+            time.sleep(0.001)
+        process.send_signal(number)
+        message = process.communicate()[1]
+        assert process.returncode != 0 if number == signal.SIGINT else process.returncode == -number
+        assert "Traceback" not in message
+        assert "shardio.json" not in read_files(out)
+        assert_only_whole_files(out, whole)
+    resumed = start_pack(source, out, "--num-workers", "2")
+    assert (resumed.communicate()[1], resumed.returncode) == ("", 0)
+    assert read_files(out) == whole
+
+
+@pytest.mark.slow
+def test_a_worker_process_that_is_suspended_ends_the_pack(
+    source: Path, uninterrupted: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_worker, process_ids = executors._start_worker, list[int]()
+
+    def start_suspended() -> executors._Worker:
+        worker = start_worker()
+        worker.process.send_signal(signal.SIGSTOP)
+        process_ids.append(worker.process.pid)
+        return worker
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
+        patch.setattr(executors, "_start_worker", start_suspended)
+        patch.setattr(executors, "SILENT_S", 0.2)
+        patch.setattr(executors, "LAST_CHANCE_S", 0.1)
+        patch.setattr(executors, "END_WITHIN_S", 0.1)
+        packing = pool.submit(shardio.pack, source, tmp_path / "out", max_shard_samples=3, num_workers=2)
+        try:
+            with pytest.raises(PackError, match=r"the worker process \d+ has not reported.*Rerun the same") as caught:
+                packing.result(60)
+        finally:
+            for process_id in process_ids:
+                with suppress(ProcessLookupError):
+                    os.kill(process_id, signal.SIGCONT)
+    assert any(f"process {process_id} " in str(caught.value) for process_id in process_ids)
+    shardio.pack(source, tmp_path / "out", max_shard_samples=3, num_workers=2)
+    assert read_files(tmp_path / "out") == uninterrupted
+
+
+@pytest.mark.parametrize("num_workers", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_after_an_error_only_whole_files_are_left(tmp_path: Path, num_workers: int) -> None:
+    write_images(tmp_path / "in", classes=2, per_class=50, width=8, height=8)
+    path, elsewhere = tmp_path / "in" / "class-1" / "name-030.jpg", tmp_path / "elsewhere.jpg"
+    run = RunOptions(num_workers=num_workers)
+    take = Change(lambda: path.rename(elsewhere))
+    with pytest.raises(PackError, match=r"class-1/name-030\.jpg is missing"):
+        pack(tmp_path / "in", tmp_path / "out", take, run=run, max_shard_samples=5)
+    assert not [each.name for each in (tmp_path / "out").iterdir() if find_target(each.name)]
+    elsewhere.rename(path)
+    assert pack(tmp_path / "in", tmp_path / "out", run=run, max_shard_samples=5).manifest.num_samples == 100
+    pack(tmp_path / "in", tmp_path / "whole", max_shard_samples=5)
+    assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
+
+
+def make_lmdb(images: dict[str, bytes], folder: Path) -> Path:
+    lmdb = pytest.importorskip("lmdb")
+    with lmdb.open(str(folder / "in"), map_size=1 << 24) as environment, environment.begin(write=True) as transaction:
+        for key, content in images.items():
+            transaction.put(f"{key}.jpg".encode(), content)
+    return folder / "in"
+
+
+def make_tars(images: dict[str, bytes], folder: Path) -> Path:
+    shardio.pack(folder / "images", folder / "in", max_shard_samples=5)
+    return folder / "in"
+
+
+def make_table(images: dict[str, bytes], folder: Path) -> Path:
+    (folder / "in.csv").write_text("\n".join(["path", *(f"images/{key}.jpg" for key in images)]))
+    return folder / "in.csv"
+
+
+def make_parquet(images: dict[str, bytes], folder: Path) -> Path:
+    pytest.importorskip("datasets")
+    pq.write_table(pa.table({"image": list(images.values())}), folder / "in.parquet")
+    return folder / "in.parquet"
+
+
+def make_mds(images: dict[str, bytes], folder: Path) -> Path:
+    import_torchvision()  # Streaming imports it.
+    streaming = pytest.importorskip("streaming")
+    with streaming.MDSWriter(
+        out=str(folder / "in"), columns={"x": "jpeg"}, size_limit=1 << 12, compression="gz"
+    ) as mds:
+        for content in images.values():
+            mds.write({"x": content})
+    return folder / "in"
+
+
+def make_litdata(images: dict[str, bytes], folder: Path) -> Path:
+    writers = pytest.importorskip("litdata.streaming.writer")
+    (folder / "in").mkdir()
+    compressed = {"compression": "zstd", "compression_level": "chunk"}
+    writer = writers.BinaryWriter(str(folder / "in"), chunk_size=5, **compressed)
+    for number, content in enumerate(images.values()):
+        writer[number] = content
+    writer.done()
+    writer.merge(1)
+    return folder / "in"
+
+
+def make_folders(images: dict[str, bytes], folder: Path) -> Path:
+    return folder / "images"
+
+
+MAKERS = {make_folders: "tile", make_table: "copy"}
+SLOW = dict.fromkeys((make_lmdb, make_tars, make_mds, make_litdata), "copy") | {make_parquet: "tile"}
+
+
+@pytest.mark.parametrize(
+    ("make", "jpeg"), [*MAKERS.items(), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW.items())]
+)
+def test_an_interrupted_pack_is_resumed_by_any_number_of_workers(
+    tmp_path: Path, make: Callable[[dict[str, bytes], Path], Path], jpeg: JpegMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With equal bytes and an equal report. Nothing temporary is left behind."""
+    source = make(write_images(tmp_path / "images"), tmp_path)
+    settings: dict[str, Any] = {"max_shard_size": 1 << 20, "max_shard_samples": 4, "jpeg": jpeg}
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    whole = pack(source, tmp_path / "whole", **settings)
+    with pytest.raises(KeyboardInterrupt):
+        pack(source, tmp_path / "out", Interrupt(10), **settings)
+    assert len(list((tmp_path / "out").glob("*.tar"))) == 2
+    before = shutil.copytree(tmp_path / "out", tmp_path / "again")
+    for number, out in ((1, tmp_path / "out"), (2, Path(before))):
+        resumed = pack(source, out, run=RunOptions(num_workers=number), **settings)
+        assert (resumed.num_kept, resumed.jpegs) == (8, whole.jpegs)
+        assert read_files(out) == read_files(tmp_path / "whole")
+    pack(make_folders({}, tmp_path), tmp_path / "other")  # It closes the source.
+    gc.collect()
+    assert not list((tmp_path / "temporary").iterdir())

@@ -1,0 +1,106 @@
+"""Servers beside SeaweedFS: Azurite for Azure, an emulation of Google Cloud Storage, and nginx for plain HTTP."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hmac
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from email.utils import formatdate
+from pathlib import Path
+
+from tests.servers import fake_gcs_program
+from tests.servers.server import BUCKET, HOST, INSTALLED, Server, answers, create, find_free_port, run_server
+
+AZURITE = INSTALLED / "node" / "node_modules" / ".bin" / "azurite-blob"
+MOTO = INSTALLED / "bin" / "moto_server"
+NGINX = shutil.which("nginx", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"]))
+"""Systems install it where only root's searches look."""
+
+ACCOUNT = "devstoreaccount1"
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""Azurite's account, whose key Microsoft has published:
+https://learn.microsoft.com/azure/storage/common/storage-use-azurite."""
+
+
+@contextlib.contextmanager
+def run_azurite(folder: Path) -> Iterator[Server]:
+    """Run Microsoft's emulator of Azure Blob Storage, which verifies signatures, with its data below a folder."""
+    port = find_free_port()
+    url = f"http://{HOST}:{port}/{ACCOUNT}"
+    command: list[str | Path] = [AZURITE, "--blobHost", HOST, "--blobPort", str(port), "--location", "data"]
+    command += ["--disableTelemetry", "--silent", "--skipApiVersionCheck"]
+    options = {"endpoint": url, "account_name": ACCOUNT, "account_key": KEY, "allow_http": "true"}
+    with run_server(command, folder, lambda: answers(url)):
+        create("PUT", f"{url}/{BUCKET}?restype=container", sign_creation())
+        yield Server(url=f"az://{BUCKET}", options=options, port=port)
+
+
+def sign_creation() -> dict[str, str]:
+    """Return the headers of a request that creates the container.
+
+    https://learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key
+    """
+    headers = {"x-ms-blob-public-access": "blob", "x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+    text = "PUT" + 12 * "\n"  # Standard headers, all empty.
+    text += "".join(f"{name}:{value}\n" for name, value in headers.items())
+    text += f"/{ACCOUNT}/{ACCOUNT}/{BUCKET}\nrestype:container"
+    signature = base64.b64encode(hmac.digest(base64.b64decode(KEY), text.encode(), "sha256")).decode()
+    return {**headers, "Authorization": f"SharedKey {ACCOUNT}:{signature}", "Content-Length": "0"}
+
+
+@contextlib.contextmanager
+def run_fake_gcs(folder: Path) -> Iterator[Server]:
+    """Run Google Cloud Storage's XML interface, which obstore uses, with its data in memory.
+
+    The interface resembles that of S3, so moto serves it: :mod:`tests.servers.fake_gcs_program` translates headers.
+    The emulators of Google Cloud Storage that can be installed emulate its JSON interface: gcp-storage-emulator does
+    not list through the XML interface, and fake-gcs-server does not write.
+    """
+    port = find_free_port()
+    url = f"http://{HOST}:{port}"
+    account = {"gcs_base_url": url, "disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
+    options = {"service_account_key": json.dumps(account), "allow_http": "true"}
+    command: list[str | Path] = [MOTO.with_name("python"), "-I", fake_gcs_program.__file__, HOST, str(port)]
+    with run_server(command, folder, lambda: answers(f"{url}/moto-api/")):
+        create("PUT", f"{url}/{BUCKET}")
+        yield Server(url=f"gs://{BUCKET}", options=options, port=port)
+
+
+NGINX_CONFIGURATION = """
+daemon off;
+master_process off;
+pid {folder}/nginx.pid;
+error_log stderr warn;
+events {{ worker_connections 1024; }}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/bodies;
+    proxy_temp_path {folder}/proxied;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    default_type application/octet-stream;
+    sendfile on;
+    keepalive_requests 1000000;
+    server {{
+        listen {host}:{port} backlog=1024;
+        root {files};
+    }}
+}}
+"""
+
+
+@contextlib.contextmanager
+def run_nginx(folder: Path, files: Path) -> Iterator[Server]:
+    """Run nginx with its log and its temporary files in a folder. The caller writes into what it serves."""
+    port = find_free_port()
+    url = f"http://{HOST}:{port}"
+    configuration = folder / "nginx.conf"
+    configuration.write_text(NGINX_CONFIGURATION.format(folder=folder, files=files, host=HOST, port=port))
+    command: list[str | Path] = [NGINX or "nginx", "-e", "stderr", "-p", folder, "-c", configuration]
+    with run_server(command, folder, lambda: answers(url)):
+        yield Server(url=url, options={"allow_http": "true"}, port=port)

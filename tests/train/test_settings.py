@@ -1,0 +1,338 @@
+"""The settings of a run: what they refuse, and the optimisers and schedules that they name."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, fields
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    CyclicLR,
+    LinearLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
+
+import shardio.train
+from shardio.train import TrainConfig, load_checkpoint, train
+from shardio.train.config import OptimizerName, Precision, ScheduleName
+from shardio.train.optimizers import FACTORS, OPTIMIZERS, LrSchedule, make_optimizer, plan_rates
+from shardio.train.step import DTYPES
+from tests.train.small_data import make_batches, make_linear
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, "epochs"),
+        ({"epochs": -1}, "epochs"),
+        ({"accumulate": 0}, "accumulate"),
+        ({"optimizer": "lion"}, "optimizer must be one of 'adamw', 'adam', 'sgd', 'rmsprop', got 'lion'"),
+        ({"schedule": "poly"}, "schedule must be one of .* got 'poly'"),
+        ({"precision": "fp8"}, "precision must be one of 'fp32', 'bf16', 'fp16', got 'fp8'"),
+        ({"lr": 0.0}, "lr must be positive"),
+        ({"lr": -1e-3}, "lr must be positive"),
+        ({"lr": float("nan")}, "lr must be positive"),
+        ({"clip_norm": 0.0}, "clip_norm must be positive"),
+        ({"clip_value": float("inf")}, "clip_value must be positive"),
+        ({"period": 0}, "period must be positive"),
+        ({"warmup": 1.0}, "warmup must be a share"),
+        ({"warmup": -0.1}, "warmup must be a share"),
+        ({"weight_decay": -0.1}, "weight_decay must be at least 0"),
+        ({"momentum": -0.1}, "momentum must be at least 0"),
+        ({"mixup": -0.2}, "mixup must be at least 0 and finite, got -0.2"),
+        ({"cutmix": float("nan")}, "cutmix must be at least 0 and finite, got nan"),
+        ({"label_smoothing": 1.1}, "label_smoothing must be from 0 to 1, got 1.1"),
+        ({"random_erasing": -0.1}, "random_erasing must be from 0 to 1, got -0.1"),
+        ({"num_classes": 0}, "num_classes must be at least 1"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"patience": 0}, "patience must be at least 1"),
+        ({"log_every": 0}, "log_every must be at least 1"),
+        ({"checkpoint_every": 0, "directory": "run"}, "checkpoint_every must be at least 1"),
+        ({"checkpoint_every": 5}, "checkpoint_every needs a directory"),
+        ({"directory": "s3://bucket/run"}, "directory must be local: .* the URL s3://bucket/run"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch must be at least 1"),
+        ({"device": "toaster"}, "device must be one that torch knows"),
+        ({"precision": "fp16", "device": "cpu"}, "precision 'fp16' needs CUDA, but the device is cpu"),
+    ],
+)
+def test_settings_out_of_bounds_are_refused(options: dict[str, Any], message: str) -> None:
+    """The message starts with the name of the setting: the command line replaces it with that of the option."""
+    with pytest.raises(ValueError, match=message) as error:
+        TrainConfig(**options)
+    assert str(error.value).split()[0] == next(iter(options))
+
+
+def test_each_setting_is_described_once_and_in_order() -> None:
+    """The command line takes the help of its options from here."""
+    described = re.findall(r"^ {4}(\w+): ", str(inspect.getdoc(TrainConfig)), re.MULTILINE)
+    assert described == [setting.name for setting in fields(TrainConfig)]
+
+
+def test_every_choice_of_a_setting_is_implemented() -> None:
+    assert set(OPTIMIZERS) == set(get_args(OptimizerName))
+    assert set(FACTORS) == set(get_args(ScheduleName))
+    assert set(DTYPES) == set(get_args(Precision))
+
+
+def test_all_public_names_can_be_loaded_and_the_settings_without_torch() -> None:
+    """So the command line can show its options at once."""
+    assert all(getattr(shardio.train, name) is not None for name in shardio.train.__all__)
+    assert dir(shardio.train) == shardio.train.__all__
+    with pytest.raises(AttributeError, match=r"No shardio\.train attribute nothing"):
+        shardio.train.nothing  # type: ignore[attr-defined]  # noqa: B018  # looking it up is the test
+    code = "import sys; from shardio.train import TrainConfig; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+PLAIN: dict[str, tuple[Any, float | str]] = {
+    "numpy's integer": (np.int64(3), 3),
+    "numpy's array of one": (np.array(3), 3),
+    "torch's integer": (torch.tensor(3), 3),
+    "numpy's float": (np.float64(0.5), 0.5),
+    "numpy's small float": (np.float32(0.5), 0.5),
+    "torch's float": (torch.tensor(0.5), 0.5),
+    "a fraction": (Fraction(1, 2), 0.5),
+    "numpy's text": (np.str_("a"), "a"),
+    "numpy's truth value": (np.True_, True),
+    "Python's": (7, 7),
+}
+
+
+@pytest.mark.usefixtures("no_report")
+def test_settings_and_data_become_pythons_types_which_a_checkpoint_can_be_read_with(tmp_path: Path) -> None:
+    data: dict[Any, Any] = {np.str_(name): value for name, (value, _) in PLAIN.items()}
+    expected = {name: value for name, (_, value) in PLAIN.items()}
+    settings: dict[str, Any] = {"epochs": 1, "precision": "fp32", "device": "cpu", "directory": tmp_path}
+    settings |= {"lr": np.float64(0.001), "mean": tuple(np.zeros(3))}
+    config = TrainConfig(**settings, data=data)
+    data["Python's"] = 8
+    assert config.data == expected, "they are copied"
+    assert [type(value) for value in config.data.values()] == [type(value) for value in expected.values()]
+    with pytest.raises(FrozenInstanceError):
+        config.epochs = 3  # type: ignore[misc]  # what is tested
+    train(make_linear(), make_batches([4]), config)
+    saved = load_checkpoint(tmp_path / "last.pt")["config"]
+    assert config.find_differences(saved) == []
+    assert TrainConfig(**settings, data=data).find_differences(saved) == ["Python's was 7 and is now 8"]
+
+
+@pytest.mark.parametrize("value", [None, [1], b"a", 1j, np.array([1.0]), torch.ones(2), Path("a")], ids=repr)
+def test_data_of_other_types_are_refused_by_name(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"data\['crop'\] must be a number or a string, got "):
+        TrainConfig(data={"crop": value})
+
+
+def test_names_in_data_must_be_strings_and_not_those_of_settings() -> None:
+    with pytest.raises(TypeError, match="data must have strings as names, got 3"):
+        TrainConfig(data={3: 1})  # type: ignore[dict-item]  # what is tested
+    for name in [field.name for field in fields(TrainConfig)]:
+        with pytest.raises(ValueError, match=f"data must not hold {name!r}, which is a setting of TrainConfig"):
+            TrainConfig(data={name: 1})
+
+
+def test_settings_that_an_earlier_version_lacked_had_their_defaults() -> None:
+    saved = TrainConfig().shared_settings()
+    del saved["tf32"], saved["decay_all"]
+    assert TrainConfig().find_differences(saved) == []
+    assert TrainConfig(tf32=True).find_differences(saved) == ["tf32 was False and is now True"]
+
+
+# Optimisers.
+
+
+def make_network() -> nn.Module:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
+    network[3].bias.requires_grad = False
+    return network
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "rmsprop"])
+def test_weight_decay_spares_norms_and_biases_if_asked(name: Any) -> None:
+    network = make_network()
+    (every,) = make_optimizer(network, TrainConfig(optimizer=name, weight_decay=0.1)).param_groups
+    assert (len(every["params"]), every["weight_decay"]) == (5, 0.1)
+    optimizer = make_optimizer(network, TrainConfig(optimizer=name, weight_decay=0.1, decay_all=False))
+    decayed, spared = optimizer.param_groups
+    assert [weight.shape for weight in decayed["params"]] == [(4, 3, 3, 3), (2, 4)]
+    assert [weight.shape for weight in spared["params"]] == [(4,)] * 3
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
+    assert decayed["lr"] == spared["lr"]
+    with pytest.raises(ValueError, match="empty parameter list"):
+        make_optimizer(nn.Flatten(), TrainConfig(optimizer=name))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "precision", "is_fused"),
+    [("adamw", "bf16", True), ("sgd", "fp32", True), ("rmsprop", "bf16", None), ("adamw", "fp16", None)],
+)
+def test_optimisers_are_fused_on_a_gpu_where_they_can_be(
+    optimizer: Any, precision: str, is_fused: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, network = TrainConfig(optimizer=optimizer), make_network()
+    object.__setattr__(config, "precision", precision)  # fp16 needs CUDA.
+    assert not make_optimizer(network, config).defaults.get("fused")
+    monkeypatch.setattr(nn.Parameter, "is_cuda", True)
+    assert make_optimizer(network, config).defaults.get("fused") == is_fused
+
+
+# Schedules.
+
+STEPS_PER_EPOCH, EPOCHS, LR = 13, 6, 0.3
+NUM_STEPS = STEPS_PER_EPOCH * EPOCHS
+PLANNED = ["onecycle", "cosine", "cyclic", "step", "constant"]
+
+
+def make_sgd() -> torch.optim.SGD:
+    return torch.optim.SGD([nn.Parameter(torch.zeros(1))], LR)
+
+
+def make_config(**options: Any) -> TrainConfig:
+    return TrainConfig(**{"epochs": EPOCHS, "lr": LR, "device": "cpu", **options})
+
+
+def take(optimizer: torch.optim.Optimizer, schedule: Any, num_steps: int) -> list[float]:
+    rates = []
+    for _ in range(num_steps):
+        rates.append(float(optimizer.param_groups[0]["lr"]))
+        optimizer.step()
+        schedule.step()
+    return rates
+
+
+def make_one_cycle(optimizer: torch.optim.SGD, warmup: float) -> Any:
+    return OneCycleLR(optimizer, LR, total_steps=NUM_STEPS, pct_start=warmup, cycle_momentum=False)
+
+
+def make_cosine(optimizer: torch.optim.SGD, warmup: float) -> Any:
+    num_warm = round(warmup * NUM_STEPS)
+    rise = LinearLR(optimizer, 1 / (num_warm + 1), total_iters=num_warm)
+    return SequentialLR(optimizer, [rise, CosineAnnealingLR(optimizer, NUM_STEPS - num_warm)], [num_warm])
+
+
+def make_step(optimizer: torch.optim.SGD, period: float) -> Any:
+    return StepLR(optimizer, round(period * STEPS_PER_EPOCH), 0.1)
+
+
+def make_cyclic(optimizer: torch.optim.SGD, period: float) -> Any:
+    return CyclicLR(optimizer, LR / 10, LR, round(period * STEPS_PER_EPOCH) // 2, cycle_momentum=False)
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")  # SequentialLR of torch 2.6 passes it.
+@pytest.mark.parametrize(
+    ("name", "make", "setting", "values"),
+    [
+        ("onecycle", make_one_cycle, "warmup", (0.05, 0.3, 0.5)),
+        ("cosine", make_cosine, "warmup", (0.05, 0.3, 0.5)),
+        ("step", make_step, "period", (2, 2.5, 4)),
+        ("cyclic", make_cyclic, "period", (2, 2.5, 4)),
+    ],
+)
+def test_rates_equal_those_of_torchs_schedulers(
+    name: str, make: Callable[[torch.optim.SGD, float], Any], setting: str, values: tuple[float, ...]
+) -> None:
+    for value in values:
+        optimizer, other = make_sgd(), make_sgd()
+        schedule = LrSchedule(optimizer, make_config(schedule=name, **{setting: value}), STEPS_PER_EPOCH)
+        expected = take(other, make(other, value), NUM_STEPS)
+        assert take(optimizer, schedule, NUM_STEPS) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("period", [1, 2, 3])
+def test_plateau_is_torchs_and_depends_on_the_losses_of_epochs(period: int) -> None:
+    losses = [3.0, 2.0, 2.0, 2.1, 2.2, 1.9, 2.0, 2.0, 2.0, 2.0, 2.0]
+    optimizer, other = make_sgd(), make_sgd()
+    schedule = LrSchedule(optimizer, make_config(schedule="plateau", period=period), STEPS_PER_EPOCH)
+    oracle = ReduceLROnPlateau(other, factor=0.1, patience=period - 1)
+    rates = []
+    for loss in losses:
+        take(optimizer, schedule, 3)
+        schedule.end_epoch(loss)
+        oracle.step(loss)
+        rates.append(float(optimizer.param_groups[0]["lr"]))
+        assert rates[-1] == pytest.approx(other.param_groups[0]["lr"])
+    assert min(rates) < LR / 5
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_the_plan_predicts_the_actual_rates(name: str) -> None:
+    optimizer, config = make_sgd(), make_config(schedule=name)
+    taken = take(optimizer, LrSchedule(optimizer, config, STEPS_PER_EPOCH), NUM_STEPS)
+    assert plan_rates(config, STEPS_PER_EPOCH) == list(enumerate(taken))
+    assert (set(taken) == {LR}) == (name == "constant")
+    sparse = plan_rates(config, STEPS_PER_EPOCH, max_points=10)
+    assert len(sparse) <= 10
+    assert set(sparse) <= set(enumerate(taken))
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_the_shortest_runs_have_valid_rates(name: str) -> None:
+    """No rate of a planned step is 0. Steps after the plan, which a longer epoch may have, are not an error."""
+    for epochs, steps_per_epoch in ((1, 1), (1, 2), (2, 1), (3, 1)):
+        optimizer = make_sgd()
+        schedule = LrSchedule(optimizer, make_config(epochs=epochs, schedule=name), steps_per_epoch)
+        rates = take(optimizer, schedule, epochs * steps_per_epoch + 2)
+        assert all(0 < rate <= LR for rate in rates[: epochs * steps_per_epoch])
+        assert all(0 <= rate <= LR for rate in rates)
+
+
+@pytest.mark.parametrize("name", [*PLANNED, "plateau"])
+def test_stopped_and_resumed_equals_uninterrupted(name: str) -> None:
+    def make() -> tuple[torch.optim.SGD, LrSchedule]:
+        optimizer = make_sgd()
+        return optimizer, LrSchedule(optimizer, make_config(schedule=name, period=1), STEPS_PER_EPOCH)
+
+    def drive(optimizer: torch.optim.SGD, schedule: LrSchedule, steps: range) -> list[float]:
+        rates = []
+        for step in steps:
+            rates += take(optimizer, schedule, 1)
+            if (step + 1) % STEPS_PER_EPOCH == 0:
+                schedule.end_epoch(1.0)
+        return rates
+
+    whole = drive(*make(), range(NUM_STEPS))
+    for num_before in (0, 1, 20, NUM_STEPS - 1):
+        optimizer, schedule = make()
+        drive(optimizer, schedule, range(num_before))
+        states = copy.deepcopy((optimizer.state_dict(), schedule.state_dict()))
+        optimizer, schedule = make()
+        optimizer.load_state_dict(states[0])
+        schedule.load_state_dict(states[1])
+        assert drive(optimizer, schedule, range(num_before, NUM_STEPS)) == whole[num_before:]
+
+
+@pytest.mark.parametrize("name", ["onecycle", "cosine", "cyclic", "step"])
+def test_on_another_number_of_ranks_the_same_share_of_the_plan_remains(name: str) -> None:
+    """Half as many ranks have twice as many steps: step k of 78 becomes step 2 k of 156."""
+    config, num_before, optimizer = make_config(schedule=name), 31, make_sgd()
+    schedule = LrSchedule(optimizer, config, STEPS_PER_EPOCH)
+    take(optimizer, schedule, num_before)
+    state, optimizer = copy.deepcopy(schedule.state_dict()), make_sgd()
+    schedule = LrSchedule(optimizer, config, 2 * STEPS_PER_EPOCH)
+    schedule.load_state_dict(state)
+    planned = [rate for _, rate in plan_rates(config, 2 * STEPS_PER_EPOCH)]
+    assert take(optimizer, schedule, 2 * (NUM_STEPS - num_before)) == planned[2 * num_before :]
+
+
+def test_parameter_groups_keep_their_own_highest_rates() -> None:
+    weights = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    optimizer = torch.optim.SGD([{"params": [weights[0]], "lr": 1.0}, {"params": [weights[1]], "lr": 0.01}])
+    schedule = LrSchedule(optimizer, make_config(schedule="cosine"), STEPS_PER_EPOCH)
+    for _ in range(20):
+        optimizer.step()
+        schedule.step()
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(100 * optimizer.param_groups[1]["lr"])

@@ -1,0 +1,406 @@
+"""Laws of every transform: its arguments, errors and chance, and the same images from all executors."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+import shardio.transforms
+from shardio import DataLoader, EpochSampler, ShardMapDataset
+from shardio.transforms import (
+    AutoAugment,
+    CenterCrop,
+    Compose,
+    CornerCrop,
+    GaussianBlur,
+    Geometry,
+    MultiCrop,
+    Normalize,
+    Pad,
+    PixelTransform,
+    RandomApply,
+    RandomGrayscale,
+    RandomHorizontalFlip,
+    RandomInvert,
+    RandomOrder,
+    RandomResizedCrop,
+    RandomRotation,
+    RandomSolarize,
+    Resize,
+    ToDtype,
+    Transform,
+    TrivialAugmentWide,
+    apply_transform,
+    is_builtin,
+    recipes,
+)
+from shardio.transforms.planning import BUILTINS
+from shardio.transforms.recipes import RECIPES
+from tests.transforms.by_torchvision import v2
+from tests.transforms.inputs import make_noise, make_rng_keys
+
+NAMES = {**vars(shardio.transforms)}
+EACH: list[Any] = eval(
+    """[
+        CenterCrop((9, 30)), CenterCrop(50), Resize(12), Resize((3, 4)), RandomResizedCrop(16), Pad(3),
+        CornerCrop(5, "top left"), RandomCrop(8, 2), RandomCrop((40, 5), pad_if_needed=True),
+        RandomHorizontalFlip(), RandomVerticalFlip(),
+        ColorJitter(0.4, 0.4, 0.4, 0.1), RandomGrayscale(), RandomInvert(), RandomAutocontrast(), RandomEqualize(),
+        RandomSolarize(130.5), RandomPosterize(3), RandomAdjustSharpness(1.5), GaussianBlur(5), RandomErasing(),
+        RandomRotation(30), RandomRotation(30, expand=True), RandomAffine(30, (0.1, 0.1)), RandomPerspective(),
+        TrivialAugmentWide(), RandAugment(3, 30), AutoAugment("svhn"), AugMix(),
+        ToDtype("float32", scale=True), Normalize((0.5, 0.4, 0.3), (0.2, 0.2, 0.2)),
+    ]""",
+    NAMES,
+)
+CERTAIN = (CenterCrop, CornerCrop, Resize, Pad, ToDtype, Normalize)
+"""They leave nothing to chance."""
+
+each_transform = pytest.mark.parametrize("transform", EACH, ids=repr)
+
+
+class Cropping(CenterCrop):
+    """A subclass may override anything."""
+
+
+def test_every_transform_of_shardio_is_builtin_and_obeys_the_laws_here() -> None:
+    public = {getattr(shardio.transforms, name) for name in shardio.transforms.__all__}
+    bases = {Transform, Geometry, PixelTransform}
+    found = {each for each in public if isinstance(each, type) and issubclass(each, Transform)} - bases
+    assert found == BUILTINS == set(map(type, EACH))
+    assert len(found) == 27
+
+
+@pytest.mark.parametrize(
+    ("transform", "expected"),
+    [
+        (None, True),
+        (CenterCrop(8), True),
+        (Compose([Resize(9), Compose([RandomHorizontalFlip()])]), True),
+        (RandomApply([RandomOrder([RandomInvert()])]), True),
+        (MultiCrop([CenterCrop(8)]), True),
+        (Cropping(8), False),
+        (Compose([Resize(9), Cropping(8)]), False),
+        (Compose([Compose([abs])]), False),
+        (RandomApply([abs]), False),
+        (MultiCrop([CenterCrop(8), abs]), False),
+        (type("Several", (Compose,), {})([CenterCrop(8)]), False),
+        (type("Several", (RandomApply,), {})([RandomInvert()]), False),
+        (abs, False),
+    ],
+    ids=repr,
+)
+def test_a_combination_is_builtin_if_all_its_steps_are(transform: Any, expected: bool) -> None:
+    assert is_builtin(transform) == expected
+
+
+@each_transform
+def test_an_images_parameters_depend_only_on_its_rng_key_and_size(transform: Transform) -> None:
+    random = np.random.default_rng(1)
+    sizes, rng_keys, order = random.integers(8, 60, (60, 2)), make_rng_keys(60), random.permutation(60)
+    together = transform.draw(sizes, rng_keys)
+    one_by_one = [transform.draw(sizes[i : i + 1], rng_keys[i : i + 1]) for i in range(60)]
+    np.testing.assert_array_equal(together, np.concatenate(one_by_one))
+    np.testing.assert_array_equal(transform.draw(sizes[order], rng_keys[order]), together[order])
+    assert (
+        isinstance(transform, CERTAIN) or len({row.tobytes() for row in transform.draw(sizes[[0] * 60], rng_keys)}) > 1
+    )
+
+
+@each_transform
+def test_a_call_draws_from_torchs_generator_and_leaves_the_image_as_it_is(transform: Any) -> None:
+    image = 40 + make_noise(20, 30) // 2
+    given = image.copy()
+    torch.manual_seed(0)
+    first, second = ([transform(image) for _ in range(20)] for _ in range(2))
+    torch.manual_seed(0)
+    again = [transform(image) for _ in range(20)]
+    np.testing.assert_array_equal(image, given)
+    assert all(map(np.array_equal, first, again))
+    assert all(map(np.array_equal, first, second)) == isinstance(transform, CERTAIN)
+    if isinstance(transform, PixelTransform) and not getattr(transform, "expand", False):
+        assert {result.shape for result in first} == {image.shape}
+    keys = make_rng_keys(20, 7)
+    by_keys = apply_transform(transform, [image] * 20, keys)
+    expected = torch.rand(3, generator=torch.Generator().manual_seed(3))
+    torch.manual_seed(3)
+    assert all(map(np.array_equal, apply_transform(transform, [image] * 20, keys), by_keys))
+    assert torch.equal(torch.rand(3), expected), "rng keys leave torch's generator as it is"
+
+
+@each_transform
+def test_a_pickled_transform_is_the_same(transform: Transform) -> None:
+    assert repr(pickle.loads(pickle.dumps(transform))) == repr(transform)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        Image.fromarray(make_noise(20, 30)),
+        make_noise(20, 30).astype(np.float32),
+        make_noise(20, 30)[..., 0],
+        make_noise(20, 30).transpose(2, 0, 1),
+        torch.zeros(20, 30, 3, dtype=torch.uint8),
+        "an image",
+    ],
+    ids=["Pillow image", "floats", "no channels", "channels first", "tensor", "text"],
+)
+def test_the_error_for_a_wrong_input_names_the_transform(image: Any) -> None:
+    for transform in (RandomResizedCrop(16), Resize(9), CenterCrop(9), RandomHorizontalFlip(), EACH[-1]):
+        for call in (transform, Compose([transform]), Compose([Compose([transform])])):
+            with pytest.raises(TypeError, match=f"{type(transform).__name__}.* takes uint8 "):
+                call(image)
+
+
+# Arguments.
+
+OTHER_DEFAULTS = {("RandomResizedCrop", "antialias"), ("Resize", "antialias"), ("ToDtype", "dtype")}
+"""Defaults that differ, as docs/transforms.md says of resizing. torchvision has no default for ToDtype's dtype."""
+
+
+def parameters_of(transform: type) -> dict[str, Any]:
+    """Return the defaults of a transform's parameters, in order."""
+    _, *parameters = inspect.signature(transform.__init__).parameters.values()  # type: ignore[misc]  # of a class
+    return {
+        parameter.name: getattr(parameter.default, "value", parameter.default)
+        for parameter in parameters
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    }
+
+
+SHARED = [
+    name
+    for name in shardio.transforms.__all__
+    if name != "Transform" and inspect.isclass(getattr(shardio.transforms, name)) and hasattr(v2, name)
+]
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_arguments_have_torchvisions_names_order_and_defaults(name: str) -> None:
+    ours, theirs = (parameters_of(getattr(module, name)) for module in (shardio.transforms, v2))
+    assert list(ours)[: len(theirs)] == list(theirs)
+    different = {(name, each) for each in theirs if ours[each] != theirs[each]}
+    assert different <= OTHER_DEFAULTS
+
+
+def test_constants_of_other_libraries_and_numpys_integers_are_accepted() -> None:
+    for name in ("NEAREST", "BILINEAR", "BICUBIC"):
+        for constant in (v2.InterpolationMode[name], Image.Resampling[name], int(Image.Resampling[name])):
+            assert RandomRotation(1, constant).interpolation == name.lower()
+    assert repr(TrivialAugmentWide(interpolation=v2.InterpolationMode.BILINEAR)) == repr(
+        TrivialAugmentWide(interpolation="bilinear")
+    )
+    assert AutoAugment(v2.AutoAugmentPolicy.SVHN).policy == "svhn"
+    for kind in (Resize, RandomResizedCrop):
+        eight, both = np.int64(8), [np.int64(8), 9]
+        assert kind(eight).size == (8 if kind is Resize else (8, 8))  # type: ignore[arg-type]  # It works at run time.
+        assert kind(both).size == (8, 9)  # type: ignore[arg-type]  # It works at run time.
+
+
+def test_a_repr_names_the_steps_and_their_settings() -> None:
+    shown = repr(Compose([Resize(9), CenterCrop((3, 4)), RandomHorizontalFlip(0.25)]))
+    assert shown == "Compose([Resize(size=9, antialias=False), CenterCrop(size=(3, 4)), RandomHorizontalFlip(p=0.25)])"
+    assert repr(MultiCrop([CenterCrop(3)])) == "MultiCrop([CenterCrop(size=(3, 3))])"
+
+
+THREE: list[Any] = [RandomSolarize(128, 1), GaussianBlur(3, 1.0), RandomGrayscale(1)]
+MEAN = (0.485, 0.456, 0.406)
+REFUSED = r"""
+    RandomResizedCrop(None) -> size must be a positive integer
+    Resize(None) -> size=None requires max_size
+    Resize((20, 30), "bilinear", 40) -> max_size applies only to a size of one number
+    Resize(20, "bilinear", 20) -> max_size must be greater than size
+    Pad((1, 2, 3)) -> padding must be one, two or four integers
+    Pad(-1) -> padding must be one, two or four integers that are not negative
+    RandomCrop(8, padding_mode="wrap") -> padding_mode must be
+    RandomCrop(8, fill=300) -> fill must be a number from 0 to 255
+    RandomCrop((0, 4)) -> size must be a positive integer
+    CornerCrop(3, "left") -> corner must be
+    RandomRotation(-1) -> degrees must be a number that is not negative or 2 bounds
+    RandomRotation((2, 1)) -> degrees must be a number that is not negative or 2 bounds
+    RandomRotation(1, center=(1,)) -> center must be two numbers
+    RandomRotation(1, "lanczos") -> interpolation must be 'nearest', 'bilinear' or 'bicubic'
+    RandomAffine(1, translate=(0.5, 2)) -> translate must be two numbers from 0 to 1
+    RandomAffine(1, scale=(0, 1)) -> scale must be
+    RandomAffine(1, shear=(1, 2, 3)) -> shear must be a number that is not negative or 2 or 4 bounds
+    RandomAffine(1, fill=300) -> fill must be a number from 0 to 255
+    RandomPerspective(1.5) -> distortion_scale must be from 0 to 1
+    RandomPerspective(p=2) -> p must be a probability
+    ColorJitter(-1) -> brightness must be a number that is not negative
+    ColorJitter(hue=0.6) -> hue must be from -0.5 to 0.5
+    ColorJitter(contrast=(2, 1)) -> contrast must be from 0.0 to inf, the lower bound first
+    RandomGrayscale(1.5) -> p must be a probability
+    RandomPosterize(9) -> bits must be from 0 to 8
+    RandomAdjustSharpness(-1) -> sharpness_factor must not be negative
+    GaussianBlur(4) -> kernel_size must be an odd number or two
+    GaussianBlur((3, 5, 7)) -> kernel_size must be an odd number or two
+    GaussianBlur(3, (2.0, 1.0)) -> sigma must be a positive number
+    GaussianBlur(3, 0) -> sigma must be a positive number
+    GaussianBlur(3, inf) -> sigma must be a positive number
+    RandomErasing(2) -> p must be a probability
+    RandomErasing(scale=(0.5, 1.5)) -> scale must be
+    RandomErasing(ratio=(2, 1)) -> ratio must be
+    RandomErasing(value="random") -> shardio.BatchRandomErasing has random values
+    RandomErasing(value=(1, 2)) -> value must be a number from 0 to 255
+    TrivialAugmentWide(interpolation="box") -> interpolation must be 'nearest', 'bilinear' or 'bicubic'
+    AutoAugment("mnist") -> policy must be one of 'imagenet', 'cifar10', 'svhn', got 'mnist'
+    RandAugment(magnitude=31) -> magnitude must be below num_magnitude_bins=31
+    RandAugment(fill=[1, 2]) -> fill must be a number from 0 to 255 or three
+    TrivialAugmentWide(1) -> num_magnitude_bins
+    AugMix(severity=11) -> severity
+    AugMix(mixture_width=0) -> mixture_width
+    AugMix(alpha=0) -> alpha must be positive
+    ToDtype(torch.float32) -> write ToDtype\(torch.float32, scale=True\)
+    ToDtype(torch.float16, scale=True) -> DevicePrefetcher\(dtype=...\)
+    Normalize(MEAN, (1, 2)) -> must have three numbers
+    Normalize(MEAN, (1, 0, 1)) -> std must be positive
+    RandomChoice([]) -> RandomChoice needs at least one transform
+    MultiCrop([]) -> at least one
+    RandomApply(THREE, 2) -> p must be a probability
+    RandomChoice(THREE, [1, 2]) -> p must have one number for each of 3 transforms
+    RandomChoice(THREE, [0, 0, 0]) -> one that is positive
+"""
+BAD_SIZES = [0, -3, (0, 4), (4, -1), (0,), (4, 4, 4), (), "16", 1.5]
+BAD_SCALES = [(0, 1), (-0.1, 1), (0.5, 0.4), (0.5, 1.1), (math.nan, 1), (0.08,), 0.5, "12"]
+BAD_RATIOS = [(0, 1), (-1, 1), (2, 1), (math.nan, 1), (1, 2, 3), None]
+
+
+@pytest.mark.parametrize("line", REFUSED.strip().splitlines())
+def test_bad_settings_are_refused(line: str) -> None:
+    expression, _, message = line.strip().partition(" -> ")
+    with pytest.raises(ValueError, match=message):
+        eval(expression, {**NAMES, "MEAN": MEAN, "THREE": THREE, "torch": torch, "inf": math.inf})
+
+
+def test_bad_probabilities_sizes_scales_and_ratios_are_refused() -> None:
+    crop: Any = RandomResizedCrop
+    for p in (-0.01, 1.01, math.nan):
+        with pytest.raises(ValueError, match="probability"):
+            RandomHorizontalFlip(p)
+    for kind, size in itertools.product((CenterCrop, Resize, crop), BAD_SIZES):
+        with pytest.raises(ValueError, match=f"size must be a positive integer.*, got {re.escape(repr(size))}$"):
+            kind(size)
+    for scale in BAD_SCALES:
+        with pytest.raises(ValueError, match="scale"):
+            crop(8, scale=scale)
+    for ratio in BAD_RATIOS:
+        with pytest.raises(ValueError, match="ratio"):
+            crop(8, ratio=ratio)
+
+
+def test_a_message_about_a_huge_argument_is_short() -> None:
+    with pytest.raises(ValueError, match="size must be a positive integer") as caught:
+        RandomResizedCrop(np.zeros((40, 60, 3)))  # type: ignore[arg-type]  # It is an image.
+    assert len(str(caught.value)) < 140
+
+
+VIEW = MultiCrop([RandomInvert()])
+NO_PART = "cannot be part of a Compose or of another MultiCrop: pass it to"
+WRONG_PARTS: list[tuple[Any, Any, str]] = [
+    (Compose, RandomResizedCrop(16), r"takes a list of transforms, got RandomResizedCrop\(.*: write Compose\(\["),
+    (RandomApply, GaussianBlur(3), r"RandomApply takes a list of transforms.*write RandomApply\("),
+    (MultiCrop, CenterCrop(3), r"write MultiCrop\(\[\.\.\.\]\)"),
+    (Compose, [CenterCrop(3), 16], "must be callable, got 16"),
+    (MultiCrop, [3], "callable"),
+    (Compose, [Compose], r"^Compose is a class, not a transform: write Compose\(\.\.\.\)$"),
+    (Compose, [RandomInvert(), RandomResizedCrop], r"^RandomResizedCrop is a class, not a transform: write Random"),
+    (RandomOrder, [GaussianBlur], "GaussianBlur is a class, not a transform"),
+    (RandomOrder, [VIEW], "a MultiCrop cannot be part of"),
+    (Compose, [VIEW], NO_PART),
+    (MultiCrop, [VIEW], NO_PART),
+    (lambda given: apply_transform(given, [make_noise(40, 60)], make_rng_keys(1)), Resize, "^Resize is a class, not a"),
+    (lambda given: ShardMapDataset("unused", decode="pil", transform=given), VIEW, "Pillow"),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "message"), WRONG_PARTS)
+def test_the_parts_of_a_combination_are_checked(kind: Any, given: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        kind(given)
+
+
+# Recipes, and every transform in a loader.
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_a_recipe_gives_images_of_the_asked_size(name: str) -> None:
+    transform = RECIPES[name](32)
+    assert transform is not RECIPES[name](32)
+    assert is_builtin(transform)
+    crops = transform(make_noise(40, 50))
+    for crop in crops if isinstance(transform, MultiCrop) else [crops]:
+        assert crop.dtype == np.uint8
+        assert crop.shape in ((32, 32, 3), (96, 96, 3))
+
+
+def test_recipes_are_what_they_are_named_for() -> None:
+    functions = {name for name, value in vars(recipes).items() if callable(value) and name.islower() and name[0] != "_"}
+    assert set(RECIPES) == functions
+    assert [crop.shape[0] for crop in recipes.dino()(make_noise(300, 200))] == [224] * 2 + [96] * 8
+    resize, crop = recipes.imagenet_eval(224, resize=232).transforms
+    assert (getattr(resize, "size", 0), getattr(crop, "size", 0)) == (232, (224, 224))
+    assert getattr(recipes.imagenet_eval().transforms[0], "size", 0) == 256
+    image, keys = make_noise(60, 60), make_rng_keys(2)
+    one, other = (Compose([view]) for view in recipes.simclr(32).transforms)
+    assert (apply_transform(one, [image], keys[:1])[0] != apply_transform(other, [image], keys[1:])[0]).any()
+    np.testing.assert_array_equal(*(apply_transform(view, [image], keys[:1])[0] for view in (one, other)))
+
+
+def unchanged(image: NDArray[Any]) -> NDArray[Any]:
+    return image
+
+
+ALL: list[Any] = eval(
+    """[
+        RandomResizedCrop(40), RandomHorizontalFlip(), RandomCrop(36, 4), Pad(2), RandomRotation(20, "bilinear"),
+        RandomApply([ColorJitter(0.4, 0.4, 0.2, 0.1), GaussianBlur(5)], p=0.8), RandomPerspective(),
+        RandomVerticalFlip(), RandomChoice([*THREE, Compose([CenterCrop(40)])]), RandomOrder(THREE), RandomAffine(9),
+        RandomErasing(), TrivialAugmentWide(), RandAugment(), AutoAugment(), AugMix(), RandomEqualize(), Resize(32),
+    ]""",
+    {**NAMES, "THREE": THREE},
+)
+LOADED = MultiCrop([Compose(ALL), Compose([*ALL[:3], Normalize(MEAN, MEAN)]), recipes.imagenet_eval(24)])
+
+
+def test_every_executor_gives_the_same_images(packed: Path) -> None:
+    """The calling process, shardio's processes, which are stopped and resumed, torch's workers, and torch's loader."""
+
+    def start(kind: Any, transform: Any, num_workers: int) -> Any:
+        dataset = ShardMapDataset(packed, transform=transform, fields=("image", "key"))
+        dataset.set_epoch(0)  # torch's loader does not tell it.
+        loader = kind(dataset, 4, sampler=EpochSampler(dataset), num_workers=num_workers)
+        assert transform is not LOADED or not getattr(loader, "calls_dataset", False)
+        return loader
+
+    foreign = MultiCrop([*LOADED.transforms[:2], Compose([*recipes.imagenet_eval(24).transforms, unchanged])])
+    expected = list(start(DataLoader, LOADED, 0))
+    others = {
+        "torch's workers": list(start(DataLoader, foreign, 1)),
+        "torch's loader": list(start(torch.utils.data.DataLoader, LOADED, 0)),
+    }
+    stopped = start(DataLoader, LOADED, 2)
+    first, resumed = next(iter(stopped)), start(DataLoader, LOADED, 1)
+    resumed.load_state_dict(stopped.state_dict())
+    others["processes"] = [first, *resumed]
+    for name, batches in others.items():
+        for (crops, keys), (other_crops, other_keys) in zip(expected, batches, strict=True):
+            assert list(keys) == list(other_keys)
+            for one, other in zip(crops, other_crops, strict=True):
+                assert one.dtype == other.dtype
+                assert torch.equal(one, other), name
+    for batch, keys in expected:
+        assert [(crop.dtype, *crop.shape[:2]) for crop in batch] == [
+            (dtype, len(keys), 3) for dtype in (torch.uint8, torch.float32, torch.uint8)
+        ]
+        assert all(crop.is_contiguous(memory_format=torch.channels_last) for crop in batch[::2])

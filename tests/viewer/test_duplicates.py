@@ -1,0 +1,249 @@
+"""Duplicates: equal bytes, and pictures whose perceptual hashes are near."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from contextlib import ExitStack
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+
+import shardio
+from shardio.viewer import DuplicateReport, find_duplicates, open_source
+from shardio.viewer.duplicates import SIDE, count_bits, find_near_pairs, hash_pictures, join_groups, reduce_picture
+from tests.files import read_files
+from tests.sources import encode, write_images
+from tests.tars import write_tar
+
+
+def search(*sources: Path, threshold: int | None = 4, is_between: bool = False) -> DuplicateReport:
+    with ExitStack() as stack:
+        opened = [stack.enter_context(open_source(str(source))) for source in sources]
+        return find_duplicates(opened, threshold=threshold, is_between=is_between)
+
+
+def keys_of(report: DuplicateReport) -> list[list[str]]:
+    return [[copy.key.partition(".")[0] for copy in group.copies] for group in report.groups]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Class folders with two copies of one image in one class, and three of another in two classes."""
+    root = tmp_path / "folder"
+    write_images(root, per_class=4)
+    shutil.copy(root / "class-0" / "name-000.jpg", root / "class-0" / "name-100.jpg")
+    for name in ("class-1/name-101", "class-2/name-102"):
+        shutil.copy(root / "class-1" / "name-002.jpg", root / f"{name}.jpg")
+    return root
+
+
+GROUPS = [["class-0/name-000", "class-0/name-100"], ["class-1/name-002", "class-1/name-101", "class-2/name-102"]]
+
+
+@pytest.mark.parametrize("threshold", [None, 0])
+def test_files_with_the_same_bytes_are_groups(folder: Path, threshold: int | None) -> None:
+    report = search(folder, threshold=threshold)
+    assert keys_of(report) == GROUPS
+    assert [group.is_exact for group in report.groups] == [True, True]
+    assert [group.labels for group in report.groups] == [("class-0",), ("class-1", "class-2")]
+    assert report.count_within(0) == (2, 3)
+    assert report.num_images == (15,)
+    with pytest.raises(ValueError, match="threshold"):
+        search(folder, threshold=17)
+
+
+@pytest.mark.parametrize("threshold", [None, 0])
+def test_shards_have_the_same_groups_and_show_where_they_are(
+    folder: Path, tmp_path: Path, threshold: int | None
+) -> None:
+    packed = tmp_path / "packed"
+    shardio.pack(folder, packed, max_shard_samples=4)
+    report = search(packed, threshold=threshold)
+    assert sorted(map(sorted, keys_of(report))) == GROUPS
+    numbers, contents = list[int](), read_files(packed)
+    with open_source(str(packed)) as source:
+        find_duplicates([source], threshold=threshold, start=numbers.append)
+    assert numbers == [0 if threshold is None else 15], "bytes are compared without reading shards"
+    for group in report.groups:
+        for copy in group.copies:
+            offset = copy.place.offset
+            assert offset is not None
+            expected = (folder / f"{copy.key}.jpg").read_bytes()
+            assert contents[copy.place.shard][offset : offset + len(expected)] == expected
+            assert copy.label == copy.key.partition("/")[0]
+
+
+def test_a_leak_between_a_directory_and_shards_is_found(folder: Path, tmp_path: Path) -> None:
+    packed, validation = tmp_path / "packed", tmp_path / "validation"
+    shardio.pack(folder, packed)
+    for number in range(2):
+        path = validation / "class-0" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes((folder / "class-2" / "name-003.jpg").read_bytes())
+    (validation / "class-0" / "other.jpg").write_bytes(encode(77))
+    report = search(packed, validation, threshold=None, is_between=True)
+    assert keys_of(report) == [["class-2/name-003", "class-0/0", "class-0/1"]]
+    assert report.count_between(0, 1) == (1, 1, 2)
+    assert report.groups[0].labels == ("class-0", "class-2")
+    assert len(search(packed, validation, threshold=None).groups) == 3
+
+
+def write_variants(folder: Path) -> None:
+    folder.mkdir()
+    for seed in range(2):
+        content = encode(seed, width=400, height=300)
+        (folder / f"{seed}-large.jpg").write_bytes(content)
+        with Image.open(io.BytesIO(content)) as image:
+            image.resize((100, 75), Image.Resampling.BOX).save(folder / f"{seed}-small.png")
+
+
+def test_pictures_that_look_alike_are_groups(tmp_path: Path) -> None:
+    write_variants(tmp_path / "images")
+    report = search(tmp_path / "images")
+    assert keys_of(report) == [["0-large", "0-small"], ["1-large", "1-small"]]
+    assert not any(group.is_exact for group in report.groups)
+    assert all(group.copies[1].distance is not None and group.copies[1].distance <= 4 for group in report.groups)
+    assert search(tmp_path / "images", threshold=None).groups == ()
+
+
+def test_damaged_and_even_images_are_compared_by_their_bytes(tmp_path: Path) -> None:
+    root = tmp_path / "images"
+    root.mkdir()
+    for name in ("a", "b"):
+        (root / f"damaged-{name}.jpg").write_bytes(encode(1)[:500])
+    for name, level in (("a", 0), ("b", 255)):
+        Image.new("L", (40, 40), level).save(root / f"even-{name}.png")
+    (root / "not-an-image.png").write_bytes(b"text")
+    (root / "vanished.jpg").symlink_to(root / "nothing")
+    report = search(root)
+    assert keys_of(report) == [["damaged-a", "damaged-b"]]
+    assert report.num_even == 2
+    unreadable = {image.key: image.reason for image in report.unreadable}
+    assert list(unreadable) == ["damaged-a.jpg", "damaged-b.jpg", "not-an-image.png", "vanished.jpg"]
+    assert "No such file" in unreadable["vanished.jpg"]
+
+
+def test_samples_without_images_are_not_compared(tmp_path: Path) -> None:
+    image = encode(1)
+    members = [("a.jpg", image), ("a.cls", b"0"), ("b.cls", b"0"), ("c.cls", b"1"), ("d.png", image), ("d.txt", b"x")]
+    write_tar(tmp_path / "x.tar", members)
+    report = search(tmp_path / "x.tar", threshold=None)
+    assert keys_of(report) == [["a", "d"]]
+    assert report.num_images == (2,)
+    assert [copy.label for copy in report.groups[0].copies] == ["0", None]
+
+
+def all_pairs(hashes: NDArray[np.uint64], threshold: int) -> set[tuple[int, int]]:
+    numbers = hashes.tolist()
+    return {
+        (first, second)
+        for first, second in combinations(range(len(numbers)), 2)
+        if (numbers[first] ^ numbers[second]).bit_count() <= threshold
+    }
+
+
+def found_pairs(hashes: NDArray[np.uint64], threshold: int) -> set[tuple[int, int]]:
+    return {
+        (min(pair), max(pair))
+        for first, second in find_near_pairs(hashes, threshold)
+        for pair in zip(first.tolist(), second.tolist(), strict=True)
+    }
+
+
+@pytest.mark.parametrize("threshold", [0, 1, 4, 7, 16])
+@pytest.mark.parametrize("num_hashes", [1, 2, 300])
+def test_the_pairs_are_those_of_comparing_all(threshold: int, num_hashes: int) -> None:
+    random = np.random.default_rng(threshold)
+    centres = random.integers(0, 2**64, max(1, num_hashes // 6), dtype=np.uint64)
+    flips = np.uint64(1) << random.integers(0, 64, (num_hashes, 10), dtype=np.uint64)
+    flips[random.random(flips.shape) < 0.6] = 0
+    hashes = np.unique(np.bitwise_xor.reduce(flips, axis=1) ^ random.choice(centres, num_hashes))
+    assert found_pairs(hashes, threshold) == all_pairs(hashes, threshold)
+
+
+@given(st.sets(st.integers(0, 2**64 - 1), max_size=12), st.integers(0, 16))
+def test_any_hashes(numbers: set[int], threshold: int) -> None:
+    hashes = np.array(sorted(numbers), np.uint64)
+    assert found_pairs(hashes, threshold) == all_pairs(hashes, threshold)
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=20))
+def test_bits_are_counted(numbers: list[int]) -> None:
+    assert count_bits(np.array(numbers, np.uint64)).tolist() == [number.bit_count() for number in numbers]
+
+
+@given(st.integers(1, 30), st.data())
+def test_groups_are_the_connected_components(num_items: int, data: st.DataObject) -> None:
+    item = st.integers(0, num_items - 1)
+    batches = data.draw(st.lists(st.lists(st.tuples(item, item), max_size=8), max_size=4))
+    expected = list(range(num_items))
+    for first, second in (pair for batch in batches for pair in batch):
+        old, new = sorted((expected[first], expected[second]), reverse=True)
+        expected = [new if group == old else group for group in expected]
+    arrays = (np.array(batch, np.int64).reshape(-1, 2).T for batch in batches)
+    assert join_groups(num_items, ((first, second) for first, second in arrays)).tolist() == expected
+
+
+def hash_of(content: bytes) -> int:
+    hashes, has_contrast = hash_pictures(reduce_picture(content)[None])
+    assert has_contrast.all()
+    return int(hashes[0])
+
+
+def again(image: Image.Image, image_format: str = "JPEG", **options: int) -> bytes:
+    file = io.BytesIO()
+    image.save(file, image_format, **options)
+    return file.getvalue()
+
+
+def differing_bits(first: bytes, second: bytes) -> int:
+    return (hash_of(first) ^ hash_of(second)).bit_count()
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
+def test_a_reduced_picture_is_an_average(suffix: str) -> None:
+    for width, height in ((32, 32), (37, 91), (501, 333)):
+        content = encode(3, width=width, height=height, suffix=suffix)
+        with Image.open(io.BytesIO(content)) as image:
+            grey = np.asarray(image.convert("L"), np.float32)
+        expected = cv2.resize(grey, (SIDE, SIDE), interpolation=cv2.INTER_AREA)
+        assert np.abs(reduce_picture(content) - expected).mean() < 0.7
+
+
+def test_the_bits_are_those_of_the_definition() -> None:
+    fft = pytest.importorskip("scipy.fft")
+    pictures = np.random.default_rng(0).random((20, SIDE, SIDE)).astype(np.float32) * 255
+    low = fft.dctn(pictures.astype(np.float64), axes=(1, 2), norm="ortho")[:, :8, :8].reshape(20, 64)
+    bits = low > np.median(low, axis=1, keepdims=True)
+    expected = [int("".join("01"[bit] for bit in row.tolist()), 2) for row in bits]
+    assert hash_pictures(pictures)[0].tolist() == expected
+
+
+def test_copies_have_near_hashes_and_other_pictures_do_not() -> None:
+    contents = [encode(seed, width=500, height=375, quality=92) for seed in range(5)]
+    for content in contents:
+        with Image.open(io.BytesIO(content)) as image:
+            copies = [
+                again(image, quality=60),
+                again(image, "PNG"),
+                again(image.resize((250, 188), Image.Resampling.LANCZOS), quality=80),
+                again(image.resize((1000, 750), Image.Resampling.BICUBIC), quality=80),
+                again(image.convert("L"), quality=90),
+            ]
+        assert max(differing_bits(content, copy) for copy in copies) <= 4
+    for first, second in pairwise(contents):
+        assert differing_bits(first, second) > 10
+
+
+def test_even_pictures_have_no_hash() -> None:
+    even = [np.full((SIDE, SIDE), level, np.float32) for level in (0, 128, 255)]
+    noise = np.random.default_rng(0).normal(128, 1, (SIDE, SIDE)).astype(np.float32)
+    _, has_contrast = hash_pictures(np.stack([*even, noise]))
+    assert not has_contrast.any()
