@@ -58,8 +58,8 @@ class Interrupt(WorkProgress):
     def __init__(self, after: int) -> None:
         self._num_left = after
 
-    def packed(self, num_samples: int, num_bytes: int) -> None:
-        self._num_left -= num_samples
+    def advance(self, num_done: int, num_bytes: int = 0, num_samples: int = 0) -> None:
+        self._num_left -= num_done
         if self._num_left < 0:
             raise KeyboardInterrupt
 
@@ -70,7 +70,7 @@ class Change(WorkProgress):
     def __init__(self, change: Callable[[], object]) -> None:
         self._change = change
 
-    def planned(self, num_samples: int, num_bytes: int) -> None:
+    def start(self, total: int, num_bytes: int | None = None) -> None:
         self._change()
 
 

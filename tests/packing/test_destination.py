@@ -265,7 +265,7 @@ class ChangeFiles(WorkProgress):
     def __init__(self, change: Callable[[Path], object], paths: list[Path]) -> None:
         self._change, self._paths = change, paths
 
-    def packed(self, num_samples: int, num_bytes: int) -> None:
+    def advance(self, num_done: int, num_bytes: int = 0, num_samples: int = 0) -> None:
         while self._paths:
             self._change(self._paths.pop())
 
@@ -331,8 +331,8 @@ def test_a_resumed_pack_includes_samples_whose_files_are_back(root: Path) -> Non
     moved = root / "in" / "class-0" / "name-001.jpg"
 
     class MoveFileAndInterrupt(ChangeFiles):
-        def packed(self, num_samples: int, num_bytes: int) -> None:
-            super().packed(num_samples, num_bytes)
+        def advance(self, num_done: int, num_bytes: int = 0, num_samples: int = 0) -> None:
+            super().advance(num_done, num_bytes, num_samples)
             if (root / "out" / "shard-000000.tar").exists():
                 raise KeyboardInterrupt
 

@@ -198,8 +198,8 @@ def test_two_runs_of_one_pack_write_one_dataset(source: Path, expected: dict[str
     class Running(WorkProgress):
         num_packed = 0
 
-        def packed(self, num_samples: int, num_bytes: int) -> None:
-            self.num_packed += num_samples
+        def advance(self, num_done: int, num_bytes: int = 0, num_samples: int = 0) -> None:
+            self.num_packed += num_done
             if self.num_packed == 5:
                 shardio.pack(source, str(out), max_shard_samples=3, num_workers=1)
 

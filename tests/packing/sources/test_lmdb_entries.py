@@ -173,10 +173,10 @@ def test_an_environment_that_changes_during_the_pack_is_refused(tmp_path: Path, 
     source = write(tmp_path / "in", named_entries())
 
     class Write(WorkProgress):
-        def planned(self, num_samples: int, num_bytes: int) -> None:
+        def start(self, total: int, num_bytes: int | None = None) -> None:
             self.write("planned")
 
-        def packed(self, num_samples: int, num_bytes: int) -> None:
+        def advance(self, num_done: int, num_bytes: int = 0, num_samples: int = 0) -> None:
             self.write("packed")
 
         def write(self, now: str) -> None:
