@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -257,3 +258,12 @@ def _absolute_module_path() -> list[str]:
         return list(map(os.path.abspath, path))
     except FileNotFoundError:
         return list(filter(os.path.isabs, path))
+
+
+def ignore_pillows_warnings() -> None:
+    """Ignore Pillow's warnings about files, from now on in this process.
+
+    These warnings do not name the file, and concern metadata; damaged pixels are an error. The user's own filters take
+    precedence. Call this in processes that belong to shardio.
+    """
+    warnings.filterwarnings("ignore", module=r"PIL\.", append=True)

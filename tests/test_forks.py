@@ -166,4 +166,4 @@ def test_one_module_registers_with_the_operating_system() -> None:
     found = {
         str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if "os.register_at_fork(" in path.read_text()
     }
-    assert found == {"forks.py"}
+    assert found == {"process.py"}

@@ -79,4 +79,4 @@ def test_one_module_counts_processors() -> None:
     words = ("cpu_count", "sched_getaffinity")
     files = [path for folder in (package, package.parent / "benchmarks") for path in folder.rglob("*.py")]
     found = {path for path in files if any(word in path.read_text() for word in words)}
-    assert found == {package / "processors.py"}
+    assert found == {package / "process.py"}

@@ -16,7 +16,6 @@ from shardio.errors import SampleError
 from shardio.sample import check_classes
 from shardio.shards import open_table
 from shardio.storage import RemoteAccess, StorageOptions, make_access, make_direct_access, parse_location, read_as_utf8
-from shardio.transforms.recipes import RECIPES
 from shardio.values import load_function, parse_size
 
 if TYPE_CHECKING:
@@ -267,6 +266,8 @@ def make_transform(recipe: str | None, transform: str | None, size: int | None) 
     Raises:
         ValueError: If not exactly one of the names is given, or there is no such transform.
     """
+    from shardio.transforms.recipes import RECIPES  # Commands that copy files need no transforms.
+
     if recipe is not None and transform is None:
         return _make_recipe(recipe, size)
     if transform is not None and recipe is None:
@@ -275,6 +276,8 @@ def make_transform(recipe: str | None, transform: str | None, size: int | None) 
 
 
 def _make_recipe(name: str, size: int | None) -> Callable[[Any], Any]:
+    from shardio.transforms.recipes import RECIPES
+
     if name not in RECIPES:
         near = get_close_matches(name, RECIPES)
         meant = f"did you mean {' or '.join(near)}? " if near else ""

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from shardio.images import ignore_pillows_warnings
+from shardio.process import ignore_pillows_warnings
 from shardio.progress import WorkProgress
-from shardio.storage import find_url
 from shardio.values import format_bytes
 
 if TYPE_CHECKING:
@@ -137,6 +136,8 @@ def require_matplotlib() -> None:
 
 def name_of(path: Path) -> str:
     """Return a path or a URL as the user wrote it. A Path keeps only one of a URL's slashes."""
+    from shardio.storage import find_url  # It loads numpy, which `--version` does not need.
+
     return find_url(path) or str(path)
 
 

@@ -31,7 +31,6 @@ from .formats import (
     find_field as find_field,
     find_format as find_format,
     holds_images as holds_images,
-    ignore_pillows_warnings as ignore_pillows_warnings,
     is_convertible as is_convertible,
     read_format as read_format,
 )

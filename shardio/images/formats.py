@@ -172,15 +172,6 @@ def pillow_errors() -> tuple[type[Exception], ...]:
     )
 
 
-def ignore_pillows_warnings() -> None:
-    """Ignore Pillow's warnings about files, from now on in this process.
-
-    These warnings do not name the file, and concern metadata; damaged pixels are an error. The user's own filters take
-    precedence. Call this in processes that belong to shardio.
-    """
-    warnings.filterwarnings("ignore", module=r"PIL\.", append=True)
-
-
 @contextmanager
 def errors_of_pillow() -> Iterator[None]:
     """Convert any error that Pillow raises for a damaged file to ValueError."""

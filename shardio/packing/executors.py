@@ -13,17 +13,18 @@ from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from multiprocessing.connection import Connection, wait
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from shardio.errors import PackError
-from shardio.images import ignore_pillows_warnings
 from shardio.packing.plan import PackSettings
 from shardio.packing.preparing import PackedShard
 from shardio.packing.shard_job import ShardJob, pack_shard
 from shardio.packing.sources.records import close_records
-from shardio.process import count_processors, start_process
+from shardio.process import count_processors, ignore_pillows_warnings, start_process
 from shardio.progress import WorkProgress
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 Engine = Literal["processes", "ray"]
 """The engine that packs shards: processes of this machine, or a Ray cluster."""
@@ -134,6 +135,8 @@ def _run_in_processes(
     workers: list[_Worker], next_job: ShardJob | None, jobs: Iterator[ShardJob], progress: WorkProgress
 ) -> Generator[tuple[int, PackedShard]]:
     """Give each worker its next job when it has finished one, until all jobs are done."""
+    from multiprocessing.connection import wait
+
     busy: dict[Any, _Worker] = {worker.connection: worker for worker in workers}
     heard_at = dict.fromkeys(busy, time.monotonic())
     while busy:
@@ -162,6 +165,8 @@ def _run_in_processes(
 
 
 def _start_worker() -> _Worker:
+    from multiprocessing.connection import Connection  # A pack in this process needs none.
+
     ours, theirs = socket.socketpair()
     with theirs:
         process = start_process("shardio.packing.executors:main", [theirs.fileno()], descriptors=[theirs.fileno()])
@@ -238,6 +243,8 @@ class _Reporter:
 
 def main() -> None:
     """Pack shards until the connection ends."""
+    from multiprocessing.connection import Connection
+
     ignore_pillows_warnings()
     with Connection(int(sys.argv[1])) as connection, suppress(EOFError, ConnectionError):
         sender = _Sender(connection)

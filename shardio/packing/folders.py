@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Protocol
 
 import xxhash
-from filelock import FileLock, Timeout
 
 from shardio.errors import FormatError, PackError
 from shardio.files import naming, remove_unfinished
@@ -173,6 +172,8 @@ class LocalFolder:
     @contextmanager
     def locked(self, lock_name: str = LOCK_NAME) -> Iterator[None]:
         """Lock the directory for this process. If it is new and stays empty, remove it afterwards."""
+        from filelock import FileLock, Timeout  # Worker processes take no lock.
+
         path = self._path
         existed = path.exists()
         try:

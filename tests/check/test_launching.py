@@ -96,9 +96,9 @@ LAUNCHES = """
 import sys
 from pathlib import Path
 from tests.check.test_launching import WAITS, rank
-from shardio.check import launching
-work, launching.GRACE_S = Path(sys.argv[1]), float(sys.argv[2])
-launching.run_ranks([rank(work, number, WAITS, work / str(number), *sys.argv[3:]) for number in range(2)], "it")
+from shardio.check import ranks
+work, ranks.GRACE_S = Path(sys.argv[1]), float(sys.argv[2])
+ranks.run_ranks([rank(work, number, WAITS, work / str(number), *sys.argv[3:]) for number in range(2)], "it")
 """
 
 

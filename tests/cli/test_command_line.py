@@ -96,7 +96,7 @@ def test_each_command_has_an_example_with_arguments_that_it_accepts(name: str) -
     assert known & caching == (caching if name in ("bench", "check", "train") else set())
 
 
-COMMAND_MODULES = {f"shardio.cli.{name.replace('-', '_')}" for name in COMMANDS}
+MODULE_OF = {name: f"shardio.cli.{module}" for names in PANELS.values() for name, module in names.items()}
 
 
 FOR_TERMINALS_OR_PIXELS = {"torch", "matplotlib", "rich", "PIL", "cv2", "simplejpeg", "shardio.images.kernel"}
@@ -136,12 +136,12 @@ def test_a_command_imports_only_what_it_needs(packed: Path, tmp_path: Path) -> N
     loaded = {name: set(modules) for name, *modules in map(str.split, run_code(LOAD_EACH_COMMAND))}
     assert list(loaded) == list(COMMANDS)
     for name, modules in loaded.items():
-        assert modules & COMMAND_MODULES == {f"shardio.cli.{name.replace('-', '_')}"}
+        assert modules & set(MODULE_OF.values()) == {MODULE_OF[name]}
         assert not modules & {"torch", "matplotlib", "rich"}, name
-    assert not modules_after_command("--version") & {*COMMAND_MODULES, "numpy", "rich"}
+    assert not modules_after_command("--version") & {*MODULE_OF.values(), "numpy", "rich"}
     write_images(tmp_path / "in", classes=1, per_class=2, width=8, height=8)
     modules = modules_after_command("pack", tmp_path / "in", tmp_path / "out", "--no-check")
-    assert not modules & {*FOR_TERMINALS_OR_PIXELS, "multiprocessing.connection", "shardio.packing.on_ray"}
+    assert not modules & {*FOR_TERMINALS_OR_PIXELS, "multiprocessing.connection", "ray"}
     decoders = {"simplejpeg", "shardio.decoding"}
     assert not modules_after_command("verify", packed) & decoders
     assert modules_after_command("verify", packed, "--deep") >= decoders

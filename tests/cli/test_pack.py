@@ -21,13 +21,14 @@ import shardio
 from shardio import DataLoader, ImageFolder, ShardDataset
 from shardio.cli.options import parse_size_option, read_classes
 from shardio.errors import PackError
-from shardio.images import decode_image, find_clipped_type, ignore_pillows_warnings, open_image
+from shardio.images import decode_image, find_clipped_type, open_image
 from shardio.images.jpeg import has_tiles
 from shardio.images.jpeg.regions import Box
 from shardio.images.tiling import tile_jpeg, untile_jpeg
 from shardio.packing import PackSettings, packer
 from shardio.packing.plan import PackPlan, make_plan
 from shardio.packing.sources.source import SourceTable
+from shardio.process import ignore_pillows_warnings
 from tests.cli.commands import error_of, run, run_main, usage_error
 from tests.files import read_files
 from tests.images.kernel_machines import _not_built, folder

@@ -64,7 +64,7 @@ def test_a_rank_fetches_its_share_once(
     gets = [each for each in proxy.requests() if each.method == "GET" and each.path.endswith(".tar")]
     assert sum(each.num_bytes for each in gets) <= 1.05 * num_bytes
     if world_size == 1:  # A sample at a time would take 600 requests, and more.
-        assert len(gets) < 200
+        assert len(gets) < 300
 
 
 def test_a_second_epoch_fetches_nothing(remote: Location, proxy: FaultProxy, tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ import struct
 from typing import NamedTuple
 
 import numpy as np
-import simplejpeg
 
 from shardio.images.jpeg.head import JpegHead, why_irregular
 from shardio.images.jpeg.standard import APP0, APP14, DHT, DQT, DRI, EOI, RST0, SOF0, SOF1, SOI, SOS, marker_bytes
@@ -199,6 +198,8 @@ def refuse_damage(content: bytes, head: JpegHead) -> None:
 
 
 def _complain(content: bytes, num_components: int) -> str | None:
+    import simplejpeg  # Copying files needs no decoder.
+
     try:
         simplejpeg.decode_jpeg(content, "CMYK" if num_components == 4 else "RGB")
     except ValueError as error:

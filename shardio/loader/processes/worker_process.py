@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from shardio.decoding import FieldDecoder, refuse_wide
 from shardio.errors import SampleError, move_mark
-from shardio.images import DecoderName, find_kernel, ignore_pillows_warnings, prepare_kernel
+from shardio.images import DecoderName, find_kernel, prepare_kernel
 from shardio.loader.failures import Failure, describe_failure
 from shardio.loader.memory import Column, Layout, as_stored, map_memory
 from shardio.loader.processes.wire import (
@@ -59,6 +59,7 @@ from shardio.loader.processes.wire import (
     receive_all,
     send,
 )
+from shardio.process import ignore_pillows_warnings
 from shardio.shards import LABEL_FIELD
 
 if TYPE_CHECKING:
