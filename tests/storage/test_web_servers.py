@@ -340,7 +340,7 @@ def test_few_descriptors_suffice(tmp_path: Path) -> None:
         dataset = shardio.ShardDataset(sys.argv[1], shuffle=True, fields=("txt", "key"))
         print(len({key for _, keys in shardio.DataLoader(dataset, batch_size=4) for key in keys}))
     """)
-    command = ["sh", "-c", 'ulimit -n 32 && exec "$@"', "sh", sys.executable, "-W", "ignore", "-c", program]
+    command = ["sh", "-c", 'ulimit -n 48 && exec "$@"', "sh", sys.executable, "-W", "ignore", "-c", program]
     with serve_folder(tmp_path) as (url, _):
         assert int(subprocess.check_output([*command, url], text=True)) == 200
 
