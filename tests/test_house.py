@@ -28,7 +28,7 @@ def table() -> dict[str, tuple[set[str], bool]]:
     """Read from shardio/README.md what each folder may import, and whether it may import torch."""
     rows = re.findall(r"^\| `(\w+)` +\| ([^|]+?) +\| ([^|]+?) +\|", (PACKAGE / "README.md").read_text(), re.MULTILINE)
     found = {name: (set(re.findall(r"`(\w+)`", allowed)), torch.startswith("yes")) for name, allowed, torch in rows}
-    found["cli"] = (ALL_FOLDERS | ROWS, True)
+    found |= dict.fromkeys(("cli", "testing"), (ALL_FOLDERS | ROWS, True))
     return found
 
 

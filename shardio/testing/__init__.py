@@ -1,0 +1,4 @@
+"""Conformance tests of the interfaces that programs can implement for shardio.
+
+Each module holds one class of pytest tests. Subclass it in your own tests and override its fixtures:
+"""
