@@ -1,4 +1,4 @@
-"""Datasets and samplers that hold an order and give each rank its own samples.
+"""Datasets and samplers that hold an order and give each rank its own samples, such as EpochSampler.
 
 Frameworks wrap loaders and datasets in objects that give each process a part of the samples. If a dataset or sampler
 already yields its rank's share, a second split would lose samples. The wrapper does not announce itself, so this module
@@ -7,24 +7,40 @@ looks for it among the callers.
 
 from __future__ import annotations
 
+import json
 import sys
-import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sized
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import ConcatDataset, DistributedSampler, StackDataset, Subset
 
 from shardio.bad_samples import Broken
-from shardio.datasets.samples import Transformed
+from shardio.datasets.samples import check_integers, takes
+from shardio.epochs import hand_over
 from shardio.errors import StateError
-from shardio.order import Cursor, EpochOrder, OrderSettings, Remainder, Split, dump_state, iterate_steps, read_state
+from shardio.order import (
+    POLICIES,
+    Cursor,
+    EpochCounter,
+    EpochOrder,
+    OrderSettings,
+    Progress,
+    Remainder,
+    RemainderPolicy,
+    Split,
+    choose_settings,
+    dump_state,
+    iterate_steps,
+    read_state,
+)
 from shardio.process import cut_short, describe_error
-from shardio.reading import read_nothing_ahead, read_windows_ahead
 from shardio.values import check_choice, check_optional_integer
 from shardio.world import CarriedWorld, World, choose_world, find_data_world, find_worker
 
@@ -49,6 +65,55 @@ Start = Callable[[Cursor, Split, int], Iterator[Value]]
 """A function that iterates over a share, given a cursor, a split and the number of samples to leave out first."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankSettings:
+    """The settings of the split over ranks.
+
+    Attributes:
+        rank: The rank of this process; by default, that of torch.distributed or torchrun.
+        world_size: The number of ranks; by default, that of torch.distributed or torchrun.
+        mesh: An alternative to ``rank`` and ``world_size``: a DeviceMesh with one dimension, such as ``mesh["dp"]``,
+            whose ranks read different samples. If a mesh with several dimensions exists, as with tensor parallelism,
+            ``mesh`` or ``group`` is required.
+        group: Another alternative: a process group whose ranks read different samples.
+    """
+
+    rank: int | None = None
+    world_size: int | None = None
+    mesh: DeviceMesh | None = None
+    group: ProcessGroup | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochSettings(RankSettings):
+    """The settings of an epoch's order and of its split over ranks.
+
+    Attributes:
+        shuffle: Whether to shuffle, differently in each epoch. With torch's DataLoader, call ``set_epoch`` before each
+            epoch.
+        seed: The seed of the order and of the transforms.
+        remainder: The treatment of the last samples if they do not fill a batch on every rank. ``pad`` repeats some
+            samples: all ranks then have the same number. ``mask`` does the same, and adds a last value ``valid``,
+            which is false for repeats. ``keep`` gives some ranks one more sample. ``drop`` leaves the samples out.
+        batch_size: The batch size of torch's DataLoader. Set it to get the same batches as from shardio.DataLoader,
+            which uses its own batch size.
+        lanes: With ``shuffle``, the number of lanes: the shuffled shards, laid end to end, are cut into this many
+            equal parts, and consecutive samples come from each part in turn.
+        window: With ``shuffle``, the number of neighbouring samples that are shuffled together.
+    """
+
+    shuffle: bool = False
+    seed: int = 0
+    remainder: Remainder = "pad"
+    batch_size: int | None = None
+    lanes: int | None = None
+    window: int | None = None
+
+    def choose_order(self, shard_sizes: NDArray[np.int64]) -> OrderSettings:
+        """Return the order of an epoch of these shards."""
+        return choose_settings(shard_sizes, shuffle=self.shuffle, seed=self.seed, lanes=self.lanes, window=self.window)
+
+
 class Ranked:
     """The base class of datasets and samplers that split their samples over ranks.
 
@@ -59,15 +124,8 @@ class Ranked:
 
     gives_order = False
 
-    def __init__(
-        self,
-        *,
-        rank: int | None,
-        world_size: int | None,
-        mesh: DeviceMesh | None,
-        group: ProcessGroup | None,
-    ) -> None:
-        self._world = choose_world(rank, world_size, mesh=mesh, group=group)
+    def __init__(self, options: RankSettings) -> None:
+        self._world = choose_world(options.rank, options.world_size, mesh=options.mesh, group=options.group)
         self._carried_world: CarriedWorld | None = None
         self.has_loader = False
 
@@ -106,33 +164,27 @@ class Ordered(Ranked):
     Attributes:
         settings: The order's settings.
         digest: The dataset's identity, or "" if it has none.
-        old_digest: The identity that earlier versions computed, which states may still hold; None if it is the same.
         num_all_samples: The number of samples in the whole dataset, over all ranks.
         shard_sizes: int64 [shards], the number of samples of each shard.
-        remainder: The treatment of samples that do not fill a step.
+        remainder: The name of the remainder policy.
         batch_size: The batch size that the user set, if any.
     """
 
     gives_order = True
     settings: OrderSettings
     digest: str
-    old_digest: str | None = None
     num_all_samples: int
     shard_sizes: NDArray[np.int64]
 
-    def __init__(
-        self,
-        *,
-        remainder: Remainder,
-        batch_size: int | None,
-        rank: int | None,
-        world_size: int | None,
-        mesh: DeviceMesh | None,
-        group: ProcessGroup | None,
-    ) -> None:
-        self.remainder: Remainder = check_choice("remainder", remainder, Remainder)
-        self.batch_size = check_optional_integer("batch_size", batch_size, at_least=1)
-        Ranked.__init__(self, rank=rank, world_size=world_size, mesh=mesh, group=group)
+    def __init__(self, options: EpochSettings) -> None:
+        Ranked.__init__(self, options)
+        self.remainder: Remainder = check_choice("remainder", options.remainder, Remainder)
+        self.batch_size = check_optional_integer("batch_size", options.batch_size, at_least=1)
+
+    @property
+    def remainder_policy(self) -> RemainderPolicy:
+        """The treatment of samples that do not fill a step."""
+        return POLICIES[self.remainder]
 
     @property
     def seed(self) -> int:
@@ -164,10 +216,7 @@ class Ordered(Ranked):
         Raises:
             StateError: If the state belongs to another dataset or order; the message names what differs.
         """
-        found: Any = state.get("dataset") if isinstance(state, dict) else None
-        is_old = self.old_digest is not None and isinstance(found, dict) and found.get("digest") == self.old_digest
-        digest = self.old_digest if is_old and self.old_digest is not None else self.digest
-        return read_state(state, self.settings, digest, self.num_all_samples)
+        return read_state(state, self.settings, self.digest, self.num_all_samples)
 
     def split(self, cursor: Cursor, *, batch_size: int, remainder: Remainder) -> Split:
         """Return this rank's share of an epoch, from ``cursor`` to the end.
@@ -203,10 +252,11 @@ class Ordered(Ranked):
 
     def own_split(self, cursor: Cursor) -> Split:
         """Return this rank's share for torch's DataLoader, with the batch size and remainder that the user set."""
-        if self.batch_size is None and self.remainder == "drop":
+        if self.batch_size is None and self.remainder_policy.leaves_out:
             raise ValueError(
-                "remainder='drop' leaves out samples that do not fill a batch, but torch's DataLoader does not pass on "
-                f"its batch size: set {type(self).__name__}(batch_size=...) too, or use shardio.DataLoader"
+                f"remainder={self.remainder!r} leaves out samples that do not fill a batch, but torch's DataLoader "
+                f"does not pass on its batch size: set {type(self).__name__}(batch_size=...) too, or use "
+                "shardio.DataLoader"
             )
         return self.split(cursor, batch_size=self.batch_size or 1, remainder=self.remainder)
 
@@ -303,73 +353,6 @@ class SampleIterator(Iterator[Value], Generic[Value]):
         }
 
 
-def warn_of_other_length(dataset: Any, split: Split) -> None:
-    """Warn if torch's DataLoader requests the dataset's length but makes a different number of batches.
-
-    torch divides the length by the batch size, but each of its workers may end with an incomplete batch. The batch size
-    and the number of workers are those of the calling loader.
-
-    Args:
-        dataset: The dataset whose length is requested.
-        split: The rank's share, in blocks of the dataset's ``batch_size``, or of one sample.
-    """
-    loader = next((one for one in find_callers() if isinstance(one, DataLoader) and one.dataset is dataset), None)
-    if loader is None or loader.batch_size is None:
-        return
-    num_samples, size, num_workers = split.num_own_samples, loader.batch_size, max(loader.num_workers, 1)
-    shares = [len(range(worker, split.num_batches, num_workers)) * split.batch_size for worker in range(num_workers)]
-    shares[(split.num_batches - 1) % num_workers] -= sum(shares) - num_samples  # The last block may be incomplete.
-    num_made = sum(share // size if loader.drop_last else -(-share // size) for share in shares)
-    num_said = num_samples // size if loader.drop_last else -(-num_samples // size)
-    if num_made != num_said:
-        lost = f", and leaves out {num_samples - num_made * size} of {num_samples} samples" if loader.drop_last else ""
-        warnings.warn(
-            f"{type(loader).__name__} makes {num_made} batches{lost}, but its length is {num_said}: several of "
-            f"its {num_workers} workers end with an incomplete batch. Use {type(dataset).__name__}"
-            f"(batch_size={size}), which gives the workers whole batches, or shardio.DataLoader",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-
-
-def read_ahead(
-    order: Ordered,
-    dataset: Transformed,
-    cursor: Cursor,
-    split: Split,
-    inner_indices: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None,
-) -> AbstractContextManager[Callable[[int], object]]:
-    """Return a context in which a rank's samples are read ahead if they are remote.
-
-    Its value is a function to call with the number of samples that the rank is about to read.
-
-    Args:
-        order: The order.
-        dataset: The dataset.
-        cursor: The start of the epoch.
-        split: The rank's share.
-        inner_indices: Maps the order's indices to those of samples in the dataset; None if they are the same.
-    """
-    if (samples := dataset.remote_samples()) is None:
-        return read_nothing_ahead()
-    upcoming = (indices for _, indices in order.steps(cursor, split))
-    return read_windows_ahead(
-        samples, upcoming if inner_indices is None else map(inner_indices, upcoming), *_windows(order, split)
-    )
-
-
-def _windows(order: Ordered, split: Split) -> tuple[int | None, int | None]:
-    """Return the number of a rank's samples in the rest of the first window of all lanes, and in each further window.
-
-    Both are None without shuffling.
-    """
-    if not order.shuffle:
-        return None, None
-    length = order.lanes * order.window
-    rest = length - split.start % length
-    return -(-rest // split.world_size), -(-length // split.world_size)
-
-
 def refuse_second_split(order: Any, world: World, *, has_loader: bool, gives_order: bool) -> None:
     """Check that no caller splits the samples of ``order`` again, or skips batches through a rebuilt loader.
 
@@ -414,7 +397,6 @@ def find_callers() -> Iterator[Any]:
 
 
 def _num_parts(caller: Any) -> int:
-    """Return the number of processes over which an object splits what it iterates over."""
     if type(caller).__name__ == "DataLoaderDispatcher":  # Accelerate's: rank 0 reads for all ranks.
         return int(caller.state.num_processes)
     if isinstance(caller, DistributedSampler):
@@ -422,3 +404,162 @@ def _num_parts(caller: Any) -> int:
     if _SHARDS & {kind.__name__ for kind in type(caller).__mro__}:
         return int(caller.num_processes)
     return 1  # In other classes, such attributes may describe the wrapped object.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerSettings(EpochSettings):
+    """The arguments of EpochSampler.
+
+    Attributes:
+        dataset: A map-style dataset. If it has shards, the order follows them. Otherwise, the order has one lane and
+            one window by default.
+        batch_size: The batch size of torch's DataLoader; leave it unset with shardio.DataLoader, which uses its own.
+            With torch's DataLoader, ``remainder="drop"`` requires it, and an unshuffled order needs it to make the
+            same batches as shardio.DataLoader.
+        shuffle: Whether to shuffle, differently in each epoch.
+        seed: The seed of the order and, in shardio.DataLoader, of shardio's transforms.
+        remainder: The treatment of the last samples if they do not fill a batch on every rank: see
+            :class:`shardio.ShardDataset`. ``mask`` requires shardio.DataLoader.
+    """
+
+    dataset: Sized = field(kw_only=False)
+    shuffle: bool = True
+
+
+class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override]  # attributes in torch
+    """A sampler that gives each rank its share of a map-style dataset, in shardio's order.
+
+    It subclasses torch's DistributedSampler, so frameworks see that the data is already split. In shardio.DataLoader,
+    its state counts the batches that the user received. In torch's DataLoader, it counts the samples that the loader
+    requested. If a subclass overrides ``__iter__`` or ``__len__``, both loaders treat it like any other sampler: see
+    :class:`shardio.DataLoader`.
+
+    Raises:
+        ValueError: If an argument is out of range, the dataset is empty, or its length differs from the number of
+            samples in its shards.
+    """
+
+    @takes(SamplerSettings)
+    def __init__(self, options: SamplerSettings) -> None:
+        # DistributedSampler.__init__ queries torch.distributed at once. This class reads the world when it is needed,
+        # so torch's attributes are properties below.
+        Ordered.__init__(self, options)
+        dataset = options.dataset
+        self.dataset = dataset  # type: ignore[assignment]  # torch's type requires a Dataset; a length is enough
+        self.num_all_samples = len(dataset)
+        if self.num_all_samples == 0:
+            raise ValueError("the dataset is empty: pass a dataset with at least one sample")
+        self.digest = find_digest(dataset)
+        sizes = getattr(dataset, "shard_sizes", None)
+        if sizes is not None and sizes.sum() != len(dataset):
+            raise ValueError(
+                f"the length of {type(dataset).__name__} is {len(dataset)}, but its shards hold {sizes.sum()} samples, "
+                "which determine the order: do not override __len__; use torch's Subset(dataset, indices) for a part"
+            )
+        self.shard_sizes = np.array([len(dataset)]) if sizes is None else sizes
+        if sizes is None and options.shuffle:
+            lanes = 1 if options.lanes is None else options.lanes
+            window = len(dataset) if options.window is None else options.window
+            options = replace(options, lanes=lanes, window=window)
+        self.settings = options.choose_order(self.shard_sizes)
+        self.counter = EpochCounter()
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override]  # an attribute in torch
+        return self.world_size
+
+    @property
+    def epoch(self) -> int:  # type: ignore[override]  # an attribute in torch
+        return self.counter.next.epoch
+
+    @property
+    def drop_last(self) -> bool:  # type: ignore[override]  # an attribute in torch
+        return self.remainder_policy.leaves_out
+
+    @property
+    def num_samples(self) -> int:  # type: ignore[override]  # an attribute in torch
+        return len(self)
+
+    @property
+    def total_size(self) -> int:  # type: ignore[override]  # an attribute in torch
+        return len(self) * self.num_replicas
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration.
+
+        If a state was loaded, setting its epoch resumes at its position. Any other epoch begins at its start.
+
+        Raises:
+            TypeError: If ``epoch`` is not an integer.
+            ValueError: If it is negative, or not below 2**62.
+            RuntimeError: If a framework splits the samples over ranks a second time.
+        """
+        self.check_split_once()
+        self.counter.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the run's position: that of the running epoch, even if ``set_epoch`` has already set the next one."""
+        return self.dump_cursor(self.counter.now)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a state.
+
+        Raises:
+            StateError: If it belongs to another dataset or order.
+        """
+        self.counter.load(self.read_cursor(state))
+
+    def __len__(self) -> int:
+        """Return the number of samples that this rank gets in a full epoch."""
+        return self.own_split(Cursor(epoch=0)).num_own_samples
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over the indices of this rank's samples. Without ``set_epoch``, every iteration repeats one epoch.
+
+        Raises:
+            ValueError: If the remainder policy marks repeats.
+            RuntimeError: If a framework splits the samples over ranks a second time.
+        """
+        if self.remainder_policy.marks_repeats:
+            raise ValueError(
+                f"remainder={self.remainder!r} requires shardio.DataLoader, which adds the field 'valid' to batches"
+            )
+        iteration = SampleIterator(self, self.counter.find_start(self.num_all_samples), self._start)
+        self.counter.start(self.num_all_samples, repeats=True)  # Not before: an iteration that raises does not count.
+        return iteration
+
+    def _start(self, cursor: Cursor, split: Split, num_left_out: int) -> Iterator[int]:
+        num_batches, start = divmod(num_left_out, split.batch_size)  # Only the last batch may have fewer samples.
+        self.counter.progress = progress = Progress(cursor=cursor, split=split, num_batches=num_batches)
+        return self._yield_indices(progress, start)
+
+    def _yield_indices(self, progress: Progress, start: int) -> Iterator[int]:
+        first_batch = progress.num_batches
+        batches = self.batches(progress.cursor, progress.split, first_batch)
+        for num_batches, (_, indices) in enumerate(batches, first_batch + 1):
+            if start == len(indices):
+                continue
+            *first, last = indices.tolist()
+            yield from first[start:]
+            start = 0
+            # Before the last sample is yielded: the state must be right as soon as the sample is received.
+            hand_over([partial(setattr, progress, "num_batches", num_batches)])
+            yield last
+        hand_over([partial(setattr, progress, "is_finished", True)])
+
+
+def find_digest(dataset: Any) -> str:
+    """Return a dataset's identity: its ``digest``, or a hash of what torch's class makes of its parts.
+
+    This is a hash of the inner identity and the indices for a Subset, and of the parts' identities and lengths for a
+    ConcatDataset or a StackDataset.
+    """
+    if isinstance(dataset, Subset):
+        indices = check_integers(dataset.indices).astype(np.int64).tobytes()
+        return xxhash.xxh3_128_hexdigest(find_digest(dataset.dataset).encode() + indices)
+    if isinstance(dataset, ConcatDataset | StackDataset) and not hasattr(dataset, "digest"):
+        parts: Any = dataset.datasets
+        named = parts.items() if isinstance(parts, dict) else [("", part) for part in parts]
+        words = [[str(name), find_digest(part), len(part)] for name, part in named]
+        return xxhash.xxh3_128_hexdigest(json.dumps([isinstance(dataset, StackDataset), words]).encode())
+    return str(getattr(dataset, "digest", ""))

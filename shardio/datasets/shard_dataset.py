@@ -3,41 +3,36 @@
 from __future__ import annotations
 
 import copy
-import os
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from shardio.bad_samples import BadSamples, Broken, Skipped, read_around
-from shardio.datasets.ordered import Ordered, SampleIterator, read_ahead, warn_of_other_length
-from shardio.datasets.samples import EpochCell, Transformed, decode_samples, follow_classes, mark_valid
-from shardio.decoding import Decode, FieldDecoder, Fields, Missing
-from shardio.images import DEFAULT_MAX_PIXELS, Orientation
+from shardio.datasets.map_datasets import ShardSettings
+from shardio.datasets.ordered import EpochSettings, Ordered, SampleIterator, find_callers
+from shardio.datasets.samples import EpochCell, Transformed, decode_samples, mark_valid, takes
 from shardio.libraries import own_tensors
-from shardio.order import (
-    Cursor,
-    EpochOrder,
-    Remainder,
-    Split,
-    Words,
-    augment_rng_keys,
-    check_epoch,
-    choose_settings,
-    iterate_steps,
+from shardio.order import Cursor, EpochOrder, Split, Words, augment_rng_keys, check_epoch, iterate_steps
+from shardio.reading import (
+    RemoteSamples,
+    SampleReader,
+    Verify,
+    find_remote_shards,
+    read_nothing_ahead,
+    read_windows_ahead,
 )
-from shardio.reading import RemoteSamples, SampleReader, Verify, find_remote_shards, read_nothing_ahead
-from shardio.sample import Classes
-from shardio.shards import DatasetSource, open_table
-from shardio.storage import StorageOptions, make_access
 from shardio.world import CarriedWorld, World, find_worker
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-    from torch.distributed.device_mesh import DeviceMesh
+
+@dataclass(frozen=True, kw_only=True)
+class ShardDatasetSettings(EpochSettings, ShardSettings):
+    """The arguments of ShardDataset."""
 
 
 class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
@@ -50,63 +45,6 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
     >>> dataset = ShardDataset("out", shuffle=True, transform=RandomResizedCrop(224))  # doctest: +SKIP
     >>> loader = DataLoader(dataset, batch_size=128, num_workers=2)  # doctest: +SKIP
 
-    Args:
-        source: A packed directory, its manifest, a directory of tars, a tar, a brace pattern such as
-            ``shard-{000000..000012}.tar``, or a list of tars and patterns.
-        fields: The fields of a sample, in the order of its tuple: ``image`` (uint8 tensor [3, height, width]),
-            ``label`` (int), ``key`` (str), or a field by its extension: ``json``, ``txt``, ``cls``, ``npy``, ``npz``,
-            ``safetensors`` and ``msgpack`` are decoded (``npz`` and ``safetensors`` to dicts of arrays), also as the
-            last of several extensions, and so are pickles with ``trusted=True``. ``jpg``, ``png``, ``webp``, ``bmp``,
-            ``ppm``, ``pgm`` and ``tiff`` become exactly what the file stores, or an error: [height, width] of indices
-            or grey values of any type, for masks and depth maps; uint8 tensors [3, height, width] for colours of 8
-            bits, and arrays [height, width, 3] of their type for other colours. All others are bytes. A single name
-            instead of a tuple yields the bare value.
-        shuffle: Whether to shuffle, differently in each epoch. With torch's DataLoader, call ``set_epoch`` before each
-            epoch.
-        seed: The seed of the order and of the transforms.
-        transform: A callable applied to each image, or a ``Compose`` with ``fields``, applied to several fields in the
-            same way.
-        decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, but Pillow images to torchvision and
-            timm pipelines that convert Pillow images; ``pil`` always passes Pillow images.
-        orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.
-        max_pixels: The maximum number of pixels in an image; a larger image is an error, because a small file can
-            hold a huge image.
-        remainder: The treatment of the last samples if they do not fill a batch on every rank. ``pad`` repeats some
-            samples: all ranks then have the same number. ``mask`` does the same, and adds a last value ``valid``,
-            which is false for repeats. ``keep`` gives some ranks one more sample. ``drop`` leaves the samples out.
-        batch_size: The batch size of torch's DataLoader. Set it to get the same batches as from shardio.DataLoader,
-            which uses its own batch size.
-        rank: The rank of this process; by default, that of torch.distributed or torchrun.
-        world_size: The number of ranks; by default, that of torch.distributed or torchrun.
-        mesh: An alternative to ``rank`` and ``world_size``: a DeviceMesh with one dimension, such as ``mesh["dp"]``,
-            whose ranks read different samples. If a mesh with several dimensions exists, as with tensor parallelism,
-            ``mesh`` or ``group`` is required.
-        group: Another alternative: a process group whose ranks read different samples.
-        lanes: With ``shuffle``, the number of lanes: the shuffled shards, laid end to end, are cut into this many
-            equal parts, and consecutive samples come from each part in turn.
-        window: With ``shuffle``, the number of neighbouring samples that are shuffled together.
-        trusted: Whether pickled fields may be unpickled, which can run arbitrary code.
-        classes: Class names, or another dataset that has them: labels follow this list instead of the dataset's own.
-        verify: ``first`` compares each sample's tar header and content with the index when a process first reads
-            it; ``off`` compares nothing.
-        seed_transforms: Whether a sample's rng key seeds the global generators of torch, numpy and Python, and those of
-            Albumentations, before your own transforms get its image. They then draw the same random numbers for it on
-            any number of workers, and after a resumption.
-        transform_sample: A callable applied to each whole sample: it gets a dict of the values by field, images as
-            arrays (or Pillow images, with ``decode="pil"`` and no ``transform``), and returns the sample. uint8 arrays
-            [height, width, 3] in its result, also within dicts, lists and tuples, become tensors [3, height, width].
-            Albumentations' transforms get the values as keyword arguments.
-        decoders: Your own decoders: a function from bytes to the value, for each field that shardio shall not decode.
-        missing: The treatment of a sample that lacks a field other than the image: ``error``, or None as its value.
-        storage_options: Settings of the store of a remote source, such as ``endpoint``, ``region``, ``profile``,
-            ``retries`` or ``timeout_s``. By default, they come from the environment, as for the store's own tools.
-        cache: For a remote source, a local folder in which processes and jobs of this machine keep the bytes that they
-            have read; by default, a temporary one, which is removed at the end.
-        cache_size: The size of the cache, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB
-            if ``cache`` is not given.
-        cache_shared: Whether to share the folder ``cache`` with other users, and to trust copies that they wrote.
-            Otherwise, only this user and root may be able to write to it.
-
     Raises:
         FileNotFoundError: If ``source`` does not exist.
         FormatError: If ``source`` is not a dataset.
@@ -115,62 +53,17 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
     """
 
-    def __init__(
-        self,
-        source: DatasetSource,
-        *,
-        fields: Fields = ("image", "label"),
-        shuffle: bool = False,
-        seed: int = 0,
-        transform: Callable[[Any], Any] | None = None,
-        decode: Decode = "array",
-        orientation: Orientation = "ignore",
-        max_pixels: int = DEFAULT_MAX_PIXELS,
-        remainder: Remainder = "pad",
-        batch_size: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        mesh: DeviceMesh | None = None,
-        group: ProcessGroup | None = None,
-        lanes: int | None = None,
-        window: int | None = None,
-        trusted: bool = False,
-        classes: Classes | None = None,
-        verify: Verify = "first",
-        seed_transforms: bool = True,
-        transform_sample: Callable[[dict[str, Any]], Any] | None = None,
-        decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
-        missing: Missing = "error",
-        storage_options: StorageOptions | None = None,
-        cache: str | os.PathLike[str] | None = None,
-        cache_size: str | int | None = None,
-        cache_shared: bool = False,
-    ) -> None:
-        super().__init__(
-            remainder=remainder, batch_size=batch_size, rank=rank, world_size=world_size, mesh=mesh, group=group
-        )
-        decoder = FieldDecoder(
-            fields=fields,
-            transform=transform,
-            decode=decode,
-            orientation=orientation,
-            max_pixels=max_pixels,
-            trusted=trusted,
-            seed_transforms=seed_transforms,
-            transform_sample=transform_sample,
-            decoders=dict(decoders or {}),
-            missing=missing,
-        )
-        self.table = open_table(source, make_access(storage_options, cache, cache_size, cache_shared))
-        decoder.check_fields(self.table.manifest.fields, str(source))
-        self._classes, decoder = follow_classes(self.table.manifest.classes, classes, decoder, str(source))
+    @takes(ShardDatasetSettings)
+    def __init__(self, options: ShardDatasetSettings) -> None:
+        Ordered.__init__(self, options)
+        self.table, self._classes, decoder = options.open()
         Transformed.__init__(self, decoder)
         self.shard_sizes = self.table.manifest.shard_sizes
         self.num_all_samples = int(self.shard_sizes.sum())
         self.digest = self.table.manifest.digest
-        self.settings = choose_settings(self.shard_sizes, shuffle=shuffle, seed=seed, lanes=lanes, window=window)
-        self._verify: Verify = verify
-        self.reader = SampleReader(self.table, verify)
+        self.settings = options.choose_order(self.shard_sizes)
+        self._verify: Verify = options.verify
+        self.reader = SampleReader(self.table, options.verify)
         self._cell = EpochCell()
         self._bad_samples: BadSamples | None = None
         self._keeps_broken = False
@@ -272,7 +165,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         with self._read_ahead(cursor, split) as advance, closing(self.reader):
             for positions, indices in iterate_steps(order, split, steps):
                 indices = indices[num_in_step:]
-                valid = (np.concatenate(positions)[num_in_step:] < self.num_all_samples).tolist()
+                valid = split.find_valid(np.concatenate(positions)[num_in_step:])
                 num_in_step = 0
                 for start in range(0, len(indices), self.decoder.chunk_size):
                     chunk = slice(start, start + self.decoder.chunk_size)
@@ -288,12 +181,14 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
                         describe=self.describe,
                         keeps_broken=True,
                     )
-                    for value, is_valid in zip(values, valid[chunk], strict=True):
-                        is_marked = self.remainder == "mask" and not isinstance(value, Skipped | Broken)
-                        yield mark_valid(value, is_valid) if is_marked else value
+                    if valid is None:
+                        yield from values
+                        continue
+                    for value, is_valid in zip(values, valid[chunk].tolist(), strict=True):
+                        yield value if isinstance(value, Skipped | Broken) else mark_valid(value, is_valid)
 
     def _read_ahead(self, cursor: Cursor, split: Split) -> AbstractContextManager[Callable[[int], object]]:
-        """Return a context in which the first worker reads ahead for all workers of the rank."""
+        # The first worker reads ahead for all workers of the rank.
         return read_nothing_ahead() if find_worker().worker_id else read_ahead(self, self, cursor, split)
 
     def remote_samples(self) -> RemoteSamples | None:
@@ -309,3 +204,67 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         # A pickled copy may go to a worker process, which sees neither torch.distributed nor the callers here.
         self.check_split_once()
         return {**self.__dict__, "_carried_world": CarriedWorld.find()}
+
+
+def warn_of_other_length(dataset: Any, split: Split) -> None:
+    """Warn if torch's DataLoader requests the dataset's length but makes a different number of batches.
+
+    torch divides the length by the batch size, but each of its workers may end with an incomplete batch. The batch size
+    and the number of workers are those of the calling loader.
+
+    Args:
+        dataset: The dataset whose length is requested.
+        split: The rank's share, in blocks of the dataset's ``batch_size``, or of one sample.
+    """
+    loader = next((one for one in find_callers() if isinstance(one, DataLoader) and one.dataset is dataset), None)
+    if loader is None or loader.batch_size is None:
+        return
+    num_samples, size, num_workers = split.num_own_samples, loader.batch_size, max(loader.num_workers, 1)
+    shares = [len(range(worker, split.num_batches, num_workers)) * split.batch_size for worker in range(num_workers)]
+    shares[(split.num_batches - 1) % num_workers] -= sum(shares) - num_samples  # The last block may be incomplete.
+    num_made = sum(share // size if loader.drop_last else -(-share // size) for share in shares)
+    num_said = num_samples // size if loader.drop_last else -(-num_samples // size)
+    if num_made != num_said:
+        lost = f", and leaves out {num_samples - num_made * size} of {num_samples} samples" if loader.drop_last else ""
+        warnings.warn(
+            f"{type(loader).__name__} makes {num_made} batches{lost}, but its length is {num_said}: several of "
+            f"its {num_workers} workers end with an incomplete batch. Use {type(dataset).__name__}"
+            f"(batch_size={size}), which gives the workers whole batches, or shardio.DataLoader",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def read_ahead(
+    order: Ordered,
+    dataset: Transformed,
+    cursor: Cursor,
+    split: Split,
+    inner_indices: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None,
+) -> AbstractContextManager[Callable[[int], object]]:
+    """Return a context in which a rank's samples are read ahead if they are remote.
+
+    Its value is a function to call with the number of samples that the rank is about to read.
+
+    Args:
+        order: The order.
+        dataset: The dataset.
+        cursor: The start of the epoch.
+        split: The rank's share.
+        inner_indices: Maps the order's indices to those of samples in the dataset; None if they are the same.
+    """
+    if (samples := dataset.remote_samples()) is None:
+        return read_nothing_ahead()
+    upcoming = (indices for _, indices in order.steps(cursor, split))
+    return read_windows_ahead(
+        samples, upcoming if inner_indices is None else map(inner_indices, upcoming), *_windows(order, split)
+    )
+
+
+def _windows(order: Ordered, split: Split) -> tuple[int | None, int | None]:
+    # The numbers of a rank's samples in the rest of the first window of all lanes, and in each further window.
+    if not order.shuffle:
+        return None, None
+    length = order.lanes * order.window
+    rest = length - split.start % length
+    return -(-rest // split.world_size), -(-length // split.world_size)

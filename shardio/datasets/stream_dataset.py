@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -16,26 +16,19 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
 from shardio.bad_samples import Broken, read_around
-from shardio.datasets.ordered import Ranked
-from shardio.datasets.samples import EpochCell, Transformed, decode_samples
-from shardio.decoding import Decode, FieldDecoder, Fields, Missing
+from shardio.datasets.ordered import Ranked, RankSettings
+from shardio.datasets.samples import EpochCell, FieldedSettings, Transformed, decode_samples, takes
 from shardio.epochs import MAX_EPOCH
 from shardio.errors import StateError
-from shardio.images import DEFAULT_MAX_PIXELS, Orientation
 from shardio.libraries import own_tensors
 from shardio.order import Cursor, StreamOrder, Words, check_epoch
 from shardio.process import cut_short, describe_error
 from shardio.reading import StoredSamples
-from shardio.sample import Classes, check_classes
+from shardio.sample import check_classes
 from shardio.shards.tar_scan import StreamedSample
 from shardio.streams import ShardStream, StreamNames, StreamPlace, find_streams
 from shardio.values import check_flag, check_integer, check_seconds
 from shardio.world import CarriedWorld, find_worker
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-    from torch.distributed.device_mesh import DeviceMesh
-
 
 STATE_VERSION = 1
 """The version of the state's format and of the order. A state resumes only in the order in which it was saved."""
@@ -44,6 +37,35 @@ _REMEDY = (
     ". If the tar was made without tar --sort=name, the members of a sample may not be adjacent, and the field may "
     "come later: index the tar (shardio index) and read it with ShardDataset"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamSettings(RankSettings, FieldedSettings):
+    """The arguments of StreamDataset.
+
+    Attributes:
+        source: A command, URL or path of a tar, a brace pattern of these, or a list of them. Commands and the URLs that
+            WebDataset knows (``https://``, ``gs://``, …) need WebDataset: ``pip install
+            'shardio-loader[webdataset]'``. Tars may be compressed with gzip. Commands are run by the shell: pass only
+            those that you trust.
+        shuffle: Whether to shuffle the tars and, in each worker, neighbouring samples, differently in each epoch. Call
+            ``set_epoch`` before each epoch.
+        seed: The seed of the order and of the transforms.
+        buffer: With ``shuffle``, the number of samples that a worker reads and shuffles together. It holds as many
+            undecoded samples in memory.
+        classes: Class names by label, or another dataset that has them, for the attribute ``classes``. Tars have no
+            class names, so the labels stay as they are stored.
+        retries: The number of times in a row that a failed stream is opened again without yielding a further sample.
+            Waits between the attempts are random, grow exponentially, and take up to 20 s.
+        timeout_s: The longest wait for the next bytes of a command, in seconds, before it counts as failed.
+    """
+
+    source: StreamNames = field(kw_only=False)
+    shuffle: bool = False
+    seed: int = 0
+    buffer: int = 1000
+    retries: int = 10
+    timeout_s: float = 300.0
 
 
 class StreamDataset(Ranked, Transformed, IterableDataset[Any]):
@@ -70,37 +92,6 @@ class StreamDataset(Ranked, Transformed, IterableDataset[Any]):
     >>> dataset = StreamDataset("pipe:aws s3 cp s3://bucket/{000000..000099}.tar -", shuffle=True)  # doctest: +SKIP
     >>> loader = DataLoader(dataset, batch_size=128, num_workers=4)  # doctest: +SKIP
 
-    Args:
-        source: A command, URL or path of a tar, a brace pattern of these, or a list of them. Commands and the URLs that
-            WebDataset knows (``https://``, ``gs://``, …) need WebDataset: ``pip install
-            'shardio-loader[webdataset]'``. Tars may be compressed with gzip. Commands are run by the shell: pass only
-            those that you trust.
-        fields: The fields of a sample: see :class:`shardio.ShardDataset`.
-        shuffle: Whether to shuffle the tars and, in each worker, neighbouring samples, differently in each epoch. Call
-            ``set_epoch`` before each epoch.
-        seed: The seed of the order and of the transforms.
-        buffer: With ``shuffle``, the number of samples that a worker reads and shuffles together. It holds as many
-            undecoded samples in memory.
-        transform: A callable applied to each image, or a ``Compose`` with ``fields``, applied to several fields in the
-            same way.
-        decode: ``array`` or ``pil``: the type of image that the transform gets.
-        orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.
-        max_pixels: The maximum number of pixels in an image; a larger image is an error.
-        rank: The rank of this process; by default, that of torch.distributed or torchrun.
-        world_size: The number of ranks; by default, that of torch.distributed or torchrun.
-        mesh: An alternative to ``rank`` and ``world_size``: a DeviceMesh with one dimension.
-        group: Another alternative: a process group whose ranks read different samples.
-        trusted: Whether pickled fields may be unpickled, which can run arbitrary code.
-        classes: Class names by label, or another dataset that has them, for the attribute ``classes``. Tars have no
-            class names, so the labels stay as they are stored.
-        seed_transforms: Whether a sample's rng key seeds the global generators before your own transforms get it.
-        transform_sample: A callable applied to each whole sample.
-        decoders: Your own decoders: a function from bytes to the value, for each field that shardio shall not decode.
-        missing: The treatment of a sample that lacks a field other than the image: ``error``, or None as its value.
-        retries: The number of times in a row that a failed stream is opened again without yielding a further sample.
-            Waits between the attempts are random, grow exponentially, and take up to 20 s.
-        timeout_s: The longest wait for the next bytes of a command, in seconds, before it counts as failed.
-
     Attributes:
         sources: The sources of the streams. Their text shows no secrets.
         digest: The identity of the list of streams. It does not depend on their contents.
@@ -113,52 +104,17 @@ class StreamDataset(Ranked, Transformed, IterableDataset[Any]):
         TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
     """
 
-    def __init__(
-        self,
-        source: StreamNames,
-        *,
-        fields: Fields = ("image", "label"),
-        shuffle: bool = False,
-        seed: int = 0,
-        buffer: int = 1000,
-        transform: Callable[[Any], Any] | None = None,
-        decode: Decode = "array",
-        orientation: Orientation = "ignore",
-        max_pixels: int = DEFAULT_MAX_PIXELS,
-        rank: int | None = None,
-        world_size: int | None = None,
-        mesh: DeviceMesh | None = None,
-        group: ProcessGroup | None = None,
-        trusted: bool = False,
-        classes: Classes | None = None,
-        seed_transforms: bool = True,
-        transform_sample: Callable[[dict[str, Any]], Any] | None = None,
-        decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
-        missing: Missing = "error",
-        retries: int = 10,
-        timeout_s: float = 300.0,
-    ) -> None:
-        Ranked.__init__(self, rank=rank, world_size=world_size, mesh=mesh, group=group)
-        decoder = FieldDecoder(
-            fields=fields,
-            transform=transform,
-            decode=decode,
-            orientation=orientation,
-            max_pixels=max_pixels,
-            trusted=trusted,
-            seed_transforms=seed_transforms,
-            transform_sample=transform_sample,
-            decoders=dict(decoders or {}),
-            missing=missing,
-        )
-        Transformed.__init__(self, decoder)
-        self.classes = [] if classes is None else list(check_classes(classes))
-        self.shuffle = check_flag("shuffle", shuffle)
-        self.seed = check_integer("seed", seed, at_least=0, below=2**64)
-        self.buffer = check_integer("buffer", buffer, at_least=1)
-        self.retries = check_integer("retries", retries, at_least=0)
-        self.timeout_s = check_seconds("timeout_s", timeout_s)
-        self.sources = find_streams(source)
+    @takes(StreamSettings)
+    def __init__(self, options: StreamSettings) -> None:
+        Ranked.__init__(self, options)
+        Transformed.__init__(self, options.make_decoder())
+        self.classes = [] if options.classes is None else list(check_classes(options.classes))
+        self.shuffle = check_flag("shuffle", options.shuffle)
+        self.seed = check_integer("seed", options.seed, at_least=0, below=2**64)
+        self.buffer = check_integer("buffer", options.buffer, at_least=1)
+        self.retries = check_integer("retries", options.retries, at_least=0)
+        self.timeout_s = check_seconds("timeout_s", options.timeout_s)
+        self.sources = find_streams(options.source)
         self.digest = xxhash.xxh3_128_hexdigest("\n".join(map(str, self.sources)).encode(errors="surrogateescape"))
         self._cell = EpochCell()
 
