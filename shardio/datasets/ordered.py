@@ -1,409 +1,252 @@
-"""Datasets and samplers that hold an order and give each rank its own samples, such as EpochSampler.
-
-Frameworks wrap loaders and datasets in objects that give each process a part of the samples. If a dataset or sampler
-already yields its rank's share, a second split would lose samples. The wrapper does not announce itself, so this module
-looks for it among the callers.
-"""
+"""ShardDataset and EpochSampler: the samples of packed shards, or of any map-style dataset, in shardio's order."""
 
 from __future__ import annotations
 
+import copy
 import json
-import sys
-from collections import deque
+import warnings
 from collections.abc import Callable, Iterator, Sized
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
-from torch.utils.data import ConcatDataset, DistributedSampler, StackDataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, StackDataset, Subset
 
-from shardio.bad_samples import Broken
-from shardio.datasets.samples import check_integers, takes
+from shardio.bad_samples import BadSamples, Broken, Skipped, read_around
+from shardio.datasets.map_datasets import ShardSettings
+from shardio.datasets.ranked import EpochSettings, Iterated, Ordered, SampleIterator, find_callers
+from shardio.datasets.samples import EpochCell, Transformed, check_integers, decode_samples, mark_valid, takes
 from shardio.epochs import hand_over
-from shardio.errors import StateError
-from shardio.order import (
-    POLICIES,
-    Cursor,
-    EpochCounter,
-    EpochOrder,
-    OrderSettings,
-    Progress,
-    Remainder,
-    RemainderPolicy,
-    Split,
-    choose_settings,
-    dump_state,
-    iterate_steps,
-    read_state,
+from shardio.libraries import own_tensors
+from shardio.order import Cursor, EpochCounter, EpochOrder, Progress, Split, Words, augment_rng_keys, iterate_steps
+from shardio.reading import (
+    RemoteSamples,
+    SampleReader,
+    Verify,
+    find_remote_shards,
+    read_nothing_ahead,
+    read_windows_ahead,
 )
-from shardio.process import cut_short, describe_error
-from shardio.values import check_choice, check_optional_integer
-from shardio.world import CarriedWorld, World, choose_world, find_data_world, find_worker
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-    from torch.distributed.device_mesh import DeviceMesh
-
-
-_METHODS = frozenset({"__iter__", "__len__", "set_epoch"})
-"""The methods in which a wrapper calls the wrapped object. Only the local variables of their frames are read: reading
-those of a training loop would keep a batch alive."""
-
-_SHARDS = frozenset({"IterableDatasetShard", "BatchSamplerShard"})
-"""Classes of Accelerate and Transformers that give each process a part of the samples of the wrapped object."""
-
-_SKIPPERS = frozenset({"SkipBatchSampler", "SkipDataLoader"})
-"""Classes that ``accelerate.skip_first_batches`` creates."""
-
-Value = TypeVar("Value")
-
-Start = Callable[[Cursor, Split, int], Iterator[Value]]
-"""A function that iterates over a share, given a cursor, a split and the number of samples to leave out first."""
+from shardio.world import World, find_worker
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankSettings:
-    """The settings of the split over ranks.
+class ShardDatasetSettings(EpochSettings, ShardSettings):
+    """The arguments of ShardDataset."""
 
-    Attributes:
-        rank: The rank of this process; by default, that of torch.distributed or torchrun.
-        world_size: The number of ranks; by default, that of torch.distributed or torchrun.
-        mesh: An alternative to ``rank`` and ``world_size``: a DeviceMesh with one dimension, such as ``mesh["dp"]``,
-            whose ranks read different samples. If a mesh with several dimensions exists, as with tensor parallelism,
-            ``mesh`` or ``group`` is required.
-        group: Another alternative: a process group whose ranks read different samples.
+
+class ShardDataset(Ordered, Iterated):
+    """An iterable-style dataset over the samples of packed shards.
+
+    In an epoch, all ranks and workers together deliver each sample exactly once, apart from those that ``remainder``
+    repeats or leaves out. This holds for any number of shards, in torch's DataLoader and in shardio's. A subclass that
+    overrides ``__iter__`` must yield one value for each sample of ``super().__iter__()``, in that order.
+
+    >>> dataset = ShardDataset("out", shuffle=True, transform=RandomResizedCrop(224))  # doctest: +SKIP
+    >>> loader = DataLoader(dataset, batch_size=128, num_workers=2)  # doctest: +SKIP
+
+    Raises:
+        FileNotFoundError: If ``source`` does not exist.
+        FormatError: If ``source`` is not a dataset.
+        ValueError: If an argument is out of range, if no sample has a requested field, or if ``classes`` is given
+            and the dataset has no classes or has a class that is not in ``classes``.
+        TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
     """
 
-    rank: int | None = None
-    world_size: int | None = None
-    mesh: DeviceMesh | None = None
-    group: ProcessGroup | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpochSettings(RankSettings):
-    """The settings of an epoch's order and of its split over ranks.
-
-    Attributes:
-        shuffle: Whether to shuffle, differently in each epoch. With torch's DataLoader, call ``set_epoch`` before each
-            epoch.
-        seed: The seed of the order and of the transforms.
-        remainder: The treatment of the last samples if they do not fill a batch on every rank. ``pad`` repeats some
-            samples: all ranks then have the same number. ``mask`` does the same, and adds a last value ``valid``,
-            which is false for repeats. ``keep`` gives some ranks one more sample. ``drop`` leaves the samples out.
-        batch_size: The batch size of torch's DataLoader. Set it to get the same batches as from shardio.DataLoader,
-            which uses its own batch size.
-        lanes: With ``shuffle``, the number of lanes: the shuffled shards, laid end to end, are cut into this many
-            equal parts, and consecutive samples come from each part in turn.
-        window: With ``shuffle``, the number of neighbouring samples that are shuffled together.
-    """
-
-    shuffle: bool = False
-    seed: int = 0
-    remainder: Remainder = "pad"
-    batch_size: int | None = None
-    lanes: int | None = None
-    window: int | None = None
-
-    def choose_order(self, shard_sizes: NDArray[np.int64]) -> OrderSettings:
-        """Return the order of an epoch of these shards."""
-        return choose_settings(shard_sizes, shuffle=self.shuffle, seed=self.seed, lanes=self.lanes, window=self.window)
-
-
-class Ranked:
-    """The base class of datasets and samplers that split their samples over ranks.
-
-    Attributes:
-        gives_order: Whether a shardio.DataLoader over it has its order. Frameworks do not split such a loader again.
-        has_loader: Whether it belongs to such a loader.
-    """
-
-    gives_order = False
-
-    def __init__(self, options: RankSettings) -> None:
-        self._world = choose_world(options.rank, options.world_size, mesh=options.mesh, group=options.group)
-        self._carried_world: CarriedWorld | None = None
-        self.has_loader = False
+    @takes(ShardDatasetSettings)
+    def __init__(self, options: ShardDatasetSettings) -> None:
+        Ordered.__init__(self, options)
+        self.table, self._classes, decoder = options.open()
+        Iterated.__init__(self, options, decoder)
+        self.shard_sizes = self.table.manifest.shard_sizes
+        self.num_all_samples = int(self.shard_sizes.sum())
+        self.digest = self.table.manifest.digest
+        self.settings = options.choose_order(self.shard_sizes)
+        self._verify: Verify = options.verify
+        self.reader = SampleReader(self.table, options.verify)
+        self._bad_samples: BadSamples | None = None
+        self._keeps_broken = False
 
     @property
-    def rank(self) -> int:
-        """The current rank of this process."""
-        return self.world().rank
+    def classes(self) -> list[str]:
+        """The class names, by label."""
+        return list(self._classes)
 
     @property
-    def world_size(self) -> int:
-        """The current number of ranks."""
-        return self.world().world_size
+    def num_epoch_sets(self) -> int:
+        """The number of times that the epoch was set. A loader compares this count to detect a call by the user."""
+        return self._cell.num_sets
 
-    def world(self) -> World:
-        """Return the rank and world size that the user set, or else the current ones.
+    @property
+    def verify(self) -> Verify:
+        """The setting that says when samples are compared with the index."""
+        return self._verify
 
-        Raises:
-            RuntimeError: If the user set none, and a mesh makes it unclear which ranks read different samples.
+    @property
+    def overrides_iteration(self) -> bool:
+        """Whether a subclass overrides ``__iter__``."""
+        return type(self).__iter__ is not ShardDataset.__iter__
+
+    def locate(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return samples in the form that the reader takes: their indices."""
+        return indices
+
+    def describe(self, index: int) -> tuple[str, str]:
+        """Return a sample's key and location, for messages."""
+        return self.reader.describe(index, self.decoder.stored_fields)
+
+    def __len__(self) -> int:
+        """Return the number of samples that this rank yields in a full epoch.
+
+        If torch's DataLoader calls this but will make a different number of batches, a RuntimeWarning says so.
         """
-        return self._world or find_data_world(carried=self._carried_world)
+        split = self.own_split(Cursor(epoch=0))
+        warn_of_other_length(self, split)
+        return split.num_own_samples
 
-    def check_split_once(self) -> World:
-        """Check that no caller splits the samples over ranks again, and return the world.
-
-        Raises:
-            RuntimeError: If a caller does.
-        """
-        world = self.world()
-        refuse_second_split(self, world, has_loader=self.has_loader, gives_order=self.gives_order)
-        return world
-
-
-class Ordered(Ranked):
-    """The base class of datasets and samplers that hold an order.
-
-    Attributes:
-        settings: The order's settings.
-        digest: The dataset's identity, or "" if it has none.
-        num_all_samples: The number of samples in the whole dataset, over all ranks.
-        shard_sizes: int64 [shards], the number of samples of each shard.
-        remainder: The name of the remainder policy.
-        batch_size: The batch size that the user set, if any.
-    """
-
-    gives_order = True
-    settings: OrderSettings
-    digest: str
-    num_all_samples: int
-    shard_sizes: NDArray[np.int64]
-
-    def __init__(self, options: EpochSettings) -> None:
-        Ranked.__init__(self, options)
-        self.remainder: Remainder = check_choice("remainder", options.remainder, Remainder)
-        self.batch_size = check_optional_integer("batch_size", options.batch_size, at_least=1)
-
-    @property
-    def remainder_policy(self) -> RemainderPolicy:
-        """The treatment of samples that do not fill a step."""
-        return POLICIES[self.remainder]
-
-    @property
-    def seed(self) -> int:
-        """The seed of the order. Like all settings of the order, it is fixed at construction."""
-        return self.settings.seed
-
-    @property
-    def shuffle(self) -> bool:
-        """Whether each epoch is shuffled."""
-        return self.settings.shuffle
-
-    @property
-    def lanes(self) -> int:
-        """The number of lanes: equal parts of the shuffled shards, from which consecutive samples come in turn."""
-        return self.settings.lanes
-
-    @property
-    def window(self) -> int:
-        """The number of neighbouring samples that are shuffled together."""
-        return self.settings.window
-
-    def dump_cursor(self, cursor: Cursor) -> dict[str, Any]:
-        """Return the state of a run that has reached ``cursor`` in this order."""
-        return dump_state(cursor, self.settings, self.digest, self.num_all_samples)
-
-    def read_cursor(self, state: Any) -> Cursor:
-        """Return the cursor of a state.
-
-        Raises:
-            StateError: If the state belongs to another dataset or order; the message names what differs.
-        """
-        return read_state(state, self.settings, self.digest, self.num_all_samples)
-
-    def split(self, cursor: Cursor, *, batch_size: int, remainder: Remainder) -> Split:
-        """Return this rank's share of an epoch, from ``cursor`` to the end.
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over this worker's samples in this rank's share of the epoch.
 
         Raises:
             RuntimeError: If a framework splits the samples over ranks a second time.
         """
-        world = self.check_split_once()
-        return Split(
-            num_samples=self.num_all_samples,
-            start=cursor.position,
-            rank=world.rank,
-            world_size=world.world_size,
-            batch_size=batch_size,
-            shuffled=self.settings.shuffle,
-            remainder=remainder,
-        )
+        cursor = self._cell.start(self)  # Now, not when the first sample is requested.
+        if self._keeps_broken:
+            return self._samples(cursor, self.own_split(cursor), num_left_out=0)
+        return SampleIterator(self, cursor, self._samples)
 
-    def batches(
-        self, cursor: Cursor, split: Split, first: int = 0
-    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield this rank's batches of an epoch, each as its positions and its samples' indices, both int64 [n]."""
-        for positions, indices in self.steps(cursor, split, first):
-            stops = np.cumsum([len(batch) for batch in positions])
-            yield from zip(positions, np.split(indices, stops[:-1]), strict=True)
+    def start_at(self, cursor: Cursor) -> None:
+        """Begin the next iteration at ``cursor``, in this process and in running workers."""
+        self._cell.set(cursor)
 
-    def steps(
-        self, cursor: Cursor, split: Split, first: int = 0
-    ) -> Iterator[tuple[list[NDArray[np.int64]], NDArray[np.int64]]]:
-        """Yield several batches at a time: the positions of each, and the concatenated indices of all."""
-        order = EpochOrder(self.shard_sizes, self.settings, cursor.epoch)
-        return iterate_steps(order, split, range(first, split.num_batches))
+    def bound(self, split: Split, bad_samples: BadSamples | None) -> ShardDataset:
+        """Return a copy for one loader, with the batch size and world of ``split`` and with its own epoch.
 
-    def own_split(self, cursor: Cursor) -> Split:
-        """Return this rank's share for torch's DataLoader, with the batch size and remainder that the user set."""
-        if self.batch_size is None and self.remainder_policy.leaves_out:
-            raise ValueError(
-                f"remainder={self.remainder!r} leaves out samples that do not fill a batch, but torch's DataLoader "
-                f"does not pass on its batch size: set {type(self).__name__}(batch_size=...) too, or use "
-                "shardio.DataLoader"
-            )
-        return self.split(cursor, batch_size=self.batch_size or 1, remainder=self.remainder)
+        It yields Broken for samples that cannot be made, unless a subclass overrides ``__iter__``.
 
-
-class SampleIterator(Iterator[Value], Generic[Value]):
-    """An iterator that yields the samples of a share and counts them. An error in one sample does not end it.
-
-    After an error, a loader drops that sample's batch and requests the next one, so this iterator leaves out the rest
-    of the batch.
-
-    StatefulDataLoader saves the state of each worker's iterator after every batch and sends it with the batch. So a
-    state counts the samples that were received, not those that were prefetched. It fits only the same rank and worker.
-
-    Args:
-        order: The order, which defines the share.
-        cursor: The place in the epoch where the share begins.
-        start: A function that iterates over the share.
-    """
-
-    _num_to_drop: int
-    _cut_short_by: str | None
-
-    def __init__(self, order: Ordered, cursor: Cursor, start: Start[Value]) -> None:
-        self._order, self._start = order, start
-        self._begin(cursor, num_samples=0)
-
-    def __next__(self) -> Value:
-        if self._cut_short_by is not None:
-            raise cut_short(self._cut_short_by)
-        try:
-            if self._num_to_drop:
-                deque(islice(self._values, self._num_to_drop), maxlen=0)
-                self._num_to_drop = 0
-            value = next(self._values)
-        except StopIteration:
-            raise
-        except BaseException as error:  # Such as one from a signal handler: the generator has ended, the epoch has not.
-            self._cut_short_by = describe_error(error)
-            raise
-        self._num_samples += 1
-        if isinstance(value, Broken):
-            self._num_to_drop = -self._num_samples % self._split.batch_size
-            self._num_samples += self._num_to_drop
-            raise value.error
-        return value
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position in this share: a small JSON-serializable dict."""
-        return {
-            **self._order.dump_cursor(self._cursor),
-            "share": self._share(),
-            "yielded": self._num_samples,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a state.
-
-        Raises:
-            StateError: If it belongs to another dataset, order, rank, worker or batch size; the message names what
-                differs.
+        Args:
+            split: The loader's share.
+            bad_samples: The policy for unreadable samples; those that it leaves out are yielded as Skipped.
         """
-        cursor = self._order.read_cursor(state)
-        there, here = state.get("share") or {}, self._share()
-        differences = [
-            f"{name} is {there.get(name)!r} in the state and {value!r} here"
-            for name, value in here.items()
-            if there.get(name) != value
-        ]
-        if differences:
-            raise StateError(
-                f"this state of a StatefulDataLoader belongs to another share of the epoch: {'; '.join(differences)}. "
-                "Restore these settings, or use shardio.DataLoader, whose state fits any number of ranks and workers"
-            )
-        num_samples = state.get("yielded")
-        if not isinstance(num_samples, int) or num_samples < 0:
-            raise StateError(f"the state's 'yielded' must be an integer, at least 0, got {num_samples!r}")
-        self._begin(cursor, num_samples)
+        dataset = copy.copy(self)
+        dataset._shared_num_sets = self._shared_num_sets  # The copy must notice a transform that is set later.
+        dataset.batch_size, dataset.remainder = split.batch_size, split.remainder
+        dataset._world = World(rank=split.rank, world_size=split.world_size)
+        dataset.reader = SampleReader(self.table, self._verify)
+        dataset._cell = EpochCell()
+        dataset._bad_samples, dataset._keeps_broken = bad_samples, not self.overrides_iteration
+        return dataset
 
-    def _begin(self, cursor: Cursor, num_samples: int) -> None:
-        # Check arguments now, not when the first sample is requested.
-        self._cursor, self._split, self._num_samples = cursor, self._order.own_split(cursor), num_samples
-        self._values = self._start(cursor, self._split, num_samples)
-        self._num_to_drop, self._cut_short_by = 0, None
+    def _samples(self, cursor: Cursor, split: Split, num_left_out: int) -> Iterator[Any]:
+        worker = find_worker()
+        order = EpochOrder(self.shard_sizes, self.settings, cursor.epoch)
+        num_steps, num_in_step = divmod(num_left_out, split.batch_size)  # Only the last step may be shorter.
+        steps = range(worker.worker_id, split.num_batches, worker.num_workers)[num_steps:]
+        with self._read_ahead(cursor, split) as advance, closing(self.reader):
+            for positions, indices in iterate_steps(order, split, steps):
+                indices = indices[num_in_step:]
+                valid = split.find_valid(np.concatenate(positions)[num_in_step:])
+                num_in_step = 0
+                for start in range(0, len(indices), self.decoder.chunk_size):
+                    chunk = slice(start, start + self.decoder.chunk_size)
+                    advance(len(indices[chunk]) * worker.num_workers)
+                    rng_keys = augment_rng_keys(self.settings.seed, cursor.epoch, indices[chunk])
+                    values = read_around(
+                        self._bad_samples,
+                        self._read,
+                        indices[chunk],
+                        rng_keys,
+                        rng_keys,
+                        epoch=cursor.epoch,
+                        describe=self.describe,
+                        keeps_broken=True,
+                    )
+                    if valid is None:
+                        yield from values
+                        continue
+                    for value, is_valid in zip(values, valid[chunk].tolist(), strict=True):
+                        yield value if isinstance(value, Skipped | Broken) else mark_valid(value, is_valid)
 
-    def _share(self) -> dict[str, Any]:
-        split, worker = self._split, find_worker()
-        return {
-            "rank": split.rank,
-            "world_size": split.world_size,
-            "batch_size": split.batch_size,
-            "remainder": split.remainder,
-            "worker_id": worker.worker_id,
-            "num_workers": worker.num_workers,
-        }
+    def _read_ahead(self, cursor: Cursor, split: Split) -> AbstractContextManager[Callable[[int], object]]:
+        # The first worker reads ahead for all workers of the rank.
+        return read_nothing_ahead() if find_worker().worker_id else read_ahead(self, self, cursor, split)
+
+    def remote_samples(self) -> RemoteSamples | None:
+        return find_remote_shards(self.table, self.decoder.stored_fields)
+
+    def _read(self, indices: NDArray[np.int64], rng_keys: Words) -> list[Any]:
+        self.check_transform()
+        with own_tensors():
+            stored = self.reader.read(indices, self.decoder.stored_fields)
+            return decode_samples(self.decoder, stored, rng_keys)
 
 
-def refuse_second_split(order: Any, world: World, *, has_loader: bool, gives_order: bool) -> None:
-    """Check that no caller splits the samples of ``order`` again, or skips batches through a rebuilt loader.
+def warn_of_other_length(dataset: Any, split: Split) -> None:
+    """Warn if torch's DataLoader requests the dataset's length but makes a different number of batches.
+
+    torch divides the length by the batch size, but each of its workers may end with an incomplete batch. The batch size
+    and the number of workers are those of the calling loader.
 
     Args:
-        order: The dataset or sampler that takes its rank's share.
-        world: The rank and world size of that share.
-        has_loader: Whether it belongs to a shardio.DataLoader.
-        gives_order: Whether a shardio.DataLoader over it is not split again.
-
-    Raises:
-        RuntimeError: If a caller does; the message names the caller and the remedy.
+        dataset: The dataset whose length is requested.
+        split: The rank's share, in blocks of the dataset's ``batch_size``, or of one sample.
     """
-    name = type(order).__name__
-    for caller in find_callers():
-        kind = f"{type(caller).__module__}.{type(caller).__name__}"
-        if has_loader and type(caller).__name__ in _SKIPPERS:
-            raise RuntimeError(
-                f"{kind} reads the {name} through its own loader, which does not know the epoch or the batches of the "
-                "shardio.DataLoader that it was created from: to resume, call load_state_dict() on the "
-                "shardio.DataLoader instead of using skip_first_batches(). See docs/frameworks.md"
-            )
-        if world.world_size == 1 or caller is order:
-            continue
-        remedy = (
-            "Pass the framework a shardio.DataLoader, which it does not split again. Or let" if gives_order else "Let"
+    loader = next((one for one in find_callers() if isinstance(one, DataLoader) and one.dataset is dataset), None)
+    if loader is None or loader.batch_size is None:
+        return
+    num_samples, size, num_workers = split.num_own_samples, loader.batch_size, max(loader.num_workers, 1)
+    shares = [len(range(worker, split.num_batches, num_workers)) * split.batch_size for worker in range(num_workers)]
+    shares[(split.num_batches - 1) % num_workers] -= sum(shares) - num_samples  # The last block may be incomplete.
+    num_made = sum(share // size if loader.drop_last else -(-share // size) for share in shares)
+    num_said = num_samples // size if loader.drop_last else -(-num_samples // size)
+    if num_made != num_said:
+        lost = f", and leaves out {num_samples - num_made * size} of {num_samples} samples" if loader.drop_last else ""
+        warnings.warn(
+            f"{type(loader).__name__} makes {num_made} batches{lost}, but its length is {num_said}: several of "
+            f"its {num_workers} workers end with an incomplete batch. Use {type(dataset).__name__}"
+            f"(batch_size={size}), which gives the workers whole batches, or shardio.DataLoader",
+            RuntimeWarning,
+            stacklevel=4,
         )
-        if (num_parts := _num_parts(caller)) > 1:
-            raise RuntimeError(
-                f"{kind} splits the samples over {num_parts} processes, but the {name} has already split them (this is "
-                f"rank {world.rank} of {world.world_size}), so samples would be lost. {remedy} only the framework "
-                f"split: create {name}(..., rank=0, world_size=1). See docs/frameworks.md"
-            )
 
 
-def find_callers() -> Iterator[Any]:
-    """Yield the objects whose methods called this function, innermost first."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_code.co_name in _METHODS and (caller := frame.f_locals.get("self")) is not None:
-            yield caller
+def read_ahead(
+    order: Ordered,
+    dataset: Transformed,
+    cursor: Cursor,
+    split: Split,
+    inner_indices: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None,
+) -> AbstractContextManager[Callable[[int], object]]:
+    """Return a context in which a rank's samples are read ahead if they are remote.
+
+    Its value is a function to call with the number of samples that the rank is about to read.
+
+    Args:
+        order: The order.
+        dataset: The dataset.
+        cursor: The start of the epoch.
+        split: The rank's share.
+        inner_indices: Maps the order's indices to those of samples in the dataset; None if they are the same.
+    """
+    if (samples := dataset.remote_samples()) is None:
+        return read_nothing_ahead()
+    upcoming = (indices for _, indices in order.steps(cursor, split))
+    return read_windows_ahead(
+        samples, upcoming if inner_indices is None else map(inner_indices, upcoming), *_windows(order, split)
+    )
 
 
-def _num_parts(caller: Any) -> int:
-    if type(caller).__name__ == "DataLoaderDispatcher":  # Accelerate's: rank 0 reads for all ranks.
-        return int(caller.state.num_processes)
-    if isinstance(caller, DistributedSampler):
-        return caller.num_replicas
-    if _SHARDS & {kind.__name__ for kind in type(caller).__mro__}:
-        return int(caller.num_processes)
-    return 1  # In other classes, such attributes may describe the wrapped object.
+def _windows(order: Ordered, split: Split) -> tuple[int | None, int | None]:
+    # The numbers of a rank's samples in the rest of the first window of all lanes, and in each further window.
+    if not order.shuffle:
+        return None, None
+    length = order.lanes * order.window
+    rest = length - split.start % length
+    return -(-rest // split.world_size), -(-length // split.world_size)
 
 
 @dataclass(frozen=True, kw_only=True)

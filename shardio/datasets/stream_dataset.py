@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -13,22 +13,21 @@ from typing import Any
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
-from torch.utils.data import IterableDataset
 
-from shardio.bad_samples import Broken, read_around
-from shardio.datasets.ordered import Ranked, RankSettings
-from shardio.datasets.samples import EpochCell, FieldedSettings, Transformed, decode_samples, takes
+from shardio.bad_samples import read_around
+from shardio.datasets.ranked import Iterated, RankSettings, TolerantIterator
+from shardio.datasets.samples import FieldedSettings, decode_samples, takes
 from shardio.epochs import MAX_EPOCH
 from shardio.errors import StateError
 from shardio.libraries import own_tensors
-from shardio.order import Cursor, StreamOrder, Words, check_epoch
-from shardio.process import cut_short, describe_error
+from shardio.order import StreamOrder, Words, find_differences
+from shardio.process import describe_error
 from shardio.reading import StoredSamples
 from shardio.sample import check_classes
 from shardio.shards.tar_scan import StreamedSample
 from shardio.streams import ShardStream, StreamNames, StreamPlace, find_streams
 from shardio.values import check_flag, check_integer, check_seconds
-from shardio.world import CarriedWorld, find_worker
+from shardio.world import find_worker
 
 STATE_VERSION = 1
 """The version of the state's format and of the order. A state resumes only in the order in which it was saved."""
@@ -68,7 +67,7 @@ class StreamSettings(RankSettings, FieldedSettings):
     timeout_s: float = 300.0
 
 
-class StreamDataset(Ranked, Transformed, IterableDataset[Any]):
+class StreamDataset(Iterated):
     """An iterable-style dataset over tars that are read as streams: forwards, without an index.
 
     Use it for the output of commands (``pipe:``), for servers that answer no range requests, and for tars that you may
@@ -106,8 +105,7 @@ class StreamDataset(Ranked, Transformed, IterableDataset[Any]):
 
     @takes(StreamSettings)
     def __init__(self, options: StreamSettings) -> None:
-        Ranked.__init__(self, options)
-        Transformed.__init__(self, options.make_decoder())
+        super().__init__(options, options.make_decoder())
         self.classes = [] if options.classes is None else list(check_classes(options.classes))
         self.shuffle = check_flag("shuffle", options.shuffle)
         self.seed = check_integer("seed", options.seed, at_least=0, below=2**64)
@@ -116,25 +114,6 @@ class StreamDataset(Ranked, Transformed, IterableDataset[Any]):
         self.timeout_s = check_seconds("timeout_s", options.timeout_s)
         self.sources = find_streams(options.source)
         self.digest = xxhash.xxh3_128_hexdigest("\n".join(map(str, self.sources)).encode(errors="surrogateescape"))
-        self._cell = EpochCell()
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next iteration."""
-        return self._cell.next.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration, in this process and in running workers.
-
-        An iteration that has begun keeps its epoch. One that resumes from a state has the epoch of the state.
-
-        Raises:
-            TypeError: If ``epoch`` is not an integer.
-            ValueError: If it is negative, or not below 2**62.
-            RuntimeError: If a framework splits the samples over ranks a second time.
-        """
-        self.check_split_once()
-        self._cell.set(Cursor(epoch=check_epoch(epoch)))
 
     def __iter__(self) -> StreamIterator:
         """Iterate over the samples of this worker's tars.
@@ -185,11 +164,6 @@ class StreamDataset(Ranked, Transformed, IterableDataset[Any]):
         with own_tensors():
             return decode_samples(self.decoder, stored, rng_keys)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A pickled copy may go to a worker process, which sees neither torch.distributed nor the callers here.
-        self.check_split_once()
-        return {**self.__dict__, "_carried_world": CarriedWorld.find()}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamItem:
@@ -229,8 +203,8 @@ class StreamPosition:
     digest: int = 0
 
 
-class StreamIterator(Iterator[Any]):
-    """An iterator that yields the samples of a worker's streams. An error in one sample does not end it.
+class StreamIterator(TolerantIterator[Any]):
+    """An iterator that yields the samples of a worker's streams.
 
     Args:
         dataset: The dataset.
@@ -239,7 +213,6 @@ class StreamIterator(Iterator[Any]):
 
     _position: StreamPosition
     _values: Generator[tuple[Any, StreamPosition], None, None]
-    _cut_short_by: str | None
 
     def __init__(self, dataset: StreamDataset, epoch: int) -> None:
         world, worker = dataset.check_split_once(), find_worker()
@@ -255,18 +228,8 @@ class StreamIterator(Iterator[Any]):
         self._share = _Share(dataset, order)
         self._begin(StreamPosition(epoch=epoch))
 
-    def __next__(self) -> Any:
-        if self._cut_short_by is not None:
-            raise cut_short(self._cut_short_by)
-        try:
-            value, self._position = next(self._values)
-        except StopIteration:
-            raise
-        except BaseException as error:  # The generator has ended, the epoch has not.
-            self._cut_short_by = describe_error(error)
-            raise
-        if isinstance(value, Broken):
-            raise value.error
+    def _take(self) -> Any:
+        value, self._position = next(self._values)
         return value
 
     def state_dict(self) -> dict[str, Any]:
@@ -369,7 +332,6 @@ class _Share:
                 start = after
 
     def _begin_at(self, left: list[StreamItem], start: StreamPosition) -> StreamPosition:
-        """Return the position of the window after the one at ``start``, given the samples that are left."""
         window = start.window + self._order.shuffle
         if not left:
             num_shards = len(self._order.own_shards(start.epoch))
@@ -377,7 +339,6 @@ class _Share:
         return StreamPosition(epoch=start.epoch, turn=left[0].turn, place=left[0].before, window=window)
 
     def _read(self, start: StreamPosition) -> Generator[StreamItem, None, None]:
-        """Yield the samples from the beginning of a window on, in the order in which they are read."""
         dataset = self._dataset
         shards, place = self._order.own_shards(start.epoch).tolist(), start.place
         for turn, shard in list(enumerate(shards))[start.turn :]:
@@ -400,7 +361,6 @@ def _digest(items: Sequence[StreamItem]) -> int:
 
 
 def _read_state(state: Any, identity: dict[str, dict[str, Any]]) -> StreamPosition:
-    """Check that a state belongs to a dataset, an order and a share, and return its position."""
     if not isinstance(state, dict) or not isinstance(place := state.get("place"), dict):
         raise StateError("this is not the state of a StreamDataset's iterator: pass what its state_dict() returned")
     if state.get("version") != STATE_VERSION:
@@ -408,16 +368,9 @@ def _read_state(state: Any, identity: dict[str, dict[str, Any]]) -> StreamPositi
             f"the state has version {state.get('version')!r}, but this version of shardio reads version "
             f"{STATE_VERSION}: resume with the version of shardio that saved the state"
         )
-    saved = {part: values if isinstance(values := state.get(part), dict) else {} for part in identity}
-    differences = [
-        f"{part}.{name} is {saved[part].get(name)!r} in the state and {value!r} here"
-        for part, values in identity.items()
-        for name, value in values.items()
-        if saved[part].get(name) != value
-    ]
-    if differences:
+    if differences := find_differences(state, identity):
         raise StateError(
-            f"this state belongs to other streams, another order or another share of them ({'; '.join(differences)}): "
+            f"this state belongs to other streams, another order or another share of them ({differences}): "
             "use the dataset, the settings, and the numbers of ranks and workers that it was saved with"
         )
     try:

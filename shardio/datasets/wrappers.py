@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Subset
 
 from shardio.datasets.map_datasets import ImageFolder, MapDataset, ShardMapDataset
+from shardio.datasets.ordered import ShardDataset
 from shardio.datasets.samples import check_indices, check_integers
-from shardio.datasets.shard_dataset import ShardDataset
 from shardio.decoding import FieldDecoder
 from shardio.order import Words, augment_rng_keys
 from shardio.process import let_through

@@ -31,5 +31,6 @@ from .state import (
     Progress as Progress,
     check_epoch as check_epoch,
     dump_state as dump_state,
+    find_differences as find_differences,
     read_state as read_state,
 )
