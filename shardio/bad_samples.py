@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shardio.errors import SampleError, Stage, as_sample_error, is_marked, mark_sample, move_mark
 from shardio.order import Words, derive_rng_key, make_rng_key, random_words
 from shardio.process import let_through
-from shardio.shared import SharedCount
+from shardio.shared import SharedNumbers
 from shardio.world import find_worker
 
 OnError = Literal["raise", "replace", "skip"]
@@ -101,7 +101,7 @@ class BadSamples:
         self._stages = frozenset(stages)
         self._quarantine = quarantine
         self._num_samples = num_samples
-        self._count = SharedCount(0)
+        self._count = SharedNumbers([0])  # One for each worker, because increments are not atomic.
 
     def find(self, error: BaseException) -> SampleError | None:
         """Return the error of the sample that must be replaced or left out; None if the error must be raised."""
@@ -151,17 +151,17 @@ class BadSamples:
     def begin_count(self, num_workers: int, *, are_new: bool) -> None:
         """Reset the count before an epoch of workers that are new or still running."""
         if are_new:
-            self._count = SharedCount(num_workers)
+            self._count = SharedNumbers([0] * max(num_workers, 1))
         else:
-            self._count.clear()
+            self._count.array[:] = 0
 
     def count_one(self) -> None:
         """Count one replaced or skipped sample in this worker."""
-        self._count.add_one(find_worker().worker_id)
+        self._count.array[find_worker().worker_id % len(self._count.array)] += 1
 
     def warn_of_counted(self, epoch: int | None) -> None:
         """Warn like :meth:`warn`, with the count of the workers."""
-        self.warn(self._count.total, epoch)
+        self.warn(sum(self._count.values), epoch)
 
     def warn(self, num_bad: int, epoch: int | None) -> None:
         """Warn of an epoch's bad samples, if there are any. Call this at the end of the epoch."""

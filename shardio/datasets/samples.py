@@ -22,7 +22,7 @@ from shardio.images import DEFAULT_MAX_PIXELS, Orientation, holds_images
 from shardio.order import Cursor, Words, augment_rng_keys
 from shardio.reading import RemoteSamples, StoredSamples
 from shardio.sample import Classes, check_classes, number_classes
-from shardio.shared import SharedCell, SharedNumbers
+from shardio.shared import SharedNumbers
 from shardio.storage import RemoteAccess, StorageOptions, make_access
 from shardio.transforms import Calls, Ragged, is_image_array, rng_keys_from_torch
 from shardio.values import check_integer
@@ -287,11 +287,11 @@ class MapEpoch:
     """The seed and epoch of a map-style dataset, if the user set them. Worker processes share them."""
 
     def __init__(self) -> None:
-        self._cell = SharedCell(False, 0, 0)
+        self._cell = SharedNumbers([False, 0, 0])
 
     def set(self, epoch: int, seed: int) -> None:
         """Make rng keys a function of (seed, epoch, sample)."""
-        self._cell.set(True, seed, epoch)
+        self._cell.array[:] = True, seed, epoch
 
     @property
     def known(self) -> tuple[int, int] | None:
@@ -332,7 +332,7 @@ def follow_classes(
     return names, replace(decoder, labels=None if labels == tuple(range(len(labels))) else labels)
 
 
-SHARED = (EpochCell, MapEpoch, SharedCell)
+SHARED = (EpochCell, MapEpoch, SharedNumbers)
 """Types of attributes whose changes worker processes see."""
 
 
@@ -346,7 +346,7 @@ class Transformed:
     def __init__(self, decoder: FieldDecoder) -> None:
         self.decoder = decoder
         self._num_sets = 0
-        self._shared_num_sets = SharedCell(0)  # Copies in workers compare it to notice an old transform.
+        self._shared_num_sets = SharedNumbers([0])  # Copies in workers compare it to notice an old transform.
 
     @property
     def transform(self) -> Transform | None:
@@ -357,7 +357,7 @@ class Transformed:
     def transform(self, transform: Transform | None) -> None:
         self.decoder = replace(self.decoder, transform=transform)
         self._num_sets += 1
-        self._shared_num_sets.set(self._num_sets)
+        self._shared_num_sets.array[:] = self._num_sets
 
     def __copy__(self: Copied) -> Copied:
         """Return a copy with its own transform and epoch: setting them leaves the original unchanged."""
@@ -407,7 +407,7 @@ class Transformed:
 
     def check_transform(self) -> None:
         """Raise RuntimeError if the transform was set after this copy was made for a worker process."""
-        if self._shared_num_sets.values[0] != self._num_sets:
+        if self._shared_num_sets.array[0] != self._num_sets:
             raise RuntimeError(TOO_LATE)
 
 

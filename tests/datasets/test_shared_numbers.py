@@ -10,38 +10,41 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from shardio.shared import ARENA_LINES, SharedCell, SharedCount, SharedNumbers
+from shardio import shared
+from shardio.shared import ARENA_LINES, SharedNumbers
 from tests.files import count_open_files
 from tests.processes import forkserver_context
 
 
-def work(cells: list[SharedCell], count: SharedCount, worker_id: int, end: Connection) -> None:
+def work(cells: list[SharedNumbers], count: SharedNumbers, end: Connection) -> None:
     """Send the cells' values on request; count the requests; and create another cell."""
-    own = SharedCell(-1, -2)
+    own = SharedNumbers([-1, -2])
     while end.recv():
-        count.add_one(worker_id)
-        cells[-1].set(worker_id, worker_id)
+        with count.locked():
+            count.array[19] += 1
+        cells[-1].array[:] = 19
         end.send([cell.values for cell in [*cells, own]])
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_processes_see_what_the_others_set(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     context = forkserver_context() if method == "forkserver" else multiprocessing.get_context(method)
-    cells, count = [SharedCell(5), SharedCell(-(2**63), 2**63 - 1), SharedCell(0, 0)], SharedCount(20)
+    cells, count = [SharedNumbers(values) for values in ([5], [-(2**63), 2**63 - 1], [0, 0])], SharedNumbers([0] * 20)
     with monkeypatch.context() as patched:
-        patched.delattr(os, "memfd_create")  # As on macOS, where torch's memory is used.
-        cells.insert(0, SharedCell(6))
+        patched.delattr(os, "memfd_create")  # As on macOS.
+        patched.setattr(shared, "_arena", None)
+        cells.insert(0, SharedNumbers([6]))
     end, theirs = context.Pipe()
-    process = context.Process(target=work, args=(cells, count, 19, theirs), daemon=True)  # type: ignore[attr-defined]
+    process = context.Process(target=work, args=(cells, count, theirs), daemon=True)  # type: ignore[attr-defined]
     process.start()
     for value in range(3):
-        cells[0].set(10 + value)
-        cells[1].set(value)
-        after = SharedCell(value)  # Created while the worker runs: it must not share the memory of the worker's cells.
+        cells[0].array[:] = 10 + value
+        cells[1].array[:] = value
+        after = SharedNumbers([value])  # Created while the worker runs: it must not share memory with the worker's.
         end.send(True)
         assert end.recv() == [(10 + value,), (value,), (-(2**63), 2**63 - 1), (19, 19), (-1, -2)]
         assert cells[-1].values == (19, 19)
-        assert count.total == value + 1
+        assert sum(count.values) == value + 1
         assert after.values == (value,)
     end.send(False)
     process.join(60)
@@ -50,25 +53,20 @@ def test_processes_see_what_the_others_set(method: str, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda cell: pickle.loads(pickle.dumps(cell))])
 def test_a_copy_has_its_own_numbers_unless_it_goes_to_a_worker(copied: type) -> None:
-    cell, count = SharedCell(1, 2), SharedCount(2)
-    other, other_count = copied(cell), copied(count)
-    cell.set(3, 4)
-    count.add_one(0)
-    assert (other.values, other_count.total) == ((1, 2), 0)
+    cell = SharedNumbers([1, 2])
+    other = copied(cell)
+    cell.array[:] = 3, 4
+    assert other.values == (1, 2)
 
 
 def test_any_number_of_cells_holds_few_descriptors() -> None:
     before = count_open_files()
-    cells = [SharedCell(number, -number) for number in range(3 * ARENA_LINES)]
+    cells = [SharedNumbers([number, -number]) for number in range(3 * ARENA_LINES)]
     assert count_open_files() - before <= 8
     assert [cell.values for cell in cells] == [(number, -number) for number in range(3 * ARENA_LINES)]
     del cells
     assert count_open_files() - before <= 2
-
-
-def test_long_arrays_have_memory_of_their_own_which_is_freed() -> None:
-    before = count_open_files()
-    counts = [SharedNumbers([number] * 1000) for number in range(3)]
-    assert [count.array.tolist() for count in counts] == [[number] * 1000 for number in range(3)]
-    del counts
-    assert count_open_files() == before
+    long = [SharedNumbers([number] * 1000) for number in range(3)]
+    assert [each.values for each in long] == [(number,) * 1000 for number in range(3)]
+    del long
+    assert count_open_files() - before <= 2, "their memory is freed"
