@@ -1,4 +1,4 @@
-"""Settings of any library become Python's types, so that states and checkpoints hold nothing else."""
+"""Settings of any library become Python's types, and every defect of a JSON text is a ValueError."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardio.images import Orientation
 from shardio.order import Remainder
 from shardio.reading import Verify
 from shardio.train import TrainConfig
-from shardio.values import check_choice, check_integer
+from shardio.values import check_choice, check_integer, parse_json
 
 THREE: list[Any] = [3, np.int64(3), np.uint8(3), np.array(3), torch.tensor(3)]
 NO_INTEGERS: list[Any] = [3.0, np.float64(3), torch.tensor(3.0), "3", None, True, np.True_, torch.tensor(True), [3]]
@@ -117,3 +117,29 @@ def test_each_integer_setting_accepts_only_integers(packed: Path, images: Path, 
         for make in several:
             with pytest.raises(TypeError, match=f"{name} must be an integer, got {wrong!r}"):
                 make()
+
+
+WRONG = {
+    "deep": b"[" * 100_000 + b"]" * 100_000,
+    "deep-object": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+    "name-twice": b'{"a": 1, "b": {"c": 2, "c": 2}}',
+    "name-twice-of-many": b"{" + b"".join(b'"%d":0,' % i for i in range(100_000)) + b'"99999":0}',
+    "nan": b'{"a": NaN}',
+    "infinity": b"[-Infinity]",
+    "utf-16": "{}".encode("utf-16"),
+    "latin-1": '{"ä": 1}'.encode("latin-1"),
+    "cut": b'{"a": ',
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("content", WRONG.values(), ids=WRONG.keys())
+def test_every_defect_of_a_text_is_a_value_error(content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_json(content)
+
+
+@pytest.mark.parametrize("value", [None, {"ä": [1, -2.5, True, {}], "b": "é"}, [[[]]], 2**64])
+def test_a_written_value_is_read(value: object) -> None:
+    text = json.dumps(value, ensure_ascii=False)
+    assert parse_json(text) == parse_json(text.encode()) == parse_json(b"\xef\xbb\xbf" + text.encode()) == value
