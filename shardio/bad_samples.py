@@ -230,10 +230,7 @@ def read_around(
     Raises:
         Exception: If a sample cannot be read, and neither the policy nor ``keeps_broken`` covers it.
     """
-    if bad_samples is not None:
-        read = _convert_errors(read, bad_samples)
-    if keeps_broken:
-        read = _isolate_errors(read)
+    read = _guard(read, bad_samples, keeps_broken=keeps_broken)
     rows, indices, num_tries = np.arange(len(indices)), indices.copy(), Counter[int]()
     samples: list[Any] = [None] * len(indices)
     while True:
@@ -316,39 +313,26 @@ def keep_samples(samples: Sequence[Any]) -> list[Any]:
     return kept
 
 
-def _convert_errors(read: Read, bad_samples: BadSamples) -> Read:
-    """Return a function that reads the same samples, and raises a SampleError for a covered error of user code."""
-
-    def read_converted(indices: NDArray[np.int64], rng_keys: Words) -> Sequence[Any]:
-        try:
-            return read(indices, rng_keys)
-        except SampleError:
-            raise
-        except Exception as error:
-            if (found := bad_samples.find(error)) is None:
-                raise
-            raise found from error
-
-    return read_converted
-
-
-def _isolate_errors(read: Read) -> Read:
-    """Return a function that reads the same samples, and returns Broken for one whose error does not name it."""
-
-    def read_isolated(indices: NDArray[np.int64], rng_keys: Words) -> list[Any]:
+def _guard(read: Read, bad_samples: BadSamples | None, *, keeps_broken: bool) -> Read:
+    def read_guarded(indices: NDArray[np.int64], rng_keys: Words) -> list[Any]:
         try:
             return list(read(indices, rng_keys))
         except SampleError:
             raise
         except Exception as error:
+            if bad_samples is not None and (found := bad_samples.find(error)) is not None:
+                raise found from error
+            if not keeps_broken:
+                raise
             let_through(error)
             if len(indices) == 1:
                 return [Broken(error)]
+        # The error does not say which sample failed: read the halves alone.
         middle = len(indices) // 2
-        first = read_isolated(indices[:middle], rng_keys[:middle])
+        first = read_guarded(indices[:middle], rng_keys[:middle])
         try:
-            return [*first, *read_isolated(indices[middle:], rng_keys[middle:])]
+            return [*first, *read_guarded(indices[middle:], rng_keys[middle:])]
         except SampleError as error:
             raise error.at_row(middle + error.row) from error
 
-    return read_isolated
+    return read_guarded

@@ -6,8 +6,8 @@ import dataclasses
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.decoding import Decode, FieldDecoder, Fields, Missing
+from shardio.epochs import set_in_block
 from shardio.images import DEFAULT_MAX_PIXELS, Orientation, holds_images
 from shardio.order import Cursor, Words, augment_rng_keys
 from shardio.reading import RemoteSamples, StoredSamples
@@ -270,17 +271,12 @@ class EpochCell:
         return copied
 
 
-@contextmanager
-def known_epoch(seed: int, epoch: int) -> Iterator[None]:
+def known_epoch(seed: int, epoch: int) -> AbstractContextManager[tuple[int, int]]:
     """Use this seed and epoch for samples that are read in the block, even through wrapper datasets.
 
     shardio.DataLoader sends both with the indices, so two loaders over one dataset do not interfere.
     """
-    token = _LOADERS_EPOCH.set((seed, epoch))
-    try:
-        yield
-    finally:
-        _LOADERS_EPOCH.reset(token)
+    return set_in_block(_LOADERS_EPOCH, (seed, epoch))
 
 
 class MapEpoch:

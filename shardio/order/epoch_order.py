@@ -123,7 +123,7 @@ def _bit_length(numbers: NDArray[np.int64]) -> Words:
 
 
 def _network(value: Words, bits: Words, rng_key: Words) -> Words:
-    """Permute 0 … 2**bits - 1: each round XORs a hash of one half into the other."""
+    # Each round XORs a hash of one half into the other.
     low_bits = bits >> np.uint64(1)
     low_mask = (np.uint64(1) << low_bits) - np.uint64(1)
     high_mask = (np.uint64(1) << (bits - low_bits)) - np.uint64(1)
@@ -139,7 +139,7 @@ def _network(value: Words, bits: Words, rng_key: Words) -> Words:
 
 
 def _swap_first_two(value: Words, size: NDArray[np.int64], rng_key: Words) -> Words:
-    """Swap outputs 0 and 1 for half of the keys, because a Feistel network is always an even permutation."""
+    # For half of the keys, because a Feistel network is always an even permutation.
     coin: Words = mix64(~rng_key) & np.uint64(1)
     swapped = (value < np.uint64(2)) & (size > 1)
     swap: Words = swapped.astype(np.uint64) & coin
