@@ -166,16 +166,16 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
             f"the state belongs to another dataset or order ({differences}): use the dataset and the "
             "settings that it was saved with, or start from the beginning without it"
         )
-    found = list[int]()
-    for name, bound, words in (
-        ("epoch", MAX_EPOCH, ", at least 0 and below 2**62"),
-        ("position", num_samples + 1, f" from 0 to {num_samples}"),
-    ):
-        number = _read_integer(state, name)
-        if number is None or not 0 <= number < bound:
-            raise StateError(f"the state's {name} must be an integer{words}, got {state.get(name)!r}")
-        found.append(number)
-    return Cursor(epoch=found[0], position=found[1])
+    epoch, position = _read_integer(state, "epoch"), _read_integer(state, "position")
+    if epoch is None or not 0 <= epoch < MAX_EPOCH:
+        raise StateError(
+            f"the state's epoch must be an integer, at least 0 and below 2**62, got {state.get('epoch')!r}"
+        )
+    if position is None or not 0 <= position <= num_samples:
+        raise StateError(
+            f"the state's position must be an integer from 0 to {num_samples}, got {state.get('position')!r}"
+        )
+    return Cursor(epoch=epoch, position=position)
 
 
 def find_differences(saved: Any, here: Mapping[str, Any], prefix: str = "") -> str:
