@@ -123,8 +123,6 @@ def test_the_error_says_that_an_image_is_empty(tmp_path: Path) -> None:
         ({"batch_size": 0}, ValueError),
         ({"rank": 0}, ValueError),
         ({"rank": 2, "world_size": 2}, ValueError),
-        ({"lanes": 2}, ValueError),
-        ({"seed": -1}, ValueError),
     ],
 )
 def test_values_out_of_range_are_refused(packed: Path, options: dict[str, Any], error: type[Exception]) -> None:

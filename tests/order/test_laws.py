@@ -205,30 +205,14 @@ def test_epochs_follow_each_other_a_loaded_one_and_the_one_that_is_set(
 
 def test_an_epoch_that_was_begun_can_be_repeated_from_its_beginning() -> None:
     counter = EpochCounter()
+    for epoch in (-1, 2**62):
+        with pytest.raises(ValueError, match=r"epoch must be at least 0 and below 2\*\*62, got"):
+            counter.set_epoch(epoch)
     counter.load(Cursor(epoch=5, position=40))
     counter.start(N)
     for _ in range(2):
         counter.set_epoch(5)
         assert counter.start(N) == Cursor(epoch=5)
-
-
-@pytest.mark.parametrize(
-    ("epoch", "error", "words"),
-    [
-        *((epoch, TypeError, f"epoch must be an integer, got {epoch!r}") for epoch in (1.5, "a", None)),
-        (-1, ValueError, "at least 0"),
-    ],
-)
-def test_what_is_no_epoch_is_refused(epoch: Any, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        EpochCounter().set_epoch(epoch)
-
-
-def test_numpys_integers_are_epochs() -> None:
-    counter = EpochCounter()
-    counter.set_epoch(np.int32(7))  # type: ignore[arg-type]  # mypy does not know that it is an integer
-    assert counter.start(N) == Cursor(epoch=7)
-    assert type(counter.now.epoch) is int, "a state can be written as JSON"
 
 
 def test_the_cursor_stays_in_an_epoch_in_flight_until_it_ends_or_the_next_one_starts() -> None:
@@ -262,13 +246,16 @@ def test_a_state_is_small_json_and_round_trips() -> None:
     assert read_state(json.loads(text), SETTINGS, "d1", N) == Cursor(epoch=2, position=64)
 
 
+PARTS, NO_PARTS = ("dataset", "order"), ("text", 3, [1], None, {})
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"version": STATE_VERSION + 1}, f"version {STATE_VERSION + 1}, but"),
         ({"version": STATE_VERSION - 1}, f"version {STATE_VERSION - 1}, but"),
         ({"version": None}, "version None"),
-        ({"dataset": None}, "dataset.digest is None in the state"),
+        *(({part: value}, f"{part}.* in the state and .* here") for part in PARTS for value in NO_PARTS),
         ({"epoch": -1}, "epoch must be an integer, at least 0"),
         ({"epoch": "2"}, "epoch must be an integer"),
         ({"position": 101}, "position must be an integer from 0 to 100, got 101"),
@@ -282,10 +269,3 @@ def test_a_state_is_small_json_and_round_trips() -> None:
 def test_a_state_that_does_not_match_is_refused_with_the_differences(change: dict[str, Any], words: str) -> None:
     with pytest.raises(StateError, match=words):
         read_state({**state(), **change}, SETTINGS, "d1", N)
-
-
-@pytest.mark.parametrize("part", ["dataset", "order"])
-@pytest.mark.parametrize("value", ["text", 3, [1], None, {}])
-def test_a_state_with_a_part_of_another_type_is_refused(part: str, value: object) -> None:
-    with pytest.raises(StateError, match=f"{part}.* in the state and .* here"):
-        read_state({**state(), part: value}, SETTINGS, "d1", N)
