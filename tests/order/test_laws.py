@@ -205,9 +205,6 @@ def test_epochs_follow_each_other_a_loaded_one_and_the_one_that_is_set(
 
 def test_an_epoch_that_was_begun_can_be_repeated_from_its_beginning() -> None:
     counter = EpochCounter()
-    for epoch in (-1, 2**62):
-        with pytest.raises(ValueError, match=r"epoch must be at least 0 and below 2\*\*62, got"):
-            counter.set_epoch(epoch)
     counter.load(Cursor(epoch=5, position=40))
     counter.start(N)
     for _ in range(2):
@@ -246,7 +243,8 @@ def test_a_state_is_small_json_and_round_trips() -> None:
     assert read_state(json.loads(text), SETTINGS, "d1", N) == Cursor(epoch=2, position=64)
 
 
-PARTS, NO_PARTS = ("dataset", "order"), ("text", 3, [1], None, {})
+PARTS = ("dataset", "order")
+NO_PARTS: tuple[Any, ...] = ("text", 3, [1], None, {})
 
 
 @pytest.mark.parametrize(
