@@ -72,7 +72,7 @@ def takes(
 
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         vars(construct)["__signature__"] = inspect.Signature([own, *names.values()], return_annotation=None)
-        construct.__doc__ = "\nArgs:\n" + "\n".join(f"    {name}: {documented[name]}" for name in names)
+        construct.__doc__ = "\nArgs:\n" + "\n".join(f"    {name}: {documented.get(name, '')}" for name in names)
         construct.__name__, construct.__qualname__ = init.__name__, init.__qualname__
         vars(settings)["__init__"].__qualname__ = init.__qualname__  # Python's errors name it.
         return construct

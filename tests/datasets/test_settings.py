@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import re
 import shutil
@@ -19,7 +20,7 @@ import torch.utils.data
 from torch.utils.data import ConcatDataset, DataLoader as TorchLoader, Dataset, Subset, default_collate
 
 import shardio
-from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset
+from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset, StreamDataset
 from shardio.decoding.codecs import choose_decoder
 from shardio.sample import count_classes, warn_of_other_classes
 from shardio.train import TrainConfig, train
@@ -62,6 +63,15 @@ def test_fixed_settings_can_be_read_and_copied_and_not_set(packed: Path, images:
     for dataset in datasets:
         with pytest.raises(AttributeError, match=r"no setter|can't set"):
             dataset.target_transform = int
+
+
+@pytest.mark.parametrize("kind", [ShardDataset, ShardMapDataset, ImageFolder, EpochSampler, StreamDataset])
+def test_every_argument_is_documented_and_errors_name_the_class(kind: type) -> None:
+    described = inspect.getdoc(kind.__init__) or ""
+    for name in inspect.signature(kind).parameters:
+        assert re.search(rf"^ {{4}}{name}: [A-Z`].+[.]$", re.sub(r"\n {8}", " ", described), re.MULTILINE), name
+    with pytest.raises(TypeError, match=rf"^{kind.__name__}\.__init__\(\) got an unexpected keyword argument 'colour'"):
+        kind("source", colour="blue")
 
 
 @pytest.mark.parametrize("flag", ["False", "", 2, None, 0.0, [], np.array([True, False])], ids=repr)
