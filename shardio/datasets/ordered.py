@@ -61,7 +61,7 @@ class ShardDataset(Ordered, Iterated):
     def __init__(self, options: ShardDatasetSettings) -> None:
         Ordered.__init__(self, options)
         self.table, self._classes, decoder = options.open()
-        Iterated.__init__(self, options, decoder)
+        Iterated.__init__(self, decoder)
         self.shard_sizes = self.table.manifest.shard_sizes
         self.num_all_samples = int(self.shard_sizes.sum())
         self.digest = self.table.manifest.digest

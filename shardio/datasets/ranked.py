@@ -176,8 +176,7 @@ class Ranked:
 class Iterated(Ranked, Transformed, IterableDataset[Any]):
     """The base class of iterable-style datasets, whose epoch is shared with the workers of a loader."""
 
-    def __init__(self, options: RankSettings, decoder: FieldDecoder) -> None:
-        Ranked.__init__(self, options)
+    def __init__(self, decoder: FieldDecoder) -> None:
         Transformed.__init__(self, decoder)
         self._cell = EpochCell()
 

@@ -15,7 +15,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardio.bad_samples import read_around
-from shardio.datasets.ranked import Iterated, RankSettings, TolerantIterator
+from shardio.datasets.ranked import Iterated, Ranked, RankSettings, TolerantIterator
 from shardio.datasets.samples import FieldedSettings, decode_samples, takes
 from shardio.epochs import MAX_EPOCH
 from shardio.errors import StateError
@@ -105,7 +105,8 @@ class StreamDataset(Iterated):
 
     @takes(StreamSettings)
     def __init__(self, options: StreamSettings) -> None:
-        super().__init__(options, options.make_decoder())
+        Ranked.__init__(self, options)
+        Iterated.__init__(self, options.make_decoder())
         self.classes = [] if options.classes is None else list(check_classes(options.classes))
         self.shuffle = check_flag("shuffle", options.shuffle)
         self.seed = check_integer("seed", options.seed, at_least=0, below=2**64)
