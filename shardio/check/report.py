@@ -9,8 +9,17 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.check.coverage import NUM_PARTS, Allowance, Coverage, Delivery, SortedDeliveries, WorkerTotals, name_ranks
-from shardio.check.identity import Ids, key_ids
+from shardio.check.coverage import (
+    NUM_PARTS,
+    Allowance,
+    Coverage,
+    Delivery,
+    Ids,
+    SortedDeliveries,
+    WorkerTotals,
+    key_ids,
+    name_ranks,
+)
 from shardio.errors import CoverageError
 
 SHOWN = 10

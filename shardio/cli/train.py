@@ -193,7 +193,7 @@ def train(
         seed_everything,
         train as train_model,
     )
-    from shardio.train.meters import reported_failures, use_device
+    from shardio.train.step import reported_failures, use_device
     from shardio.world import find_world
 
     remote = read_remote_arguments(storage_option, cache, cache_size, cache_shared)

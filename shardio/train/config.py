@@ -12,7 +12,9 @@ from shardio.storage import find_url
 from shardio.values import check_choice, check_integer, check_optional_integer, check_plain
 
 Precision = Literal["fp32", "bf16", "fp16"]
+
 OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop"]
+
 ScheduleName = Literal["onecycle", "cosine", "cyclic", "step", "plateau", "constant"]
 
 MAY_CHANGE = ("epochs", "steps_per_epoch", "patience", "device", "directory", "resume", "log_every", "checkpoint_every")

@@ -42,8 +42,7 @@ def rank(directory: Path, number: int, code: str, *arguments: object) -> RankCom
     return RankCommand(
         command=[sys.executable, "-c", code, *map(str, arguments)],
         environment={"RANK": str(number)},
-        errors=directory / f"{number}.err",
-        failed=directory / f"{number}.failed",
+        path=directory / str(number),
     )
 
 

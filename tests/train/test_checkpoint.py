@@ -82,7 +82,7 @@ def test_the_memory_of_a_checkpoint_is_freed_after_loading(
             gc.collect()
             self.num_alive = sum(tensor() is not None for tensor in tensors)
 
-    monkeypatch.setattr("shardio.train.run.load_checkpoint", load_and_watch)
+    monkeypatch.setattr("shardio.train.loop.load_checkpoint", load_and_watch)
     look = Look()
     config = make_config(tmp_path, epochs=2, schedule="onecycle", log_every=STEPS_PER_EPOCH)
     train(make_model(), make_loader(packed), config, callbacks=[look])
@@ -99,7 +99,7 @@ def test_a_run_killed_between_its_two_checkpoints_still_writes_the_best_one(
         checkpoint_module.save_checkpoint(path, state)
 
     with monkeypatch.context() as patch:
-        patch.setattr("shardio.train.run.save_checkpoint", save)
+        patch.setattr("shardio.train.loop.save_checkpoint", save)
         with pytest.raises(StopError):
             train(make_model(), make_loader(packed), make_config(tmp_path))
     results = train(make_model(), make_loader(packed), make_config(tmp_path))

@@ -22,7 +22,7 @@ import torch
 
 from shardio.errors import BusyError, StateError
 from shardio.train import Callback, load_checkpoint, train
-from shardio.train.run import LOCK, claimed
+from shardio.train.checkpoint import LOCK, claimed
 from tests.files import read_files
 from tests.processes import TIMEOUT_S, forkserver_context
 from tests.train.runs import EPOCHS, STEPS_PER_EPOCH, make_config, make_loader, make_model
@@ -101,7 +101,7 @@ def test_all_ranks_raise_the_error_of_rank_0(tmp_path: Path, monkeypatch: pytest
         outcomes.append(outcome)
         return outcomes
 
-    monkeypatch.setattr("shardio.train.meters.gather", gather)
+    monkeypatch.setattr("shardio.train.step.gather", gather)
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))
@@ -116,7 +116,7 @@ def test_the_lock_is_released_if_another_rank_fails_to_hear_of_it(
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with monkeypatch.context() as patch:
-        patch.setattr("shardio.train.meters.gather", mock.Mock(side_effect=ConnectionError("the other rank is gone")))
+        patch.setattr("shardio.train.step.gather", mock.Mock(side_effect=ConnectionError("the other rank is gone")))
         with pytest.raises(ConnectionError), claimed(tmp_path):
             pass
     monkeypatch.setenv("WORLD_SIZE", "1")

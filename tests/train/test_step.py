@@ -15,7 +15,7 @@ from torch import nn
 
 from shardio.train import TrainStep, in_groups, memory_difference, seed_everything
 from shardio.train.checkpoint import algorithms, load_random_states, random_states
-from shardio.train.meters import measure_memory
+from shardio.train.loop import measure_memory
 from tests.processes import assert_passes_in_fresh_process
 from tests.train.small_data import join, make_batches, make_network, weights_of
 
