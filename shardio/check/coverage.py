@@ -69,7 +69,7 @@ def keys_in(batch: Any, key: Key) -> list[Hashable] | None:
         return _as_keys(batch)
     try:
         is_name = isinstance(key, str) and isinstance(batch, tuple) and hasattr(batch, key)  # Of a namedtuple.
-        found = key(batch) if callable(key) else getattr(batch, key) if is_name else batch[key]
+        found = key(batch) if callable(key) else getattr(batch, str(key)) if is_name else batch[key]
     except (KeyError, IndexError, TypeError) as error:
         raise IdentityError(
             f"found nothing at key={key!r} in a batch of type {type(batch).__name__}: pass the name or index of the "
@@ -455,7 +455,7 @@ class SortedDeliveries:
     def deliveries(self, start: int, stop: int) -> list[Delivery]:
         """Return the deliveries [start, stop), in order of arrival."""
         places = zip(self.source_ids[start:stop].tolist(), self.batches[start:stop].tolist(), strict=True)
-        return [_delivery(*self.sources[source], batch) for source, batch in places]
+        return [_delivery(*self.sources[int(source)], batch) for source, batch in places]
 
 
 @dataclass(slots=True, kw_only=True)

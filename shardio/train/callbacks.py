@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import html
 import json
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -49,8 +50,8 @@ class StepRecord:
         step_s: The mean duration of a step in seconds.
         data_wait_share: The share of the time that this rank's device waited for data, with nothing left to do; see
             :meth:`shardio.DevicePrefetcher.stats`.
-        memory_allocated: Bytes; see :class:`shardio.train.meters.MemoryUse`. None if unknown.
-        memory_reserved: Bytes; see :class:`shardio.train.meters.MemoryUse`. None if unknown.
+        memory_allocated: Bytes; see :class:`shardio.train.loop.MemoryUse`. None if unknown.
+        memory_reserved: Bytes; see :class:`shardio.train.loop.MemoryUse`. None if unknown.
     """
 
     step: int
@@ -223,7 +224,7 @@ class PrintEpochs(Callback):
     """A callback that prints one line per epoch on rank 0. ``say`` replaces ``print``."""
 
     def __init__(self, say: Callable[[str], object] = print) -> None:
-        self.say = say if find_world().rank == 0 else _say_nothing
+        self.say = say if find_world().rank == 0 else lambda _: None
 
     def on_start(self, num_epochs: int, num_steps: int) -> None:
         if num_steps:
@@ -233,8 +234,32 @@ class PrintEpochs(Callback):
         self.say(result.describe())
 
 
-def _say_nothing(text: str) -> None:
-    pass
+class EpochBar(Callback):
+    """A callback that shows the progress of each epoch on a bar.
+
+    Args:
+        bar: A ``rich.progress.Progress``. It gets a task, with a field ``rate``.
+        num_batches: The number of batches in an epoch.
+    """
+
+    def __init__(self, bar: Any, num_batches: int) -> None:
+        self._bar, self._task = bar, bar.add_task("epoch 0", total=num_batches, rate="")
+        self._begin(0)
+
+    def on_start(self, num_epochs: int, num_steps: int) -> None:
+        self._begin(num_epochs)
+
+    def on_batch(self, batch: Any) -> None:
+        self._num_images += len(batch[1])
+        rate = self._num_images / (time.perf_counter() - self._start)
+        self._bar.update(self._task, advance=1, rate=f"{rate:.0f} images/s")
+
+    def on_epoch(self, result: EpochResult) -> None:
+        self._begin(result.epoch + 1)
+
+    def _begin(self, epoch: int) -> None:
+        self._num_images, self._start = 0, time.perf_counter()
+        self._bar.update(self._task, completed=0, description=f"epoch {epoch}")
 
 
 class Compile(Callback):

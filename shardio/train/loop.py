@@ -10,7 +10,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -176,7 +175,7 @@ def _make_run(
 
 
 def _make_callbacks(config: TrainConfig, directory: Path | None, device: torch.device) -> list[Callback]:
-    """Return the callbacks that rank 0 adds: hints for the GPU, and the files in the run's directory."""
+    # Rank 0 adds hints for the GPU, and the files in the run's directory.
     callbacks: list[Callback] = []
     if device.type == "cuda" and config.precision != "fp32":
         callbacks.append(SizeHints())
@@ -245,7 +244,7 @@ class TrainRun:
         self.results: list[EpochResult] = []
         self._directory = None if config.directory is None else Path(config.directory)
         self._score, self._times = Score(step.device), {"train_s": 0.0, "data_wait_s": 0.0}
-        self._losses, self._interval = PendingLosses(), LogInterval(batches)
+        self._interval = LogInterval(batches)
         self._random: dict[str, Any] | None = None
         self._saved_step: int | None = None
 
@@ -285,7 +284,7 @@ class TrainRun:
         """Record a microbatch. If it ended a step, log and save at the configured intervals."""
         labels, num_steps = batch[1], self.step.num_steps
         self._score.add(loss.expand(len(labels)), outputs, labels)
-        self._losses.add(loss, batch, num_steps if ends_step else num_steps + 1)
+        self._interval.add_loss(loss, batch, num_steps if ends_step else num_steps + 1)
         for callback in self.callbacks:
             callback.on_batch(batch)
         if not ends_step:
@@ -307,7 +306,7 @@ class TrainRun:
         if not self._interval.num_steps:
             return
         try:
-            loss, num_images = self._losses.read()
+            loss, num_images = self._interval.read_losses()
         except NonFiniteLossError as error:
             raise NonFiniteLossError(f"{error}. {self._remedy()}", step=error.step, keys=error.keys) from error
         elapsed_s, wait_s = time.perf_counter() - self._interval.start, self._interval.wait_s
@@ -366,12 +365,10 @@ class TrainRun:
         return self.config.patience is not None and len(self.results) > best + self.config.patience
 
     def _remedy(self) -> str:
+        remedy = "Start a new run with a lower learning rate or with clip_norm (--clip-norm), or repair the data"
         if self._saved_step is None:
-            return "Start a new run with a lower learning rate or with clip_norm (--clip-norm), or repair the data"
-        return (
-            "Start a new run with a lower learning rate or with clip_norm (--clip-norm), or repair the data. "
-            f"{self._directory}/{LAST} holds the weights of step {self._saved_step}, before the failure"
-        )
+            return remedy
+        return f"{remedy}. {self._directory}/{LAST} holds the weights of step {self._saved_step}, before the failure"
 
     def _save(self, names: list[str], *, is_within_epoch: bool) -> None:
         if self._directory is None:
@@ -382,13 +379,8 @@ class TrainRun:
         callbacks = {name: callback.state_dict() for name, callback in name_callbacks(self.callbacks).items()}
         for name, callback_state in callbacks.items():
             check_loadable(callback_state, f"the state of the callback {name}")
-        of_ranks = gather(
-            {
-                "random": random_states(self.step.device),
-                "loader": loader_state,
-                "score": self._score.sums.cpu(),
-            }
-        )
+        own = {"random": random_states(self.step.device), "loader": loader_state, "score": self._score.sums.cpu()}
+        of_ranks = gather(own)
         self._saved_step = self.step.num_steps
         if self.world.rank != 0:
             return
@@ -448,7 +440,6 @@ class TrainRun:
             self._score.sums.copy_(torch.stack([rank["score"] for rank in of_ranks]).sum(0))
 
     def _share_loader_state(self, state: dict[str, Any], path: Path) -> Any:
-        """Return the state of all ranks' loaders for another number of ranks."""
         states = [rank["loader"] for rank in state["ranks"]]
         has_order = getattr(self.batches.loader, "has_order", False)
         if states[0] is None or (has_order and all(are_equal(states[0], other) for other in states)):
@@ -457,12 +448,13 @@ class TrainRun:
         if shared is not None:
             return shared
         before, now = len(states), self.world.world_size
-        why = "datasets, samplers or generators of its loader have a state of their own on each rank"
+        why, until = "datasets, samplers or generators of its loader have a state of their own on each rank", ""
         if state["is_within_epoch"]:
             why = "it was saved within an epoch, where each rank has its own samples left"
+            until = ", at least to the end of the epoch"
         raise StateError(
             f"{path} is from a run with a world size of {before}, and cannot be resumed with {now}: {why}. Use a world "
-            f"size of {before}{', at least to the end of the epoch' if state['is_within_epoch'] else ''}. In shardio's "
+            f"size of {before}{until}. In shardio's "
             "order (a ShardDataset, or sampler=EpochSampler(dataset)), the world size may change after any step"
         )
 
@@ -511,7 +503,7 @@ def memory_difference(
 ) -> Iterator[None]:
     """Print the change in memory use within a block.
 
-    :class:`shardio.train.meters.MemoryUse` defines allocated and reserved memory.
+    :class:`shardio.train.loop.MemoryUse` defines allocated and reserved memory.
 
     >>> with memory_difference("a large tensor"):  # doctest: +SKIP
     ...     tensor = torch.ones(2**24)
@@ -529,7 +521,9 @@ def memory_difference(
 
 
 class LogInterval:
-    """The time since the last line of the log.
+    """The steps since the last line of the log: their time, and the losses of their microbatches, on the device.
+
+    The losses are read together, because reading waits.
 
     Args:
         batches: The prefetcher, which measures the time that the device waits for data.
@@ -541,6 +535,7 @@ class LogInterval:
 
     def __init__(self, batches: DevicePrefetcher) -> None:
         self._batches = batches
+        self._losses: list[tuple[torch.Tensor, int, int, Sequence[str] | None]] = []
         self.restart()
 
     def restart(self) -> None:
@@ -553,52 +548,30 @@ class LogInterval:
         """Seconds that the device waited for data in the interval."""
         return self._batches.stats().data_stall_s - self._stall_before_s
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PendingLoss:
-    """The mean loss of a microbatch, on the device, and its origin."""
-
-    loss: torch.Tensor
-    num_samples: int
-    step: int
-    keys: Sequence[str] | None
-
-
-class PendingLosses:
-    """The losses of microbatches, on the device. They are read together, because reading waits."""
-
-    def __init__(self) -> None:
-        self._pending: list[_PendingLoss] = []
-
-    def add(self, loss: torch.Tensor, batch: Any, step: int) -> None:
+    def add_loss(self, loss: torch.Tensor, batch: Any, step: int) -> None:
         """Add the mean loss of a microbatch of this step."""
-        self._pending.append(_PendingLoss(loss=loss, num_samples=len(batch[1]), step=step, keys=_find_keys(batch)))
+        self._losses.append((loss, len(batch[1]), step, _find_keys(batch)))
 
-    def read(self) -> tuple[float, int]:
+    def read_losses(self) -> tuple[float, int]:
         """Return the mean loss and the number of samples, over all ranks, and clear the losses.
 
         Raises:
             NonFiniteLossError: If a loss is not finite. The message names the step and its samples.
         """
-        pending, self._pending = self._pending, []
-        losses = [one.loss.float() for one in pending]
+        pending, self._losses = self._losses, []
+        losses = [loss.float() for loss, *_ in pending]
         values = torch.stack(losses).cpu().double() if losses else torch.zeros(0, dtype=torch.float64, device="cpu")
-        sizes = torch.tensor([one.num_samples for one in pending], dtype=torch.float64, device="cpu")
+        sizes = torch.tensor([num_samples for _, num_samples, *_ in pending], dtype=torch.float64, device="cpu")
         total, num_samples = sum_over_ranks(torch.stack([(values * sizes).sum(), sizes.sum()])).tolist()
         if not math.isfinite(total):
-            raise _first_not_finite(pending, values.tolist())
+            found = zip(values.tolist(), pending, strict=True)
+            bad = ((step, value, keys) for value, (*_, step, keys) in found if not math.isfinite(value))
+            raise _first_not_finite(next(bad, None))
         return total / max(num_samples, 1), int(num_samples)
 
 
-def _first_not_finite(pending: Sequence[_PendingLoss], values: Sequence[float]) -> NonFiniteLossError:
-    """Return the error for the first loss on any rank that is not finite.
-
-    It also makes later losses on other ranks NaN.
-    """
-    own = next(
-        ((one.step, value, one.keys) for one, value in zip(pending, values, strict=True) if not math.isfinite(value)),
-        None,
-    )
+def _first_not_finite(own: tuple[int, float, Sequence[str] | None] | None) -> NonFiniteLossError:
+    # The first one on any rank also makes later losses on other ranks NaN.
     found = [(first, rank) for rank, first in enumerate(gather(own)) if first is not None]
     (step, value, keys), rank = min(found, key=lambda one: one[0][0])
     where = f" on rank {rank}" if len(found) > 1 or rank else ""
@@ -614,8 +587,5 @@ def _first_not_finite(pending: Sequence[_PendingLoss], values: Sequence[float]) 
 
 
 def _find_keys(batch: Any) -> Sequence[str] | None:
-    """Return the keys of a batch's samples; None if no field after the labels holds them."""
-    for field in batch[2:]:
-        if isinstance(field, (list, tuple)) and field and all(isinstance(value, str) for value in field):
-            return field
-    return None
+    fields = (field for field in batch[2:] if isinstance(field, (list, tuple)) and field)
+    return next((field for field in fields if all(isinstance(value, str) for value in field)), None)

@@ -376,9 +376,16 @@ def make_transforms(loader: Any, config: TrainConfig) -> list[BatchTransform]:
     transforms = list[BatchTransform]()
     if config.random_erasing:
         transforms.append(BatchRandomErasing(config.random_erasing))
-    if config.mixup or config.cutmix:
-        transforms.append(_make_mixing(loader, config))
-    return transforms
+    rates: dict[type[MixUp | CutMix], float] = {MixUp: config.mixup, CutMix: config.cutmix}
+    if not any(rates.values()):
+        return transforms
+    if (num_classes := config.num_classes or count_classes(loader)) is None:
+        raise ValueError(
+            f"mixup and cutmix need the number of classes, which the dataset of this {type(loader).__name__} does not "
+            "have: set num_classes"
+        )
+    mixing = [mix(alpha=alpha, num_classes=num_classes) for mix, alpha in rates.items() if alpha]
+    return [*transforms, OneOf(mixing)]
 
 
 def make_loss(config: TrainConfig) -> LossFunction:
@@ -393,21 +400,6 @@ def make_loss(config: TrainConfig) -> LossFunction:
         return nn.functional.cross_entropy(outputs, labels, label_smoothing=config.label_smoothing)
 
     return compute_loss
-
-
-def _make_mixing(loader: Any, config: TrainConfig) -> BatchTransform:
-    num_classes = config.num_classes or count_classes(loader)
-    if num_classes is None:
-        raise ValueError(
-            f"mixup and cutmix need the number of classes, which the dataset of this {type(loader).__name__} does not "
-            "have: set num_classes"
-        )
-    mixing = list[BatchTransform]()
-    if config.mixup:
-        mixing.append(MixUp(alpha=config.mixup, num_classes=num_classes))
-    if config.cutmix:
-        mixing.append(CutMix(alpha=config.cutmix, num_classes=num_classes))
-    return OneOf(mixing)
 
 
 class Score:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import shardio
-from shardio.cli import bench as bench_module
-from shardio.cli.bench import DatasetFormat, ThroughputMeter, advise
+from shardio.cli import check as check_module
+from shardio.cli.check import DatasetFormat, ThroughputMeter, advise
 from shardio.cli.options import has_class_folders
 from shardio.errors import FormatError
 from shardio.loader.stats import LoaderStats
@@ -135,7 +135,7 @@ def test_the_advice_for_pngs_makes_tiled_jpegs_of_them(tmp_path: Path, monkeypat
         found.append(stored)
         return ""
 
-    monkeypatch.setattr(bench_module, "advise", note)
+    monkeypatch.setattr(check_module, "advise", note)
     shardio.pack(tmp_path / "pngs", tmp_path / "packed")
     for source in ("pngs", "packed"):
         bench(tmp_path / source, "--num-workers", 0, "--image-size", 32)

@@ -15,9 +15,9 @@ import torch
 import typer
 
 import shardio
-from shardio.cli import training
+from shardio.cli import train as command
 from shardio.cli.main import app, main
-from shardio.cli.training import VARIABLES, choose_threads, leave_processors_to_workers
+from shardio.cli.train import VARIABLES, choose_threads, leave_processors_to_workers
 from shardio.errors import FormatError, StateError
 from shardio.train import TrainConfig
 from tests.cli.commands import LINE, run, run_main, train_here, unframed
@@ -233,7 +233,7 @@ def make(num_classes, image_size):
 
 def test_torch_leaves_processors_to_workers(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.py").write_text(COUNT_THREADS)
-    monkeypatch.setattr(training, "count_processors", lambda: 8)
+    monkeypatch.setattr(command, "count_processors", lambda: 8)
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     before = torch.get_num_threads()
@@ -255,7 +255,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def six_of_eight(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make torch use six threads on a machine with eight processors, without a choice of the user."""
-    monkeypatch.setattr(training, "count_processors", lambda: 8)
+    monkeypatch.setattr(command, "count_processors", lambda: 8)
     for name in (*VARIABLES, "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     before = torch.get_num_threads()
