@@ -325,7 +325,6 @@ def needs_second_look(epochs: list[Coverage], expected: ExpectedSamples) -> bool
 
 
 def _unequal_ranks(coverage: Coverage, report: CoverageReport) -> list[str]:
-    """Return a cause if a rank delivered nothing, or if the ranks' samplers use different orders."""
     idle = [rank for rank in sorted(coverage.rank_epochs) if not coverage.num_delivered_by(rank)]
     if idle and coverage.num_deliveries and report.num_missing and not report.num_repeats:
         return [f"{name_ranks(idle)} delivered nothing"]
@@ -379,7 +378,6 @@ def _find_problems(coverage: Coverage, report: CoverageReport, *, allow: bool) -
 
 
 def _demand_keys(epochs: Sequence[Coverage], coverage: Coverage, report: CoverageReport) -> None:
-    """Raise an error unless contents identify samples and show that the epoch is right."""
     by_content = [epoch for epoch in coverage.rank_epochs.values() if not epoch.by_keys]
     how = "samples are identified by their content"
     for epoch in by_content:

@@ -134,7 +134,6 @@ def _add_allowance(loader: Iterable[Any], coverage: Coverage, rank: int, before:
 
 
 def _refuse_tuple(loader: Iterable[Any]) -> None:
-    """Raise IdentityError for a tuple that was not collated: (index, label) is not two keys."""
     if not isinstance(loader, HasWorkers):
         raise IdentityError(f"a batch is a tuple, which may be one sample or hold one sample per value. {ASK_FOR_KEY}")
     if not is_batching(loader):
@@ -165,8 +164,6 @@ class _Tagged:
 
 @dataclass(frozen=True, slots=True)
 class _TaggingCollate:
-    """A collate function that also returns the worker it runs in."""
-
     untagged: Callable[[Any], Any]
 
     def __call__(self, samples: Any) -> _Tagged:
@@ -472,7 +469,6 @@ def probe_contents(loader: Iterable[Any], epoch: RankEpoch) -> RankEpoch:
 
 
 def _find_random(holder: Any, depth: int) -> str | None:
-    """Return the name of a random transform that a loader, a dataset or a transform holds."""
     if depth and _RANDOM.search(type(holder).__name__) and callable(holder):
         return type(holder).__name__
     if depth > 6:

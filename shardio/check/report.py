@@ -235,7 +235,6 @@ def _add_missing(report: CoverageReport, missing: Ids, names: dict[int, Hashable
 
 
 def _add_sharing(report: CoverageReport, deliveries: SortedDeliveries, is_repeated: NDArray[np.bool_]) -> None:
-    """Count the repeats across ranks, across workers of a rank, and within a worker."""
     ids, sources = deliveries.ids[is_repeated], deliveries.source_ids[is_repeated]
     ranks = np.array([rank for rank, _ in deliveries.sources])[sources]
     num_samples, num_by_rank, num_by_source = (
@@ -247,7 +246,6 @@ def _add_sharing(report: CoverageReport, deliveries: SortedDeliveries, is_repeat
 
 
 def _add_policy(report: CoverageReport, repeats: Ids, missing: Ids) -> None:
-    """Compare the repeated or omitted samples with the remainder policy's selection."""
     expected = report.expected
     if (report.num_repeats, report.num_missing) != (expected.num_repeats, expected.num_missing):
         return
@@ -299,7 +297,6 @@ def find_causes(report: CoverageReport) -> list[str]:
 
 
 def _other_key_type(report: CoverageReport) -> list[str]:
-    """Return a cause if unexpected keys have the same text as missing ones, such as 1 and "1"."""
     if not report.num_unexpected or not set(report.unexpected) & set(report.missing):
         return []
     return [
@@ -385,7 +382,6 @@ def _padding(report: CoverageReport) -> list[str]:
 
 
 def _same_batches(report: CoverageReport) -> list[str]:
-    """Return a cause if all repeats are in the same two batches and fill one of these."""
     places = {tuple((delivery.rank, delivery.batch) for delivery in found) for found in report.repeated.values()}
     sizes = {size for totals in report.totals.values() for size in (totals.largest_batch, totals.last_batch_size)}
     if len(places) != 1 or report.num_repeats < 2 or report.num_repeats not in sizes:
@@ -458,7 +454,6 @@ def _multiples(report: CoverageReport) -> list[str]:
 
 
 def _left_over(report: CoverageReport) -> list[str]:
-    """Return a cause if shares are equal and the remainder of the division is missing."""
     num_missing, num_samples = report.num_missing - report.expected.num_missing, report.expected.num_samples or 0
     by_worker = {f"{rank} {worker}": totals.num_samples for (rank, worker), totals in report.totals.items()}
     for name, counts in ("ranks", _num_samples_by_rank(report)), ("workers", by_worker):

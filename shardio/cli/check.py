@@ -37,7 +37,7 @@ from shardio.process import count_processors
 
 if TYPE_CHECKING:
     from shardio.check import Coverage, ExpectedSamples
-    from shardio.datasets import ImageFolder, ShardDataset
+    from shardio.datasets import ImageFolder
     from shardio.loader import DataLoader, LoaderStats
 
 
@@ -116,8 +116,11 @@ def check(
     else:
         if expected is not None:
             raise typer.BadParameter("--expected applies only to a script and to --merge", param_hint="--expected")
-        found, wanted = _record_dataset(
-            sources[0], world_size, num_workers, batch_size, epochs, remainder, remote, shuffle=shuffle, seed=seed
+        settings: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "remainder": remainder, **remote}
+        options = {"batch_size": batch_size, "num_workers": num_workers}
+        found, wanted = (
+            _record_dataset(sources[0], world_size, epochs, settings, options),
+            _expect_all(*sources, remote),
         )
     # A script's loader may be read for one more epoch than requested, to compare contents.
     num_judged = len(found) if merge else epochs
@@ -139,59 +142,39 @@ def check(
 
 def _expect(expected: str | None, remote: RemoteArguments) -> ExpectedSamples:
     from shardio.check import ExpectedSamples
-    from shardio.datasets import ShardDataset
 
     if expected is None or expected.isdigit():
         return ExpectedSamples(num_samples=None if expected is None else int(expected))
-    return _expect_all(ShardDataset(expected, fields="key", rank=0, world_size=1, **remote))
+    return _expect_all(expected, remote)
 
 
-def _expect_all(dataset: ShardDataset) -> ExpectedSamples:
+def _expect_all(source: str, remote: RemoteArguments) -> ExpectedSamples:
     from shardio.check import ExpectedSamples
+    from shardio.datasets import ShardDataset
 
+    # The keys come in manifest order, without ranks, workers or shuffling.
+    dataset = ShardDataset(source, fields="key", rank=0, world_size=1, **remote)
     return replace(ExpectedSamples.of_keys(dataset), digest=dataset.digest)
 
 
 def _record_dataset(
-    source: str,
-    world_size: int,
-    num_workers: int,
-    batch_size: int,
-    epochs: int,
-    remainder: Remainder,
-    remote: RemoteArguments,
-    *,
-    shuffle: bool,
-    seed: int,
-) -> tuple[list[Coverage], ExpectedSamples]:
-    """Iterate over a dataset as all ranks do. Return the coverage of each epoch and the expectation."""
+    source: str, world_size: int, epochs: int, settings: dict[str, Any], options: dict[str, int]
+) -> list[Coverage]:
+    """Iterate over a dataset as all ranks do, given arguments of ShardDataset and DataLoader."""
     from shardio.check import Coverage, record
     from shardio.datasets import ShardDataset
     from shardio.loader import DataLoader
 
-    def make_loader(rank: int) -> DataLoader:
-        dataset = ShardDataset(
-            source,
-            fields="key",
-            shuffle=shuffle,
-            seed=seed,
-            remainder=remainder,
-            rank=rank,
-            world_size=world_size,
-            **remote,
-        )
-        return DataLoader(dataset, batch_size=batch_size, num_workers=num_workers)
-
-    loaders = [make_loader(rank) for rank in range(world_size)]
-    found = []
-    for epoch in range(epochs):
-        coverage = Coverage()
+    ranks = range(world_size)
+    datasets = [ShardDataset(source, fields="key", rank=rank, world_size=world_size, **settings) for rank in ranks]
+    loaders = [DataLoader(dataset, **options) for dataset in datasets]
+    found = [Coverage() for _ in range(epochs)]
+    for epoch, coverage in enumerate(found):
         for rank, loader in enumerate(loaders):
             loader.set_epoch(epoch)
-            record(loader, coverage, rank=rank, key=0 if remainder == "mask" else None, world_size=world_size)
-        found.append(coverage)
-    # The expected keys come in manifest order, without ranks, workers or shuffling.
-    return found, _expect_all(ShardDataset(source, fields="key", rank=0, world_size=1, **remote))
+            key = 0 if settings["remainder"] == "mask" else None
+            record(loader, coverage, rank=rank, key=key, world_size=world_size)
+    return found
 
 
 def doctor(
@@ -537,7 +520,6 @@ def _describe_speed(epoch: int, meter: ThroughputMeter) -> str:
 
 
 def _describe_stages(stats: LoaderStats, stored: DatasetFormat, *, is_first: bool) -> list[str]:
-    """Return the lines of a table of the stages, of the use of the user's transform, and of advice."""
     times = stage_seconds(stats)
     total_s = sum(times.values()) or 1.0
     lines = [f"{'stage (all workers)':<40} {'seconds':>9} {'share':>6} {'µs/sample':>12}"]

@@ -165,7 +165,6 @@ class TrainConfig:
 
 
 def _check_data(data: Mapping[str, float | str]) -> dict[str, float | str]:
-    """Return a copy with built-in types, which checkpoints can hold."""
     settings = {one.name for one in dataclasses.fields(TrainConfig)}
     for name in data:
         if not isinstance(name, str):
