@@ -212,7 +212,7 @@ class WorkLock:
             holder = os.pread(descriptor, 256, 0).decode(errors="replace")
             _log.warning(
                 "%s has been locked for more than %g s by another process (%s), which is slow or suspended: this "
-                "process (%d) goes on without the lock",
+                "process (%d) continues without the lock",
                 self._path,
                 self._patience_s,
                 holder if holder.isprintable() and holder else "unknown",
@@ -242,7 +242,7 @@ def read_trusted(path: Path) -> bytes:
         status = os.fstat(descriptor)
         _check(status, path)
         if not stat.S_ISREG(status.st_mode):
-            raise UntrustedError(f"{path} is not loaded, because it is not a regular file: remove it")
+            raise UntrustedError(f"{path} is not loaded, because it is not a file: remove it")
         return file.read()
 
 

@@ -103,7 +103,7 @@ def _report_seeds(seeds: range, reports: Connection, note: BinaryIO) -> None:
             _limit_memory()
         try:
             report.outcomes.update(check_seed(seed, note))
-        except Exception as error:  # An unexpected error breaks a law, too.
+        except Exception as error:  # An unexpected error breaks a law.
             report.wrong = f"{type(error).__name__}: {error} (seed {seed})"
         report.num_files += 1
         if report.wrong or report.num_files == FILES_PER_REPORT:

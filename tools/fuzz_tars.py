@@ -1,7 +1,7 @@
 """Read random hostile tars and indexes: millions of them.
 
 Each input has its own seed, so ``--only`` can repeat one that breaks a law. The laws are those of
-``tests/shards/tar_laws.py``: an error of shardio's own, or the samples that tarfile reads; never a crash, never more
+``tests/shards/tar_laws.py``: one of shardio's errors, or the samples that tarfile reads; never a crash, never more
 than a few seconds or a little memory, and never a file in another place.
 """
 
@@ -155,7 +155,7 @@ def check_seed(seed: int, limits: Limits, outcomes: Counter[str], folder: Path) 
         laws.check(shard, rng)
         if seed % INPUTS_PER_FOLDER == 0:
             laws.check_folder(shard, folder)
-    except Exception as error:  # An unexpected error breaks a law, too.
+    except Exception as error:  # An unexpected error breaks a law.
         return f"{type(error).__name__}: {error!s:.1000}"
     finally:
         outcomes.update(laws.outcomes)
@@ -163,7 +163,7 @@ def check_seed(seed: int, limits: Limits, outcomes: Counter[str], folder: Path) 
 
 
 def run_job(seeds: range, folder: Path) -> Iterator[Report]:
-    """Check seeds in processes, one at a time; yield reports. After a broken law, a new process goes on."""
+    """Check seeds in processes, one at a time; yield reports. After a broken law, a new process continues."""
     context = multiprocessing.get_context("spawn")
     current = context.RawValue("q", seeds.start)
     while seeds:

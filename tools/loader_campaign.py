@@ -71,7 +71,7 @@ INTERRUPTED = 130
 """The exit code that shells report after Ctrl-C."""
 
 PIPELINES = ("shardio", "a function", "Albumentations", "torchvision")
-"""Transforms that start worker processes with people's own code."""
+"""Transforms that start worker processes with user code."""
 
 Item = TypeVar("Item")
 
@@ -94,7 +94,7 @@ class Case:
 
 
 def make_pipeline(name: str) -> Any:
-    """Return people's own code after a crop of shardio's; the libraries are slow to import."""
+    """Return user code after a crop by shardio; the libraries are slow to import."""
     if name == "shardio":
         return CROP
     if name == "Albumentations":
@@ -194,7 +194,7 @@ def kills(
     runs: Annotated[int, typer.Option(min=1, help="Number of runs.")] = 100,
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of the campaign, which selects the runs.")] = 0,
     only: Annotated[int | None, typer.Option(min=0, help="Run only the case with this seed.")] = None,
-    others: Annotated[bool, typer.Option(help="Whether transforms and collate_fn are people's own, too.")] = False,
+    others: Annotated[bool, typer.Option(help="Use transforms and a collate_fn of the user.")] = False,
 ) -> None:
     """Kill or stop a worker process or the fork server at a random moment: no batch is lost, repeated or changed."""
     warnings.filterwarnings("ignore", message="worker process|fork server")  # Worker processes are expected to die.

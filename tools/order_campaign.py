@@ -72,7 +72,7 @@ def check_case(seed: int) -> str | None:
     case = draw_case(seed)
     try:
         check_laws(case)
-    except Exception as error:  # A crash is a failure, too.
+    except Exception as error:  # A crash is a failure.
         where = traceback.format_exc() if not isinstance(error, AssertionError) else ""
         return f"{where}{error}\n{case}\nTo rerun only this case: tools/order_campaign.py --only {seed}"
     return None

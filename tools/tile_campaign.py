@@ -154,7 +154,7 @@ def check(subject: Subject, comparison: Comparison | None, num_crops: int = 0) -
             check_crops(subject, num_crops)
         if outcome == TILED and comparison is not None:
             comparison.add(subject)
-    except Exception as error:  # A crash breaks a law, too.
+    except Exception as error:  # A crash breaks a law.
         where = "" if isinstance(error, AssertionError) else f"{subject.name}: {traceback.format_exc()}"
         return where or str(error), "broken"
     return None, outcome

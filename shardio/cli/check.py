@@ -65,7 +65,7 @@ def check(
         Remainder,
         typer.Option(
             help="What to do with the last samples, if they do not fill a batch on every rank: pad repeats some "
-            "samples, mask also marks the repeats, keep gives some ranks one more sample, and drop leaves the last "
+            "samples, mask marks the repeats, keep gives some ranks one more sample, and drop leaves the last "
             "samples out (datasets only; a script's shardio loader sets its own policy)."
         ),
     ] = "pad",
@@ -180,10 +180,10 @@ def _record_dataset(
 def doctor(
     source: Annotated[
         Path,
-        typer.Argument(metavar="SOURCE", help="A packed dataset, above all one in an object store: s3://bucket/train."),
+        typer.Argument(metavar="SOURCE", help="A packed dataset, such as s3://bucket/train."),
     ],
     rate: Annotated[
-        float | None, typer.Option(min=0.001, help="Samples per second that your training needs on this machine.")
+        float | None, typer.Option(min=0.001, help="Samples per second that training needs on this machine.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.01, help="Seconds to measure each number of requests.")] = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -191,7 +191,7 @@ def doctor(
 ) -> None:
     """Measure how fast the store of a dataset answers, and what that means for a loader.
 
-    It reads parts of up to 8 shards for about 15 seconds; nothing is kept.
+    Reading parts of up to 8 shards takes about 15 seconds. Nothing is kept.
 
     Example: shardio doctor s3://bucket/train --rate 3000
     """
