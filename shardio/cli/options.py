@@ -150,9 +150,7 @@ def _read_value(text: str) -> str | int | float:
 OnErrorPolicy = Literal["raise", "replace", "skip"]
 
 BatchSize = Annotated[int, typer.Option(min=1, help="Samples per batch on each rank.")]
-NumWorkers = Annotated[
-    int, typer.Option(min=0, help="Number of workers; 0 decodes in the training process.")
-]
+NumWorkers = Annotated[int, typer.Option(min=0, help="Number of workers; 0 decodes in the training process.")]
 OnError = Annotated[
     OnErrorPolicy,
     typer.Option(

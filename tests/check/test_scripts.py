@@ -174,11 +174,3 @@ def test_a_loader_of_shardio_is_judged_by_its_own_remainder(
     done = run_check(f"{tmp_path / 'script.py'}:chosen", "--world-size", 2, *more)
     assert done.exit_code == 0, done.output
     assert f"epoch 0: right: 21 samples: {words}, 0 unexpected" in done.output
-
-
-def test_repeats_beyond_the_remainder_are_wrong(packed: Path, tmp_path: Path, run_check: RunCheck) -> None:
-    """Both ranks take themselves for rank 0. Padding does not excuse that."""
-    (tmp_path / "script.py").write_text(SHARDIO.format(packed=str(packed), options="rank=0, world_size=2"))
-    done = run_check(f"{tmp_path / 'script.py'}:chosen", "--world-size", 2)
-    assert done.exit_code == 1
-    assert "ranks 0 and 1 delivered the same 11 samples" in done.output

@@ -38,12 +38,15 @@ from tests.check.cases import (
     Registry,
     Shares,
     all_of,
+    by,
     check_ranks,
     cut,
     load,
     merge,
     ours,
     raise_verdict,
+    split as samplers,
+    web,
 )
 
 case = Registry()
@@ -55,14 +58,6 @@ WANTED = "key="
 
 def right(name: str, loader: Any, expected: Any = NUMBERS, *, says: str = "", **options: Any) -> None:
     case.once(name, says, loader, expected, **options)
-
-
-def by(ranks: list[Any], **options: Any) -> tuple[Any, ...]:
-    return tuple(load(sampler.dataset, sampler=sampler, **options) for sampler in ranks)
-
-
-def samplers(dataset: Any, world_size: int = 2, **options: Any) -> list[Any]:
-    return [DistributedSampler(dataset, world_size, rank, **options) for rank in range(world_size)]
 
 
 # torch's loader.
@@ -243,11 +238,6 @@ right("text in numpy arrays", [np.array(batch) for batch in cut(TEXTS)], TEXTS)
 right("expected as a set, unshuffled, two epochs", load(TEXTS), set(TEXTS), epochs=2)
 
 # WebDataset.
-
-
-def web(packed: Path, **options: Any) -> Any:
-    tars = sorted(map(str, packed.glob("*.tar")))
-    return webdataset.WebDataset(tars, **{"shardshuffle": False, **options}).map(lambda sample: sample["__key__"])
 
 
 def of_web(name: str, make: Callable[[Path], Any], *, slow: bool = False, **options: Any) -> None:

@@ -102,16 +102,6 @@ def test_several_epochs_left_anywhere(packed: Path, num_workers: int) -> None:
         assert received + keys_of(resumed) == keys_of(twin)
 
 
-def test_the_state_of_the_prefetcher_is_that_of_the_loader(packed: Path) -> None:
-    loader = make_sharded(packed)
-    prefetcher = late(loader, 2)
-    for number, _ in enumerate(prefetcher, 1):
-        assert prefetcher.state_dict() == loader.state_dict()
-        assert loader.state_dict()["position"] == number * BATCH_SIZE
-    prefetcher.load_state_dict({**loader.state_dict(), "position": 2 * BATCH_SIZE})
-    assert keys_of(prefetcher) == keys_of(make_sharded(packed))[2 * BATCH_SIZE :]
-
-
 def test_an_epoch_sampler_in_torchs_own_loader_counts_the_same(packed: Path) -> None:
     dataset = ShardMapDataset(packed, fields=FIELDS)
     sampler = EpochSampler(dataset)

@@ -31,10 +31,8 @@ def test_another_file_is_refused_and_not_executed(tmp_path: Path) -> None:
             return (tmp_path / "sprung").touch, ()
 
     torch.save({"model": Trap()}, tmp_path / "trap.pt")
-    torch.save({"model": {}}, tmp_path / "other.pt")
-    for name, message in (("trap.pt", "cannot be read as a checkpoint"), ("other.pt", "has no 'format'")):
-        with pytest.raises(FormatError, match=message):
-            load_checkpoint(tmp_path / name)
+    with pytest.raises(FormatError, match="cannot be read as a checkpoint"):
+        load_checkpoint(tmp_path / "trap.pt")
     assert not (tmp_path / "sprung").exists()
 
 

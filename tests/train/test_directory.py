@@ -22,7 +22,7 @@ import torch
 
 from shardio.errors import BusyError, StateError
 from shardio.train import Callback, load_checkpoint, train
-from shardio.train.checkpoint import LOCK, claimed
+from shardio.train.checkpoint import LOCK, claimed, prepare_directory
 from tests.files import read_files
 from tests.processes import TIMEOUT_S, forkserver_context
 from tests.train.runs import EPOCHS, STEPS_PER_EPOCH, make_config, make_loader, make_model
@@ -177,8 +177,6 @@ def test_a_best_checkpoint_of_other_settings_is_not_replaced(packed: Path, tmp_p
 
 
 def test_ranks_that_see_different_directories_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from shardio.train import run
-
-    monkeypatch.setattr(run, "gather", lambda found: [found, not found])
+    monkeypatch.setattr("shardio.train.checkpoint.gather", lambda found: [found, not found])
     with pytest.raises(StateError, match=r"only some ranks see .*last\.pt: use a directory that all ranks share"):
-        run.prepare_directory(tmp_path, make_config(tmp_path))
+        prepare_directory(tmp_path, make_config(tmp_path))

@@ -117,11 +117,16 @@ def test_a_loader_resumes_after_any_group(packed: Path, kind: str, wrap: str, lo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_loader_with_workers_resumes_after_any_group(packed: Path, kind: str, method: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "method", "wrap"),
+    [
+        *((kind, method, "plain") for kind in KINDS for method in ("multiprocessing", "thread")),
+        *((kind, "multiprocessing", "prefetched") for kind in ("map", "iterable with a state")),
+    ],
+)
+def test_a_loader_with_workers_resumes_after_any_group(packed: Path, kind: str, method: Any, wrap: str) -> None:
     def make() -> Any:
         dataset, options = KINDS[kind](packed)
-        return DataLoader(dataset, BATCH_SIZE, num_workers=1, worker_method=method, **options)
+        return WRAPS[wrap](DataLoader(dataset, BATCH_SIZE, num_workers=1, worker_method=method, **options))
 
     assert_groups_resume(make, 2)
