@@ -328,7 +328,20 @@ class SizeHints(Callback):
             )
 
 
-class JsonLog(Callback):
+class _Log(Callback):
+    """A callback that writes each record and each result as it comes."""
+
+    def on_log(self, record: StepRecord) -> None:
+        self.write("steps", record)
+
+    def on_epoch(self, result: EpochResult) -> None:
+        self.write("epoch", result)
+
+    def write(self, kind: str, figures: StepRecord | EpochResult) -> None:
+        raise NotImplementedError
+
+
+class JsonLog(_Log):
     """A callback that writes ``log.jsonl``.
 
     Each line is a JSON object: a StepRecord (kind ``steps``) or an EpochResult (kind ``epoch``). A resumed run first
@@ -347,18 +360,12 @@ class JsonLog(Callback):
         with write_whole(self.path) as file:
             file.writelines(_dump(line) for line in kept)
 
-    def on_log(self, record: StepRecord) -> None:
-        self._append("steps", record)
-
-    def on_epoch(self, result: EpochResult) -> None:
-        self._append("epoch", result)
-
-    def _append(self, kind: str, figures: StepRecord | EpochResult) -> None:
+    def write(self, kind: str, figures: StepRecord | EpochResult) -> None:
         with naming(self.path), self.path.open("ab") as file:
             file.write(_dump({"kind": kind, **dataclasses.asdict(figures)}))
 
 
-class TensorBoardLog(Callback):
+class TensorBoardLog(_Log):
     """A callback that writes the same metrics for TensorBoard."""
 
     def __init__(self, directory: Path) -> None:
@@ -370,20 +377,15 @@ class TensorBoardLog(Callback):
 
         self._writer = SummaryWriter(str(self._directory), purge_step=num_steps + 1)
 
-    def on_log(self, record: StepRecord) -> None:
-        self._write("steps", record)
-
-    def on_epoch(self, result: EpochResult) -> None:
-        self._write("epoch", result)
-        self._writer.flush()
-
     def on_end(self, results: list[EpochResult]) -> None:
         self._writer.close()
 
-    def _write(self, kind: str, figures: StepRecord | EpochResult) -> None:
+    def write(self, kind: str, figures: StepRecord | EpochResult) -> None:
         for name, value in dataclasses.asdict(figures).items():
             if value is not None and name not in ("step", "epoch"):
                 self._writer.add_scalar(f"{kind}/{name}", float(value), figures.step)
+        if kind == "epoch":
+            self._writer.flush()
 
 
 def read_log(path: Path) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,6 @@ A checkpoint is one file, which is written atomically.
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import random
@@ -15,6 +14,7 @@ import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,7 +27,6 @@ from shardio.process import call_at_fork
 from shardio.train.callbacks import LOG, PAGE, PICTURE, read_log
 from shardio.train.config import TrainConfig
 from shardio.train.step import gather, on_rank_0
-from shardio.values import parse_json
 
 FORMAT = 1
 """The version of the format. It increases when older files can no longer be read."""
@@ -97,11 +96,8 @@ def load_random_states(states: dict[str, Any], device: torch.device) -> None:
 @contextmanager
 def algorithms(*, deterministic: bool, tf32: bool = False) -> Iterator[None]:
     """Restrict torch to deterministic algorithms, or let it find the fastest for each size; optionally allow TF32."""
-    was_deterministic, warned_only = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    was_benchmark = torch.backends.cudnn.benchmark
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    warned_only, was_benchmark = torch.is_deterministic_algorithms_warn_only_enabled(), torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = not deterministic
     if deterministic:
         # cuBLAS reads this at its first use: docs.nvidia.com/cuda/cublas, "Results reproducibility".
@@ -118,21 +114,17 @@ def algorithms(*, deterministic: bool, tf32: bool = False) -> Iterator[None]:
 @contextmanager
 def _tf32_products() -> Iterator[None]:
     """In the block, CUDA rounds the inputs of float32 matrix products to TF32."""
+    allowed, set_precision = "high", torch.set_float32_matmul_precision
     try:
         before = torch.get_float32_matmul_precision()
     except RuntimeError:  # The user has chosen precisions by torch's newer settings, which exclude this one.
         matmul: Any = torch.backends.cuda.matmul
-        before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
-        try:
-            yield
-        finally:
-            matmul.fp32_precision = before
-        return
-    torch.set_float32_matmul_precision("high")
+        before, allowed, set_precision = matmul.fp32_precision, "tf32", partial(setattr, matmul, "fp32_precision")
+    set_precision(allowed)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        set_precision(before)
 
 
 def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
@@ -191,7 +183,9 @@ def load_checkpoint(path: str | os.PathLike[str], map_location: str | torch.devi
         if not zipfile.is_zipfile(file):
             raise FormatError(f"{path} is not a checkpoint, or is truncated: use another one or start a new run")
     try:
-        _check_content(path)
+        with zipfile.ZipFile(path) as archive:  # torch writes checksums, but does not verify them.
+            if (name := archive.testzip()) is not None:
+                raise ValueError(f"the part {name} is damaged")
         with torch.serialization.safe_globals(_find_safe_globals()):
             state: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=True)
         if not isinstance(state, dict):
@@ -246,13 +240,6 @@ def check_loadable(value: Any, name: str) -> None:
             f"{name} is of type {type(value).__qualname__}, which checkpoints cannot hold: use tensors, numpy arrays, "
             "numbers, strings, and dicts, lists, tuples or sets of these"
         )
-
-
-def _check_content(path: str | os.PathLike[str]) -> None:
-    """Verify the file's checksums, which torch writes but does not verify."""
-    with zipfile.ZipFile(path) as archive:
-        if (name := archive.testzip()) is not None:
-            raise ValueError(f"the part {name} is damaged")
 
 
 def check_parts(state: dict[str, Any], path: str | os.PathLike[str]) -> None:
@@ -341,44 +328,34 @@ class _Lock:
         call_at_fork(self, after_in_child=_Lock.release)
 
     def take(self, directory: Path) -> None:
-        self._descriptor = _lock(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 256, 0).decode(errors="replace") or "another process"
+            os.close(descriptor)
+            raise BusyError(
+                f"{directory} is in use by {holder}, which is training there: wait for it to end, or use another "
+                "directory"
+            ) from None
+        except OSError as error:
+            os.close(descriptor)
+            _log.warning(
+                "%s is on a file system without locks (%s): do not start a second run that writes there",
+                directory,
+                error,
+            )
+            return
+        self._descriptor = descriptor
+        with suppress(OSError):  # On a full disk, the lock holds even if the holder's name is not written.
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
     def release(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
-
-
-def _lock(directory: Path) -> int | None:
-    """Return the descriptor that holds the lock; None if the file system has no locks."""
-    directory.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = _name_holder(os.pread(descriptor, 4096, 0))
-        os.close(descriptor)
-        raise BusyError(
-            f"{directory} is in use by {holder}, which is training there: wait for it to end, or use another directory"
-        ) from None
-    except OSError as error:
-        os.close(descriptor)
-        _log.warning(
-            "%s is on a file system without locks (%s): do not start a second run that writes there", directory, error
-        )
-        return None
-    with suppress(OSError):  # On a full disk, the lock holds even if the holder's name is not written.
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps({"process_id": os.getpid(), "host": socket.gethostname()}).encode(), 0)
-    return descriptor
-
-
-def _name_holder(content: bytes) -> str:
-    try:
-        holder = parse_json(content)
-        return f"process {holder['process_id']} on {holder['host']}"
-    except (ValueError, KeyError, TypeError):  # The holder has not written its name yet.
-        return "another process"
 
 
 def prepare_directory(directory: Path, config: TrainConfig) -> bool:

@@ -41,7 +41,7 @@ class TrainConfig:
         lr: The highest learning rate.
         optimizer: The optimiser, from torch.optim.
         weight_decay: Weight decay of the optimiser.
-        decay_all: Apply weight decay to all weights, including those of norms, and to biases.
+        decay_all: Apply weight decay to all weights, including norms and biases.
         momentum: Momentum of sgd and rmsprop.
         schedule: How the learning rate changes: onecycle, cosine (after a linear warm-up),
             cyclic (up and down), step (divided by 10 after each period), plateau (divided by 10 after a

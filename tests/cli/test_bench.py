@@ -20,7 +20,7 @@ from shardio.cli.check import DatasetFormat, ThroughputMeter, advise
 from shardio.cli.options import has_class_folders
 from shardio.errors import FormatError
 from shardio.loader.stats import LoaderStats
-from tests.cli.commands import error_of, run, unframed, usage_error
+from tests.cli.commands import error_of, pack_with_bad_image, run, unframed, usage_error
 from tests.faults.worker_processes import wait_until
 from tests.packing.packs import write_files
 from tests.processes import start_python
@@ -149,12 +149,8 @@ def test_the_advice_for_pngs_makes_tiled_jpegs_of_them(tmp_path: Path, monkeypat
 
 
 def test_a_bad_image_is_an_error_that_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_images(tmp_path / "in")
-    broken = tmp_path / "in" / "class-1" / "name-003.jpg"
-    broken.write_bytes(broken.read_bytes()[:-100])
-    shardio.pack(tmp_path / "in", tmp_path / "out", check=False)
     monkeypatch.chdir(tmp_path)
-    options = (tmp_path / "out", "--batch-size", 4, "--num-workers")
+    options = (pack_with_bad_image(tmp_path), "--batch-size", 4, "--num-workers")
     error = error_of("bench", *options, 1)
     assert error.startswith("error: the image of sample class-1/name-003 in ")
     assert error.endswith("(to continue without it, pass --on-error skip or replace)\n")
