@@ -118,10 +118,8 @@ def check(
             raise typer.BadParameter("--expected applies only to a script and to --merge", param_hint="--expected")
         settings: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "remainder": remainder, **remote}
         options = {"batch_size": batch_size, "num_workers": num_workers}
-        found, wanted = (
-            _record_dataset(sources[0], world_size, epochs, settings, options),
-            _expect_all(*sources, remote),
-        )
+        found = _record_dataset(sources[0], world_size, epochs, settings, options)
+        wanted = _expect_all(sources[0], remote)
     # A script's loader may be read for one more epoch than requested, to compare contents.
     num_judged = len(found) if merge else epochs
     reports = judge(found, wanted, num_judged=num_judged)
@@ -158,7 +156,7 @@ def _expect_all(source: str, remote: RemoteArguments) -> ExpectedSamples:
 
 
 def _record_dataset(
-    source: str, world_size: int, epochs: int, settings: dict[str, Any], options: dict[str, int]
+    source: str, world_size: int, epochs: int, settings: dict[str, Any], options: dict[str, Any]
 ) -> list[Coverage]:
     """Iterate over a dataset as all ranks do, given arguments of ShardDataset and DataLoader."""
     from shardio.check import Coverage, record

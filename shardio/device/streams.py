@@ -94,10 +94,10 @@ def map_tensors(batch: Any, function: OnTensor, movable: Callable[[Movable], Any
         if isinstance(value, list | tuple):
             return type(value)(map(walk, value))
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            mapped = copy.copy(value)
+            copied: Any = copy.copy(value)
             for field in dataclasses.fields(value):
-                object.__setattr__(mapped, field.name, walk(getattr(value, field.name)))  # The class may be frozen.
-            return mapped
+                object.__setattr__(copied, field.name, walk(getattr(value, field.name)))  # The class may be frozen.
+            return copied
         return value
 
     return walk(batch)

@@ -228,18 +228,11 @@ def make(num_classes, image_size):
 """
 
 
-def test_torch_leaves_processors_to_workers(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("six_of_eight")
+def test_torch_leaves_processors_to_workers(packed: Path, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(COUNT_THREADS)
-    monkeypatch.setattr(command, "count_processors", lambda: 8)
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    before = torch.get_num_threads()
-    torch.set_num_threads(6)
     options = "--image-size 16 --device cpu --num-workers 3 --epochs 1 --precision fp32"
-    try:
-        done = run("train", packed, *options.split(), "--model", f"{tmp_path}/model.py:make")
-    finally:
-        torch.set_num_threads(before)
+    done = run("train", packed, *options.split(), "--model", f"{tmp_path}/model.py:make")
     assert (tmp_path / "default").read_text() == "6"
     assert {*(tmp_path / "threads").read_text().split()} == {"5"}
     (line,) = done.stderr.splitlines()
