@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -214,7 +215,7 @@ def _to_bytes(value: Any) -> bytes:
 
 
 BLOCK = 1 << 20
-"""The number of deliveries in a block of memory."""
+"""The number of deliveries to compare at a time, to limit memory use."""
 
 NUM_PARTS = 64
 """Deliveries are compared in this many parts, split by identity, to limit memory use."""
@@ -324,19 +325,11 @@ class WorkerTotals:
         self.largest_batch = max(self.largest_batch, len(ids))
 
 
-@dataclass(slots=True)
-class _Block:
-    ids: Ids = field(default_factory=lambda: np.empty(BLOCK, np.uint64))
-    batches: NDArray[np.uint32] = field(default_factory=lambda: np.empty(BLOCK, np.uint32))
-    sources: NDArray[np.uint16] = field(default_factory=lambda: np.empty(BLOCK, np.uint16))
-    used: int = 0
-
-
 class Coverage:
     """The deliveries of one epoch over all ranks."""
 
     def __init__(self) -> None:
-        self._blocks: list[_Block] = []
+        self._columns = array("Q"), array("I"), array("H")  # The identity, batch and source of each delivery.
         self._source_ids: dict[tuple[int, int], int] = {}
         self._orders: dict[int, xxhash.xxh3_64] = {}
         self.totals: dict[tuple[int, int], WorkerTotals] = {}
@@ -352,7 +345,7 @@ class Coverage:
     @property
     def num_deliveries(self) -> int:
         """The number of delivered samples, including repeats."""
-        return sum(block.used for block in self._blocks)
+        return len(self._columns[0])
 
     def order_digest(self, rank: int) -> str:
         """Return a digest of a rank's samples in order of arrival."""
@@ -383,27 +376,16 @@ class Coverage:
         self.totals.setdefault(source, WorkerTotals()).add(ids, delivery.batch)
         self._orders.setdefault(delivery.rank, xxhash.xxh3_64()).update(ids.tobytes())
         source_id = self._source_ids.setdefault(source, len(self._source_ids))
-        while len(ids):
-            if not self._blocks or self._blocks[-1].used == BLOCK:
-                self._blocks.append(_Block())
-            block = self._blocks[-1]
-            count = min(len(ids), BLOCK - block.used)
-            where = slice(block.used, block.used + count)
-            block.ids[where], block.batches[where], block.sources[where] = ids[:count], delivery.batch, source_id
-            block.used += count
-            ids = ids[count:]
+        self._columns[0].frombytes(ids.tobytes())
+        for column, value in zip(self._columns[1:], (delivery.batch, source_id), strict=True):
+            column.extend(array(column.typecode, [value]) * len(ids))
 
     def arrays(self, rank: int | None = None) -> tuple[Ids, NDArray[np.int64], NDArray[np.int64]]:
         """Return the identities, batches and workers of one or all ranks, in order of arrival."""
         ranks, workers = np.array(list(self._source_ids), dtype=np.int64).reshape(-1, 2).T
-        blocks = self._blocks or [_Block()]
-        sources = np.concatenate([block.sources[: block.used] for block in blocks]).astype(np.int64)
+        ids, batches, sources = map(np.array, self._columns)
         chosen = slice(None) if rank is None else ranks[sources] == rank
-        return (
-            np.concatenate([block.ids[: block.used] for block in blocks])[chosen],
-            np.concatenate([block.batches[: block.used] for block in blocks])[chosen].astype(np.int64),
-            workers[sources][chosen],
-        )
+        return ids[chosen], batches[chosen].astype(np.int64), workers[sources][chosen]
 
     def add_arrays(self, rank: int, ids: Ids, batches: NDArray[np.int64], workers: NDArray[np.int64]) -> None:
         """Add a rank's deliveries, as returned by :meth:`arrays`."""
@@ -425,20 +407,17 @@ class Coverage:
 
     def sorted_parts(self) -> Iterator[SortedDeliveries]:
         """Yield the deliveries in NUM_PARTS parts, by their identities modulo NUM_PARTS."""
-        sources, blocks = list(self._source_ids), self._blocks or [_Block()]
+        sources = list(self._source_ids)
         last_batches = np.array([self.totals[source].last_batch for source in sources], dtype=np.uint32)
+        every, *others = map(np.asarray, self._columns)
+        starts = range(0, len(every), BLOCK)
         for part in range(NUM_PARTS):
-            selected = []
-            for i, block in enumerate(blocks):
-                chosen = np.flatnonzero(block.ids[: block.used] % np.uint64(NUM_PARTS) == np.uint64(part))
-                columns = block.ids, block.batches, block.sources
-                selected.append((*(column[chosen] for column in columns), chosen + i * BLOCK))
-            ids, batches, source_ids, arrivals = (np.concatenate(columns) for columns in zip(*selected, strict=True))
-            order = np.argsort(ids, kind="stable")
+            found = [np.flatnonzero(every[i : i + BLOCK] % np.uint64(NUM_PARTS) == part) + i for i in starts]
+            arrivals = np.concatenate([np.empty(0, np.int64), *found])
+            arrivals = arrivals[np.argsort(every[arrivals], kind="stable")]
+            batches, source_ids = (column[arrivals] for column in others)
             is_late = batches == last_batches[source_ids]
-            yield SortedDeliveries(
-                ids[order], batches[order], source_ids[order], arrivals[order], is_late[order], sources
-            )
+            yield SortedDeliveries(every[arrivals], batches, source_ids, arrivals, is_late, sources)
 
 
 @dataclass(frozen=True, slots=True)
