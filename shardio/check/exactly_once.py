@@ -430,15 +430,12 @@ def find_frozen_orders(epochs: Sequence[Coverage]) -> list[str]:
     if frozen and any(rank not in shuffling for _, _, equal in frozen for rank in equal) and _is_shuffled(epochs):
         shuffling |= {rank for _, _, equal in frozen for rank in equal}
     return [
-        f"epochs {earlier} and {later} have the same order{_where(judged, epochs[later])}: set_epoch is not called, or "
-        "every epoch starts from the same seed"
+        f"epochs {earlier} and {later} have the same order"
+        f"{'' if judged == epochs[later].ranks else f' on {name_ranks(judged)}'}"
+        ": set_epoch is not called, or every epoch starts from the same seed"
         for earlier, later, equal in frozen
         if (judged := [rank for rank in equal if rank in shuffling])
     ]
-
-
-def _where(ranks: list[int], epoch: Coverage) -> str:
-    return "" if ranks == epoch.ranks else f" on {name_ranks(ranks)}"
 
 
 def _is_shuffled(epochs: Sequence[Coverage]) -> bool:

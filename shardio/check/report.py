@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import xor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -306,53 +308,43 @@ def _other_key_type(report: CoverageReport) -> list[str]:
 
 
 def _same_workers(report: CoverageReport) -> list[str]:
-    by_rank: defaultdict[int, list[WorkerTotals]] = defaultdict(list)
-    for (rank, worker), totals in report.totals.items():
-        if worker >= 0:
-            by_rank[rank].append(totals)
-    equal = {
-        rank: workers
-        for rank, workers in by_rank.items()
-        if len(workers) > 1 and len({worker.signature for worker in workers}) == 1
-    }
-    if not equal:
-        return []
-    rank, workers = next(iter(equal.items()))
-    num_samples = workers[0].num_samples
-    which = "all" if num_samples == report.expected.num_samples else "the same"
-    where = f" of rank {rank}" if len(by_rank) > 1 else ""
-    return [
-        f"each of {len(workers)} workers{where} delivered {which} {num_samples:,} samples: the dataset ignores "
-        "get_worker_info"
-    ]
+    by_rank = _group_by_rank(report)
+    for rank, workers in by_rank.items():
+        if len(workers) > 1 and len({worker.signature for worker in workers}) == 1:
+            num_samples = workers[0].num_samples
+            which = "all" if num_samples == report.expected.num_samples else "the same"
+            where = f" of rank {rank}" if len(by_rank) > 1 else ""
+            return [
+                f"each of {len(workers)} workers{where} delivered {which} {num_samples:,} samples: the dataset ignores "
+                "get_worker_info"
+            ]
+    return []
 
 
 def _same_ranks(report: CoverageReport) -> list[str]:
-    sums: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for (rank, _), totals in report.totals.items():
-        num_samples, id_sum, id_xor = totals.signature
-        sums[rank] = [sums[rank][0] + num_samples, (sums[rank][1] + id_sum) % 2**64, sums[rank][2] ^ id_xor]
-    groups: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-    for rank, signature in sums.items():
-        groups[tuple(signature)].append(rank)
+    groups: defaultdict[tuple[int, ...], dict[int, int]] = defaultdict(dict)
+    for rank, workers in _group_by_rank(report).items():
+        nums, sums, xors = zip(*(worker.signature for worker in workers), strict=True)
+        # Identical workers count once.
+        num_distinct = sum({worker.signature: worker.num_samples for worker in workers}.values())
+        groups[sum(nums), sum(sums) % 2**64, reduce(xor, xors)][rank] = num_distinct
     return [
-        f"{name_ranks(ranks)} delivered the same {_num_distinct(report, ranks[0]):,} samples: the loader "
+        f"{name_ranks(list(ranks))} delivered the same {next(iter(ranks.values())):,} samples: the loader "
         "has no DistributedSampler or other split by rank (in WebDataset, no nodesplitter)"
         for ranks in groups.values()
         if len(ranks) > 1
     ]
 
 
-def _num_samples_by_rank(report: CoverageReport) -> Counter[int]:
-    counts = Counter[int]()
+def _group_by_rank(report: CoverageReport) -> dict[int, list[WorkerTotals]]:
+    by_rank: defaultdict[int, list[WorkerTotals]] = defaultdict(list)
     for (rank, _), totals in report.totals.items():
-        counts[rank] += totals.num_samples
-    return counts
+        by_rank[rank].append(totals)
+    return by_rank
 
 
-def _num_distinct(report: CoverageReport, rank: int) -> int:
-    # Identical workers count once.
-    return sum({t.signature: t.num_samples for (r, _), t in report.totals.items() if r == rank}.values())
+def _num_samples_by_rank(report: CoverageReport) -> dict[int, int]:
+    return {rank: sum(each.num_samples for each in found) for rank, found in _group_by_rank(report).items()}
 
 
 def _padding(report: CoverageReport) -> list[str]:
@@ -362,8 +354,7 @@ def _padding(report: CoverageReport) -> list[str]:
     """
     if report.num_late_repeats < report.num_repeats or report.num_missing:
         return []
-    # Padding makes lengths equal.
-    by_worker = {totals.num_samples for totals in report.totals.values()}
+    by_worker = {totals.num_samples for totals in report.totals.values()}  # Padding makes lengths equal.
     if (report.num_rank_repeats and len(set(_num_samples_by_rank(report).values())) > 1) or (
         report.num_worker_repeats and len(by_worker) > 1
     ):
@@ -455,10 +446,10 @@ def _multiples(report: CoverageReport) -> list[str]:
 
 def _left_over(report: CoverageReport) -> list[str]:
     num_missing, num_samples = report.num_missing - report.expected.num_missing, report.expected.num_samples or 0
-    by_worker = {f"{rank} {worker}": totals.num_samples for (rank, worker), totals in report.totals.items()}
-    for name, counts in ("ranks", _num_samples_by_rank(report)), ("workers", by_worker):
+    by_worker = [totals.num_samples for totals in report.totals.values()]
+    for name, counts in ("ranks", _num_samples_by_rank(report).values()), ("workers", by_worker):
         num_shares = len(counts)
-        if num_shares > 1 and len(set(counts.values())) == 1 and num_missing == num_samples % num_shares:
+        if num_shares > 1 and len(set(counts)) == 1 and num_missing == num_samples % num_shares:
             return [
                 f"each of {num_shares} {name} delivered {num_samples // num_shares:,} of {num_samples:,} samples, and "
                 f"none delivered the remaining {num_missing:,}: shares are rounded down, or a sampler uses drop_last"

@@ -134,7 +134,7 @@ def _train(
     # A function of its own: its return frees everything that refers to other ranks.
     batches.start_workers()  # They start while the model is moved and the optimizer is made.
     val_batches = None if val_loader is None else prefetch(val_loader, config, batches.device)
-    run = _make_run(model, batches, config, callbacks, world)
+    run = TrainRun(config, model, batches, world, callbacks)
     network = unwrap(run.step.model)  # Ranks may have different numbers of validation batches.
     run.start()
     for epoch in run.epochs():
@@ -148,30 +148,6 @@ def _train(
     for callback in callbacks:
         callback.on_end(run.results)
     return run.results
-
-
-def _make_run(
-    model: nn.Module, batches: DevicePrefetcher, config: TrainConfig, callbacks: Sequence[Callback], world: World
-) -> TrainRun:
-    layout = torch.channels_last if config.channels_last else torch.preserve_format
-    model.to(batches.device, memory_format=layout)  # type: ignore[call-overload]  # torch's stubs lack it
-    wrapped = model
-    for callback in callbacks:
-        wrapped = callback.wrap_model(wrapped)
-    optimizer = make_optimizer(model, config)
-    schedule = LrSchedule(optimizer, config, count_steps(batches.loader, config))
-    step = TrainStep(
-        share_gradients(wrapped, batches.device, deterministic=config.deterministic),
-        optimizer,
-        schedule=schedule,
-        precision=config.precision,
-        accumulate=config.accumulate,
-        loss_fn=make_loss(config),
-        clip_norm=config.clip_norm,
-        clip_value=config.clip_value,
-        hooks=[callback.add_to_loss for callback in callbacks],
-    )
-    return TrainRun(config, model, step, schedule, batches, world, callbacks)
 
 
 def _make_callbacks(config: TrainConfig, directory: Path | None, device: torch.device) -> list[Callback]:
@@ -214,18 +190,17 @@ FOR_LOADING, FOR_STEPS = 1, 2
 
 
 class TrainRun:
-    """A training run.
+    """A training run: the model on its device, the training step, and their progress.
 
     Args:
         config: The settings.
-        model: The model whose weights are trained and saved.
-        step: The training step.
-        schedule: The schedule of the learning rates.
+        model: The model whose weights are trained and saved. It is moved to the device.
         batches: The training data.
         world: The rank and the world size.
         callbacks: The callbacks of this rank.
 
     Attributes:
+        step: The training step.
         results: The metrics of the finished epochs.
     """
 
@@ -233,17 +208,32 @@ class TrainRun:
         self,
         config: TrainConfig,
         model: nn.Module,
-        step: TrainStep,
-        schedule: LrSchedule,
         batches: DevicePrefetcher,
         world: World,
         callbacks: Sequence[Callback],
     ) -> None:
-        self.config, self.model, self.step, self.schedule = config, model, step, schedule
-        self.batches, self.world, self.callbacks = batches, world, callbacks
+        self.config, self.model, self.batches, self.world, self.callbacks = config, model, batches, world, callbacks
+        layout = torch.channels_last if config.channels_last else torch.preserve_format
+        model.to(batches.device, memory_format=layout)  # type: ignore[call-overload]  # torch's stubs lack it
+        wrapped = model
+        for callback in callbacks:
+            wrapped = callback.wrap_model(wrapped)
+        optimizer = make_optimizer(model, config)
+        self.schedule = LrSchedule(optimizer, config, count_steps(batches.loader, config))
+        self.step = TrainStep(
+            share_gradients(wrapped, batches.device, deterministic=config.deterministic),
+            optimizer,
+            schedule=self.schedule,
+            precision=config.precision,
+            accumulate=config.accumulate,
+            loss_fn=make_loss(config),
+            clip_norm=config.clip_norm,
+            clip_value=config.clip_value,
+            hooks=[callback.add_to_loss for callback in callbacks],
+        )
         self.results: list[EpochResult] = []
         self._directory = None if config.directory is None else Path(config.directory)
-        self._score, self._times = Score(step.device), {"train_s": 0.0, "data_wait_s": 0.0}
+        self._score, self._times = Score(self.step.device), {"train_s": 0.0, "data_wait_s": 0.0}
         self._interval = LogInterval(batches)
         self._random: dict[str, Any] | None = None
         self._saved_step: int | None = None
@@ -321,8 +311,8 @@ class TrainRun:
             images_per_s=num_images / elapsed_s,
             step_s=elapsed_s / self._interval.num_steps,
             data_wait_share=wait_s / elapsed_s,
-            memory_allocated=memory.allocated if memory else None,
-            memory_reserved=memory.reserved if memory else None,
+            memory_allocated=memory and memory.allocated,
+            memory_reserved=memory and memory.reserved,
         )
         self._times["train_s"] += elapsed_s
         self._times["data_wait_s"] += wait_s
