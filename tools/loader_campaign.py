@@ -27,8 +27,6 @@ from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch.utils.data import default_collate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
@@ -54,6 +52,7 @@ from tests.faults.worker_processes import (
 )
 from tests.files import count_open_files
 from tests.sources import write_images
+from tools.campaigns import INTERRUPTED, make_progress
 
 PATIENCE_S = 0.3
 """How long to wait for a stopped worker process, twice. The loader's default would dominate the running time."""
@@ -66,9 +65,6 @@ LATEST_S = 0.8
 
 MAX_GROWTH = 1.05
 """The maximum ratio of the memory in the last epochs to that in the first. A leak of a batch per epoch exceeds it."""
-
-INTERRUPTED = 130
-"""The exit code that shells report after Ctrl-C."""
 
 PIPELINES = ("shardio", "a function", "Albumentations", "torchvision")
 """Transforms that start worker processes with user code."""
@@ -184,8 +180,7 @@ def dataset(per_class: int, side: int) -> Iterator[Data]:
 
 def track(items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
     """Yield items and show the progress on standard error."""
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with make_progress(what) as progress:
         yield from progress.track(items, total=total)
 
 

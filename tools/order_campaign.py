@@ -16,21 +16,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
 
 from shardio.order import OrderSettings, Remainder
 from tests.order.laws import Case, Group, check_laws
+from tools.campaigns import INTERRUPTED, make_progress
 
 CASES_PER_CHUNK = 50
 """Cases that a process checks between two reports. They take a fraction of a second, for which Ctrl-C waits."""
 
 POLICIES: tuple[Remainder, ...] = ("pad", "mask", "keep", "drop")
-
-INTERRUPTED = 130
-"""The exit code that shells report after Ctrl-C."""
 
 
 def draw_case(seed: int) -> Case:
@@ -118,10 +114,9 @@ def main(
             for start in range(first, first + cases, CASES_PER_CHUNK)
         ]
     )
-    columns = (TextColumn("cases"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     num_checked = 0
     try:
-        with Progress(*columns, console=Console(stderr=True)) as progress:
+        with make_progress("cases") as progress:
             bar = progress.add_task("cases", total=cases)
             for num_cases, wrong in run_chunks(chunks, processes):
                 if wrong:
