@@ -1,10 +1,8 @@
-"""Import torch's companion libraries, make ordinary tensors in any mode of torch, and borrow the global generators."""
+"""Import torch's companion libraries, and make ordinary tensors in any mode that the user has set in torch."""
 
 from __future__ import annotations
 
 import importlib
-import random
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -66,23 +64,6 @@ def _outside_of_inference_mode() -> Iterator[None]:
 
     with torch.inference_mode(mode=False), torch.no_grad():  # Gradients stay disabled, as in inference mode.
         yield
-
-
-@contextmanager
-def borrowed_generators() -> Iterator[None]:
-    """Restore the global generators of torch (on the CPU), numpy and Python at the end of a ``with`` block."""
-    import numpy as np
-
-    torch: Any = sys.modules.get("torch")
-    torch_state = None if torch is None else torch.get_rng_state()
-    numpy_state, python_state = np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        if torch_state is not None:
-            torch.set_rng_state(torch_state)
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)
 
 
 def import_library(name: str) -> Any:

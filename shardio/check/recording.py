@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from shardio.check.coverage import ASK_FOR_KEY, Allowance, Coverage, Delivery, Key, RankEpoch, content_ids, keys_in
 from shardio.errors import IdentityError
-from shardio.libraries import borrowed_generators
-from shardio.order import Cursor, EpochOrder, OrderSettings
+from shardio.order import Cursor, EpochOrder, OrderSettings, keep_generators
 from shardio.world import World, find_worker
 
 NUM_PROBES, NUM_READS = 8, 4
@@ -453,7 +452,7 @@ def probe_contents(loader: Iterable[Any], epoch: RankEpoch) -> RankEpoch:
         return epoch
     chosen = sorted({indices[int(i)] for i in np.linspace(0, len(indices) - 1, NUM_PROBES)})
     dataset, collate, is_collated = _copied(loader.dataset), collate_of(loader), collates_columns(loader)
-    with borrowed_generators():
+    with keep_generators():
         for index in chosen:
             reads = [content_ids(collate([dataset[index]]), is_collated=is_collated) for _ in range(NUM_READS)]
             if any(len(ids) != 1 for ids in reads):

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FunctionType, MethodType
 from typing import Any, Literal
 
@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.images import DecoderName
-from shardio.libraries import borrowed_generators
 from shardio.order import Words
 from shardio.process import no_end
 
@@ -246,6 +245,21 @@ def _refuse_ignored(transform: Any, kind: type) -> AbstractContextManager[Any]:
 
 _INCREMENT = 0xDA3E39CB94B95BDB
 """PCG64's increment. It may be any odd number."""
+
+
+@contextmanager
+def borrowed_generators() -> Iterator[None]:
+    """Restore the global generators of torch (on the CPU), numpy and Python at the end of a ``with`` block."""
+    torch: Any = sys.modules.get("torch")
+    torch_state = None if torch is None else torch.get_rng_state()
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        if torch is not None and torch_state is not None:
+            torch.set_rng_state(torch_state)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
 
 
 class Generators:
