@@ -18,8 +18,8 @@ import typer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
 
 import shardio
-from tests.check.campaign import PLANTED, UNUSUAL
 from tests.check.cases import Case
+from tests.check.test_campaign import PLANTED, UNUSUAL
 from tests.sources import write_images
 
 

@@ -50,7 +50,7 @@ INPUTS_PER_FOLDER = 100
 MAX_FAILURES = 20
 
 MEMORY_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None
-"""Where to write files: writes to a disk would take most of the time."""
+"""The folder for files, in memory: writes to a disk would take most of the time."""
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.symlink", "os.link", "os.rmdir", "os.truncate", "os.chmod"}

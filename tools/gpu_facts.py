@@ -228,7 +228,7 @@ FACTS: dict[str, Callable[[torch.device], Facts]] = {
     "overhead": measure_overhead,
     "decoding": measure_decoding,
 }
-"""What is measured, in this order."""
+"""The functions that measure, in this order."""
 
 NEED_CUDA = ("refused_registration", "registration", "waiting", "decoding")
 

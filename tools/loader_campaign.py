@@ -55,10 +55,10 @@ from tests.sources import write_images
 from tools.campaigns import INTERRUPTED, make_progress
 
 PATIENCE_S = 0.3
-"""How long to wait for a stopped worker process, twice. The loader's default would dominate the running time."""
+"""Seconds to wait for a stopped worker process, twice. The loader's default would dominate the running time."""
 
 STARTUP_PATIENCE_S = 10.0
-"""How long to wait for a worker process that was stopped before it had started."""
+"""Seconds to wait for a worker process that was stopped before it had started."""
 
 LATEST_S = 0.8
 """The latest moment of a kill: about the time of an epoch, including the start of the worker processes."""

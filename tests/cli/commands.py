@@ -45,7 +45,7 @@ def usage_error(*arguments: object) -> str:
 
 
 class Ended(NamedTuple):
-    """What the program printed before it ended."""
+    """The exit code and the output of the program."""
 
     code: object
     stdout: str

@@ -171,7 +171,7 @@ def test_a_transform_takes_the_prepared_batch_and_returns_the_final_one() -> Non
 def test_an_error_of_the_loader_is_raised_after_the_batches_before_it(late: bool) -> None:
     loader = CountingLoader([torch.tensor(number) for number in range(5)], error=KeyError("lost"))
     received = []
-    with pytest.raises(KeyError, match="lost"):  # noqa: PT012  # what was received before counts, too
+    with pytest.raises(KeyError, match="lost"):  # noqa: PT012  # what was received before counts as well
         for batch in prefetch_late(loader, depth=3)[0] if late else DevicePrefetcher(loader, "cpu"):
             received.append(int(batch))  # noqa: PERF401  # as above
     assert received == list(range(5))

@@ -72,7 +72,7 @@ PIPELINES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
 def test_torchvisions_transforms_work_as_they_are_when_only_the_dataset_changes(
     images: Path, name: str, num_workers: int
 ) -> None:
-    """What is made for the Pillow images of torchvision's datasets gets these, and its first steps are recognised."""
+    """Transforms for torchvision's datasets get the same Pillow images, and their first steps are recognised."""
     make, recognised = PIPELINES[name]
     expected = torch.stack([torch.as_tensor(image) for image, _ in datasets.ImageFolder(images, make())])
     loader = DataLoader(ImageFolder(images, make()), 4, num_workers=num_workers)

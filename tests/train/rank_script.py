@@ -1,4 +1,4 @@
-"""What ranks do in tests: they train one run after another.
+"""Train one run after another, as the ranks of a test.
 
 Each rank writes the keys that it trained on, step by step, into ``keys-LAUNCH-RANK.jsonl`` in the run's directory, and
 its error, if there is one, into ``error-RANK.txt``.
