@@ -1,6 +1,6 @@
 """Plant faults in loaders and verify that the checker identifies each one, and that it accepts all right loaders.
 
-The cases are defined in ``tests/check/campaign.py``; the tests run the quick ones. The output is two tables in
+The cases are defined in ``tests/check/``; the tests run the quick ones. The output is two tables in
 Markdown. The campaign fails if the checker misses or misnames a fault, or calls a right loader wrong.
 """
 
