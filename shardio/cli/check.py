@@ -289,7 +289,8 @@ def advise(stats: LoaderStats, stored: DatasetFormat, num_processors: int, *, is
     match longest:
         case "read":
             bottleneck = "storage is the bottleneck"
-            remedies = ["more workers (more reads at a time)", _faster_storage(stored)]
+            faster = "a local disk, or larger shards" if stored.in_shards else "a local disk, or shards (shardio pack)"
+            remedies = ["more workers (more reads at a time)", faster]
         case "transform":
             bottleneck = "per-image overhead is the bottleneck because the images are small"
             remedies = [more_workers]
@@ -306,10 +307,6 @@ def advise(stats: LoaderStats, stored: DatasetFormat, num_processors: int, *, is
     remedy = f"try {suggestion}" if suggestion else "there are already at least as many workers as processors"
     workers = count(stats.num_workers, "worker") if stats.num_workers else "no workers"
     return f"{workers} on {count(num_processors, 'processor')}: {bottleneck}; {remedy}"
-
-
-def _faster_storage(stored: DatasetFormat) -> str:
-    return "a local disk, or larger shards" if stored.in_shards else "a local disk, or shards (shardio pack)"
 
 
 def _less_to_decode(stored: DatasetFormat) -> str:

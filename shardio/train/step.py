@@ -79,15 +79,11 @@ def reported_failures() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if _is_of_communication(error):
+        # An error of communication may follow from the failure of another rank. Gloo's errors have no special type.
+        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error)):
             time.sleep(1)  # torchrun compares whole seconds, and takes the lowest rank if they are equal.
         handler.record_exception(error)
         raise
-
-
-def _is_of_communication(error: Exception) -> bool:
-    """Return whether an error may follow from the failure of another rank. Gloo's errors have no special type."""
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error))
 
 
 def share_gradients(model: nn.Module, device: torch.device, *, deterministic: bool) -> nn.Module:

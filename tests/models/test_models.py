@@ -14,7 +14,7 @@ from torch import nn
 from shardio.train import TrainConfig, train
 from shardio.train.models import make_model, small_resnet
 from tests.models.model_libraries import load
-from tests.train.small_data import make_batches, weights_of
+from tests.train.runs import make_batches, weights_of
 
 WIDTH = 8
 """Of the small model. With 4, torch 2.13's strided 1x1 convolution corrupts memory on processors without AVX-512."""

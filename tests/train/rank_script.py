@@ -24,7 +24,7 @@ from shardio import ShardDataset, ShardMapDataset
 from shardio.train import Callback, TrainConfig, evaluate, train
 from shardio.transforms import CenterCrop, RandomResizedCrop
 from shardio.world import find_world
-from tests.train.small_data import Poison, make_batches
+from tests.train.runs import Poison, make_batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

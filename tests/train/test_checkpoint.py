@@ -41,8 +41,17 @@ from shardio.train.checkpoint import (
 from tests.files import files_of_at_most, read_files
 from tests.loader.fetching.programs import Point
 from tests.processes import TIMEOUT_S, forkserver_context
-from tests.train.runs import EPOCHS, STEPS_PER_EPOCH, StopError, make_config, make_loader, make_model
-from tests.train.small_data import Poison, make_batches, make_linear
+from tests.train.runs import (
+    EPOCHS,
+    STEPS_PER_EPOCH,
+    Poison,
+    StopError,
+    make_batches,
+    make_config,
+    make_linear,
+    make_loader,
+    make_model,
+)
 
 pytestmark = pytest.mark.usefixtures("no_report")
 

@@ -15,8 +15,15 @@ import shardio
 from shardio import ShardDataset
 from shardio.train import Callback, Compile, TrainConfig, TrainStep, evaluate, train
 from shardio.transforms import CenterCrop
-from tests.train.runs import StopAfter, make_loader, make_model
-from tests.train.small_data import make_batches, make_network, make_separable_batches, weights_of
+from tests.train.runs import (
+    StopAfter,
+    make_batches,
+    make_loader,
+    make_model,
+    make_network,
+    make_separable_batches,
+    weights_of,
+)
 from tests.train.test_resume import assert_resumes
 
 DEVICE = "cuda"

@@ -19,13 +19,14 @@ from shardio.train import Callback, EpochResult, Score, StepRecord, TrainConfig,
 from shardio.train.step import make_transforms, warn_of_repeats
 from shardio.transforms import CenterCrop
 from shardio.world import World
-from tests.train.runs import make_loader, make_model
-from tests.train.small_data import (
+from tests.train.runs import (
     PLAIN,
     Batch,
     join,
     make_batches,
     make_linear,
+    make_loader,
+    make_model,
     make_network,
     make_separable_batches,
     weights_of,

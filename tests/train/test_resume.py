@@ -24,12 +24,13 @@ from tests.train.runs import (
     StopAfter,
     StopError,
     assert_same_weights,
+    make_batches,
     make_config,
+    make_linear,
     make_loader,
     make_model,
     read_figures,
 )
-from tests.train.small_data import make_batches, make_linear
 
 pytestmark = pytest.mark.usefixtures("no_report")
 

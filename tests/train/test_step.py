@@ -23,7 +23,7 @@ from shardio.train.checkpoint import algorithms, load_random_states, random_stat
 from shardio.train.loop import measure_memory
 from tests.device.late_stream import prefetch_late
 from tests.processes import assert_passes_in_fresh_process
-from tests.train.small_data import join, make_batches, make_network, weights_of
+from tests.train.runs import join, make_batches, make_network, weights_of
 
 
 def _floats(sizes: list[int], seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
