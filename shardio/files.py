@@ -242,7 +242,7 @@ def read_trusted(path: Path) -> bytes:
         status = os.fstat(descriptor)
         _check(status, path)
         if not stat.S_ISREG(status.st_mode):
-            raise UntrustedError(f"{path} is not loaded, because it is not a file: remove it")
+            raise UntrustedError(f"{path} is not loaded, because it is not a regular file: remove it")
         return file.read()
 
 

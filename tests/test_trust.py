@@ -101,7 +101,7 @@ def test_a_replacement_after_the_check_is_not_read(path: Path, monkeypatch: pyte
 def test_a_pipe_is_refused_without_waiting_for_it(path: Path) -> None:
     path.unlink()
     os.mkfifo(path, 0o600)
-    with pytest.raises(UntrustedError, match="not a file"):
+    with pytest.raises(UntrustedError, match="not a regular file"):
         read_trusted(path)
 
 
