@@ -111,7 +111,8 @@ class DevicePrefetcher:
         transform: BatchTransform | Sequence[BatchTransform] | None = None,
     ) -> None:
         self.loader = loader
-        self.device = _with_index(choose_device(device))
+        chosen = choose_device(device)  # CUDA's current device may change later.
+        self.device = torch.device("cuda", torch.cuda.current_device()) if str(chosen) == "cuda" else chosen
         self.depth = check_integer("depth", depth, at_least=1)
         self.transform = transform
         takes_any = any(map(takes_generator, _as_list(transform)))
@@ -245,10 +246,6 @@ class DevicePrefetcher:
         for transform in _as_list(self.transform):
             prepared = call_transform(transform, prepared, self._generator)
         return prepared
-
-
-def _with_index(device: torch.device) -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
 
 
 def _as_list(transform: BatchTransform | Sequence[BatchTransform] | None) -> list[BatchTransform]:

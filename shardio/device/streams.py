@@ -164,13 +164,8 @@ class Registration:
             if int(cudart.cudaHostRegister(address, memory.nbytes, 0)) == 0:
                 weakref.finalize(memory, cudart.cudaHostUnregister, address).atexit = False
             else:
-                _clear_error(self.device)
-
-
-def _clear_error(device: torch.device) -> None:
-    """Clear the error of the latest CUDA call, which torch would raise after the next kernel of any code."""
-    with suppress(RuntimeError):
-        torch.zeros(1, device=device)
+                with suppress(RuntimeError):  # This kernel clears the error, which any later one would raise.
+                    torch.zeros(1, device=self.device)
 
 
 class StreamEvent(Protocol):

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -136,8 +136,12 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None
     path = Path(path)
     try:
         with write_whole(path) as file, _checksums():
-            _save({"format": FORMAT, **state}, file)
-    except OSError as error:
+            torch.save({"format": FORMAT, **state}, file)
+    except (OSError, RuntimeError) as failure:
+        # torch hides the operating system's error in a RuntimeError.
+        error = failure if isinstance(failure, OSError) else failure.__context__
+        if not isinstance(error, OSError):
+            raise
         what = error.strerror or error
         remedy = "fix the cause (if the disk is full, free some space) and rerun the same command to resume"
         raise OSError(error.errno, f"{what}. Any previous checkpoint is kept: {remedy}", str(path)) from error
@@ -152,19 +156,6 @@ def _checksums() -> Iterator[None]:
         yield
     finally:
         torch.serialization.set_crc32_options(are_written)
-
-
-def _save(state: dict[str, Any], file: BinaryIO) -> None:
-    # torch hides the operating system's error in a RuntimeError.
-    failure: OSError | None = None
-    try:
-        torch.save(state, file)
-    except RuntimeError as error:
-        if not isinstance(error.__context__, OSError):
-            raise
-        failure = error.__context__
-    if failure is not None:
-        raise failure
 
 
 def load_checkpoint(path: str | os.PathLike[str], map_location: str | torch.device | None = "cpu") -> dict[str, Any]:
