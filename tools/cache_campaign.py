@@ -178,7 +178,7 @@ def read_until_asked(end: Connection, read: Callable[[int], bool]) -> None:
 
 
 READ: list[Read] = [read_shards, read_shards, read_files]
-"""What each process reads."""
+"""The function by which each process reads."""
 
 
 def find_originals(url: str, options: Mapping[str, str], folder: Path) -> dict[str, bytes]:

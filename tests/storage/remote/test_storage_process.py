@@ -347,7 +347,7 @@ def test_all_processes_use_the_listing_that_was_kept_first(monkeypatch: pytest.M
 
     def list_late(folder: Location) -> listing_module.Listing:
         monkeypatch.setattr(listing_module, "list_files", list_files)
-        open_listing(folder, tmp_path / "listing.json")  # Another process, which goes on without the lock.
+        open_listing(folder, tmp_path / "listing.json")  # Another process, which continues without the lock.
         put(folder / "cat/2.jpg", b"2")
         return list_files(folder)
 
