@@ -21,7 +21,8 @@ from shardio.images import (
     is_convertible,
 )
 from shardio.images.jpeg import has_tiles
-from shardio.packing.plan import PackSettings
+from shardio.packing.pack_call import PackOptions
+from shardio.packing.samples import DEFAULT_QUALITY
 from shardio.packing.sources.files import FileProblem
 from shardio.packing.sources.source import SourceSample
 from shardio.sample import Sample
@@ -32,8 +33,6 @@ TILED = "tiled"
 
 Rewrite = Callable[[bytes], tuple[bytes, str]]
 """A function of a JPEG that returns the bytes to store, and TILED or a reason with details in parentheses."""
-
-DEFAULT_QUALITY = 90
 
 _JPEG_START = b"\xff\xd8\xff"
 
@@ -98,16 +97,16 @@ def sum_tallies(tallies: Sequence[JpegTally]) -> JpegTally:
     )
 
 
-def describe_jpegs(settings: PackSettings, tally: JpegTally) -> dict[str, str | int | None]:
+def describe_jpegs(options: PackOptions, tally: JpegTally) -> dict[str, str | int | None]:
     """Return the manifest's entries about JPEGs."""
     encoding: dict[str, str | int | None] = {}
-    if settings.does_encode:
-        encoding = {"max_side": settings.max_side, "quality": settings.quality or DEFAULT_QUALITY}
-    if settings.convert_to is not None:
-        encoding["convert_to"] = settings.convert_to
-    if settings.to_srgb:
+    if options.does_encode:
+        encoding = {"max_side": options.max_side, "quality": options.quality or DEFAULT_QUALITY}
+    if options.convert_to is not None:
+        encoding["convert_to"] = options.convert_to
+    if options.to_srgb:
         encoding["to_srgb"] = True
-    return {"jpeg": settings.jpeg, **encoding, "num_tiled": tally.outcomes[TILED]}
+    return {"jpeg": options.jpeg, **encoding, "num_tiled": tally.outcomes[TILED]}
 
 
 def require_compiled_functions() -> None:
@@ -127,29 +126,29 @@ def require_compiled_functions() -> None:
         ) from error
 
 
-def choose_rewrite(settings: PackSettings) -> Rewrite:
-    """Return the function that rewrites JPEGs according to the settings.
+def choose_rewrite(options: PackOptions) -> Rewrite:
+    """Return the function that rewrites JPEGs according to the options.
 
     Raises:
         PackError: If a required package is not installed.
     """
-    if settings.jpeg == "copy":
+    if options.jpeg == "copy":
         return lambda content: (content, TILED if has_tiles(content) else "copied")
     from shardio.images.tiling import NotTileable, reencode_jpeg, tile_jpeg  # Copying does not need it.
 
     require_compiled_functions()
-    quality, max_pixels = settings.quality or DEFAULT_QUALITY, settings.max_pixels or DEFAULT_MAX_PIXELS
+    quality, max_pixels = options.quality or DEFAULT_QUALITY, options.max_pixels or DEFAULT_MAX_PIXELS
 
     def rewrite(content: bytes) -> tuple[bytes, str]:
         try:
-            if settings.jpeg == "tile":
+            if options.jpeg == "tile":
                 return tile_jpeg(content), TILED
             reencoded = reencode_jpeg(
                 content,
-                max_side=settings.max_side,
+                max_side=options.max_side,
                 quality=quality,
                 max_pixels=max_pixels,
-                to_srgb=settings.to_srgb,
+                to_srgb=options.to_srgb,
             )
             return reencoded, TILED
         except NotTileable as error:
@@ -350,17 +349,16 @@ class Preparation:
         findings: The findings so far.
 
     Args:
-        settings: The settings of the pack.
+        options: The options of the pack.
         root: The prefix of the names of the source's files, which ends in a slash.
-        strict: Whether a mislabelled, rejected or damaged image is an error.
     """
 
-    def __init__(self, settings: PackSettings, root: str, *, strict: bool) -> None:
-        self._settings, self._root, self._strict = settings, root, strict
-        self._rewrite = choose_rewrite(settings)
+    def __init__(self, options: PackOptions, root: str) -> None:
+        self._options, self._root = options, root
+        self._rewrite = choose_rewrite(options)
         self._rewrite_converted = self._rewrite
-        if settings.convert_to is not None and settings.jpeg == "reencode":  # Losing quality once is enough.
-            self._rewrite_converted = choose_rewrite(replace(settings, jpeg="tile"))
+        if options.convert_to is not None and options.jpeg == "reencode":  # Losing quality once is enough.
+            self._rewrite_converted = choose_rewrite(replace(options, jpeg="tile"))
         self.findings = Findings()
 
     def prepare(self, source: SourceSample, sample: Sample) -> Sample | None:
@@ -387,13 +385,13 @@ class Preparation:
                 fields = {name: content for name, content in sample.fields.items() if not self._is_image(name)}
                 fields |= {image.field: image.content for image in images}
                 stored = replace(sample, fields=dict(sorted(fields.items())))
-        if self._strict:
+        if self._options.strict:
             found = self.findings
             refuse_problems(self._root, found.mislabelled, found.rejected, found.jpegs.damaged)
         return stored
 
     def _is_image(self, field: str) -> bool:
-        return holds_images(field) or (self._settings.convert_to is not None and is_convertible(field))
+        return holds_images(field) or (self._options.convert_to is not None and is_convertible(field))
 
     def _note(self, source: SourceSample, image: _PreparedImage) -> None:
         """Record the findings about an image of a sample that is packed."""
@@ -416,15 +414,13 @@ class Preparation:
             _RejectedError: If it cannot be decoded or converted.
         """
         image = _PreparedImage(source_field=field, field=field, content=content, num_bytes_before=len(content))
-        to = self._settings.convert_to
+        to = self._options.convert_to
         if to is not None and is_convertible(field):
             self._convert(image, to)
         is_kept = image.converted_from is None
-        needs_check = is_kept and self._settings.check
+        needs_check = is_kept and self._options.check
         can_prove = (
-            needs_check
-            and self._settings.jpeg == "tile"
-            and tiling_proves_soundness(content, self._settings.max_pixels)
+            needs_check and self._options.jpeg == "tile" and tiling_proves_soundness(content, self._options.max_pixels)
         )
         if needs_check and not can_prove:
             self._check(image.field, content)
@@ -442,7 +438,7 @@ class Preparation:
 
     def _check(self, field: str, content: bytes) -> None:
         """Raise _RejectedError if an image cannot be decoded."""
-        if (why := why_rejected(field, content, self._settings.max_pixels)) is not None:
+        if (why := why_rejected(field, content, self._options.max_pixels)) is not None:
             raise _RejectedError(field, why)
 
     def _convert(self, image: _PreparedImage, to: ConvertedFormat) -> None:
@@ -451,15 +447,15 @@ class Preparation:
         if found != target:
             from shardio.images.converting import convert_image  # It imports Pillow, which copying does not need.
 
-            settings = self._settings
+            options = self._options
             try:
                 image.content = convert_image(
                     image.content,
                     to,
-                    quality=settings.quality or DEFAULT_QUALITY,
-                    max_side=settings.max_side,
-                    to_srgb=settings.to_srgb,
-                    max_pixels=settings.max_pixels or DEFAULT_MAX_PIXELS,
+                    quality=options.quality or DEFAULT_QUALITY,
+                    max_side=options.max_side,
+                    to_srgb=options.to_srgb,
+                    max_pixels=options.max_pixels or DEFAULT_MAX_PIXELS,
                 )
             except ValueError as error:
                 raise _RejectedError(image.field, f"cannot be converted to {target}: {error}") from error

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -19,14 +20,11 @@ from numpy.typing import NDArray
 from shardio.errors import FormatError, PackError
 from shardio.files import remove_unfinished, sync_directory
 from shardio.order import make_rng_key, permute
-from shardio.packing.folders import choose_folder
-from shardio.packing.output_folder import new_dataset
-from shardio.packing.pack_call import DEFAULT_SHARD_SIZE
-from shardio.packing.packer import RunOptions, finish, pack_source
-from shardio.packing.plan import PackSettings, make_parts, name_shard
-from shardio.packing.shard_writer import ShardLimits, ShardSequence
-from shardio.packing.sources.layouts import Layout
-from shardio.packing.sources.source import SourceKind, SourceOptions
+from shardio.packing.folders import choose_folder, finish, new_dataset
+from shardio.packing.pack_call import DEFAULT_SHARD_SIZE, Layout, PackOptions, kinds_of_options, make_parts
+from shardio.packing.packer import pack_source
+from shardio.packing.shard_writer import ShardLimits, ShardSequence, name_shard
+from shardio.packing.sources.source import SourceKind
 from shardio.packing.sources.tars import (
     CopySource,
     Settings,
@@ -64,7 +62,7 @@ from shardio.storage import (
     make_path,
     parse_location,
 )
-from shardio.values import check_choice, check_flag, check_optional_integer, parse_json, parse_size
+from shardio.values import check_flag, check_optional_integer, parse_json, parse_size
 
 DEFAULT_SIZE = "256MiB"
 
@@ -325,9 +323,7 @@ def append(
         FormatError: If a manifest or an index is damaged.
         PackError: If two samples have the same key, labels have different names, or a directory cannot be used.
     """
-    options = SourceOptions(
-        source_kind=check_choice("source_kind", source_kind, SourceKind), layout=check_choice("layout", layout, Layout)
-    )
+    options = PackOptions(source_kind=source_kind, layout=layout, num_workers=num_workers)
     copy, access = check_flag("copy", copy), make_direct_access(storage_options)
     if (url := find_url(out)) is not None and not make_path(out).exists():
         raise PackError(
@@ -347,10 +343,7 @@ def append(
         if _end_earlier(folder, table.manifest, requested):
             return table.manifest
         try:
-            tables = [
-                _open_source(source, folder, table.manifest, options, num_workers, progress, access)
-                for source in sources
-            ]
+            tables = [_open_source(source, folder, table.manifest, options, progress, access) for source in sources]
             manifest = _plan(table, tables)
             shards = [pair for each in tables for pair in zip(each.tars, each.indexes, strict=True)]
             new = manifest.shards[len(table.manifest.shards) :]
@@ -476,8 +469,7 @@ def _open_source(
     source: Path,
     folder: Path,
     manifest: Manifest,
-    options: SourceOptions,
-    num_workers: int | None,
+    options: PackOptions,
     progress: WorkProgress | None,
     access: RemoteAccess,
 ) -> ShardTable:
@@ -497,17 +489,16 @@ def _open_source(
     packed = folder / name
     if (packed / MANIFEST_NAME).exists():
         shutil.rmtree(packed)  # An earlier call packed the images, but they may have changed since.
-    settings = _read_settings(manifest)
-    options = replace(options, classes=manifest.classes or None, converts=settings.convert_to is not None)
-    pack_source(source, packed, settings, options, RunOptions(num_workers=num_workers), progress)
-    return open_table(packed)
-
-
-def _read_settings(manifest: Manifest) -> PackSettings:
-    names = ("max_shard_samples", "shuffle_seed", "jpeg", "convert_to", "max_side", "quality", "to_srgb")
-    known = {name: manifest.pack[name] for name in names if name in manifest.pack}
-    max_shard_size = manifest.pack.get("max_shard_size") or DEFAULT_SHARD_SIZE
+    deciding = [name for name, (_, option) in kinds_of_options().items() if option.decides_output]
+    known: dict[str, Any] = {name: manifest.pack[name] for name in deciding if name in manifest.pack}
+    known["max_shard_size"] = known.get("max_shard_size") or DEFAULT_SHARD_SIZE
     try:
-        return PackSettings(**{"max_shard_size": max_shard_size, **known})  # type: ignore[arg-type]  # It checks them.
+        options = replace(
+            options,
+            classes=manifest.classes or None,
+            **known,
+        )
     except (TypeError, ValueError) as error:
         raise FormatError(f"the settings in the manifest cannot be used to pack more images: {error}") from error
+    pack_source(source, packed, options, progress)
+    return open_table(packed)

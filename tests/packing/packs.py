@@ -10,7 +10,7 @@ import pytest
 
 import shardio
 from shardio import PackError
-from shardio.packing import PackResult, PackSettings, RunOptions, SourceOptions, pack_source
+from shardio.packing import PackOptions, PackResult, pack_source
 from shardio.progress import WorkProgress
 from tests.sources import PILLOW_FORMATS, encode
 from tests.tars import by_key
@@ -33,18 +33,9 @@ def write_files(root: Path, files: Mapping[str, bytes]) -> Path:
     return root
 
 
-def pack(
-    source: Path,
-    out: Path,
-    progress: WorkProgress | None = None,
-    *,
-    options: SourceOptions | None = None,
-    run: RunOptions | None = None,
-    **settings: Any,
-) -> PackResult:
+def pack(source: Path, out: Path, progress: WorkProgress | None = None, **options: Any) -> PackResult:
     """Pack in this process, with large shards, and return the result with its details."""
-    run = run or RunOptions(num_workers=1)
-    return pack_source(source, out, PackSettings(**{"max_shard_size": 1 << 30} | settings), options, run, progress)
+    return pack_source(source, out, PackOptions(**{"max_shard_size": 1 << 30, "num_workers": 1} | options), progress)
 
 
 def read_packed(out: Path) -> dict[str, dict[str, bytes]]:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import shardio
 from shardio import PackError
 from shardio.cli.main import app
-from shardio.packing import OnIncomplete, SourceOptions
+from shardio.packing import OnIncomplete
 from tests.packing.packs import assert_refused, pack, read_packed, write
 
 NUMBERS = [f"{i:04d}" for i in range(4)]
@@ -433,7 +433,7 @@ def test_annotations_for_some_of_the_images(tmp_path: Path) -> None:
     some = {"a": {"jpg", "annotations.xml"}, "b": both, "c": both, "d": {"jpg"}}
     expected: dict[OnIncomplete, dict[str, set[str]]] = {"skip": {"b": both, "c": both}, "keep": some}
     for choice, fields in expected.items():
-        result = pack(source, tmp_path / choice, options=SourceOptions(layout="pairs", on_incomplete=choice))
+        result = pack(source, tmp_path / choice, layout="pairs", on_incomplete=choice)
         found = read_packed(tmp_path / choice)
         assert {key: set(sample) for key, sample in found.items()} == fields
         for key, sample in found.items():

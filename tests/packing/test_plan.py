@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import shardio
 from shardio.errors import PackError
-from shardio.packing import PackResult, RunOptions
+from shardio.packing import PackResult
 from shardio.shards import Manifest, open_table
 from tests.files import read_files
 from tests.packing.packs import Change, pack
@@ -193,7 +193,7 @@ def test_a_ray_cluster_writes_the_same_bytes(cluster: str, tmp_path: Path, monke
     (source / "class-0" / "broken.jpg").write_bytes(b"no image")
 
     def pack_to(out: Path, change: Change | None = None, **options: Any) -> PackResult:
-        return pack(source, out, change, run=RunOptions(**options), max_shard_samples=3)
+        return pack(source, out, change, max_shard_samples=3, **options)
 
     pack_to(tmp_path / "alone", num_workers=1)
     alone = read_files(tmp_path / "alone")

@@ -26,7 +26,7 @@ from shardio.cli.main import app
 from shardio.errors import PackError
 from shardio.files import find_target
 from shardio.libraries import import_torchvision
-from shardio.packing import JpegMode, RunOptions, executors, shard_job
+from shardio.packing import JpegMode, executors
 from shardio.packing.folders import JOURNAL_NAME
 from shardio.sample import Sample
 from shardio.shards import write_shard
@@ -62,7 +62,7 @@ def unfinished(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         return write_shard(path, samples)
 
     with monkeypatch.context() as patch:
-        patch.setattr(shard_job, "write_shard", fail_at_the_third)
+        patch.setattr(executors, "write_shard", fail_at_the_third)
         assert_refused("Input/output error", source, tmp_path / "out", max_shard_samples=3, num_workers=1)
     return tmp_path / "out"
 
@@ -274,13 +274,13 @@ def test_a_worker_process_that_is_suspended_ends_the_pack(
 def test_after_an_error_only_whole_files_are_left(tmp_path: Path, num_workers: int) -> None:
     write_images(tmp_path / "in", classes=2, per_class=50, width=8, height=8)
     path, elsewhere = tmp_path / "in" / "class-1" / "name-030.jpg", tmp_path / "elsewhere.jpg"
-    run = RunOptions(num_workers=num_workers)
     take = Change(lambda: path.rename(elsewhere))
     with pytest.raises(PackError, match=r"class-1/name-030\.jpg is missing"):
-        pack(tmp_path / "in", tmp_path / "out", take, run=run, max_shard_samples=5)
+        pack(tmp_path / "in", tmp_path / "out", take, num_workers=num_workers, max_shard_samples=5)
     assert not [each.name for each in (tmp_path / "out").iterdir() if find_target(each.name)]
     elsewhere.rename(path)
-    assert pack(tmp_path / "in", tmp_path / "out", run=run, max_shard_samples=5).manifest.num_samples == 100
+    result = pack(tmp_path / "in", tmp_path / "out", num_workers=num_workers, max_shard_samples=5)
+    assert result.manifest.num_samples == 100
     pack(tmp_path / "in", tmp_path / "whole", max_shard_samples=5)
     assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
 
@@ -357,7 +357,7 @@ def test_an_interrupted_pack_is_resumed_by_any_number_of_workers(
     assert len(list((tmp_path / "out").glob("*.tar"))) == 2
     before = shutil.copytree(tmp_path / "out", tmp_path / "again")
     for number, out in ((1, tmp_path / "out"), (2, Path(before))):
-        resumed = pack(source, out, run=RunOptions(num_workers=number), **settings)
+        resumed = pack(source, out, num_workers=number, **settings)
         assert (resumed.num_kept, resumed.jpegs) == (8, whole.jpegs)
         assert read_files(out) == read_files(tmp_path / "whole")
     pack(make_folders({}, tmp_path), tmp_path / "other")  # It closes the source.

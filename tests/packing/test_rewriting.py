@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import shardio
 from shardio.cli.main import app
 from shardio.errors import FormatError, PackError, SampleError
-from shardio.packing import PackSettings, RunOptions, make_parts, pack_parts, pack_source
+from shardio.packing import PackOptions, make_parts, pack_parts, pack_source
 from shardio.packing.sources import tars
 from shardio.shards import UNFINISHED_NAME, open_table
 from tests.files import read_files, read_parts
@@ -158,7 +158,7 @@ def test_wrong_parts_are_refused(packed: Path, tmp_path: Path, by: list[Any], na
     assert not (tmp_path / "out").exists()
 
 
-SETTINGS = PackSettings(max_shard_size=1 << 30, max_shard_samples=7)
+SETTINGS = PackOptions(max_shard_size=1 << 30, max_shard_samples=7, num_workers=1)
 
 
 PARTS = make_parts(["0.7", "0.2", "0.1"], ["train", "val", "test"])
@@ -199,9 +199,8 @@ def test_parts_are_those_of_a_split_of_the_whole_dataset(source: Path, in_parts:
 
 @pytest.mark.parametrize("after", [20, 105, 119])
 def test_an_interrupted_pack_resumes_in_all_parts(source: Path, in_parts: Path, tmp_path: Path, after: int) -> None:
-    run = RunOptions(num_workers=1)
     with pytest.raises(KeyboardInterrupt):
-        pack_parts(source, tmp_path / "out", PARTS, SETTINGS, run=run, progress=Interrupt(after))
+        pack_parts(source, tmp_path / "out", PARTS, SETTINGS, progress=Interrupt(after))
     for name in PARTS.names:
         with pytest.raises((shardio.FormatError, FileNotFoundError)):
             shardio.open(tmp_path / "out" / name)
@@ -228,7 +227,7 @@ def test_a_pack_that_was_killed_at_its_very_end_is_ended(
         with pytest.raises(KeyboardInterrupt):
             pack_parts(source, tmp_path / "out", PARTS, SETTINGS)
     with pytest.raises(PackError, match="different images or with different settings"):
-        pack_parts(source, tmp_path / "out", PARTS, PackSettings(max_shard_size=1 << 20))
+        pack_parts(source, tmp_path / "out", PARTS, PackOptions(max_shard_size=1 << 20))
     pack_parts(source, tmp_path / "out", PARTS, SETTINGS)
     assert read_parts(tmp_path / "out") == read_parts(in_parts)
     with pytest.raises(PackError, match="already holds a packed dataset"):

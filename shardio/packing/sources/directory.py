@@ -15,10 +15,10 @@ import numpy as np
 
 from shardio.errors import PackError
 from shardio.images import IMAGE_FORMATS
+from shardio.packing.pack_call import Layout, PackOptions
 from shardio.packing.sources.files import SHOWN, FileName, FileTable
 from shardio.packing.sources.labels import find_labels
 from shardio.packing.sources.layouts import (
-    Layout,
     Pairing,
     check_pairs,
     find_images_folder,
@@ -31,10 +31,10 @@ from shardio.packing.sources.layouts import (
     select_split,
     split_suffix,
 )
-from shardio.packing.sources.source import SourceOptions, SourceScan
+from shardio.packing.sources.source import Evidence, PackSource, SourceScan
 from shardio.sample import number_classes
 from shardio.shards import LABEL_FIELD, MAX_MEMBER, TOO_LARGE, join_name, split_name
-from shardio.storage import FolderFiles, Location, read_as_utf8, walk_folders
+from shardio.storage import FolderFiles, Location, parse_location, read_as_utf8, walk_folders
 
 _File = tuple[FileName, int, int]
 """A file of a sample: its name, size and time. (A NamedTuple takes seven times as long to make.)"""
@@ -47,7 +47,7 @@ _AS_FIELDS = (
 
 
 def group_files(
-    src: Path, folders: Sequence[FolderFiles], images: str | None, options: SourceOptions
+    src: Path, folders: Sequence[FolderFiles], images: str | None, options: PackOptions
 ) -> tuple[FileTable, list[str], list[str]]:
     """Group the files of a source.
 
@@ -89,7 +89,7 @@ class _Grouping:
         suffixed: The keys that end in the file's suffix, because another image has the same stem.
     """
 
-    def __init__(self, src: Path, options: SourceOptions) -> None:
+    def __init__(self, src: Path, options: PackOptions) -> None:
         self._src, self._layout, self._rename_dots = src, options.layout, options.rename_dots
         self._has_labels = options.labels is not None
         self._fields, self._main = options.fields, options.main_fields
@@ -293,7 +293,7 @@ def _explain_companion(path: Path, layout: Layout) -> _UnpackableError:
     )
 
 
-def find_main_file(src: Path, options: SourceOptions) -> Path | None:
+def find_main_file(src: Path, options: PackOptions) -> Path | None:
     """Return a file that makes a directory a source of files; None if there is none, or ``src`` is not a directory.
 
     Raises:
@@ -308,7 +308,21 @@ def find_main_file(src: Path, options: SourceOptions) -> Path | None:
     return None
 
 
-def scan_directory(src: Path, dst: Location, options: SourceOptions) -> SourceScan:
+class Directory(PackSource):
+    """A directory of images, or of other files."""
+
+    what = "files"
+    takes = ("layout", "source_split", "fields")
+
+    def find(self, src: Path) -> Evidence | None:
+        file = find_main_file(src, PackOptions())
+        return None if file is None else Evidence(file)
+
+    def scan(self, src: Path, options: PackOptions) -> SourceScan:
+        return scan_directory(src, parse_location("OUT"), options)
+
+
+def scan_directory(src: Path, dst: Location, options: PackOptions) -> SourceScan:
     """Find the samples in ``src/class/…/name.jpg``, or in a flat directory ``src/name.jpg``.
 
     Args:
@@ -323,7 +337,7 @@ def scan_directory(src: Path, dst: Location, options: SourceOptions) -> SourceSc
     """
     if not src.is_dir():
         raise PackError(f"the source {src} {'is not a directory' if src.exists() else 'does not exist'}")
-    layout, rename_dots, classes, labels = options.layout, options.rename_dots, options.classes, options.labels
+    layout, rename_dots, classes, labels = options.layout, options.rename_dots, options.classes, options.label_file
     with _reading(src):
         main = options.main_fields
         folders = select_split(src, list(walk_folders(src)), main, options.source_split)
@@ -372,12 +386,12 @@ def _refuse_lost_folders(src: Path, folders: Sequence[FolderFiles]) -> None:
 
 
 def _refuse_splits(
-    src: Path, dst: Location, folders: Sequence[FolderFiles], options: SourceOptions, *, has_classes: bool
+    src: Path, dst: Location, folders: Sequence[FolderFiles], options: PackOptions, *, has_classes: bool
 ) -> None:
     """Raise PackError if splits would silently become one dataset, or the chosen split would become a class."""
     if has_classes and options.layout == "pairs":
         refuse_splits_as_classes(src, dst, folders, options.main_fields, pairs=True)
-    name, file = options.source_split, options.labels
+    name, file = options.source_split, options.label_file
     if name is None:
         given: dict[str, str | None] = {"--layout": options.layout if options.layout != "auto" else None}
         if file is not None:
@@ -421,7 +435,7 @@ def _find_names(table: FileTable, suffixed: Collection[str]) -> dict[str, str]:
     return found
 
 
-def _find_class_folders(src: Path, table: FileTable, options: SourceOptions) -> tuple[str, ...]:
+def _find_class_folders(src: Path, table: FileTable, options: PackOptions) -> tuple[str, ...]:
     """Return the sorted names of the class folders; none for a flat directory."""
     flat = next((row for row, key in enumerate(table.keys) if "/" not in key), None)
     used = {key.split("/", 1)[0] for key in table.keys if "/" in key}

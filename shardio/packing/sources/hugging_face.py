@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import PackError
+from shardio.packing.pack_call import PackOptions
+from shardio.packing.samples import dump_json
 from shardio.packing.sources.files import SourceFile, stat_file
 from shardio.packing.sources.labels import SplitColumn, holds_contents, select_files, split_of
-from shardio.packing.sources.records import Columns, RecordScan, choose_columns, dump_json, name_field
-from shardio.packing.sources.source import Evidence, SourceOptions
+from shardio.packing.sources.records import Columns, RecordScan, choose_columns, name_field, scan_records
+from shardio.packing.sources.source import COLUMNS, Evidence, PackSource, SourceScan
 from shardio.shards import find_gaps
 from shardio.storage import parse_location
 
@@ -60,70 +62,78 @@ class _Reader:
         return found
 
 
-def find_saved_dataset(src: Path) -> Evidence | None:
-    """Find the description of a dataset that ``save_to_disk`` wrote."""
-    info, splits = src / "dataset_info.json", src / "dataset_dict.json"
-    if (src / "state.json").is_file() and info.is_file():
-        return Evidence(info)
-    return Evidence(splits) if splits.is_file() else None
+class SavedDataset(PackSource):
+    """A dataset that ``save_to_disk`` of Hugging Face's ``datasets`` wrote."""
 
+    what = "a saved dataset"
+    takes = (*COLUMNS, "source_split")
 
-def find_parquet(src: Path) -> Evidence | None:
-    """Find a Parquet file: the source itself, a pattern, or in a directory. It holds samples if it holds contents."""
-    if not src.is_dir():
-        is_parquet = src.suffix.lower() == ".parquet"
-        return Evidence(src, not src.is_file() or holds_contents(src)) if is_parquet else None
-    with_contents, others = _find_in_folder(src)
-    return next((Evidence(path, bool(with_contents)) for path in with_contents + others), None)
+    def find(self, src: Path) -> Evidence | None:
+        info, splits = src / "dataset_info.json", src / "dataset_dict.json"
+        if (src / "state.json").is_file() and info.is_file():
+            return Evidence(info)
+        return Evidence(splits) if splits.is_file() else None
 
+    def scan(self, src: Path, options: PackOptions) -> SourceScan:
+        """Scan a directory that ``save_to_disk`` wrote.
 
-def scan_saved_dataset(src: Path, options: SourceOptions) -> RecordScan:
-    """Scan a directory that ``save_to_disk`` wrote.
-
-    Raises:
-        PackError: If it holds several splits, or its columns cannot be packed.
-    """
-    if (src / "dataset_dict.json").is_file():
-        names = sorted(path.parent.name for path in src.glob("*/state.json"))
-        if options.source_split in names:
-            return scan_saved_dataset(src / options.source_split, replace(options, source_split=None))
-        raise PackError(
-            f"{src} holds the splits {', '.join(names)}: pack each one, such as {src / names[0] if names else src}"
-        )
-    return _scan("saved", src, sorted(src.glob("*.arrow")), options)
-
-
-def scan_parquet(src: Path, options: SourceOptions) -> RecordScan:
-    """Scan Parquet files, in the order of their names.
-
-    Raises:
-        PackError: If they are of several splits, or their columns cannot be packed.
-    """
-    paths, others = [src], list[Path]()
-    if src.is_dir():
-        paths, others = _find_in_folder(src)
-        if not paths and others and options.source_kind != "parquet":
+        Raises:
+            PackError: If it holds several splits, or its columns cannot be packed.
+        """
+        if (src / "dataset_dict.json").is_file():
+            names = sorted(path.parent.name for path in src.glob("*/state.json"))
+            if options.source_split in names:
+                return self.scan(src / options.source_split, replace(options, source_split=None))
             raise PackError(
-                f"{src} holds no files that can be packed, and no column of {others[0]} holds the contents of files. "
-                "If this table names the files, pass the table itself as the source. To pack its rows as they are, "
-                "pass --source-kind parquet (source_kind='parquet')"
+                f"{src} holds the splits {', '.join(names)}: pack each one, such as {src / names[0] if names else src}"
             )
-        if not paths:
-            paths, others = others, []
-    elif "*" in src.name:
-        paths = sorted(path for path in src.parent.glob(src.name) if path.suffix.lower() == ".parquet")
-    if not paths or not paths[0].exists():
-        raise PackError(f"the source {src} does not exist: pass a Parquet file, a pattern of files, or a directory")
-    selected = select_files(src, paths, options.source_split, may_be_column=True)
-    if missing := find_gaps([path.name for path in selected]) if len(paths) > 1 or src.is_dir() else ():
-        warnings.warn(
-            f"{src} lacks {len(missing)} Parquet files, such as {missing[0]}, as the names of the others say: check "
-            "whether a download is unfinished, or two versions are mixed",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    found = _scan("parquet", src, selected, options, has_selected_files=len(selected) < len(paths))
-    return replace(found, ignored=others)
+        return scan_records(_scan("saved", src, sorted(src.glob("*.arrow")), options), options)
+
+
+class ParquetFiles(PackSource):
+    """Parquet files: one, a pattern, or in a directory. They hold samples if a column holds the contents of files."""
+
+    what = "Parquet files with contents"
+    takes = (*COLUMNS, "source_split")
+
+    def find(self, src: Path) -> Evidence | None:
+        if not src.is_dir():
+            is_parquet = src.suffix.lower() == ".parquet"
+            return Evidence(src, not src.is_file() or holds_contents(src)) if is_parquet else None
+        with_contents, others = _find_in_folder(src)
+        return next((Evidence(path, bool(with_contents)) for path in with_contents + others), None)
+
+    def scan(self, src: Path, options: PackOptions) -> SourceScan:
+        """Scan Parquet files, in the order of their names.
+
+        Raises:
+            PackError: If they are of several splits, or their columns cannot be packed.
+        """
+        paths, others = [src], list[Path]()
+        if src.is_dir():
+            paths, others = _find_in_folder(src)
+            if not paths and others and options.source_kind != "parquet":
+                raise PackError(
+                    f"{src} holds no files that can be packed, and no column of {others[0]} holds the contents of "
+                    "files. If this table names the files, pass the table itself as the source. To pack its rows as "
+                    "they are, pass --source-kind parquet (source_kind='parquet')"
+                )
+            if not paths:
+                paths, others = others, []
+        elif "*" in src.name:
+            paths = sorted(path for path in src.parent.glob(src.name) if path.suffix.lower() == ".parquet")
+        if not paths or not paths[0].exists():
+            raise PackError(f"the source {src} does not exist: pass a Parquet file, a pattern of files, or a directory")
+        selected = select_files(src, paths, options.source_split, may_be_column=True)
+        if missing := find_gaps([path.name for path in selected]) if len(paths) > 1 or src.is_dir() else ():
+            warnings.warn(
+                f"{src} lacks {len(missing)} Parquet files, such as {missing[0]}, as the names of the others say: "
+                "check whether a download is unfinished, or two versions are mixed",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        found = _scan("parquet", src, selected, options, has_selected_files=len(selected) < len(paths))
+        return scan_records(replace(found, ignored=others), options)
 
 
 def _find_in_folder(src: Path) -> tuple[list[Path], list[Path]]:
@@ -142,7 +152,7 @@ def _scan(
     kind: Literal["parquet", "saved"],
     src: Path,
     paths: Sequence[Path],
-    options: SourceOptions,
+    options: PackOptions,
     *,
     has_selected_files: bool = False,
 ) -> RecordScan:
@@ -175,7 +185,7 @@ def _scan(
 
 
 def _select_rows(
-    src: Path, dataset: Any, columns: Columns, options: SourceOptions, *, has_selected_files: bool
+    src: Path, dataset: Any, columns: Columns, options: PackOptions, *, has_selected_files: bool
 ) -> NDArray[np.bool_] | None:
     """Return which rows are of the chosen split, bool [n]; None for all."""
     small = [name for name in columns.others if getattr(dataset.features[name], "dtype", "") in _SMALL_TYPES]

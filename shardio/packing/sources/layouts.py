@@ -8,21 +8,15 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Literal
 
 import numpy as np
 
 from shardio.errors import PackError
+from shardio.packing.pack_call import OnIncomplete
 from shardio.packing.sources.files import SHOWN, FileName, FileTable
 from shardio.packing.sources.labels import ALL_SPLITS
 from shardio.shards import is_split, words_of
 from shardio.storage import FolderFiles, Location, find_url
-
-Layout = Literal["auto", "classes", "flat", "pairs"]
-"""``classes``: each folder is a class. ``flat``: no classes. ``pairs``: files with the same name are one sample."""
-
-OnIncomplete = Literal["raise", "skip", "keep"]
-"""The treatment of a sample that lacks a file that others have, in the layout ``pairs``."""
 
 OR_CONFIRM = "If the folders are classes, pass --layout classes (layout='classes')"
 

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardio.errors import PackError
+from shardio.packing.pack_call import PackOptions
+from shardio.packing.samples import dump_json, encode_array, encode_pixels
 from shardio.packing.sources.files import SourceFile, TemporaryFolder, find_folder, stat_file, unpack
 from shardio.packing.sources.records import (
     INDEX,
@@ -20,18 +22,16 @@ from shardio.packing.sources.records import (
     RecordScan,
     check_size,
     choose_columns,
-    dump_json,
-    encode_array,
-    encode_pixels,
     find_index,
     has_size,
     invalid_index_is_an_error,
     name_field,
     read_index,
     resolve_file,
+    scan_records,
     split_contents,
 )
-from shardio.packing.sources.source import Evidence, SourceOptions
+from shardio.packing.sources.source import Evidence, PackSource, SourceScan
 from shardio.process import describe_error, let_through
 from shardio.values import parse_json
 
@@ -271,39 +271,45 @@ class _Items:
         return found if self._is_one_value or isinstance(found, dict) else dict(enumerate(found))
 
 
-def find_litdata(src: Path) -> Evidence | None:
-    """Find the index of a directory that ``litdata.optimize`` wrote, or of a split in it."""
-    return find_index(src, _KIND)
+class LitDataChunks(PackSource):
+    """A directory that ``litdata.optimize`` wrote, or one of its splits."""
 
+    what = "LitData chunks"
 
-def scan_litdata(src: Path, options: SourceOptions) -> RecordScan:
-    """Scan a directory that ``litdata.optimize`` wrote. Compressed chunks are decompressed into a temporary folder.
+    def find(self, src: Path) -> Evidence | None:
+        return find_index(src, _KIND)
 
-    Raises:
-        PackError: If it holds several splits, a chunk is missing or damaged, or its values cannot be packed.
-    """
-    litdata, index = _import_litdata(src), read_index(src, _KIND)
-    with invalid_index_is_an_error(src):
-        chunks, leaves = index["chunks"], find_leaves(src, index["config"])
-        columns = choose_columns(
-            src,
-            [leaf.name for leaf in leaves],
-            contents=[leaf.name for leaf in leaves if leaf.kind in CONTENTS],
-            labels=find_labels(leaves),
-            options=options,
+    def scan(self, src: Path, options: PackOptions) -> SourceScan:
+        """Scan a directory that ``litdata.optimize`` wrote. Compressed chunks are decompressed into a temporary folder.
+
+        Raises:
+            PackError: If it holds several splits, a chunk is missing or damaged, or its values cannot be packed.
+        """
+        litdata, index = _import_litdata(src), read_index(src, _KIND)
+        with invalid_index_is_an_error(src):
+            chunks, leaves = index["chunks"], find_leaves(src, index["config"])
+            columns = choose_columns(
+                src,
+                [leaf.name for leaf in leaves],
+                contents=[leaf.name for leaf in leaves if leaf.kind in CONTENTS],
+                labels=find_labels(leaves),
+                options=options,
+            )
+            names, files, unpacked = _find_files(litdata, src, index)
+            series = FileSeries.of(names, [chunk["chunk_size"] for chunk in chunks])
+            sizes = [
+                np.full(chunk["chunk_size"], chunk["chunk_bytes"] // max(chunk["chunk_size"], 1)) for chunk in chunks
+            ]
+        records = _Chunks(path=src, files=files, series=series, columns=columns, leaves=leaves, unpacked=unpacked)
+        values = _read_values(records)
+        found = RecordScan(
+            records=records,
+            sizes=np.concatenate(sizes, dtype=np.int64) if sizes else np.zeros(0, np.int64),
+            num_fields=sum(leaf.kind not in PLAIN for leaf in leaves) + 1,
+            keys=None if columns.key is None else values[columns.key],
+            labels=None if columns.label is None else values[columns.label],
         )
-        names, files, unpacked = _find_files(litdata, src, index)
-        series = FileSeries.of(names, [chunk["chunk_size"] for chunk in chunks])
-        sizes = [np.full(chunk["chunk_size"], chunk["chunk_bytes"] // max(chunk["chunk_size"], 1)) for chunk in chunks]
-    records = _Chunks(path=src, files=files, series=series, columns=columns, leaves=leaves, unpacked=unpacked)
-    values = _read_values(records)
-    return RecordScan(
-        records=records,
-        sizes=np.concatenate(sizes, dtype=np.int64) if sizes else np.zeros(0, np.int64),
-        num_fields=sum(leaf.kind not in PLAIN for leaf in leaves) + 1,
-        keys=None if columns.key is None else values[columns.key],
-        labels=None if columns.label is None else values[columns.label],
-    )
+        return scan_records(found, options)
 
 
 def _find_files(

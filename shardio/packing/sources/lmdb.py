@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from shardio.errors import PackError
 from shardio.images import IMAGE_FIELDS, find_format
-from shardio.packing.names import check_key, check_name
+from shardio.packing.pack_call import PackOptions
+from shardio.packing.samples import check_key, check_name
 from shardio.packing.sources.files import SHOWN, FileChangedError, SourceFile, check_unchanged, stat_file
-from shardio.packing.sources.records import IMAGE, RecordScan
-from shardio.packing.sources.source import Evidence, SourceOptions
+from shardio.packing.sources.records import IMAGE, RecordScan, scan_records
+from shardio.packing.sources.source import Evidence, PackSource, SourceScan
 from shardio.storage import parse_location
 
 _NUMBERED = {b"image": IMAGE, b"label": "txt"}
@@ -306,48 +307,53 @@ class _Reader:
         return found
 
 
-def find_lmdb(src: Path) -> Evidence | None:
-    """Find the file of an LMDB environment, which is a directory with ``data.mdb`` or a file."""
-    if src.is_dir():
-        return next(map(Evidence, filter(Path.is_file, [src / "data.mdb"])), None)
-    is_lmdb = src.is_file() and stat_file(str(src)).size >= 20 and _read_start(src)[16:20] == _MAGIC
-    return Evidence(src) if is_lmdb else None
+class LmdbEnvironment(PackSource):
+    """An LMDB environment: a directory with ``data.mdb``, or a file."""
 
+    what = "an LMDB environment"
+    takes = ("fields",)
 
-def scan_lmdb(src: Path, options: SourceOptions) -> RecordScan:
-    """Scan an LMDB environment. Names become keys, and their suffixes fields; values are not decoded.
+    def find(self, src: Path) -> Evidence | None:
+        if src.is_dir():
+            return next(map(Evidence, filter(Path.is_file, [src / "data.mdb"])), None)
+        is_lmdb = src.is_file() and stat_file(str(src)).size >= 20 and _read_start(src)[16:20] == _MAGIC
+        return Evidence(src) if is_lmdb else None
 
-    Raises:
-        PackError: If it cannot be read, or holds values that are not files.
-    """
-    file = stat_file(str(src / "data.mdb" if src.is_dir() else src))
-    environment = _open(src)
-    try:
-        transaction = environment.info()["last_txnid"]
-    finally:
-        environment.close()
-    records = _Environment(
-        path=src,
-        files=(file,),
-        rename_dots=options.rename_dots,
-        main_fields=tuple(sorted(options.main_fields)),
-        fields=options.fields,
-        transaction=transaction,
-    )
-    entries = _find_entries(records)
-    if not len(entries):
-        found = f" such as {entries.ignored[0]!r}" if entries.ignored else ""
-        raise PackError(
-            f"{src} holds no images that can be packed: an image's name has no suffix, or one of "
-            f"{', '.join(IMAGE_FIELDS)}. It has {len(entries.ignored)} other entries{found}. {_USE_ITERABLE}"
+    def scan(self, src: Path, options: PackOptions) -> SourceScan:
+        """Scan an LMDB environment. Names become keys, and their suffixes fields; values are not decoded.
+
+        Raises:
+            PackError: If it cannot be read, or holds values that are not files.
+        """
+        file = stat_file(str(src / "data.mdb" if src.is_dir() else src))
+        environment = _open(src)
+        try:
+            transaction = environment.info()["last_txnid"]
+        finally:
+            environment.close()
+        records = _Environment(
+            path=src,
+            files=(file,),
+            rename_dots=options.rename_dots,
+            main_fields=tuple(sorted(options.main_fields)),
+            fields=options.fields,
+            transaction=transaction,
         )
-    return RecordScan(
-        records=records,
-        sizes=entries.sizes,
-        num_fields=max(1, round(entries.num_entries / max(1, len(entries)))),
-        keys=entries.keys,
-        ignored=[src / name for name in entries.ignored],
-    )
+        entries = _find_entries(records)
+        if not len(entries):
+            found = f" such as {entries.ignored[0]!r}" if entries.ignored else ""
+            raise PackError(
+                f"{src} holds no images that can be packed: an image's name has no suffix, or one of "
+                f"{', '.join(IMAGE_FIELDS)}. It has {len(entries.ignored)} other entries{found}. {_USE_ITERABLE}"
+            )
+        scan = RecordScan(
+            records=records,
+            sizes=entries.sizes,
+            num_fields=max(1, round(entries.num_entries / max(1, len(entries)))),
+            keys=entries.keys,
+            ignored=[src / name for name in entries.ignored],
+        )
+        return scan_records(scan, options)
 
 
 @lru_cache(maxsize=1)

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from shardio.errors import PackError
 from shardio.libraries import import_torchvision
+from shardio.packing.pack_call import PackOptions
+from shardio.packing.samples import dump_json, encode_array, encode_pixels
 from shardio.packing.sources.files import SourceFile, TemporaryFolder, find_folder, stat_file, unpack
 from shardio.packing.sources.records import (
     INDEX,
@@ -24,18 +26,16 @@ from shardio.packing.sources.records import (
     RecordScan,
     check_size,
     choose_columns,
-    dump_json,
-    encode_array,
-    encode_pixels,
     find_index,
     has_size,
     invalid_index_is_an_error,
     name_field,
     read_index,
     resolve_file,
+    scan_records,
     split_contents,
 )
-from shardio.packing.sources.source import Evidence, SourceOptions
+from shardio.packing.sources.source import Evidence, PackSource, SourceScan
 from shardio.process import describe_error, let_through
 from shardio.storage import StoredFile, parse_location
 
@@ -128,51 +128,57 @@ class _Streaming(NamedTuple):
     decompress: Callable[[str, bytes], bytes]
 
 
-def find_mds(src: Path) -> Evidence | None:
-    """Find the index of a directory that ``MDSWriter`` wrote, or of a split in it."""
-    return find_index(src, _KIND)
+class MdsShards(PackSource):
+    """A directory that ``MDSWriter`` wrote, or one of its splits."""
 
+    what = "MDS shards"
 
-def scan_mds(src: Path, options: SourceOptions) -> RecordScan:
-    """Scan a directory that ``MDSWriter`` wrote. Compressed shards are decompressed into a temporary folder.
+    def find(self, src: Path) -> Evidence | None:
+        return find_index(src, _KIND)
 
-    Raises:
-        PackError: If it holds several splits, a shard is missing or damaged, or its columns cannot be packed.
-    """
-    streaming, entries = _import_streaming(src), read_index(src, _KIND).get("shards") or []
-    with invalid_index_is_an_error(src):
-        encodings = _find_encodings(src, entries)
-        columns = choose_columns(
-            src,
-            list(encodings),
-            contents=[name for name, encoding in encodings.items() if encoding in _CONTENTS],
-            labels=next(([name] for name in _LABELS if encodings.get(name) in _PLAIN), []),
-            options=options,
+    def scan(self, src: Path, options: PackOptions) -> SourceScan:
+        """Scan a directory that ``MDSWriter`` wrote. Compressed shards are decompressed into a temporary folder.
+
+        Raises:
+            PackError: If it holds several splits, a shard is missing or damaged, or its columns cannot be packed.
+        """
+        streaming, entries = _import_streaming(src), read_index(src, _KIND).get("shards") or []
+        with invalid_index_is_an_error(src):
+            encodings = _find_encodings(src, entries)
+            columns = choose_columns(
+                src,
+                list(encodings),
+                contents=[name for name, encoding in encodings.items() if encoding in _CONTENTS],
+                labels=next(([name] for name in _LABELS if encodings.get(name) in _PLAIN), []),
+                options=options,
+            )
+            files, unpacked = _find_files(streaming, src, entries)
+        shards = _open_shards(streaming, src, entries, unpacked)
+        sizes = list[NDArray[np.int64]]()
+        values: dict[str, list[Any]] = {name: [] for name in (columns.key, columns.label) if name is not None}
+        for shard in shards:
+            path = Path(shard.dirname, shard.raw_data.basename)
+            try:
+                sizes.append(_read_values(streaming, shard, path, values))
+            except Exception as error:  # Streaming's decoders check little.
+                let_through(error)
+                raise PackError(
+                    f"{path} cannot be read: {describe_error(error)}. Download or create it again"
+                ) from error
+        found = RecordScan(
+            records=_Shards(
+                path=src,
+                files=files,
+                series=FileSeries.of([shard.raw_data.basename for shard in shards], [len(shard) for shard in shards]),
+                columns=columns,
+                unpacked=unpacked,
+            ),
+            sizes=np.concatenate(sizes) if sizes else np.zeros(0, np.int64),
+            num_fields=sum(encoding not in _PLAIN for encoding in encodings.values()) + 1,
+            keys=None if columns.key is None else values[columns.key],
+            labels=None if columns.label is None else values[columns.label],
         )
-        files, unpacked = _find_files(streaming, src, entries)
-    shards = _open_shards(streaming, src, entries, unpacked)
-    sizes = list[NDArray[np.int64]]()
-    values: dict[str, list[Any]] = {name: [] for name in (columns.key, columns.label) if name is not None}
-    for shard in shards:
-        path = Path(shard.dirname, shard.raw_data.basename)
-        try:
-            sizes.append(_read_values(streaming, shard, path, values))
-        except Exception as error:  # Streaming's decoders check little.
-            let_through(error)
-            raise PackError(f"{path} cannot be read: {describe_error(error)}. Download or create it again") from error
-    return RecordScan(
-        records=_Shards(
-            path=src,
-            files=files,
-            series=FileSeries.of([shard.raw_data.basename for shard in shards], [len(shard) for shard in shards]),
-            columns=columns,
-            unpacked=unpacked,
-        ),
-        sizes=np.concatenate(sizes) if sizes else np.zeros(0, np.int64),
-        num_fields=sum(encoding not in _PLAIN for encoding in encodings.values()) + 1,
-        keys=None if columns.key is None else values[columns.key],
-        labels=None if columns.label is None else values[columns.label],
-    )
+        return scan_records(found, options)
 
 
 def _find_encodings(src: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:

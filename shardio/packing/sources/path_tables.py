@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from shardio.errors import PackError
 from shardio.images import IMAGE_FORMATS, read_format
+from shardio.packing.pack_call import PackOptions
+from shardio.packing.samples import dump_json
 from shardio.packing.sources.files import SHOWN, FileName, FileProblem, FileSample, FileTable, header_sizes, stat_file
 from shardio.packing.sources.labels import (
     TABLE_SUFFIXES,
@@ -29,8 +31,8 @@ from shardio.packing.sources.labels import (
     without_image_suffix,
 )
 from shardio.packing.sources.layouts import split_suffix
-from shardio.packing.sources.records import Columns, choose_columns, dump_json, number_record_labels
-from shardio.packing.sources.source import Evidence, SourceOptions, SourceScan
+from shardio.packing.sources.records import Columns, choose_columns, number_record_labels
+from shardio.packing.sources.source import COLUMNS, Evidence, PackSource, SourceScan
 from shardio.sample import Sample
 from shardio.shards import BLOCK, MAX_MEMBER, TOO_LARGE
 from shardio.storage import absolute_path
@@ -115,53 +117,59 @@ _USUAL_NAMES = ("file", "file_name", "file_path", "filename", "filepath", "image
 """The usual names of columns of paths."""
 
 
-def find_path_table(src: Path) -> Evidence | None:
-    """Recognise a CSV or JSON Lines file, or a Parquet file. One with columns of contents must be chosen."""
-    suffix = src.suffix.lower()
-    if not src.is_file() or suffix not in TABLE_SUFFIXES:
-        return None
-    return Evidence(src, suffix != ".parquet" or not holds_contents(src))
+class TableOfPaths(PackSource):
+    """A CSV or JSON Lines file, or a Parquet file, with a column of paths."""
 
+    what = "a table of paths"
+    takes = (*COLUMNS, "source_split")
 
-def scan_path_table(src: Path, options: SourceOptions) -> SourceScan:
-    """Find the samples of a table of paths. Each file's size and time are read.
+    def find(self, src: Path) -> Evidence | None:
+        """Recognise the table. A Parquet file with columns of contents must be chosen."""
+        suffix = src.suffix.lower()
+        if not src.is_file() or suffix not in TABLE_SUFFIXES:
+            return None
+        return Evidence(src, suffix != ".parquet" or not holds_contents(src))
 
-    Paths are absolute, or relative to the table's folder. Without a key column, they are the keys, without suffixes.
+    def scan(self, src: Path, options: PackOptions) -> SourceScan:
+        """Find the samples of a table of paths. Each file's size and time are read.
 
-    Raises:
-        PackError: If the table cannot be read, files are missing, or keys or labels are missing, equal or invalid.
-    """
-    rows, other_labels = _Rows(src, options.main_fields), list[Any]()
-    columns: Columns | None = None
-    split: SplitColumn | None = None
-    try:
-        for number, row in enumerate(read_rows(src), 1):
-            columns = columns or _choose_columns(src, list(row), options)
-            split = split or SplitColumn(src, options.source_split, (columns.image, columns.label, columns.key))
-            if split.selects(row):
-                rows.add(number, row, columns)
-            elif columns.label is not None:
-                other_labels.append(row.get(columns.label))
-    except (OSError, ValueError, csv.Error) as error:
-        raise PackError(f"{src} cannot be read as a table of paths: {error}") from error
-    if columns is None or split is None:
-        raise PackError(f"{src} has no rows: there is nothing to pack")
-    split.check()
-    table = rows.finish(columns, rename_dots=options.rename_dots)
-    numbers: NDArray[np.int64] | None = None
-    classes: tuple[str, ...] = ()
-    if options.labels is not None:
-        numbers, classes = find_labels(options.labels, table.keys, options.classes, rows.names)
-    elif columns.label is not None:
-        labels = rows.labels + other_labels
-        numbers, classes = number_record_labels(
-            src, rows, labels, (), options.classes, is_selected=np.arange(len(labels)) < len(rows.labels)
-        )
-    elif options.classes is not None:
-        raise PackError(f"classes are given, but {src} has no labels: omit --classes (classes=…)")
-    if numbers is not None:
-        table = replace(table, files=table.files.with_labels(numbers))
-    return SourceScan(samples=table, classes=classes, suffixed=rows.suffixed)
+        Paths are absolute, or relative to the table's folder. Without a key column, they are the keys, without
+        suffixes.
+
+        Raises:
+            PackError: If the table cannot be read, files are missing, or keys or labels are missing, equal or invalid.
+        """
+        rows, other_labels = _Rows(src, options.main_fields), list[Any]()
+        columns: Columns | None = None
+        split: SplitColumn | None = None
+        try:
+            for number, row in enumerate(read_rows(src), 1):
+                columns = columns or _choose_columns(src, list(row), options)
+                split = split or SplitColumn(src, options.source_split, (columns.image, columns.label, columns.key))
+                if split.selects(row):
+                    rows.add(number, row, columns)
+                elif columns.label is not None:
+                    other_labels.append(row.get(columns.label))
+        except (OSError, ValueError, csv.Error) as error:
+            raise PackError(f"{src} cannot be read as a table of paths: {error}") from error
+        if columns is None or split is None:
+            raise PackError(f"{src} has no rows: there is nothing to pack")
+        split.check()
+        table = rows.finish(columns, rename_dots=options.rename_dots)
+        numbers: NDArray[np.int64] | None = None
+        classes: tuple[str, ...] = ()
+        if (file := options.label_file) is not None:
+            numbers, classes = find_labels(file, table.keys, options.classes, rows.names)
+        elif columns.label is not None:
+            labels = rows.labels + other_labels
+            numbers, classes = number_record_labels(
+                src, rows, labels, (), options.classes, is_selected=np.arange(len(labels)) < len(rows.labels)
+            )
+        elif options.classes is not None:
+            raise PackError(f"classes are given, but {src} has no labels: omit --classes (classes=…)")
+        if numbers is not None:
+            table = replace(table, files=table.files.with_labels(numbers))
+        return SourceScan(samples=table, classes=classes, suffixed=rows.suffixed)
 
 
 class _Rows:
@@ -301,8 +309,8 @@ class _Rows:
         return path
 
 
-def _choose_columns(src: Path, names: Sequence[str], options: SourceOptions) -> Columns:
-    usual = [name for name in names if name.lower() in _USUAL_NAMES and name != options.key_column]
+def _choose_columns(src: Path, names: Sequence[str], options: PackOptions) -> Columns:
+    usual = [name for name in names if name.lower() in _USUAL_NAMES and name != options.column_of_source("key_column")]
     candidates = [options.image_column] if options.image_column in names else usual
     columns = choose_columns(src, names, contents=[name for name in candidates if name], labels=(), options=options)
     if columns.image is None:

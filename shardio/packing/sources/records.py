@@ -6,9 +6,6 @@ the ``index.json`` that LitData and MosaicML Streaming write.
 
 from __future__ import annotations
 
-import io
-import json
-import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,10 +20,11 @@ from numpy.typing import NDArray
 
 from shardio.errors import PackError
 from shardio.images import find_field, find_format
-from shardio.packing.names import check_field
+from shardio.packing.pack_call import PackOptions, describe_option
+from shardio.packing.samples import check_field
 from shardio.packing.sources.files import FileProblem, SourceFile, check_unchanged, find_change, stat_file
 from shardio.packing.sources.labels import Described, find_labels, make_keys, number_labels, read_label
-from shardio.packing.sources.source import Evidence, SourceOptions, SourceScan, SourceTable, divide
+from shardio.packing.sources.source import COLUMNS, Evidence, SourceScan, SourceTable, divide
 from shardio.sample import Sample
 from shardio.shards import BLOCK, LABEL_FIELD
 from shardio.storage import parse_location
@@ -38,9 +36,6 @@ IMAGE = ""
 INDEX = "index.json"
 
 _SPLITS = ("train", "val", "valid", "validation", "test")
-
-_PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
-"""The modes that Pillow stores in a PNG without loss. It stores most others in a TIFF."""
 
 
 class RecordReader(Protocol):
@@ -175,7 +170,7 @@ class RecordTable:
                 yield problem
 
 
-def scan_records(found: RecordScan, options: SourceOptions) -> SourceScan:
+def scan_records(found: RecordScan, options: PackOptions) -> SourceScan:
     """Convert the result of an adapter to the scan of a source.
 
     Raises:
@@ -192,8 +187,8 @@ def scan_records(found: RecordScan, options: SourceOptions) -> SourceScan:
     classes: tuple[str, ...] = ()
     selected = found.is_selected if found.is_selected is not None else np.ones(num_records, np.bool_)
     rows = np.flatnonzero(selected)
-    if options.labels is not None:
-        numbers, classes = find_labels(options.labels, [keys[row] for row in rows.tolist()], options.classes)
+    if (file := options.label_file) is not None:
+        numbers, classes = find_labels(file, [keys[row] for row in rows.tolist()], options.classes)
     elif found.labels is not None:
         numbers, classes = number_record_labels(
             path, found.records, found.labels, found.classes, options.classes, is_selected=selected
@@ -295,54 +290,6 @@ class _Opened:
 _opened = _Opened()
 
 
-def dump_json(values: Mapping[str, Any]) -> bytes:
-    """Return values as JSON in UTF-8. Dates become ISO 8601 text, arrays become lists, and NaN becomes null.
-
-    Raises:
-        ValueError: If a value has no JSON form.
-    """
-    return json.dumps(_plain("", values), ensure_ascii=False, allow_nan=False).encode()
-
-
-def _plain(name: str, value: Any) -> Any:
-    match value:
-        case float():
-            return None if math.isnan(value) else value
-        case None | bool() | int() | str():
-            return value
-        case Mapping():
-            return {str(key): _plain(f"{name}.{key}" if name else str(key), each) for key, each in value.items()}
-        case list() | tuple():
-            return [_plain(name, each) for each in value]
-        case np.ndarray() | np.generic():
-            return _plain(name, value.tolist())
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
-    raise ValueError(f"{name!r} has a value of type {type(value).__name__}, which has no JSON form")
-
-
-def encode_pixels(image: Any) -> bytes:
-    """Return an image of Pillow as a PNG, or as a TIFF if a PNG cannot hold its mode. Both are lossless.
-
-    Raises:
-        OSError: If neither format can hold its mode.
-    """
-    file = io.BytesIO()
-    image.save(file, "PNG" if image.mode in _PNG_MODES else "TIFF")
-    return file.getvalue()
-
-
-def encode_array(array: Any) -> bytes:
-    """Return an array as a ``.npy`` file.
-
-    Raises:
-        ValueError: If it holds Python objects.
-    """
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=False)
-    return file.getvalue()
-
-
 def split_contents(value: bytes) -> list[bytes]:
     """Return the contents in a value that MosaicML Streaming and LitData write for a list of images.
 
@@ -384,7 +331,7 @@ class Columns:
 
 
 def choose_columns(
-    path: Path, names: Sequence[str], *, contents: Sequence[str], labels: Sequence[str], options: SourceOptions
+    path: Path, names: Sequence[str], *, contents: Sequence[str], labels: Sequence[str], options: PackOptions
 ) -> Columns:
     """Return the role of each column.
 
@@ -399,19 +346,18 @@ def choose_columns(
     Raises:
         PackError: If there is no such column, or the choice is not clear.
     """
-    for option in ("image_column", "label_column", "key_column"):
-        name = getattr(options, option)
+    chosen = {option: options.column_of_source(option) for option in COLUMNS}
+    for option, name in chosen.items():
         if name is not None and name not in names:
             raise PackError(
-                f"{path} has no column {name!r}, which --{option.replace('_', '-')} ({option}) names: it has "
-                f"{', '.join(names)}"
+                f"{path} has no column {name!r}, which {describe_option(option)} names: it has {', '.join(names)}"
             )
-    image = options.image_column or _choose(path, contents, "image", "image_column", "images")
-    label = options.label_column
+    image = chosen["image_column"] or _choose(path, contents, "image", "image_column", "images")
+    label = chosen["label_column"]
     if label is None and options.labels is None:
         by_name = [name for name in ("label",) if name in names and name not in contents]
         label = _choose(path, labels or by_name, "label", "label_column", "labels")
-    key = options.key_column
+    key = chosen["key_column"]
     lower = [name.lower() for name in names]
     if len({*lower}) != len(lower):
         twice = sorted(name for name in names if lower.count(name.lower()) > 1)
@@ -446,7 +392,7 @@ def _choose(path: Path, candidates: Sequence[str], usual: str, option: str, what
     if len(candidates) > 1:
         raise PackError(
             f"several columns of {path} may hold the {what} ({', '.join(candidates)}): choose one by "
-            f"--{option.replace('_', '-')} ({option})"
+            f"{describe_option(option)}"
         )
     return candidates[0] if candidates else None
 

@@ -20,11 +20,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError, PackError, SampleError
-from shardio.packing.names import check_key, find_duplicate
+from shardio.packing.pack_call import PackOptions
+from shardio.packing.samples import check_key, find_duplicate
 from shardio.packing.sources.files import SourceFile, check_unchanged, header_sizes, stat_file
 from shardio.packing.sources.labels import find_labels, select_files
 from shardio.packing.sources.records import RecordTable
-from shardio.packing.sources.source import Evidence, SourceOptions, SourceScan
+from shardio.packing.sources.source import Evidence, PackSource, SourceScan
 from shardio.sample import Sample, number_classes
 from shardio.shards import (
     BLOCK,
@@ -269,67 +270,78 @@ class _Reader:
         return {**sample.fields, LABEL_FIELD: b"%d" % label}
 
 
-def find_tars(src: Path) -> Evidence | None:
-    """Find a tar or a manifest: the source itself, a pattern of tars, or in a directory.
+class Tars(PackSource):
+    """Tars of WebDataset, or a packed dataset."""
 
-    A compressed tar does not count as samples: other files beside it probably come from it.
-    """
-    if not src.is_dir():
-        return Evidence(src) if src.name == MANIFEST_NAME or _TAR.fullmatch(src.name) is not None else None
-    if (src / MANIFEST_NAME).is_file():
-        return Evidence(src / MANIFEST_NAME)
-    all_names = os.listdir(src)  # noqa: PTH208  # A million Paths cost seconds.
-    names = [name for name in all_names if ".t" in name.lower() and _TAR.fullmatch(name) and not name.startswith(".")]
-    names.sort(key=lambda name: (not name.lower().endswith(".tar"), name))
-    return Evidence(src / names[0], names[0].lower().endswith(".tar")) if names else None
+    what = "tars"
+    takes = ("prefix_keys", "source_split")
 
+    def find(self, src: Path) -> Evidence | None:
+        """Find a tar or a manifest: the source itself, a pattern of tars, or in a directory.
 
-def scan_tars(src: Path, options: SourceOptions) -> SourceScan:
-    """Find the samples of tars, in their order. Tars without an index are indexed first.
+        A compressed tar does not count as samples: other files beside it probably come from it.
+        """
+        if not src.is_dir():
+            return Evidence(src) if src.name == MANIFEST_NAME or _TAR.fullmatch(src.name) is not None else None
+        if (src / MANIFEST_NAME).is_file():
+            return Evidence(src / MANIFEST_NAME)
+        all_names = os.listdir(src)  # noqa: PTH208  # A million Paths cost seconds.
+        names = [
+            name for name in all_names if ".t" in name.lower() and _TAR.fullmatch(name) and not name.startswith(".")
+        ]
+        names.sort(key=lambda name: (not name.lower().endswith(".tar"), name))
+        return Evidence(src / names[0], names[0].lower().endswith(".tar")) if names else None
 
-    Labels and class names stay as they are, unless a file of labels or other class names are given. The file must have
-    the packed keys, with prefixes.
+    def scan(self, src: Path, options: PackOptions) -> SourceScan:
+        """Find the samples of tars, in their order. Tars without an index are indexed first.
 
-    Raises:
-        PackError: If a tar is compressed, damaged or missing, two samples have the same key, or labels do not fit.
-    """
-    if options.rename_dots:
-        raise PackError(f"--rename-dots (rename_dots) does not apply to {src}: omit it")
-    if src.is_file() and is_compressed(parse_location(src)):
-        raise PackError(f"{src} is a compressed tar, in which samples cannot be found quickly: decompress it (gunzip)")
-    tars = _select_tars(src, options.source_split)
-    try:
-        table = open_table(tars or src)
-        if not options.prefix_keys:
-            refuse_duplicates([table])
-        files = tuple(stat_file(tar.key) for tar in table.tars)
-        prefixes = _make_prefixes(files) if options.prefix_keys else None
-        keys, sizes, tar_sizes = _measure(table, prefixes, with_label=options.labels is None)
-        if prefixes is not None and len(set(keys)) < len(keys):
-            key, _ = Counter(keys).most_common(1)[0]
-            raise ValueError(f"several samples have the key {key!r}, even with prefixes: rename or remove all but one")
-    except (FormatError, OSError, ValueError) as error:
-        raise PackError(f"{src} cannot be packed: {error}") from error
-    classes, new_labels = table.manifest.classes, None
-    labels: NDArray[np.int64] | None = None
-    if options.labels is not None:
-        labels, classes = find_labels(options.labels, keys, options.classes)
-        tar_sizes += BLOCK + header_sizes(keys, LABEL_FIELD, np.ones(len(keys), np.int64))
-    elif options.classes is not None:
-        new_labels = _choose_labels(src, table.manifest, options.classes)
-        classes = tuple(options.classes)
-    records = _Tars(
-        path=src,
-        digest=xxhash.xxh3_128_hexdigest(
-            repr((files, table.manifest.digest, new_labels)).encode(errors="surrogateescape")
-        ),
-        files=files,
-        indexes=tuple(index.key for index in table.indexes),
-        counts=tuple(entry.num_samples for entry in table.manifest.shards),
-        new_labels=new_labels,
-    )
-    samples = RecordTable(records=records, keys=keys, sizes=sizes, tar_sizes=tar_sizes, labels=labels)
-    return SourceScan(samples=samples, classes=classes)
+        Labels and class names stay as they are, unless a file of labels or other class names are given. The file must
+        have the packed keys, with prefixes.
+
+        Raises:
+            PackError: If a tar is compressed, damaged or missing, two samples have the same key, or labels do not fit.
+        """
+        if options.rename_dots:
+            raise PackError(f"--rename-dots (rename_dots) does not apply to {src}: omit it")
+        if src.is_file() and is_compressed(parse_location(src)):
+            raise PackError(
+                f"{src} is a compressed tar, in which samples cannot be found quickly: decompress it (gunzip)"
+            )
+        tars = _select_tars(src, options.source_split)
+        try:
+            table = open_table(tars or src)
+            if not options.prefix_keys:
+                refuse_duplicates([table])
+            files = tuple(stat_file(tar.key) for tar in table.tars)
+            prefixes = _make_prefixes(files) if options.prefix_keys else None
+            keys, sizes, tar_sizes = _measure(table, prefixes, with_label=options.labels is None)
+            if prefixes is not None and len(set(keys)) < len(keys):
+                key, _ = Counter(keys).most_common(1)[0]
+                raise ValueError(
+                    f"several samples have the key {key!r}, even with prefixes: rename or remove all but one"
+                )
+        except (FormatError, OSError, ValueError) as error:
+            raise PackError(f"{src} cannot be packed: {error}") from error
+        classes, new_labels = table.manifest.classes, None
+        labels: NDArray[np.int64] | None = None
+        if (file := options.label_file) is not None:
+            labels, classes = find_labels(file, keys, options.classes)
+            tar_sizes += BLOCK + header_sizes(keys, LABEL_FIELD, np.ones(len(keys), np.int64))
+        elif options.classes is not None:
+            new_labels = _choose_labels(src, table.manifest, options.classes)
+            classes = tuple(options.classes)
+        records = _Tars(
+            path=src,
+            digest=xxhash.xxh3_128_hexdigest(
+                repr((files, table.manifest.digest, new_labels)).encode(errors="surrogateescape")
+            ),
+            files=files,
+            indexes=tuple(index.key for index in table.indexes),
+            counts=tuple(entry.num_samples for entry in table.manifest.shards),
+            new_labels=new_labels,
+        )
+        samples = RecordTable(records=records, keys=keys, sizes=sizes, tar_sizes=tar_sizes, labels=labels)
+        return SourceScan(samples=samples, classes=classes)
 
 
 def _select_tars(src: Path, split: str | None) -> Sequence[Path]:
