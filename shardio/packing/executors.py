@@ -12,14 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shardio.errors import FormatError, PackError, StoreError
 from shardio.packing.folders import DatasetFolder, explain_foreign
 from shardio.packing.pack_call import PackOptions
-from shardio.packing.preparing import PackedShard, Preparation, refuse_problems
+from shardio.packing.preparing import PackedShard, Preparation
 from shardio.packing.sources.files import FileChangedError
 from shardio.packing.sources.records import close_records
 from shardio.packing.sources.source import SourceSample
@@ -74,11 +74,11 @@ def find_finished(
     """
     damage = None
     if earlier is not None:
-        if earlier.changed:
+        if earlier.findings.changed:
             return None  # Samples of changed files were left out, but the files may be restored by now.
         damage = folder.find_damage(tar, earlier) if earlier.entry.num_samples else None
         if damage is None:
-            return earlier.as_kept()
+            return replace(earlier, was_kept=True)
     _refuse_foreign(tar, samples, is_recorded=damage is not None)
     return damage
 
@@ -151,24 +151,18 @@ def pack_shard(job: ShardJob, report: Report) -> PackedShard:
     found = find_finished(job.folder, tar, job.samples, job.earlier)
     if isinstance(found, PackedShard):
         if job.options.strict:
-            refuse_problems(job.root, found.mislabelled, found.rejected, found.jpegs.damaged)
+            found.findings.refuse_problems(job.root)
         report(len(job.samples), found.entry.num_bytes)
         return found
     preparation = Preparation(job.options, job.root)
     entry, fields = write_shard(tar, _make_samples(job, preparation, report))
     if not entry.num_samples:
         remove_shard(tar)
-    findings = preparation.findings
     return PackedShard(
         entry=entry,
         fields=fields,
         identity=job.folder.identify(tar) if entry.num_samples else "",
-        jpegs=findings.jpegs,
-        converted=findings.converted,
-        clipped=findings.clipped,
-        mislabelled=tuple(findings.mislabelled),
-        rejected=tuple(findings.rejected),
-        changed=tuple(findings.changed),
+        findings=preparation.findings,
         damage=found or "",
     )
 

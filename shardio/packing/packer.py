@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,13 +34,13 @@ from shardio.packing.folders import (
 )
 from shardio.packing.pack_call import REJECTED_NAME, PackOptions, Parts, kinds_of_options
 from shardio.packing.preparing import (
-    JpegTally,
+    TILED,
+    Findings,
     PackedShard,
     Preparation,
     RejectedSample,
     choose_rewrite,
     describe_jpegs,
-    sum_tallies,
 )
 from shardio.packing.samples import DEFAULT_QUALITY, ValueEncoder, encode_sample
 from shardio.packing.shard_writer import ShardWriter, name_shard
@@ -57,21 +56,15 @@ from shardio.storage import Location, absolute_path, parse_location
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackResult:
-    """The result of a pack.
+@dataclass(slots=True, kw_only=True)
+class PackResult(Findings):
+    """The result of a pack, with the findings about all its samples.
 
     Attributes:
         manifest: The manifest that was written.
         ignored: The files of the source that do not belong to a sample.
         suffixed: The keys that end in the file's suffix, because another image has the same name except for its suffix.
         num_kept: The number of samples in shards that an earlier run had finished.
-        jpegs: The tally of the JPEGs.
-        converted: The number of converted images by their former format.
-        clipped: The number of images whose gray values are clipped when they become RGB, by the type of the values.
-        mislabelled: Images whose format does not match their suffix. They were packed anyway.
-        rejected: Samples whose images cannot be decoded. They were left out.
-        changed: Files that changed during the pack. Their samples were left out.
         damaged_shards: Shards that were damaged after an earlier run had finished them. They were packed again.
     """
 
@@ -79,12 +72,6 @@ class PackResult:
     ignored: Sequence[Path] = ()
     suffixed: Sequence[str] = ()
     num_kept: int = 0
-    jpegs: JpegTally = field(default_factory=JpegTally)
-    converted: Counter[str] = field(default_factory=Counter)
-    clipped: Counter[str] = field(default_factory=Counter)
-    mislabelled: Sequence[FileProblem] = ()
-    rejected: Sequence[RejectedSample] = ()
-    changed: Sequence[FileProblem] = ()
     damaged_shards: Sequence[FileProblem] = ()
 
     def describe_clipped(self) -> str:
@@ -103,19 +90,16 @@ class PackResult:
 
     def warn(self, src: str) -> None:
         """Log findings that need attention."""
-        found = [f"{src}: {sample.file} {sample.reason}: left out" for sample in self.rejected]
-        found += [f"{src}: {text}" for text in (describe_other_images(self.ignored),) if text]
-        if self.clipped:
-            found.append(f"{src}: {self.describe_clipped()}")
+        found = [f"{src}: {self.describe_clipped()}"] if self.clipped else []
+        found += [f"{path} {what}: packed anyway" for path, what in self.mislabelled]
+        found += [f"{src}: {sample.file} {sample.reason}: left out" for sample in self.rejected]
+        if left_out := describe_other_images(self.ignored):
+            found.append(f"{src}: {left_out}")
         if self.suffixed:
             found.append(f"{src}: {self.describe_suffixed()}")
-        for problems, outcome in (
-            (self.mislabelled, "packed anyway"),
-            (self.changed, "its sample was left out"),
-            (self.damaged_shards, "packed again"),
-            (self.jpegs.damaged, "packed unchanged"),
-        ):
-            found += [f"{problem.path} {problem.what}: {outcome}" for problem in problems]
+        found += [f"{path} {what}: its sample was left out" for path, what in self.changed]
+        found += [f"{path} {what}: packed again" for path, what in self.damaged_shards]
+        found += [f"{path} {what}: packed unchanged" for path, what in self.jpegs.damaged]
         for message in found:
             logger.warning("%s", message)
 
@@ -287,26 +271,20 @@ def _write_dataset(
         )
     except FileChangedError as change:
         raise explain_changes(change, samples.find_changes(), folder.location) from change
-    rejected = sorted(sample for shard in shards for sample in shard.rejected)
-    manifest = _make_manifest(shards, scan, options)
-    if not manifest.num_samples:
-        raise PackError(_explain_nothing_left(src, samples.root, rejected))
-    write_rejected(folder.location, rejected)
-    return PackResult(
-        manifest=manifest,
+    result = PackResult(
+        manifest=_make_manifest(shards, scan, options),
         ignored=scan.ignored,
         suffixed=scan.suffixed,
         num_kept=sum(shard.entry.num_samples for shard in shards if shard.was_kept),
-        jpegs=sum_tallies([shard.jpegs for shard in shards]),
-        converted=sum((shard.converted for shard in shards), Counter()),
-        clipped=sum((shard.clipped for shard in shards), Counter()),
-        mislabelled=sorted(problem for shard in shards for problem in shard.mislabelled),
-        rejected=rejected,
-        changed=sorted(problem for shard in shards for problem in shard.changed),
         damaged_shards=[
             FileProblem(folder.location / shard.entry.name, shard.damage) for shard in shards if shard.damage
         ],
     )
+    result.add(shard.findings for shard in shards)
+    if not result.manifest.num_samples:
+        raise PackError(_explain_nothing_left(src, samples.root, result.rejected))
+    write_rejected(folder.location, result.rejected)
+    return result
 
 
 def _write_shards(
@@ -360,7 +338,7 @@ def _make_manifest(shards: Sequence[PackedShard], scan: SourceScan, options: Pac
             "max_shard_size": options.max_shard_size,
             "max_shard_samples": options.max_shard_samples,
             "shuffle_seed": options.shuffle_seed,
-            **describe_jpegs(options, sum_tallies([shard.jpegs for shard in shards])),
+            **describe_jpegs(options, sum(shard.findings.jpegs.outcomes[TILED] for shard in shards)),
         },
     )
 
@@ -394,7 +372,7 @@ class _Writer(ShardWriter):
         self._options, self._preparation = options, preparation
 
     def _describe(self) -> dict[str, Any]:
-        jpegs = describe_jpegs(self._options, self._preparation.findings.jpegs)
+        jpegs = describe_jpegs(self._options, self._preparation.findings.jpegs.outcomes[TILED])
         return {**super()._describe(), "shuffle_seed": None, **jpegs}
 
 
@@ -437,14 +415,9 @@ def pack_iterable(
             raise PackError(f"no sample can be packed: {found.rejected[0].file} {found.rejected[0].reason}")
         write_rejected(parse_location(dst, options.access), found.rejected)
     assert writer.manifest is not None, "the block has ended"
-    return PackResult(
-        manifest=writer.manifest,
-        jpegs=found.jpegs,
-        converted=found.converted,
-        clipped=found.clipped,
-        mislabelled=sorted(found.mislabelled),
-        rejected=sorted(found.rejected),
-    )
+    result = PackResult(manifest=writer.manifest)
+    result.add([found])
+    return result
 
 
 def _iterate(samples: Any) -> Iterator[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,6 +60,13 @@ class JpegTally:
         self.num_bytes_before += before
         self.num_bytes_after += after
 
+    def add(self, other: JpegTally) -> None:
+        """Add the counts of another tally."""
+        self.outcomes += other.outcomes
+        self.num_bytes_before += other.num_bytes_before
+        self.num_bytes_after += other.num_bytes_after
+        self.damaged += other.damaged
+
     def note_damage(self, source: SourceSample, field: str, outcome: str) -> None:
         """Note a JPEG's damage, if its outcome says that it is damaged."""
         if outcome.startswith("damaged"):
@@ -68,8 +75,7 @@ class JpegTally:
 
     def dump(self) -> list[Any]:
         """Return the tally as JSON values."""
-        damaged = [(str(problem.path), problem.what) for problem in self.damaged]
-        return [self.outcomes, self.num_bytes_before, self.num_bytes_after, damaged]
+        return [self.outcomes, self.num_bytes_before, self.num_bytes_after, _dump_problems(self.damaged)]
 
     @classmethod
     def load(cls, values: Any) -> JpegTally:
@@ -83,21 +89,11 @@ class JpegTally:
             outcomes=Counter(outcomes),
             num_bytes_before=before,
             num_bytes_after=after,
-            damaged=[FileProblem(Path(path), what) for path, what in damaged],
+            damaged=_load_problems(damaged),
         )
 
 
-def sum_tallies(tallies: Sequence[JpegTally]) -> JpegTally:
-    """Return the sum of several tallies."""
-    return JpegTally(
-        outcomes=sum((tally.outcomes for tally in tallies), Counter[str]()),
-        num_bytes_before=sum(tally.num_bytes_before for tally in tallies),
-        num_bytes_after=sum(tally.num_bytes_after for tally in tallies),
-        damaged=[problem for tally in tallies for problem in tally.damaged],
-    )
-
-
-def describe_jpegs(options: PackOptions, tally: JpegTally) -> dict[str, str | int | None]:
+def describe_jpegs(options: PackOptions, num_tiled: int) -> dict[str, str | int | None]:
     """Return the manifest's entries about JPEGs."""
     encoding: dict[str, str | int | None] = {}
     if options.does_encode:
@@ -106,7 +102,7 @@ def describe_jpegs(options: PackOptions, tally: JpegTally) -> dict[str, str | in
         encoding["convert_to"] = options.convert_to
     if options.to_srgb:
         encoding["to_srgb"] = True
-    return {"jpeg": options.jpeg, **encoding, "num_tiled": tally.outcomes[TILED]}
+    return {"jpeg": options.jpeg, **encoding, "num_tiled": num_tiled}
 
 
 def require_compiled_functions() -> None:
@@ -191,6 +187,45 @@ class RejectedSample(NamedTuple):
     reason: str
 
 
+@dataclass(slots=True, kw_only=True)
+class Findings:
+    """What the preparation of samples has found.
+
+    Attributes:
+        jpegs: The tally of the JPEGs.
+        converted: The number of converted images by their former format.
+        clipped: The number of images whose gray values are clipped when they become RGB, by the type of the values.
+        mislabelled: Images whose format does not match their suffix. They are packed anyway.
+        rejected: Samples whose image cannot be decoded. They are left out.
+        changed: Files that changed during the pack. Their samples are left out.
+    """
+
+    jpegs: JpegTally = field(default_factory=JpegTally)
+    converted: Counter[str] = field(default_factory=Counter)
+    clipped: Counter[str] = field(default_factory=Counter)
+    mislabelled: list[FileProblem] = field(default_factory=list)
+    rejected: list[RejectedSample] = field(default_factory=list)
+    changed: list[FileProblem] = field(default_factory=list)
+
+    def add(self, others: Iterable[Findings]) -> None:
+        """Add the findings about other samples, and sort the lists."""
+        for other in others:
+            self.jpegs.add(other.jpegs)
+            self.converted += other.converted
+            self.clipped += other.clipped
+            self.mislabelled += other.mislabelled
+            self.rejected += other.rejected
+            self.changed += other.changed
+        for problems in (self.mislabelled, self.rejected, self.changed):
+            problems.sort()
+
+    def refuse_problems(self, root: str) -> None:
+        """Raise PackError if there is a problem that ``strict`` makes an error, given the prefix of files' names."""
+        rejected = [(root + each.file, each.reason) for each in self.rejected]
+        for path, what in (*rejected, *self.mislabelled, *self.jpegs.damaged):
+            raise PackError(f"{path} {what}: rename, repair or remove the file, or omit --strict (strict=True)")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedShard:
     """A finished shard.
@@ -200,12 +235,7 @@ class PackedShard:
         fields: The names of its fields.
         identity: The identity of the content of its tar and its index, which their folder determines; "" if it has no
             samples, and so no files.
-        jpegs: The tally of its JPEGs.
-        converted: The number of converted images by their former format.
-        clipped: The number of images whose gray values are clipped when they become RGB, by the type of the values.
-        mislabelled: Images whose format does not match their suffix. They are packed anyway.
-        rejected: Samples whose image cannot be decoded. They are left out.
-        changed: Files that changed during the pack. Their samples are left out.
+        findings: The findings about its samples.
         was_kept: Whether an earlier run wrote it.
         damage: The damage of an earlier run's shard, which was packed again; "" if there was none.
     """
@@ -213,27 +243,23 @@ class PackedShard:
     entry: ShardEntry
     fields: tuple[str, ...]
     identity: str
-    jpegs: JpegTally = field(default_factory=JpegTally)
-    converted: Counter[str] = field(default_factory=Counter)
-    clipped: Counter[str] = field(default_factory=Counter)
-    mislabelled: tuple[FileProblem, ...] = ()
-    rejected: tuple[RejectedSample, ...] = ()
-    changed: tuple[FileProblem, ...] = ()
+    findings: Findings = field(default_factory=Findings)
     was_kept: bool = False
     damage: str = ""
 
     def dump(self) -> dict[str, Any]:
         """Return the shard as a JSON object."""
+        found = self.findings
         return {
             "entry": asdict(self.entry),
             "fields": self.fields,
             "identity": self.identity,
-            "jpegs": self.jpegs.dump(),
-            "converted": self.converted,
-            "clipped": self.clipped,
-            "mislabelled": _dump_problems(self.mislabelled),
-            "rejected": self.rejected,
-            "changed": _dump_problems(self.changed),
+            "jpegs": found.jpegs.dump(),
+            "converted": found.converted,
+            "clipped": found.clipped,
+            "mislabelled": _dump_problems(found.mislabelled),
+            "rejected": found.rejected,
+            "changed": _dump_problems(found.changed),
         }
 
     @classmethod
@@ -243,29 +269,24 @@ class PackedShard:
         Raises:
             ValueError, TypeError, KeyError: If ``values`` are not a shard's.
         """
-        return cls(
-            entry=ShardEntry(**values["entry"]),
-            fields=tuple(values["fields"]),
-            identity=values["identity"],
+        findings = Findings(
             jpegs=JpegTally.load(values["jpegs"]),
             converted=Counter(values["converted"]),
             clipped=Counter(values["clipped"]),
             mislabelled=_load_problems(values["mislabelled"]),
-            rejected=tuple(RejectedSample(*each) for each in values["rejected"]),
+            rejected=[RejectedSample(*each) for each in values["rejected"]],
             changed=_load_problems(values["changed"]),
         )
-
-    def as_kept(self) -> PackedShard:
-        """Return the same shard, written by an earlier run."""
-        return replace(self, was_kept=True)
+        entry, fields = ShardEntry(**values["entry"]), tuple(values["fields"])
+        return cls(entry=entry, fields=fields, identity=values["identity"], findings=findings)
 
 
-def _dump_problems(problems: tuple[FileProblem, ...]) -> list[tuple[str, str]]:
+def _dump_problems(problems: Sequence[FileProblem]) -> list[tuple[str, str]]:
     return [(str(path), what) for path, what in problems]
 
 
-def _load_problems(values: list[tuple[str, str]]) -> tuple[FileProblem, ...]:
-    return tuple(FileProblem(Path(path), what) for path, what in values)
+def _load_problems(values: Sequence[tuple[str, str]]) -> list[FileProblem]:
+    return [FileProblem(Path(path), what) for path, what in values]
 
 
 def find_mislabelled(field: str, content: bytes) -> str | None:
@@ -330,18 +351,6 @@ class _PreparedImage:
     clipped_type: str | None = None
 
 
-@dataclass(slots=True, kw_only=True)
-class Findings:
-    """The findings during the preparation of samples: see :class:`PackedShard`."""
-
-    jpegs: JpegTally = field(default_factory=JpegTally)
-    converted: Counter[str] = field(default_factory=Counter)
-    clipped: Counter[str] = field(default_factory=Counter)
-    mislabelled: list[FileProblem] = field(default_factory=list)
-    rejected: list[RejectedSample] = field(default_factory=list)
-    changed: list[FileProblem] = field(default_factory=list)
-
-
 class Preparation:
     """Prepares the samples of a shard.
 
@@ -386,8 +395,7 @@ class Preparation:
                 fields |= {image.field: image.content for image in images}
                 stored = replace(sample, fields=dict(sorted(fields.items())))
         if self._options.strict:
-            found = self.findings
-            refuse_problems(self._root, found.mislabelled, found.rejected, found.jpegs.damaged)
+            self.findings.refuse_problems(self._root)
         return stored
 
     def _is_image(self, field: str) -> bool:
@@ -462,23 +470,3 @@ class Preparation:
             image.converted_from = found or "unknown"
         if IMAGE_FORMATS.get(image.field) != target:
             image.field = find_field(image.content)
-
-
-def refuse_problems(
-    root: str,
-    mislabelled: Sequence[FileProblem],
-    rejected: Sequence[RejectedSample],
-    damaged: Sequence[FileProblem],
-) -> None:
-    """Raise PackError if there is a problem that ``strict`` makes an error.
-
-    Args:
-        root: The prefix of the names of the source's files.
-        mislabelled: Images whose format does not match their suffix.
-        rejected: Samples that cannot be decoded.
-        damaged: Damaged JPEGs that would be stored unchanged.
-    """
-    problems = [*((root + each.file, each.reason) for each in rejected), *mislabelled, *damaged]
-    if problems:
-        path, what = problems[0]
-        raise PackError(f"{path} {what}: rename, repair or remove the file, or omit --strict (strict=True)")
