@@ -16,5 +16,4 @@ from .preparing import TILED as TILED, JpegTally as JpegTally, RejectedSample as
 from .rewriting import append as append, merge as merge, reshard as reshard, split as split
 from .samples import DEFAULT_QUALITY as DEFAULT_QUALITY
 from .shard_writer import ShardWriter as ShardWriter, finalize as finalize
-from .sources.files import FileProblem as FileProblem
-from .sources.source import PackSource as PackSource, SourceKind as SourceKind
+from .sources.source import FileProblem as FileProblem, PackSource as PackSource, SourceKind as SourceKind

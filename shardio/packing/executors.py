@@ -20,9 +20,8 @@ from shardio.errors import FormatError, PackError, StoreError
 from shardio.packing.folders import DatasetFolder, explain_foreign
 from shardio.packing.pack_call import PackOptions
 from shardio.packing.preparing import PackedShard, Preparation
-from shardio.packing.sources.files import FileChangedError
 from shardio.packing.sources.records import close_records
-from shardio.packing.sources.source import SourceSample
+from shardio.packing.sources.source import FileChangedError, SourceSample
 from shardio.process import count_processors, ignore_pillows_warnings, start_process
 from shardio.progress import WorkProgress
 from shardio.sample import Sample

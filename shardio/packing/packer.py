@@ -8,9 +8,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import xxhash
@@ -32,7 +33,7 @@ from shardio.packing.folders import (
     holds_unfinished,
     locked,
 )
-from shardio.packing.pack_call import REJECTED_NAME, PackOptions, Parts, kinds_of_options
+from shardio.packing.pack_call import REJECTED_NAME, PackOptions, Parts, describe_option, kinds_of_options
 from shardio.packing.preparing import (
     TILED,
     Findings,
@@ -44,10 +45,20 @@ from shardio.packing.preparing import (
 )
 from shardio.packing.samples import DEFAULT_QUALITY, ValueEncoder, encode_sample
 from shardio.packing.shard_writer import ShardWriter, name_shard
-from shardio.packing.sources.choosing import scan_source
-from shardio.packing.sources.files import FileChangedError, FileProblem, explain_changes
-from shardio.packing.sources.layouts import refuse_url
-from shardio.packing.sources.source import SourceScan, SourceTable, divide
+from shardio.packing.sources.directory import find_main_file, quote, refuse_url, scan_directory
+from shardio.packing.sources.source import (
+    OPTIONS_OF_KINDS,
+    SHOWN,
+    SOURCES,
+    FileChangedError,
+    FileProblem,
+    PackSource,
+    SourceKind,
+    SourceScan,
+    SourceTable,
+    divide,
+    explain_changes,
+)
 from shardio.progress import WorkProgress
 from shardio.sample import Sample
 from shardio.shards import END, Manifest, hash_key
@@ -113,6 +124,84 @@ def write_rejected(folder: Location, rejected: Sequence[RejectedSample]) -> None
     with location.write_whole() as file:
         for sample in sorted(rejected):
             file.write(json.dumps(sample._asdict(), ensure_ascii=False).encode(errors="surrogateescape") + b"\n")
+
+
+@cache
+def load_source(kind: SourceKind) -> PackSource:
+    """Return the source of a kind."""
+    module, _, name = SOURCES[kind].partition(":")
+    return cast(PackSource, getattr(import_module(f"shardio.packing.sources.{module}"), name)())
+
+
+def _others() -> dict[SourceKind, PackSource]:
+    return {kind: load_source(kind) for kind in SOURCES if kind != "files"}
+
+
+def scan_source(src: Path, dst: Location, options: PackOptions) -> SourceScan:
+    """Find the samples of a source.
+
+    Args:
+        src: A directory of images, or the dataset of another tool.
+        dst: The destination, which error messages name.
+        options: The options of the pack.
+
+    Raises:
+        PackError: If it cannot be packed, or holds samples of several kinds.
+    """
+    kind = _choose_kind(src, options)
+    if (option := _find_other_option(kind, options)) is not None:
+        raise PackError(f"{describe_option(option)} does not apply to {src}: omit it")
+    if kind != "files":
+        return load_source(kind).scan(src, options)
+    if src.is_dir() and find_main_file(src, options) is None:
+        _refuse_outer_folder(src, dst)
+    return scan_directory(src, dst, options)
+
+
+def _refuse_outer_folder(src: Path, dst: Location) -> None:
+    """Raise PackError, with the right commands, if folders of a source without samples are sources themselves."""
+    lines = [
+        f"  shardio pack {quote(folder)} {quote(dst / folder.name)}"
+        for folder in sorted(src.iterdir())
+        if folder.is_dir()
+        and any((found := source.find(folder)) and found.holds_samples for source in _others().values())
+    ]
+    if lines:
+        more = [f"  (and {len(lines) - SHOWN} more)"] if len(lines) > SHOWN else []
+        raise PackError(
+            "\n".join([f"{src} holds no samples itself, but in its folders. Pack each one:", *lines[:SHOWN], *more])
+        )
+
+
+def _choose_kind(src: Path, options: PackOptions) -> SourceKind:
+    """Return the kind of a source. Files that hold no samples, such as tables of labels, do not decide it."""
+    if (kind := options.source_kind) != "auto":
+        if kind != "files" and load_source(kind).find(src) is None:
+            raise PackError(f"{src} is not {load_source(kind).what}: omit --source-kind {kind} (source_kind={kind!r})")
+        return kind
+    all_found = {kind: evidence for kind, source in _others().items() if (evidence := source.find(src)) is not None}
+    found = {kind: evidence.file for kind, evidence in all_found.items() if evidence.holds_samples}
+    if all_found and (file := find_main_file(src, options)) is not None:
+        found["files"] = file
+    found = found or {kind: evidence.file for kind, evidence in all_found.items()} or {"files": src}
+    if len(found) > 1:  # An option that applies to one of them chooses it.
+        found = {kind: file for kind, file in found.items() if _find_other_option(kind, options) is None} or found
+    if len(found) > 1:
+        lines = [
+            f"  {load_source(kind).what}, such as {file}: --source-kind {kind} (source_kind={kind!r})"
+            for kind, file in found.items()
+        ]
+        raise PackError(
+            f"{src} holds samples of {len(found)} kinds:\n"
+            + "\n".join(lines)
+            + "\nPass one of these options, or move the others out of the source"
+        )
+    return next(iter(found))
+
+
+def _find_other_option(kind: SourceKind, options: PackOptions) -> str | None:
+    """Return an option that is given but does not apply to a kind of source; None if all apply."""
+    return options.find_given(name for name in OPTIONS_OF_KINDS if name not in load_source(kind).takes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

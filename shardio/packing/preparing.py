@@ -23,8 +23,7 @@ from shardio.images import (
 from shardio.images.jpeg import has_tiles
 from shardio.packing.pack_call import PackOptions
 from shardio.packing.samples import DEFAULT_QUALITY
-from shardio.packing.sources.files import FileProblem
-from shardio.packing.sources.source import SourceSample
+from shardio.packing.sources.source import FileProblem, SourceSample
 from shardio.sample import Sample
 from shardio.shards import ShardEntry
 

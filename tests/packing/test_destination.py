@@ -17,7 +17,7 @@ from filelock import FileLock
 import shardio
 from shardio.errors import PackError
 from shardio.packing import packer
-from shardio.packing.sources.choosing import scan_source
+from shardio.packing.packer import scan_source
 from shardio.progress import WorkProgress
 from shardio.sample import Sample
 from shardio.shards import ShardEntry, write_shard

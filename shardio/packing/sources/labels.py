@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from shardio.errors import PackError
 from shardio.images import IMAGE_FORMATS
 from shardio.packing.samples import check_key
-from shardio.packing.sources.files import SHOWN
+from shardio.packing.sources.source import SHOWN
 from shardio.process import hold_during_forks
 from shardio.sample import number_classes
 from shardio.shards import group_by_split, is_split, words_of

@@ -13,25 +13,23 @@ import numpy as np
 from shardio.errors import PackError
 from shardio.packing.pack_call import PackOptions
 from shardio.packing.samples import dump_json, encode_array, encode_pixels
-from shardio.packing.sources.files import SourceFile, TemporaryFolder, find_folder, stat_file, unpack
-from shardio.packing.sources.records import (
+from shardio.packing.sources.mds import (
     INDEX,
-    Columns,
     FileSeries,
     IndexKind,
-    RecordScan,
+    TemporaryFolder,
     check_size,
-    choose_columns,
+    find_folder,
     find_index,
     has_size,
     invalid_index_is_an_error,
-    name_field,
     read_index,
     resolve_file,
-    scan_records,
     split_contents,
+    unpack,
 )
-from shardio.packing.sources.source import Evidence, PackSource, SourceScan
+from shardio.packing.sources.records import Columns, RecordScan, choose_columns, name_field, scan_records
+from shardio.packing.sources.source import Evidence, PackSource, SourceFile, SourceScan, stat_file
 from shardio.process import describe_error, let_through
 from shardio.values import parse_json
 

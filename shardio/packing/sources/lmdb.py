@@ -19,9 +19,17 @@ from shardio.errors import PackError
 from shardio.images import IMAGE_FIELDS, find_format
 from shardio.packing.pack_call import PackOptions
 from shardio.packing.samples import check_key, check_name
-from shardio.packing.sources.files import SHOWN, FileChangedError, SourceFile, check_unchanged, stat_file
 from shardio.packing.sources.records import IMAGE, RecordScan, scan_records
-from shardio.packing.sources.source import Evidence, PackSource, SourceScan
+from shardio.packing.sources.source import (
+    SHOWN,
+    Evidence,
+    FileChangedError,
+    PackSource,
+    SourceFile,
+    SourceScan,
+    check_unchanged,
+    stat_file,
+)
 from shardio.storage import parse_location
 
 _NUMBERED = {b"image": IMAGE, b"label": "txt"}

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+import os
+import shutil
+import tempfile
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import repeat
-from pathlib import Path
+from itertools import accumulate, repeat
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,29 +22,15 @@ from shardio.errors import PackError
 from shardio.libraries import import_torchvision
 from shardio.packing.pack_call import PackOptions
 from shardio.packing.samples import dump_json, encode_array, encode_pixels
-from shardio.packing.sources.files import SourceFile, TemporaryFolder, find_folder, stat_file, unpack
-from shardio.packing.sources.records import (
-    INDEX,
-    Columns,
-    FileSeries,
-    IndexKind,
-    RecordScan,
-    check_size,
-    choose_columns,
-    find_index,
-    has_size,
-    invalid_index_is_an_error,
-    name_field,
-    read_index,
-    resolve_file,
-    scan_records,
-    split_contents,
-)
-from shardio.packing.sources.source import Evidence, PackSource, SourceScan
+from shardio.packing.sources.records import Columns, RecordScan, choose_columns, name_field, scan_records
+from shardio.packing.sources.source import Evidence, PackSource, SourceFile, SourceScan, stat_file
 from shardio.process import describe_error, let_through
 from shardio.storage import StoredFile, parse_location
+from shardio.values import parse_json
 
-_KIND = IndexKind(entries="shards", key="column_encodings", pattern="*.mds*")
+INDEX = "index.json"
+
+_SPLITS = ("train", "val", "valid", "validation", "test")
 
 _CONTENTS = {"bytes": "", "jpeg": "jpg", "pil": "", "png": "png"}
 """The encodings of contents, and the suffix of each."""
@@ -55,6 +46,226 @@ _PLAIN = (
 
 _LABELS = ("label", "class", "y")
 """The columns with labels in the documentation of Streaming and in its datasets for images."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexKind:
+    """The signs of a tool's ``index.json``.
+
+    Attributes:
+        entries: The name of the list of files in the JSON object.
+        key: A key of each object in that list.
+        pattern: The pattern of files that stand beside an ``index.json``, by which a damaged one is recognised.
+    """
+
+    entries: str
+    key: str
+    pattern: str
+
+
+_KIND = IndexKind(entries="shards", key="column_encodings", pattern="*.mds*")
+
+
+def split_contents(value: bytes) -> list[bytes]:
+    """Return the contents in a value that MosaicML Streaming and LitData write for a list of images.
+
+    The value has the number of contents and the size of each one, as uint32, and then the contents.
+
+    Raises:
+        ValueError: If the sizes do not match.
+    """
+    if len(value) < 4:
+        raise ValueError(f"a list of images has only {len(value)} bytes")
+    (num_contents,) = np.frombuffer(value, "<u4", 1).tolist()
+    start = 4 + 4 * num_contents
+    if len(value) < start:
+        raise ValueError(f"a list of {num_contents} images has only {len(value)} bytes")
+    ends = start + np.cumsum(np.frombuffer(value, "<u4", num_contents, 4), dtype=np.int64)
+    if len(value) != (int(ends[-1]) if num_contents else start):
+        raise ValueError(f"a list of images has {len(value)} bytes, which is not the sum of their sizes")
+    return [value[begin:end] for begin, end in zip([start, *ends[:-1].tolist()], ends.tolist(), strict=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class FileSeries:
+    """The files of a dataset in order.
+
+    Attributes:
+        names: The name of each file below the dataset.
+        ends: The number of samples up to the end of each file.
+    """
+
+    names: tuple[str, ...]
+    ends: tuple[int, ...]
+
+    @classmethod
+    def of(cls, names: Sequence[str], nums_samples: Sequence[int]) -> FileSeries:
+        return cls(tuple(names), tuple(accumulate(nums_samples)))
+
+    def find(self, row: int) -> tuple[int, int]:
+        """Return the number of the file that has a sample, and the sample's number in that file."""
+        number = bisect_right(self.ends, row)
+        return number, row - (self.ends[number - 1] if number else 0)
+
+    def describe(self, row: int) -> str:
+        """Return the name of a sample for messages."""
+        number, sample = self.find(row)
+        return f"sample {sample} of {self.names[number]}"
+
+
+def find_index(src: Path, kind: IndexKind) -> Evidence | None:
+    """Find the ``index.json`` of a tool in a directory, or in one of its splits."""
+    found = (src / split for split in (".", *_SPLITS) if _matches(src / split, kind))
+    return next((Evidence(folder / INDEX) for folder in found), None)
+
+
+def read_index(src: Path, kind: IndexKind) -> Mapping[str, Any]:
+    """Return the content of a directory's ``index.json``.
+
+    Raises:
+        PackError: If the directory consists of splits, or the file cannot be read.
+    """
+    if not (src / INDEX).is_file():
+        splits = _find_splits(src, kind)
+        raise PackError(
+            f"{src} holds the splits {', '.join(splits)}: pack each one, such as {src / splits[0] if splits else src}"
+        )
+    try:
+        found = parse_json(parse_location(src / INDEX).read_whole())
+    except (OSError, ValueError) as error:
+        raise PackError(f"{src / INDEX} cannot be read: {error}. Download or create it again") from error
+    return found if isinstance(found, dict) else {}
+
+
+@contextmanager
+def invalid_index_is_an_error(src: Path) -> Iterator[None]:
+    """Raise PackError if the block finds that a value of ``index.json`` is missing or has another type."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError) as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise PackError(f"{src / INDEX} is invalid: {what}. Download or create it again") from error
+
+
+def resolve_file(src: Path, name: object) -> Path:
+    """Return the path of a file that ``index.json`` names.
+
+    Raises:
+        PackError: If the name leads out of the directory.
+    """
+    if not isinstance(name, str) or not name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        raise PackError(f"{src / INDEX} names the file {name!r}, which is not below {src}: create {INDEX} again")
+    return src / name
+
+
+def has_size(path: Path, num_bytes: int) -> bool:
+    """Return whether a file exists and has at least a certain size."""
+    return path.is_file() and stat_file(str(path)).size >= num_bytes
+
+
+def check_size(src: Path, path: Path, num_bytes: int, *, at_least: bool = False) -> None:
+    """Check that a file has the size that ``index.json`` gives.
+
+    Args:
+        src: The dataset.
+        path: The file.
+        num_bytes: Its size in bytes.
+        at_least: Whether it may be larger.
+
+    Raises:
+        PackError: If it has another size, or does not exist.
+    """
+    try:
+        size = stat_file(str(path)).size
+    except OSError as error:
+        raise PackError(f"{path}, which {src / INDEX} names, cannot be read: {error.strerror or error}") from error
+    if size < num_bytes or (size > num_bytes and not at_least):
+        raise PackError(
+            f"{path} has {size} bytes, but {num_bytes} according to {src / INDEX}: download or create it again"
+        )
+
+
+def _find_splits(src: Path, kind: IndexKind) -> list[str]:
+    return [split for split in _SPLITS if _matches(src / split, kind)]
+
+
+def _matches(folder: Path, kind: IndexKind) -> bool:
+    if not (folder / INDEX).is_file():
+        return False
+    try:
+        found = parse_json(parse_location(folder / INDEX).read_whole())
+    except (OSError, ValueError):
+        return next(folder.glob(kind.pattern), None) is not None
+    entries = found.get(kind.entries) if isinstance(found, dict) else None
+    return isinstance(entries, list) and all(isinstance(entry, dict) and kind.key in entry for entry in entries)
+
+
+class TemporaryFolder:
+    """A folder that is removed with this object, or when the process that made it ends.
+
+    Worker processes receive a copy of this object, which leaves the folder alone.
+
+    Args:
+        num_bytes: The size of the files that it will hold.
+        src: The source of these files, for messages.
+
+    Attributes:
+        path: The folder.
+
+    Raises:
+        PackError: If the disk has too little space for the files.
+    """
+
+    def __init__(self, num_bytes: int, src: Path) -> None:
+        parent = Path(tempfile.gettempdir())
+        free = shutil.disk_usage(parent).free
+        if free < num_bytes:
+            raise PackError(
+                f"{src} is compressed. Its files have {num_bytes} bytes when they are decompressed, but {parent} has "
+                f"only {free} bytes of free space: set the environment variable TMPDIR to a folder on a larger disk"
+            )
+        self.path = Path(tempfile.mkdtemp(prefix="shardio-", dir=parent))
+        weakref.finalize(self, _remove, self.path, os.getpid())
+
+    def __getstate__(self) -> Path:
+        return self.path
+
+    def __setstate__(self, path: Path) -> None:
+        self.path = path
+
+
+def find_folder(src: Path, unpacked: TemporaryFolder | None, name: str) -> Path:
+    """Return the folder that has a file: the folder of decompressed files, or the source itself."""
+    return unpacked.path if unpacked is not None and (unpacked.path / name).exists() else src
+
+
+def unpack(src: Path, dst: Path, num_bytes: int, decompress: Callable[[bytes], bytes]) -> None:
+    """Decompress a file.
+
+    Args:
+        src: The file.
+        dst: The new file.
+        num_bytes: The least size of the new file.
+        decompress: Returns the decompressed content of a file.
+
+    Raises:
+        PackError: If the file is damaged.
+    """
+    try:
+        content = decompress(parse_location(src).read_whole())
+    except Exception as error:  # Each algorithm raises its own errors.
+        let_through(error)
+        raise PackError(f"{src} cannot be decompressed: {error}. Download or create it again") from error
+    if len(content) < num_bytes:
+        raise PackError(f"{src} has {len(content)} bytes when it is decompressed, not {num_bytes}: create it again")
+    dst.parent.mkdir(parents=True, exist_ok=True)
+    with parse_location(dst).write_whole() as file:
+        file.write(content)
+
+
+def _remove(path: Path, process: int) -> None:
+    if os.getpid() == process:  # A fork of the process must not remove it.
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,9 @@ the ``index.json`` that LitData and MosaicML Streaming write.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,20 +19,22 @@ from shardio.errors import PackError
 from shardio.images import find_field, find_format
 from shardio.packing.pack_call import PackOptions, describe_option
 from shardio.packing.samples import check_field
-from shardio.packing.sources.files import FileProblem, SourceFile, check_unchanged, find_change, stat_file
 from shardio.packing.sources.labels import Described, find_labels, make_keys, number_labels, read_label
-from shardio.packing.sources.source import COLUMNS, Evidence, SourceScan, SourceTable, divide
+from shardio.packing.sources.source import (
+    COLUMNS,
+    FileProblem,
+    SourceFile,
+    SourceScan,
+    SourceTable,
+    check_unchanged,
+    divide,
+    find_change,
+)
 from shardio.sample import Sample
 from shardio.shards import BLOCK, LABEL_FIELD
-from shardio.storage import parse_location
-from shardio.values import parse_json
 
 IMAGE = ""
 """The name of a record's field that holds an image. The field gets the name of the image's format."""
-
-INDEX = "index.json"
-
-_SPLITS = ("train", "val", "valid", "validation", "test")
 
 
 class RecordReader(Protocol):
@@ -290,26 +289,6 @@ class _Opened:
 _opened = _Opened()
 
 
-def split_contents(value: bytes) -> list[bytes]:
-    """Return the contents in a value that MosaicML Streaming and LitData write for a list of images.
-
-    The value has the number of contents and the size of each one, as uint32, and then the contents.
-
-    Raises:
-        ValueError: If the sizes do not match.
-    """
-    if len(value) < 4:
-        raise ValueError(f"a list of images has only {len(value)} bytes")
-    (num_contents,) = np.frombuffer(value, "<u4", 1).tolist()
-    start = 4 + 4 * num_contents
-    if len(value) < start:
-        raise ValueError(f"a list of {num_contents} images has only {len(value)} bytes")
-    ends = start + np.cumsum(np.frombuffer(value, "<u4", num_contents, 4), dtype=np.int64)
-    if len(value) != (int(ends[-1]) if num_contents else start):
-        raise ValueError(f"a list of images has {len(value)} bytes, which is not the sum of their sizes")
-    return [value[begin:end] for begin, end in zip([start, *ends[:-1].tolist()], ends.tolist(), strict=False)]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
     """The roles of a table's columns.
@@ -395,132 +374,3 @@ def _choose(path: Path, candidates: Sequence[str], usual: str, option: str, what
             f"{describe_option(option)}"
         )
     return candidates[0] if candidates else None
-
-
-@dataclass(frozen=True, slots=True)
-class FileSeries:
-    """The files of a dataset in order.
-
-    Attributes:
-        names: The name of each file below the dataset.
-        ends: The number of samples up to the end of each file.
-    """
-
-    names: tuple[str, ...]
-    ends: tuple[int, ...]
-
-    @classmethod
-    def of(cls, names: Sequence[str], nums_samples: Sequence[int]) -> FileSeries:
-        return cls(tuple(names), tuple(accumulate(nums_samples)))
-
-    def find(self, row: int) -> tuple[int, int]:
-        """Return the number of the file that has a sample, and the sample's number in that file."""
-        number = bisect_right(self.ends, row)
-        return number, row - (self.ends[number - 1] if number else 0)
-
-    def describe(self, row: int) -> str:
-        """Return the name of a sample for messages."""
-        number, sample = self.find(row)
-        return f"sample {sample} of {self.names[number]}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexKind:
-    """The signs of a tool's ``index.json``.
-
-    Attributes:
-        entries: The name of the list of files in the JSON object.
-        key: A key of each object in that list.
-        pattern: The pattern of files that stand beside an ``index.json``, by which a damaged one is recognised.
-    """
-
-    entries: str
-    key: str
-    pattern: str
-
-
-def find_index(src: Path, kind: IndexKind) -> Evidence | None:
-    """Find the ``index.json`` of a tool in a directory, or in one of its splits."""
-    found = (src / split for split in (".", *_SPLITS) if _matches(src / split, kind))
-    return next((Evidence(folder / INDEX) for folder in found), None)
-
-
-def read_index(src: Path, kind: IndexKind) -> Mapping[str, Any]:
-    """Return the content of a directory's ``index.json``.
-
-    Raises:
-        PackError: If the directory consists of splits, or the file cannot be read.
-    """
-    if not (src / INDEX).is_file():
-        splits = _find_splits(src, kind)
-        raise PackError(
-            f"{src} holds the splits {', '.join(splits)}: pack each one, such as {src / splits[0] if splits else src}"
-        )
-    try:
-        found = parse_json(parse_location(src / INDEX).read_whole())
-    except (OSError, ValueError) as error:
-        raise PackError(f"{src / INDEX} cannot be read: {error}. Download or create it again") from error
-    return found if isinstance(found, dict) else {}
-
-
-@contextmanager
-def invalid_index_is_an_error(src: Path) -> Iterator[None]:
-    """Raise PackError if the block finds that a value of ``index.json`` is missing or has another type."""
-    try:
-        yield
-    except (AttributeError, KeyError, TypeError) as error:
-        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise PackError(f"{src / INDEX} is invalid: {what}. Download or create it again") from error
-
-
-def resolve_file(src: Path, name: object) -> Path:
-    """Return the path of a file that ``index.json`` names.
-
-    Raises:
-        PackError: If the name leads out of the directory.
-    """
-    if not isinstance(name, str) or not name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-        raise PackError(f"{src / INDEX} names the file {name!r}, which is not below {src}: create {INDEX} again")
-    return src / name
-
-
-def has_size(path: Path, num_bytes: int) -> bool:
-    """Return whether a file exists and has at least a certain size."""
-    return path.is_file() and stat_file(str(path)).size >= num_bytes
-
-
-def check_size(src: Path, path: Path, num_bytes: int, *, at_least: bool = False) -> None:
-    """Check that a file has the size that ``index.json`` gives.
-
-    Args:
-        src: The dataset.
-        path: The file.
-        num_bytes: Its size in bytes.
-        at_least: Whether it may be larger.
-
-    Raises:
-        PackError: If it has another size, or does not exist.
-    """
-    try:
-        size = stat_file(str(path)).size
-    except OSError as error:
-        raise PackError(f"{path}, which {src / INDEX} names, cannot be read: {error.strerror or error}") from error
-    if size < num_bytes or (size > num_bytes and not at_least):
-        raise PackError(
-            f"{path} has {size} bytes, but {num_bytes} according to {src / INDEX}: download or create it again"
-        )
-
-
-def _find_splits(src: Path, kind: IndexKind) -> list[str]:
-    return [split for split in _SPLITS if _matches(src / split, kind)]
-
-
-def _matches(folder: Path, kind: IndexKind) -> bool:
-    if not (folder / INDEX).is_file():
-        return False
-    try:
-        found = parse_json(parse_location(folder / INDEX).read_whole())
-    except (OSError, ValueError):
-        return next(folder.glob(kind.pattern), None) is not None
-    entries = found.get(kind.entries) if isinstance(found, dict) else None
-    return isinstance(entries, list) and all(isinstance(entry, dict) and kind.key in entry for entry in entries)

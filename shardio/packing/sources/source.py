@@ -1,9 +1,12 @@
-"""The interface of a pack source: how it is recognised and scanned, its samples, and the table of all kinds."""
+"""The interface of a pack source: how it is recognised and scanned, its samples, its files, and the table of all kinds."""
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
@@ -12,8 +15,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from shardio.packing.sources.files import FileProblem
+from shardio.errors import PackError
 from shardio.sample import Sample
+from shardio.storage import Location, read_and_stat
 
 if TYPE_CHECKING:
     from shardio.packing.pack_call import PackOptions
@@ -23,9 +27,9 @@ SourceKind = Literal["auto", "files", "lmdb", "litdata", "mds", "parquet", "save
 ``save_to_disk`` of ``datasets`` wrote. ``table``: a table of paths. ``auto``: recognised by its files."""
 
 SOURCES: Mapping[SourceKind, str] = {
-    "saved": "hugging_face:SavedDataset",
-    "table": "path_tables:TableOfPaths",
-    "parquet": "hugging_face:ParquetFiles",
+    "saved": "tables:SavedDataset",
+    "table": "tables:TableOfPaths",
+    "parquet": "tables:ParquetFiles",
     "mds": "mds:MdsShards",
     "litdata": "litdata:LitDataChunks",
     "tars": "tars:Tars",
@@ -38,6 +42,11 @@ COLUMNS = ("image_column", "label_column", "key_column")
 
 OPTIONS_OF_KINDS = ("prefix_keys", "layout", "source_split", "fields", *COLUMNS)
 """The options that apply only to some kinds of sources."""
+
+
+def describe_option(name: str) -> str:
+    """Return the name of an option on the command line and in Python, for messages."""
+    return f"--{name.replace('_', '-')} ({name})"
 
 
 class Evidence(NamedTuple):
@@ -212,3 +221,113 @@ def divide(table: SourceTable, numbers: NDArray[np.int64], num_parts: int) -> li
         keys = [table.keys[row] for row in rows.tolist()]
         selections.append(Selection(table=table, rows=rows, keys=keys, tar_sizes=sizes[rows]))
     return selections
+
+
+SHOWN = 20
+"""The maximum number of files that an error names."""
+
+
+class FileProblem(NamedTuple):
+    """A file that has changed, is damaged, or has another format than its suffix says."""
+
+    path: Path | Location
+    what: str
+
+
+class SourceFile(NamedTuple):
+    """A file's path, and its size in bytes and modification time in nanoseconds at the time of the scan."""
+
+    path: str
+    size: int
+    mtime_ns: int
+
+
+class FileChangedError(Exception):
+    """A file has changed since the scan."""
+
+    def __init__(self, path: Path | Location, what: str) -> None:
+        super().__init__(path, what)  # All arguments, so that the error can be pickled.
+        self.problem = FileProblem(path, what)
+
+    def __str__(self) -> str:
+        return f"{self.problem.path} {self.problem.what}"
+
+
+def stat_file(path: str) -> SourceFile:
+    """Return a file in its present state.
+
+    Raises:
+        OSError: If it does not exist, or is a directory.
+    """
+    status = os.stat(path)  # noqa: PTH116  # A million Paths cost seconds.
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    return SourceFile(path, status.st_size, status.st_mtime_ns)
+
+
+def read_unchanged(file: SourceFile) -> bytes:
+    """Return a file's content if the file has not changed since the scan.
+
+    The open file's status is checked after the read, which detects writes by other programs up to then.
+
+    Raises:
+        FileChangedError: If its size or modification time differs, or it is missing or unreadable.
+    """
+    try:
+        content, status = read_and_stat(file.path, file.size)
+    except OSError as error:
+        raise FileChangedError(Path(file.path), _describe(error)) from error
+    _compare(file, status)
+    if len(content) != file.size:
+        raise FileChangedError(Path(file.path), f"has {file.size} bytes, but only {len(content)} could be read")
+    return content
+
+
+def check_unchanged(file: SourceFile) -> None:
+    """Raise FileChangedError if a file has changed since the scan."""
+    if (problem := find_change(file)) is not None:
+        raise FileChangedError(*problem)
+
+
+def explain_changes(first: FileChangedError, changes: Iterable[FileProblem], dst: Location) -> PackError:
+    """Return the error for a pack that stopped at a changed file. It names all files that have changed so far."""
+    problems = {first.problem.path: first.problem}
+    for problem in changes:
+        problems.setdefault(problem.path, problem)
+    lines = [f"{problem.path} {problem.what}" for problem in problems.values()]
+    more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return PackError(
+        "\n".join(
+            [
+                "files of the source changed or became unreadable during the pack:",
+                *lines[:SHOWN],
+                *more,
+                "Rerun the same command when nothing is writing to the source. If the command then reports an "
+                f"unfinished pack, delete {dst} and run it again. To leave out the samples of such files, pass "
+                "--on-changed skip (on_changed='skip')",
+            ]
+        )
+    )
+
+
+def find_change(file: SourceFile) -> FileProblem | None:
+    """Return the change of a file since the scan; None if there is none."""
+    try:
+        _compare(file, os.stat(file.path))  # noqa: PTH116  # A million Paths cost seconds.
+    except FileChangedError as change:
+        return change.problem
+    except OSError as error:
+        return FileProblem(Path(file.path), _describe(error))
+    return None
+
+
+def _compare(file: SourceFile, status: os.stat_result) -> None:
+    if status.st_size != file.size:
+        raise FileChangedError(Path(file.path), f"changed from {file.size} to {status.st_size} bytes")
+    if status.st_mtime_ns != file.mtime_ns:
+        seconds = (status.st_mtime_ns - file.mtime_ns) / 1e9
+        raise FileChangedError(Path(file.path), f"changed: its modification time differs by {seconds:+.3f} s")
+
+
+def _describe(error: OSError) -> str:
+    return "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror or error}"

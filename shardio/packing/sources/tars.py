@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from shardio.errors import FormatError, PackError, SampleError
 from shardio.packing.pack_call import PackOptions
 from shardio.packing.samples import check_key, find_duplicate
-from shardio.packing.sources.files import SourceFile, check_unchanged, header_sizes, stat_file
+from shardio.packing.sources.files import header_sizes
 from shardio.packing.sources.labels import find_labels, select_files
 from shardio.packing.sources.records import RecordTable
-from shardio.packing.sources.source import Evidence, PackSource, SourceScan
+from shardio.packing.sources.source import Evidence, PackSource, SourceFile, SourceScan, check_unchanged, stat_file
 from shardio.sample import Sample, number_classes
 from shardio.shards import (
     BLOCK,
