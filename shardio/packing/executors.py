@@ -54,23 +54,10 @@ Report = Callable[[int, int], None]
 """Receives the numbers of samples and bytes that were packed since the last call."""
 
 
-def find_finished(
+def _find_finished(
     folder: DatasetFolder, tar: Location, samples: Sequence[SourceSample], earlier: PackedShard | None
 ) -> PackedShard | str | None:
-    """Return the shard that an earlier run finished, if its tar and its index are unchanged.
-
-    Args:
-        folder: The folder of the dataset.
-        tar: The shard's location.
-        samples: The samples that it must hold.
-        earlier: The journal's record of the shard; None if there is none.
-
-    Returns:
-        The shard; a description of its damage if it must be packed again; None if no run finished it.
-
-    Raises:
-        PackError: If a tar that is not part of this pack has the shard's name.
-    """
+    """Return the shard that an earlier run finished; a description of its damage, if there is any; or None."""
     damage = None
     if earlier is not None:
         if earlier.findings.changed:
@@ -82,14 +69,12 @@ def find_finished(
     return damage
 
 
-def remove_shard(tar: Location) -> None:
-    """Remove a shard that has no samples, with its index."""
+def _remove_shard(tar: Location) -> None:
     for each in tar, index_location(tar):
         each.remove()
 
 
 def _refuse_foreign(tar: Location, samples: Sequence[SourceSample], *, is_recorded: bool) -> None:
-    """Raise PackError if a tar holds samples that are not planned, or is unreadable and was not recorded."""
     try:
         with closing(tar.open()) as file:
             names = [split_name(name) for name in list_names(file)]
@@ -108,7 +93,6 @@ def _refuse_foreign(tar: Location, samples: Sequence[SourceSample], *, is_record
 
 
 def _is_absent(tar: Location, error: Exception) -> bool:
-    """Return whether an error says that nothing is at a location, not even a link that leads nowhere."""
     path = find_path(tar)
     return isinstance(error, FileNotFoundError) and (path is None or not os.path.lexists(path))
 
@@ -147,7 +131,7 @@ def pack_shard(job: ShardJob, report: Report) -> PackedShard:
         OSError: If the shard cannot be written.
     """
     tar = job.folder.location / job.name
-    found = find_finished(job.folder, tar, job.samples, job.earlier)
+    found = _find_finished(job.folder, tar, job.samples, job.earlier)
     if isinstance(found, PackedShard):
         if job.options.strict:
             found.findings.refuse_problems(job.root)
@@ -156,7 +140,7 @@ def pack_shard(job: ShardJob, report: Report) -> PackedShard:
     preparation = Preparation(job.options, job.root)
     entry, fields = write_shard(tar, _make_samples(job, preparation, report))
     if not entry.num_samples:
-        remove_shard(tar)
+        _remove_shard(tar)
     return PackedShard(
         entry=entry,
         fields=fields,
@@ -193,8 +177,7 @@ class PackExecutor(Protocol):
         """
 
 
-def pack_here(jobs: Iterator[ShardJob], progress: WorkProgress) -> Generator[tuple[int, PackedShard]]:
-    """Pack one shard after the other in this process. See :class:`PackExecutor`."""
+def _pack_here(jobs: Iterator[ShardJob], progress: WorkProgress) -> Generator[tuple[int, PackedShard]]:
     try:
         for job in jobs:
             yield job.number, pack_shard(job, progress.advance)
@@ -206,16 +189,16 @@ def choose_executor(options: PackOptions, num_shards: int, num_bytes: int) -> Pa
     """Return the executor for a pack of a number of shards, and of bytes in the source."""
     num_workers = options.num_workers
     if options.engine == "ray":
-        import_ray()
-        return OnRay(address=options.ray_address, num_workers=num_workers)
+        _import_ray()
+        return _OnRay(address=options.ray_address, num_workers=num_workers)
     if num_workers is None:
         does_decode = options.check or options.jpeg != "copy" or options.convert_to is not None
         worth = num_bytes // BYTES_PER_WORKER["decoded" if does_decode else "copied"]
         num_workers = min(MAX_WORKERS, count_processors(), worth)
     num_workers = min(num_workers, num_shards)
     if num_workers <= 1:
-        return pack_here
-    return InProcesses(num_workers=num_workers)
+        return _pack_here
+    return _InProcesses(num_workers=num_workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -227,7 +210,7 @@ class _Worker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InProcesses:
+class _InProcesses:
     """The executor that packs in worker processes: see :class:`~shardio.packing.executors.PackExecutor`."""
 
     num_workers: int
@@ -388,7 +371,7 @@ def _picklable(error: Exception) -> Exception:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnRay:
+class _OnRay:
     """The executor that packs on a Ray cluster: see :class:`~shardio.packing.executors.PackExecutor`.
 
     All machines of the cluster must see the source and the destination under the same paths, and have the same version
@@ -403,7 +386,7 @@ class OnRay:
     num_workers: int | None
 
     def __call__(self, jobs: Iterator[ShardJob], progress: WorkProgress) -> Generator[tuple[int, PackedShard]]:
-        ray = import_ray()
+        ray = _import_ray()
         is_ours = not ray.is_initialized()
         if is_ours:
             _connect(ray, self.address)
@@ -415,12 +398,7 @@ class OnRay:
                 ray.shutdown()
 
 
-def import_ray() -> Any:
-    """Return the ray module.
-
-    Raises:
-        PackError: If Ray is not installed.
-    """
+def _import_ray() -> Any:
     try:
         import ray
     except ImportError as error:

@@ -122,13 +122,10 @@ class DatasetFolder(Protocol):
         """Return a description of the damage to a shard that an earlier run finished; None if it is unchanged."""
 
 
-class LocalJournal:
-    """Records finished shards, each durably before the next.
+class _LocalJournal:
+    """A file with a line for each shard.
 
     A run that is killed may leave a torn last line. Damaged lines count as missing: their shards are packed again.
-
-    Attributes:
-        finished: The shards that earlier runs finished, by name.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -145,7 +142,6 @@ class LocalJournal:
             self._append(b"\n")
 
     def add(self, shard: PackedShard) -> None:
-        """Record a shard."""
         self._append(json.dumps(shard.dump()).encode() + b"\n")
 
     def _append(self, content: bytes) -> None:
@@ -155,19 +151,8 @@ class LocalJournal:
             os.fsync(self._descriptor)
 
 
-@contextmanager
-def open_journal(folder: Path) -> Iterator[LocalJournal]:
-    """Open the journal of a pack; create it if there is none."""
-    path = folder / JOURNAL_NAME
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        yield LocalJournal(path, descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @dataclass(frozen=True, slots=True)
-class LocalFolder:
+class _LocalFolder:
     """A local directory: see :class:`~shardio.packing.folders.DatasetFolder`.
 
     A lock excludes other writers. Finished shards are compared with their digests.
@@ -232,8 +217,14 @@ class LocalFolder:
         if self._path.exists():
             remove_unfinished(self._path, targets)
 
-    def open_journal(self) -> AbstractContextManager[LocalJournal]:
-        return open_journal(self._path)
+    @contextmanager
+    def open_journal(self) -> Iterator[_LocalJournal]:
+        path = self._path / JOURNAL_NAME
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            yield _LocalJournal(path, descriptor)
+        finally:
+            os.close(descriptor)
 
     def remove_journal(self) -> None:
         (self._path / JOURNAL_NAME).unlink(missing_ok=True)
@@ -265,15 +256,8 @@ def _digest_file(location: Location) -> str:
     return digest.hexdigest()
 
 
-class RemoteJournal:
-    """Records finished shards, each in an object: see :class:`~shardio.packing.folders.Journal`.
-
-    Damaged records count as missing: their shards are packed again.
-
-    Args:
-        folder: The folder of the dataset.
-        names: The names of the existing records.
-    """
+class _RemoteJournal:
+    """An object for each shard. Damaged records count as missing: their shards are packed again."""
 
     def __init__(self, folder: Location, names: Sequence[str]) -> None:
         self._folder = folder
@@ -287,7 +271,7 @@ class RemoteJournal:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteFolder:
+class _RemoteFolder:
     """A folder in an object store: see :class:`~shardio.packing.folders.DatasetFolder`.
 
     Finished shards are recognised by the versions of their tars and indexes in the store, because the content of an
@@ -329,8 +313,8 @@ class RemoteFolder:
         """Do nothing: objects appear whole."""
 
     @contextmanager
-    def open_journal(self) -> Iterator[RemoteJournal]:
-        yield RemoteJournal(self.location, self._list_records())
+    def open_journal(self) -> Iterator[_RemoteJournal]:
+        yield _RemoteJournal(self.location, self._list_records())
 
     def remove_journal(self) -> None:
         self.remove(self._list_records())
@@ -366,7 +350,7 @@ def _read_record(location: Location) -> PackedShard | None:
 
 def choose_folder(location: Location) -> DatasetFolder:
     """Return the folder at a location."""
-    return RemoteFolder(location) if find_path(location) is None else LocalFolder(location)
+    return _RemoteFolder(location) if find_path(location) is None else _LocalFolder(location)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -438,7 +422,7 @@ def begun(folder: DatasetFolder, digest: str, names: Collection[str]) -> Iterato
     """
     folder.remove_partial()
     unfinished = UnfinishedDataset(folder=folder, mark=digest.encode())
-    mark = read_mark(folder)
+    mark = _read_mark(folder)
     if mark is None:
         folder.mark(unfinished.mark)
     else:
@@ -447,10 +431,7 @@ def begun(folder: DatasetFolder, digest: str, names: Collection[str]) -> Iterato
     try:
         yield unfinished
     except Exception:  # Re-raised. Ctrl-C is not an Exception: a pack that it interrupts can be resumed.
-        with suppress(OSError):  # The store may be unreachable.
-            folder.remove_partial()
-            if not any(name.endswith(".tar") for name in folder.list_names()):
-                _unmark(folder)
+        _clear_if_empty(unfinished)
         raise
 
 
@@ -482,7 +463,7 @@ def end(digests: Mapping[DatasetFolder, str]) -> list[Manifest]:
         PackError: If it was a pack of another plan.
     """
     for folder, digest in digests.items():
-        if (mark := read_mark(folder)) is not None:
+        if (mark := _read_mark(folder)) is not None:
             _refuse_other_plan(folder, mark, digest)
     for folder in digests:
         _unmark(folder)
@@ -490,12 +471,7 @@ def end(digests: Mapping[DatasetFolder, str]) -> list[Manifest]:
 
 
 def _write_manifest(unfinished: UnfinishedDataset, manifest: Manifest) -> None:
-    """Write the manifest. The destination stays marked as unfinished.
-
-    Raises:
-        PackError: If the destination was removed or replaced during the pack, so that shards are lost.
-    """
-    where, mark = unfinished.folder.location, read_mark(unfinished.folder)
+    where, mark = unfinished.folder.location, _read_mark(unfinished.folder)
     if mark is None and _has_manifest(where, manifest):
         return  # Stores without locks admit several runs of one pack, and another run has ended first.
     if mark is None:
@@ -520,7 +496,7 @@ def _unmark(folder: DatasetFolder) -> None:
     folder.remove_journal()
 
 
-def read_mark(folder: DatasetFolder) -> bytes | None:
+def _read_mark(folder: DatasetFolder) -> bytes | None:
     """Return the content of the mark of an unfinished dataset; None if there is none."""
     try:
         return (folder.location / UNFINISHED_NAME).read_whole()
@@ -558,17 +534,22 @@ def new_dataset(folder: DatasetFolder, *, overwrite: bool) -> Iterator[Unfinishe
         try:
             yield unfinished
         except BaseException:  # Re-raised: Ctrl-C must not leave unfinished files either.
-            with suppress(OSError):  # It may have been removed.
-                folder.remove_partial()
-                is_empty = not any(name.endswith(".tar") for name in folder.list_names())
-                if is_empty and read_mark(folder) == unfinished.mark:  # Otherwise, another writer has begun.
-                    (folder.location / UNFINISHED_NAME).remove()
+            _clear_if_empty(unfinished)
             raise
+
+
+def _clear_if_empty(unfinished: UnfinishedDataset) -> None:
+    folder = unfinished.folder
+    with suppress(OSError):  # It may have been removed, or the store may be unreachable.
+        folder.remove_partial()
+        is_empty = not any(name.endswith(".tar") for name in folder.list_names())
+        if is_empty and _read_mark(folder) == unfinished.mark:  # Otherwise, another writer has begun.
+            _unmark(folder)
 
 
 def holds_unfinished(folder: DatasetFolder) -> bool:
     """Return whether a folder holds a dataset that a program has not finished writing."""
-    mark = read_mark(folder)
+    mark = _read_mark(folder)
     return mark is not None and mark.startswith(MARK)
 
 
@@ -609,7 +590,6 @@ def _clear(folder: DatasetFolder) -> None:
 
 
 def _refuse_unplanned(folder: DatasetFolder, names: Collection[str]) -> None:
-    """Raise PackError if a folder holds a tar that is not one of the plan's."""
     for name in folder.list_names():
         if name.endswith(".tar") and name not in names and not name.startswith("."):
             why = f"none of the pack's {len(names)} shards has that name"

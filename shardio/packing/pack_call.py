@@ -52,7 +52,7 @@ class Option:
         at_least: The least integer.
         below: The integer that it must be below.
         decides_output: Whether another value gives other bytes, so that an interrupted pack cannot be resumed with it.
-        of_files: Whether it applies only if the source is not an iterable of samples.
+        of_iterables: Whether it applies to iterables of samples, as all do that decide the output.
     """
 
     help: str
@@ -62,92 +62,80 @@ class Option:
     at_least: int | None = None
     below: int | None = None
     decides_output: bool = False
-    of_files: bool = False
+    of_iterables: bool = False
+
+
+_deciding = partial(Option, decides_output=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackOptions:
     """The options of a pack, checked: see :func:`pack`. Integers are Python's own, and sizes are in bytes."""
 
-    max_shard_size: Annotated[int, Option("Maximum size of a shard, such as 256MiB or 1GB.", decides_output=True)] = (
-        DEFAULT_SHARD_SIZE
-    )
-    max_shard_samples: Annotated[
-        int | None, Option("Maximum number of samples in a shard.", at_least=1, decides_output=True)
-    ] = None
+    max_shard_size: Annotated[int, _deciding("Maximum size of a shard, such as 256MiB or 1GB.")] = DEFAULT_SHARD_SIZE
+    max_shard_samples: Annotated[int | None, _deciding("Maximum number of samples in a shard.", at_least=1)] = None
     shuffle_seed: Annotated[
         int | None,
-        Option("Seed of the packing order, which mixes classes.", at_least=0, below=2**63, decides_output=True),
+        _deciding("Seed of the packing order, which mixes classes.", at_least=0, below=2**63),
     ] = 0
-    rename_dots: Annotated[bool, Option("Replace each dot in a file's stem with an underscore.", of_files=True)] = False
+    rename_dots: Annotated[bool, Option("Replace each dot in a file's stem with an underscore.")] = False
     prefix_keys: Annotated[
         bool,
         Option(
             "Put the name of its tar before each key, if samples of several tars have the same key: 0001 of "
-            "train-3.tar becomes train-3/0001.",
-            of_files=True,
+            "train-3.tar becomes train-3/0001."
         ),
     ] = False
-    strict: Annotated[bool, Option("Fail if an image cannot be decoded or its content does not match its suffix.")] = (
-        False
-    )
+    strict: Annotated[
+        bool, Option("Fail if an image cannot be decoded or its content does not match its suffix.", of_iterables=True)
+    ] = False
     check: Annotated[
         bool,
-        Option(
+        _deciding(
             "Pack all files as they are, at full speed. By default, each image is decoded first. Images that "
             f"cannot be decoded are left out and listed in OUT/{REJECTED_NAME}.",
             names=("--no-check",),
-            decides_output=True,
         ),
     ] = True
     jpeg: Annotated[
         JpegMode,
-        Option(
+        _deciding(
             "How to store JPEGs: copy stores them unchanged, tile rewrites them losslessly so that crops decode "
-            "faster, and reencode decodes them and stores them upright, tiled and, with --max-side, smaller.",
-            decides_output=True,
+            "faster, and reencode decodes them and stores them upright, tiled and, with --max-side, smaller."
         ),
     ] = "copy"
     convert_to: Annotated[
         ConvertedFormat | None,
-        Option(
+        _deciding(
             "Format that images in other formats are converted to, also those such as GIF and AVIF, which are not "
-            "packed otherwise. Masks stay as they are.",
-            decides_output=True,
+            "packed otherwise. Masks stay as they are."
         ),
     ] = None
     max_side: Annotated[
         int | None,
-        Option(
-            "Maximum length of the longer side, in pixels, of images that are re-encoded or converted.",
-            at_least=1,
-            decides_output=True,
+        _deciding(
+            "Maximum length of the longer side, in pixels, of images that are re-encoded or converted.", at_least=1
         ),
     ] = None
     quality: Annotated[
         int | None,
-        Option(
+        _deciding(
             "Quality of JPEGs and WebPs that are re-encoded or converted.",
             shown_default=str(DEFAULT_QUALITY),
             at_least=1,
             below=101,
-            decides_output=True,
         ),
     ] = None
     to_srgb: Annotated[
         bool,
-        Option(
-            "Convert the colours of images that are re-encoded or converted from their ICC profiles to sRGB.",
-            decides_output=True,
-        ),
+        _deciding("Convert the colours of images that are re-encoded or converted from their ICC profiles to sRGB."),
     ] = False
     max_pixels: Annotated[
         int | None,
-        Option(
+        _deciding(
             "Maximum number of pixels of an image. Larger images are left out.",
             shown_default=str(DEFAULT_MAX_PIXELS),
             at_least=1,
-            decides_output=True,
         ),
     ] = None
     num_workers: Annotated[
@@ -157,15 +145,13 @@ class PackOptions:
             "Leave unset to let shardio choose.",
             names=("--num-workers", "--workers"),
             at_least=1,
-            of_files=True,
         ),
     ] = None
     source_kind: Annotated[
         SourceKind,
         Option(
             "What SOURCE is, if it holds samples of several kinds, such as images and tars. auto recognises it; "
-            "files is a directory of images; saved is a saved dataset of Hugging Face's; table is a table of paths.",
-            of_files=True,
+            "files is a directory of images; saved is a saved dataset of Hugging Face's; table is a table of paths."
         ),
     ] = "auto"
     layout: Annotated[
@@ -173,8 +159,7 @@ class PackOptions:
         Option(
             "Layout of the files. auto recognises class folders and flat directories; classes makes each folder "
             "a class; flat makes no classes; pairs makes one sample of images/a.jpg and masks/a.png, or of a.jpg and "
-            "a.mask.png.",
-            of_files=True,
+            "a.mask.png."
         ),
     ] = "auto"
     source_split: Annotated[
@@ -184,15 +169,13 @@ class PackOptions:
             "for train-0.tar, or for the rows of a table whose column says train. all packs all splits as one "
             "dataset.",
             metavar="NAME|all",
-            of_files=True,
         ),
     ] = None
     on_incomplete: Annotated[
         OnIncomplete,
         Option(
             "With --layout pairs: what to do with an image that lacks a file that others have, such as a mask: "
-            "raise an error, skip the image, or keep it with the files that it has.",
-            of_files=True,
+            "raise an error, skip the image, or keep it with the files that it has."
         ),
     ] = "raise"
     fields: Annotated[
@@ -201,7 +184,6 @@ class PackOptions:
             "Fields to pack from a directory, such as wav,json: each sample must have the first, and other files "
             "are ignored. By default, samples are images, with all files that have the same stem.",
             metavar="SUFFIXES",
-            of_files=True,
         ),
     ] = None
     classes: Annotated[
@@ -210,6 +192,7 @@ class PackOptions:
             "Where to read the class names that define the labels: a text file with one name per line, a packed "
             "directory, or class folders.",
             metavar="FILE|DATASET",
+            of_iterables=True,
         ),
     ] = None
     labels: Annotated[
@@ -218,43 +201,38 @@ class PackOptions:
             "CSV, JSON Lines or Parquet file that labels the images, instead of class folders: class names or "
             "integers. Each image needs a label; rows for other images are allowed.",
             metavar="FILE",
-            of_files=True,
         ),
     ] = None
     image_column: Annotated[
         str | None,
-        Option("Column with the images, if the source has columns. Leave unset if there is only one.", of_files=True),
+        Option("Column with the images, if the source has columns. Leave unset if there is only one."),
     ] = None
     label_column: Annotated[
         str | None,
         Option(
             "Column with the labels, in the file of --labels or in the source. Leave unset if the file has two "
-            "columns, or the source has a column of labels or one called label.",
-            of_files=True,
+            "columns, or the source has a column of labels or one called label."
         ),
     ] = None
     key_column: Annotated[
         str | None,
         Option(
             "Column with keys (cats/0001) or paths (cats/0001.jpg), in the file of --labels or in the source. "
-            "Leave unset if the file has two columns, or to number the samples of the source.",
-            of_files=True,
+            "Leave unset if the file has two columns, or to number the samples of the source."
         ),
     ] = None
     on_changed: Annotated[
         OnChanged,
         Option(
             "What to do with a sample whose files change or become unreadable during the pack: raise an error or "
-            "skip it.",
-            of_files=True,
+            "skip it."
         ),
     ] = "raise"
     engine: Annotated[
         Engine,
         Option(
             "Where to pack: in processes of this machine, or on a Ray cluster, one task for each shard. All "
-            "machines of the cluster must see SOURCE and OUT under the same paths.",
-            of_files=True,
+            "machines of the cluster must see SOURCE and OUT under the same paths."
         ),
     ] = "processes"
     ray_address: Annotated[
@@ -262,12 +240,11 @@ class PackOptions:
         Option(
             "With --engine ray: address of the cluster, such as auto. Leave unset to start Ray on this machine.",
             names=("--address",),
-            of_files=True,
         ),
     ] = None
     storage_options: Annotated[
         StorageOptions | None,
-        Option("A setting of the object store.", names=("--storage-option",)),
+        Option("A setting of the object store.", names=("--storage-option",), of_iterables=True),
     ] = field(default=None, repr=False)
 
     def __post_init__(self) -> None:

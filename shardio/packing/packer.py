@@ -115,7 +115,7 @@ class PackResult(Findings):
             logger.warning("%s", message)
 
 
-def write_rejected(folder: Location, rejected: Sequence[RejectedSample]) -> None:
+def _write_rejected(folder: Location, rejected: Sequence[RejectedSample]) -> None:
     """Write the list of rejected samples; remove it if there are none."""
     location = folder / REJECTED_NAME
     if not rejected:
@@ -127,14 +127,13 @@ def write_rejected(folder: Location, rejected: Sequence[RejectedSample]) -> None
 
 
 @cache
-def load_source(kind: SourceKind) -> PackSource:
-    """Return the source of a kind."""
+def _load_source(kind: SourceKind) -> PackSource:
     module, _, name = SOURCES[kind].partition(":")
     return cast(PackSource, getattr(import_module(f"shardio.packing.sources.{module}"), name)())
 
 
 def _others() -> dict[SourceKind, PackSource]:
-    return {kind: load_source(kind) for kind in SOURCES if kind != "files"}
+    return {kind: _load_source(kind) for kind in SOURCES if kind != "files"}
 
 
 def scan_source(src: Path, dst: Location, options: PackOptions) -> SourceScan:
@@ -152,14 +151,13 @@ def scan_source(src: Path, dst: Location, options: PackOptions) -> SourceScan:
     if (option := _find_other_option(kind, options)) is not None:
         raise PackError(f"{describe_option(option)} does not apply to {src}: omit it")
     if kind != "files":
-        return load_source(kind).scan(src, options)
+        return _load_source(kind).scan(src, options)
     if src.is_dir() and find_main_file(src, options) is None:
         _refuse_outer_folder(src, dst)
     return scan_directory(src, dst, options)
 
 
 def _refuse_outer_folder(src: Path, dst: Location) -> None:
-    """Raise PackError, with the right commands, if folders of a source without samples are sources themselves."""
     lines = [
         f"  shardio pack {quote(folder)} {quote(dst / folder.name)}"
         for folder in sorted(src.iterdir())
@@ -176,8 +174,8 @@ def _refuse_outer_folder(src: Path, dst: Location) -> None:
 def _choose_kind(src: Path, options: PackOptions) -> SourceKind:
     """Return the kind of a source. Files that hold no samples, such as tables of labels, do not decide it."""
     if (kind := options.source_kind) != "auto":
-        if kind != "files" and load_source(kind).find(src) is None:
-            raise PackError(f"{src} is not {load_source(kind).what}: omit --source-kind {kind} (source_kind={kind!r})")
+        if kind != "files" and _load_source(kind).find(src) is None:
+            raise PackError(f"{src} is not {_load_source(kind).what}: omit --source-kind {kind} (source_kind={kind!r})")
         return kind
     all_found = {kind: evidence for kind, source in _others().items() if (evidence := source.find(src)) is not None}
     found = {kind: evidence.file for kind, evidence in all_found.items() if evidence.holds_samples}
@@ -188,7 +186,7 @@ def _choose_kind(src: Path, options: PackOptions) -> SourceKind:
         found = {kind: file for kind, file in found.items() if _find_other_option(kind, options) is None} or found
     if len(found) > 1:
         lines = [
-            f"  {load_source(kind).what}, such as {file}: --source-kind {kind} (source_kind={kind!r})"
+            f"  {_load_source(kind).what}, such as {file}: --source-kind {kind} (source_kind={kind!r})"
             for kind, file in found.items()
         ]
         raise PackError(
@@ -201,11 +199,11 @@ def _choose_kind(src: Path, options: PackOptions) -> SourceKind:
 
 def _find_other_option(kind: SourceKind, options: PackOptions) -> str | None:
     """Return an option that is given but does not apply to a kind of source; None if all apply."""
-    return options.find_given(name for name in OPTIONS_OF_KINDS if name not in load_source(kind).takes)
+    return options.find_given(name for name in OPTIONS_OF_KINDS if name not in _load_source(kind).takes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardPlan:
+class _ShardPlan:
     """One shard to write: its file name, and the rows of its samples in order, int64 [n]."""
 
     name: str
@@ -230,10 +228,10 @@ class PackPlan:
     def __len__(self) -> int:
         return len(self.stops)
 
-    def __iter__(self) -> Iterator[ShardPlan]:
+    def __iter__(self) -> Iterator[_ShardPlan]:
         start = 0
         for number, stop in enumerate(self.stops.tolist()):
-            yield ShardPlan(name=name_shard(number), rows=self.order[start:stop])
+            yield _ShardPlan(name=name_shard(number), rows=self.order[start:stop])
             start = stop
 
     @property
@@ -350,7 +348,6 @@ def _pack(
 def _write_dataset(
     src: Path, folder: DatasetFolder, scan: SourceScan, plan: PackPlan, options: PackOptions, progress: WorkProgress
 ) -> PackResult:
-    """Write the shards of a dataset, and return the result, whose manifest is not written yet."""
     samples = scan.samples
     execute = choose_executor(options, len(plan), samples.num_bytes)
     of_jobs = replace(options, classes=None, labels=None, storage_options=None)  # They may be large, or secret.
@@ -372,7 +369,7 @@ def _write_dataset(
     result.add(shard.findings for shard in shards)
     if not result.manifest.num_samples:
         raise PackError(_explain_nothing_left(src, samples.root, result.rejected))
-    write_rejected(folder.location, result.rejected)
+    _write_rejected(folder.location, result.rejected)
     return result
 
 
@@ -482,7 +479,8 @@ def pack_iterable(
         TypeError: If a sample is not a mapping, or a field cannot hold its value.
         ValueError: If a key, the name of a field or a value is invalid, or an option does not apply.
     """
-    of_files = [name for name, (_, option) in kinds_of_options().items() if option.of_files]
+    options_of = kinds_of_options().items()
+    of_files = [name for name, (_, each) in options_of if not (each.decides_output or each.of_iterables)]
     if name := (replace(options, num_workers=None) if options.num_workers == 1 else options).find_given(of_files):
         raise ValueError(f"{name} does not apply to an iterable of samples: omit it")
     preparation = Preparation(options, "")
@@ -502,7 +500,7 @@ def pack_iterable(
         found = preparation.findings
         if not writer.num_samples and found.rejected:
             raise PackError(f"no sample can be packed: {found.rejected[0].file} {found.rejected[0].reason}")
-        write_rejected(parse_location(dst, options.access), found.rejected)
+        _write_rejected(parse_location(dst, options.access), found.rejected)
     assert writer.manifest is not None, "the block has ended"
     result = PackResult(manifest=writer.manifest)
     result.add([found])
@@ -510,7 +508,6 @@ def pack_iterable(
 
 
 def _iterate(samples: Any) -> Iterator[Any]:
-    """Yield the samples of an iterable, or of a dataset that has only a length and an index."""
     if hasattr(type(samples), "__iter__") or not hasattr(type(samples), "__len__"):
         return iter(samples)
     return (samples[number] for number in range(len(samples)))

@@ -161,13 +161,8 @@ def is_jpeg(content: bytes) -> bool:
     return content.startswith(_JPEG_START)
 
 
-def tiling_proves_soundness(content: bytes, max_pixels: int | None) -> bool:
-    """Return whether tiling proves that an image is sound, because it reads every code of a JPEG.
-
-    Args:
-        content: The content of an image file.
-        max_pixels: The largest permitted number of pixels; None for Pillow's limit.
-    """
+def _tiling_proves_soundness(content: bytes, max_pixels: int | None) -> bool:
+    """Return whether tiling proves that an image is sound, because it reads every code of a JPEG."""
     from shardio.images.tiling import decodes_if_tileable
 
     if not is_jpeg(content):
@@ -288,20 +283,14 @@ def _load_problems(values: Sequence[tuple[str, str]]) -> list[FileProblem]:
     return [FileProblem(Path(path), what) for path, what in values]
 
 
-def find_mislabelled(field: str, content: bytes) -> str | None:
+def _find_mislabelled(field: str, content: bytes) -> str | None:
     """Return the format of an image whose field has the name of another format; otherwise None."""
     found = find_format(content)
     return found if found is not None and found != IMAGE_FORMATS[field.rpartition(".")[2]] else None
 
 
-def why_rejected(field: str, content: bytes, max_pixels: int | None) -> str | None:
-    """Return why an image cannot be decoded; None if it can.
-
-    Args:
-        field: The field, which holds images.
-        content: The content of the image file.
-        max_pixels: Larger images are rejected; None for Pillow's limit.
-    """
+def _why_rejected(field: str, content: bytes, max_pixels: int | None) -> str | None:
+    """Return why an image cannot be decoded; None if it can."""
     from shardio.images import decode_image, decode_unconverted  # Packing without a check does not need decoders.
 
     if find_format(content) is None:
@@ -401,7 +390,6 @@ class Preparation:
         return holds_images(field) or (self._options.convert_to is not None and is_convertible(field))
 
     def _note(self, source: SourceSample, image: _PreparedImage) -> None:
-        """Record the findings about an image of a sample that is packed."""
         found = self.findings
         if image.mislabelled_as is not None:
             what = f"has the suffix .{image.field.rpartition('.')[2]} but is in {image.mislabelled_as} format"
@@ -415,11 +403,6 @@ class Preparation:
             found.jpegs.note_damage(source, image.source_field, image.jpeg_outcome)
 
     def _prepare_image(self, field: str, content: bytes) -> _PreparedImage:
-        """Check an image, convert it, and rewrite it if it is a JPEG.
-
-        Raises:
-            _RejectedError: If it cannot be decoded or converted.
-        """
         image = _PreparedImage(source_field=field, field=field, content=content, num_bytes_before=len(content))
         to = self._options.convert_to
         if to is not None and is_convertible(field):
@@ -427,7 +410,7 @@ class Preparation:
         is_kept = image.converted_from is None
         needs_check = is_kept and self._options.check
         can_prove = (
-            needs_check and self._options.jpeg == "tile" and tiling_proves_soundness(content, self._options.max_pixels)
+            needs_check and self._options.jpeg == "tile" and _tiling_proves_soundness(content, self._options.max_pixels)
         )
         if needs_check and not can_prove:
             self._check(image.field, content)
@@ -440,16 +423,14 @@ class Preparation:
         if can_prove and image.jpeg_outcome != TILED:
             self._check(image.field, content)
         if needs_check:
-            image.mislabelled_as = find_mislabelled(image.field, content)
+            image.mislabelled_as = _find_mislabelled(image.field, content)
         return image
 
     def _check(self, field: str, content: bytes) -> None:
-        """Raise _RejectedError if an image cannot be decoded."""
-        if (why := why_rejected(field, content, self._options.max_pixels)) is not None:
+        if (why := _why_rejected(field, content, self._options.max_pixels)) is not None:
             raise _RejectedError(field, why)
 
     def _convert(self, image: _PreparedImage, to: ConvertedFormat) -> None:
-        """Convert an image if it is in another format, and give its field the name of the format."""
         found, target = find_format(image.content), to.upper()
         if found != target:
             from shardio.images.converting import convert_image  # It imports Pillow, which copying does not need.

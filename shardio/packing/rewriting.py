@@ -235,7 +235,6 @@ def _rewrite(
 
 
 def _write(samples: Iterable[tuple[int, Sample]], parts: Sequence[ShardSequence]) -> None:
-    """Write each sample to one of several sequences of shards, and end their last shards."""
     try:
         for part, sample in samples:
             parts[part].add(sample)
@@ -271,7 +270,6 @@ def _describe(limits: ShardLimits) -> Settings:
 
 
 def _refuse_sources(tables: Sequence[ShardTable], folders: Sequence[Location]) -> None:
-    """Raise PackError if a new dataset would be written where the tars of a source are."""
     homes = {tar.folder.resolve() for table in tables for tar in table.tars}
     for folder in folders:
         if folder.resolve() in homes:
@@ -376,7 +374,6 @@ def _plan(table: ShardTable, tables: Sequence[ShardTable]) -> Manifest:
 
 
 def _check_shards(table: ShardTable) -> None:
-    """Raise PackError if a shard is not the one that its manifest lists."""
     for tar, index, entry in zip(table.tars, table.indexes, table.manifest.shards, strict=True):
         with Shard(tar, index) as shard:
             if shard.entry != entry:
@@ -392,16 +389,6 @@ def _link_all(
     *,
     copy: bool,
 ) -> None:
-    """Link or copy shards into a packed directory, and write the new manifest.
-
-    Args:
-        folder: The directory.
-        shards: The tars and the indexes to add.
-        entries: Their new entries in the manifest.
-        manifest: The new manifest.
-        requested: The sources, for the record.
-        copy: Whether to copy.
-    """
     targets = [parse_location(folder / entry.name) for entry in entries]
     for target in targets:
         for each in target, index_location(target):
@@ -473,7 +460,6 @@ def _open_source(
     progress: WorkProgress | None,
     access: RemoteAccess,
 ) -> ShardTable:
-    """Open a packed dataset, or pack a directory of images into a hidden directory of the destination."""
     if find_path(parse_location(source)) is None:
         return open_table(source, access)
     if not source.exists():

@@ -249,9 +249,9 @@ class ShardWriter:
             self._unfinished = self._resources.enter_context(dataset)
             make_name = name_shard
         else:
-            part = worker_part(self._folder, self._worker, self._num_workers, overwrite=self._overwrite)
+            part = _worker_part(self._folder, self._worker, self._num_workers, overwrite=self._overwrite)
             self._resources.enter_context(part)
-            make_name = partial(name_worker_shard, self._worker)
+            make_name = partial(_name_worker_shard, self._worker)
         self._hashes = KeyHashes()
         self._sequence = ShardSequence(self._out, self._limits, make_name)
         return self
@@ -274,7 +274,6 @@ class ShardWriter:
         return {"max_shard_size": self._limits.max_size, "max_shard_samples": self._limits.max_samples}
 
     def _refuse_second(self, key: str) -> None:
-        """Raise PackError if a sample with the same key was written."""
         if not self._hashes.add(hash_key(key)) and (place := self._find(key)) is not None:
             raise PackError(
                 f"the key {key!r} of sample {self.num_samples} is also the key of {place}: give each sample a key of "
@@ -305,7 +304,7 @@ class ShardWriter:
         if self._unfinished is None:
             assert self._worker is not None, "one of several"
             assert self._num_workers is not None, "as worker"
-            record = WorkerRecord(
+            record = _WorkerRecord(
                 worker=self._worker,
                 num_workers=self._num_workers,
                 shards=entries,
@@ -313,7 +312,7 @@ class ShardWriter:
                 classes=self._classes,
                 pack=pack,
             )
-            write_record(self._out, record)
+            _write_record(self._out, record)
             return
         if not entries:
             raise PackError(f"no samples were written to {self._out}: write at least one")
@@ -329,7 +328,7 @@ def _choose(name: str, value: Any, alias: str, of_alias: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerRecord:
+class _WorkerRecord:
     """A record of the shards that a worker has written.
 
     Attributes:
@@ -349,19 +348,12 @@ class WorkerRecord:
     pack: dict[str, Any]
 
 
-def name_worker_shard(worker: int, number: int) -> str:
-    """Return the name of a shard of a worker. Names sort by worker, then by number."""
+def _name_worker_shard(worker: int, number: int) -> str:
     return f"{_prefix(worker)}{number:06d}.tar"
 
 
 @contextmanager
-def worker_part(folder: DatasetFolder, worker: int, num_workers: int, *, overwrite: bool) -> Iterator[None]:
-    """Prepare a folder for one of several workers, and lock this worker's part for the duration of a block.
-
-    Raises:
-        PackError: If the folder holds anything but parts of a run with this number of workers, or if this worker's
-            part exists and ``overwrite`` is off.
-    """
+def _worker_part(folder: DatasetFolder, worker: int, num_workers: int, *, overwrite: bool) -> Iterator[None]:
     out = folder.location
     with folder.locked(f".shardio-worker-{worker:05d}.lock"):
         _check_folder(folder, num_workers)
@@ -379,8 +371,7 @@ def worker_part(folder: DatasetFolder, worker: int, num_workers: int, *, overwri
         yield
 
 
-def write_record(out: Location, record: WorkerRecord) -> None:
-    """Record that a worker has finished."""
+def _write_record(out: Location, record: _WorkerRecord) -> None:
     with (out / _record_name(record.worker)).write_whole() as file:
         file.write(json.dumps(asdict(record), sort_keys=True).encode())
 
@@ -427,7 +418,7 @@ def _read_entry(tar: Location) -> ShardEntry:
         raise PackError(f"{tar} cannot be read: {error}. Write its worker's part again") from error
 
 
-def _join(folder: DatasetFolder, records: Sequence[WorkerRecord]) -> Manifest:
+def _join(folder: DatasetFolder, records: Sequence[_WorkerRecord]) -> Manifest:
     location = folder.location
     entries = [entry for record in records for entry in record.shards]
     if not entries:
@@ -470,7 +461,7 @@ def _check_folder(folder: DatasetFolder, num_workers: int) -> None:
         raise PackError(f"the directory {out} holds {foreign[0]}, which no worker wrote: choose an empty directory")
 
 
-def _read_records(folder: DatasetFolder) -> list[WorkerRecord]:
+def _read_records(folder: DatasetFolder) -> list[_WorkerRecord]:
     where = folder.location
     names = [name for name in whole_names(folder) if _RECORD.fullmatch(name)]
     records = [_read_record(where / name) for name in names]
@@ -494,13 +485,13 @@ def _read_records(folder: DatasetFolder) -> list[WorkerRecord]:
     return records
 
 
-def _read_record(location: Location) -> WorkerRecord:
+def _read_record(location: Location) -> _WorkerRecord:
     try:
         values = parse_json(location.read_whole())
         values["shards"] = tuple(ShardEntry(**entry) for entry in values["shards"])
         for name in "fields", "classes":
             values[name] = tuple(values[name])
-        return WorkerRecord(**values)
+        return _WorkerRecord(**values)
     except (ValueError, TypeError, KeyError) as error:
         raise PackError(f"{location} is damaged ({error!r}): write this worker's part again") from error
 

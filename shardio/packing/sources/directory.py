@@ -96,16 +96,16 @@ def scan_directory(src: Path, dst: Location, options: PackOptions) -> SourceScan
     layout, rename_dots, classes, labels = options.layout, options.rename_dots, options.classes, options.label_file
     with _reading(src):
         main = options.main_fields
-        folders = select_split(src, list(walk_folders(src)), main, options.source_split)
+        folders = _select_split(src, list(walk_folders(src)), main, options.source_split)
         _refuse_lost_folders(src, folders)
         if layout == "auto" and labels is None:
-            refuse_ambiguous_layouts(src, dst, folders, main, rename_dots=rename_dots)
-        images = find_images_folder(folders) if layout == "pairs" else None
+            _refuse_ambiguous_layouts(src, dst, folders, main, rename_dots=rename_dots)
+        images = _find_images_folder(folders) if layout == "pairs" else None
         has_classes = layout != "flat" and images is None and labels is None
         _refuse_splits(src, dst, folders, options, has_classes=has_classes)
         table, ignored, suffixed = group_files(src, folders, images, options)
         if layout == "pairs":
-            table = check_pairs(src, images, table, ignored, main, options.on_incomplete)
+            table = _check_pairs(src, images, table, ignored, main, options.on_incomplete)
         found = _find_class_folders(src, table, options) if has_classes else ()
         _check_sizes(table)
     if not len(table):
@@ -123,7 +123,6 @@ def scan_directory(src: Path, dst: Location, options: PackOptions) -> SourceScan
 
 @contextmanager
 def _reading(src: Path) -> Iterator[None]:
-    """Raise PackError if the block cannot read a file or a folder."""
     try:
         yield
     except OSError as error:
@@ -131,7 +130,6 @@ def _reading(src: Path) -> Iterator[None]:
 
 
 def _refuse_lost_folders(src: Path, folders: Sequence[FolderFiles]) -> None:
-    """Raise PackError for a broken link that may lead to a folder of samples."""
     for folder in folders:
         for number in np.flatnonzero(folder.sizes < 0).tolist():
             if not split_suffix(name := folder.names[number])[1]:
@@ -144,9 +142,8 @@ def _refuse_lost_folders(src: Path, folders: Sequence[FolderFiles]) -> None:
 def _refuse_splits(
     src: Path, dst: Location, folders: Sequence[FolderFiles], options: PackOptions, *, has_classes: bool
 ) -> None:
-    """Raise PackError if splits would silently become one dataset, or the chosen split would become a class."""
     if has_classes and options.layout == "pairs":
-        refuse_splits_as_classes(src, dst, folders, options.main_fields, pairs=True)
+        _refuse_splits_as_classes(src, dst, folders, options.main_fields, pairs=True)
     name, file = options.source_split, options.label_file
     if name is None:
         given: dict[str, str | None] = {"--layout": options.layout if options.layout != "auto" else None}
@@ -157,7 +154,7 @@ def _refuse_splits(
                 "--label-column": file.label_column,
             }
         text = " ".join(f"{option} {quote(value)}" for option, value in given.items() if value is not None)
-        refuse_merged_splits(src, dst, folders, options.main_fields, text, has_classes=has_classes)
+        _refuse_merged_splits(src, dst, folders, options.main_fields, text, has_classes=has_classes)
     elif has_classes and all(folder.path.partition("/")[0] == name for folder in folders):
         raise PackError(
             f"the split {name!r} of {src} would be a class, because its folder is where those of classes are. Pack "
@@ -208,7 +205,6 @@ def _find_class_folders(src: Path, table: FileTable, options: PackOptions) -> tu
 
 
 def _refuse_label_fields(table: FileTable, why: str) -> None:
-    """Raise PackError if a sample has a file that is its label."""
     labelled = next((row for row, kind in enumerate(table.kinds) if LABEL_FIELD in {name.field for name in kind}), None)
     if labelled is not None:
         row = int(np.flatnonzero(table.kind_ids == labelled)[0])
@@ -216,7 +212,6 @@ def _refuse_label_fields(table: FileTable, why: str) -> None:
 
 
 def _check_sizes(table: FileTable) -> None:
-    """Raise PackError for a file that is too large, and OSError for a broken link."""
     for file_index in np.flatnonzero((table.sizes > MAX_MEMBER) | (table.sizes < 0))[:1].tolist():
         row = int(np.searchsorted(table.first_files, file_index, side="right")) - 1
         for file in table.sample(row).files.values():
@@ -246,25 +241,21 @@ def quote(path: str | Path | Location) -> str:
     return shlex.quote(str(path))
 
 
-def select_split(
+def _select_split(
     src: Path, folders: Sequence[FolderFiles], main: Collection[str], name: str | None
 ) -> Sequence[FolderFiles]:
-    """Return the files in folders that have the name of a split; all files if no split is chosen.
-
-    Raises:
-        PackError: If there is no such folder.
-    """
+    """Return the files in folders that have the name of a split; all files if no split is chosen."""
     if name in (None, ALL_SPLITS):
         return folders
     found = [folder for folder in folders if name in folder.path.split("/")]
     if not any(_has_main(folder, main) for folder in found):
-        _, splits = find_splits(folders, main)
+        _, splits = _find_splits(folders, main)
         there = f"it holds the splits {_join(splits)}" if splits else "it holds no splits: omit the option"
         raise PackError(f"no folder of {src} with files to pack is called {name!r}, as --source-split says: {there}")
     return found
 
 
-def find_splits(folders: Sequence[FolderFiles], main: Collection[str]) -> tuple[str, list[str]]:
+def _find_splits(folders: Sequence[FolderFiles], main: Collection[str]) -> tuple[str, list[str]]:
     """Return the folder that holds several splits of a dataset, "" for the source, and the names of the splits."""
     children = defaultdict[str, set[str]](set)
     for folder in folders:
@@ -279,18 +270,10 @@ def find_splits(folders: Sequence[FolderFiles], main: Collection[str]) -> tuple[
     return "", []
 
 
-def refuse_splits_as_classes(
+def _refuse_splits_as_classes(
     src: Path, dst: Location, folders: Sequence[FolderFiles], main: Collection[str], *, pairs: bool = False
 ) -> None:
-    """Raise PackError, with the right commands, if splits of a dataset would become classes.
-
-    Args:
-        src: The source.
-        dst: The destination, which the commands name.
-        folders: All files.
-        main: The fields that make a file a sample.
-        pairs: Whether the layout is ``pairs``.
-    """
+    """Raise PackError, with the right commands, if splits of a dataset would become classes."""
     tops = {_top(folder) for folder in folders if folder.path and _has_main(folder, main)}
     splits = {name for name in tops if is_split(name)}
     if not splits or (len(splits) == 1 and splits != tops):  # A single "train" among other folders may be a class.
@@ -308,20 +291,11 @@ def refuse_splits_as_classes(
     )
 
 
-def refuse_merged_splits(
+def _refuse_merged_splits(
     src: Path, dst: Location, folders: Sequence[FolderFiles], main: Collection[str], options: str, *, has_classes: bool
 ) -> None:
-    """Raise PackError, with the right commands, if splits of a dataset would become one dataset.
-
-    Args:
-        src: The source.
-        dst: The destination, which the commands name.
-        folders: All files.
-        main: The fields that make a file a sample.
-        options: The options that the commands repeat.
-        has_classes: Whether the source's folders are classes.
-    """
-    parent, splits = find_splits(folders, main)
+    """Raise PackError, with the right commands, if splits of a dataset would become one dataset."""
+    parent, splits = _find_splits(folders, main)
     if not splits or (not parent and has_classes):  # Then the splits would be classes, which is another error.
         return
     options = f" {options}" if options else ""
@@ -338,22 +312,10 @@ def refuse_merged_splits(
     )
 
 
-def refuse_ambiguous_layouts(
+def _refuse_ambiguous_layouts(
     src: Path, dst: Location, folders: Sequence[FolderFiles], main: Collection[str], *, rename_dots: bool
 ) -> None:
-    """Raise PackError, with the right command, if the files look like a layout other than class folders.
-
-    Without this check, folders that are not classes would become classes. Images in different class folders may have
-    the same names, so files count as pairs only if the names of their folders also suggest it.
-
-    Args:
-        src: The source.
-        dst: The destination, which the command names.
-        folders: All files.
-        main: The fields that make a file a sample.
-        rename_dots: Whether dots in stems become underscores.
-    """
-    refuse_splits_as_classes(src, dst, folders, main)
+    _refuse_splits_as_classes(src, dst, folders, main)
     _refuse_companions_of_split(src, folders, main)
     _refuse_parallel_folders(src, dst, folders, main)
     _refuse_one_folder_of_folders(src, dst, folders, main)
@@ -361,12 +323,8 @@ def refuse_ambiguous_layouts(
         _refuse_companions(src, dst, folders, main)
 
 
-def find_images_folder(folders: Sequence[FolderFiles]) -> str | None:
-    """Return the name of the folder of images if there are other folders, such as masks/; otherwise None.
-
-    Raises:
-        PackError: If several folders are named like a folder of images.
-    """
+def _find_images_folder(folders: Sequence[FolderFiles]) -> str | None:
+    """Return the name of the folder of images if there are other folders, such as masks/; otherwise None."""
     names = sorted({_top(folder) for folder in folders if folder.path and folder.names})
     found = [name for name in names if _is_named(IMAGES, name)]
     if len(names) < 2 or not found:
@@ -379,7 +337,7 @@ def find_images_folder(folders: Sequence[FolderFiles]) -> str | None:
     return found[0]
 
 
-def check_pairs(
+def _check_pairs(
     src: Path,
     images: str | None,
     samples: FileTable,
@@ -387,21 +345,6 @@ def check_pairs(
     main: Collection[str],
     on_incomplete: OnIncomplete,
 ) -> FileTable:
-    """Return the samples to pack, after checking that they have the same companions (masks, labels, captions).
-
-    Args:
-        src: The source.
-        images: The name of the folder of images, if there is one.
-        samples: The samples.
-        ignored: The paths of files that do not belong to a sample, relative to the source. The paths of samples that
-            are left out are added to it.
-        main: The fields that make a file a sample.
-        on_incomplete: The treatment of a sample that lacks a companion. Unless it is ``raise``, companions without an
-            image are ignored.
-
-    Raises:
-        PackError: If there are no pairs, or companions or their images are missing.
-    """
     num_samples = np.bincount(samples.kind_ids, minlength=len(samples.kinds)).tolist()
     companions = [{name.field.rpartition(".")[0] for name in kind} - {""} for kind in samples.kinds]
     counts = Counter[str]()
@@ -452,7 +395,6 @@ def check_pairs(
 
 
 def _is_companion(file: PurePosixPath, images: str | None, names: Collection[FileName], main: Collection[str]) -> bool:
-    """Return whether a file looks like a companion without its image: samples have its field, or its kind of image."""
     if file.name in _TOOL_FILES:
         return False
     if images is not None:

@@ -333,7 +333,6 @@ class _Grouping:
         self._kinds, self._counts, self._sizes, self._mtimes = array("i"), array("q"), array("q"), array("q")
 
     def add_folder(self, folder: FolderFiles) -> None:
-        """Add the samples of one folder."""
         has_dots = self._layout == "pairs" or any(name.count(".") > 1 for name in folder.names)
         undotted = find_main_stems(folder, self._main) if has_dots else frozenset[str]()
         prefix = f"{folder.path}/" if folder.path else ""
@@ -354,7 +353,6 @@ class _Grouping:
             self._add(prefix + stem, files, undotted)
 
     def add_pairs(self, folders: Sequence[FolderFiles], images: str) -> None:
-        """Add samples whose files are in the folder of images and in parallel folders."""
         groups, pairing = defaultdict[str, list[_File]](list), Pairing(folders, images, self._main)
         for folder in folders:
             for name, size, mtime_ns in _entries(folder):
@@ -367,7 +365,6 @@ class _Grouping:
             self._add(stem, files, frozenset())
 
     def finish(self) -> FileTable:
-        """Return the samples, sorted by key."""
         order = np.array(sorted(range(len(self._keys)), key=self._keys.__getitem__), np.int64)
         keys = [self._keys[row] for row in order.tolist()]
         self._refuse_equal(keys, order.tolist())
@@ -427,11 +424,6 @@ class _Grouping:
     def _make_key(
         self, stem: str, files: Sequence[_File], undotted: frozenset[str], *, has_suffix: bool = False
     ) -> str:
-        """Return the key of a sample. With ``has_suffix``, it ends in the suffix of its file.
-
-        Raises:
-            _UnpackableError: If the sample cannot have a key.
-        """
         folder, slash, base = stem.rpartition("/")
         if "." in base:
             path = self._src / _path(stem, files[0][0])
@@ -466,11 +458,7 @@ class _Grouping:
                 )
 
     def _has_several_images(self, stem: str, files: Sequence[_File]) -> bool:
-        """Return whether files with the same stem are separate samples, such as a.jpg and a.png in a class folder.
-
-        Raises:
-            _UnpackableError: If they may be an image and its mask, or are two files for one field.
-        """
+        """Return whether files with the same stem are separate samples, such as a.jpg and a.png in a class folder."""
         fields = [name.field for name, _, _ in files]
         mains = [field for field in fields if field in self._main]
         if len(mains) == 1 and len({*fields}) == len(fields):
@@ -494,7 +482,6 @@ class _Grouping:
         return True
 
     def _refuse_equal(self, keys: Sequence[str], order: Sequence[int]) -> None:
-        """Record an error for each two samples that have the same key, if keys may differ from the stems of files."""
         if not (self._rename_dots or self.suffixed):
             return
         for (key, row), (other, other_row) in pairwise(zip(keys, order, strict=True)):

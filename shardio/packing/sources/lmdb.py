@@ -56,7 +56,7 @@ class _Entry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entries:
+class _Entries:
     """The entries of n samples, in columns.
 
     Attributes:
@@ -87,7 +87,6 @@ class Entries:
         return len(self.field_indices)
 
     def take(self, row: int) -> list[tuple[bytes, str]]:
-        """Return the name and the field of each entry of a sample."""
         first, stop = self.first_entries[row : row + 2].tolist()
         bounds = self.bounds[first : stop + 1].tolist()
         return [
@@ -96,7 +95,7 @@ class Entries:
         ]
 
 
-class EntryNames:
+class _EntryNames:
     """Collects the entries of a database, whose names are sorted.
 
     Args:
@@ -118,12 +117,7 @@ class EntryNames:
         self._fields, self._field_indices = dict[str, int](), array("i")
 
     def add(self, name: bytes, size: int) -> str | None:
-        """Add an entry. Return its name if the name has no suffix: the value must then be an image.
-
-        Args:
-            name: Its name. Names come in sorted order.
-            size: The size of its value in bytes.
-        """
+        """Add an entry. Return its name if the name has no suffix: the value must then be an image."""
         try:
             text = name.decode()
         except UnicodeDecodeError:
@@ -144,18 +138,13 @@ class EntryNames:
         self._group.append(_Entry(text, size))
         return None
 
-    def finish(self) -> Entries:
-        """Return the samples that have a main field.
-
-        Raises:
-            PackError: If some entries cannot be packed. The message names up to SHOWN of them.
-        """
+    def finish(self) -> _Entries:
         self._end_group()
         self._refuse_equal_keys()
         if self._errors:
             more = [f"and {len(self._errors) - SHOWN} more"] if len(self._errors) > SHOWN else []
             raise PackError("\n".join([f"{self._path} cannot be packed:", *self._errors[:SHOWN], *more]))
-        return Entries(
+        return _Entries(
             keys=self._keys,
             sizes=np.array(self._sizes, np.int64),
             names=bytes(self._names),
@@ -166,16 +155,7 @@ class EntryNames:
             ignored=self._ignored,
         )
 
-    def number(self, entries: Iterable[tuple[bytes, memoryview]], num_samples: int) -> Entries:
-        """Return the samples of a database with numbered entries: ``image-000000001`` and ``label-000000001``.
-
-        Args:
-            entries: All entries: name and value.
-            num_samples: The number of samples. Entries with larger numbers are ignored.
-
-        Raises:
-            PackError: If images are missing.
-        """
+    def number(self, entries: Iterable[tuple[bytes, memoryview]], num_samples: int) -> _Entries:
         sizes = {kind: np.full(num_samples, -1, np.int64) for kind in _NUMBERED}
         for name, value in entries:
             kind, _, number = bytes(name).partition(b"-")
@@ -365,14 +345,9 @@ class LmdbEnvironment(PackSource):
 
 
 @lru_cache(maxsize=1)
-def _find_entries(source: _Environment) -> Entries:
-    """Return the entries of each sample. Read only names, sizes, and the first values whose name has no suffix.
-
-    Raises:
-        PackError: If names or values cannot be packed.
-        FileChangedError: If the environment has changed since the scan.
-    """
-    names = EntryNames(
+def _find_entries(source: _Environment) -> _Entries:
+    """Return the entries of each sample. Read only names, sizes, and the first values whose name has no suffix."""
+    names = _EntryNames(
         source.path, rename_dots=source.rename_dots, main_fields=source.main_fields, fields=source.fields
     )
     are_images = dict[str, bool]()
@@ -401,11 +376,6 @@ def _find_entries(source: _Environment) -> Entries:
 
 
 def _open(path: Path) -> Any:
-    """Open an environment to read it.
-
-    Raises:
-        PackError: If the package is missing, or the environment is damaged or already open.
-    """
     try:
         import lmdb
     except ImportError as error:

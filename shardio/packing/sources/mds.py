@@ -147,34 +147,66 @@ def invalid_index_is_an_error(src: Path) -> Iterator[None]:
         raise PackError(f"{src / INDEX} is invalid: {what}. Download or create it again") from error
 
 
-def resolve_file(src: Path, name: object) -> Path:
-    """Return the path of a file that ``index.json`` names.
-
-    Raises:
-        PackError: If the name leads out of the directory.
-    """
+def _resolve(src: Path, name: object) -> Path:
     if not isinstance(name, str) or not name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
         raise PackError(f"{src / INDEX} names the file {name!r}, which is not below {src}: create {INDEX} again")
     return src / name
 
 
-def has_size(path: Path, num_bytes: int) -> bool:
-    """Return whether a file exists and has at least a certain size."""
-    return path.is_file() and stat_file(str(path)).size >= num_bytes
+class Part(NamedTuple):
+    """A file of samples that ``index.json`` names.
+
+    Attributes:
+        name: Its name when it is decompressed.
+        num_bytes: Its size in bytes when it is decompressed.
+        packed: Its name when it is compressed; None if it is not.
+        packed_bytes: Its size in bytes when it is compressed; None if that is unknown.
+        may_be_larger: Whether it may be larger than ``num_bytes``.
+    """
+
+    name: str
+    num_bytes: int
+    packed: str | None
+    packed_bytes: int | None = None
+    may_be_larger: bool = False
 
 
-def check_size(src: Path, path: Path, num_bytes: int, *, at_least: bool = False) -> None:
-    """Check that a file has the size that ``index.json`` gives.
+def find_files(
+    src: Path, parts: Sequence[Part], find_decompress: Callable[[Part], Callable[[bytes], bytes]]
+) -> tuple[tuple[SourceFile, ...], TemporaryFolder | None]:
+    """Return the files of a dataset, and the folder with decompressed files if there are any.
+
+    Both tools leave decompressed files beside the compressed ones. These are used.
 
     Args:
         src: The dataset.
-        path: The file.
-        num_bytes: Its size in bytes.
-        at_least: Whether it may be larger.
+        parts: The files that ``index.json`` names.
+        find_decompress: Returns the function that decompresses the content of a file.
 
     Raises:
-        PackError: If it has another size, or does not exist.
+        PackError: If a file is missing, damaged, or not below the dataset, or the disk has too little space.
     """
+    paths, packed = [src / INDEX], list[tuple[Path, Part]]()
+    for part in parts:
+        path = _resolve(src, part.name)
+        if part.packed is None or (path.is_file() and stat_file(str(path)).size >= part.num_bytes):
+            _check_size(src, path, part.num_bytes, at_least=part.may_be_larger)
+        else:
+            path = _resolve(src, part.packed)
+            _check_size(src, path, part.packed_bytes or 1, at_least=part.packed_bytes is None)
+            packed.append((path, part))
+        paths.append(path)
+    files = tuple(stat_file(str(path)) for path in paths)
+    if not packed:
+        return files, None
+    decompress = [find_decompress(part) for _, part in packed]
+    folder = TemporaryFolder(sum(part.num_bytes for _, part in packed), src)
+    for (path, part), each in zip(packed, decompress, strict=True):
+        _unpack(path, folder.path / part.name, part.num_bytes, each)
+    return files, folder
+
+
+def _check_size(src: Path, path: Path, num_bytes: int, *, at_least: bool) -> None:
     try:
         size = stat_file(str(path)).size
     except OSError as error:
@@ -239,18 +271,7 @@ def find_folder(src: Path, unpacked: TemporaryFolder | None, name: str) -> Path:
     return unpacked.path if unpacked is not None and (unpacked.path / name).exists() else src
 
 
-def unpack(src: Path, dst: Path, num_bytes: int, decompress: Callable[[bytes], bytes]) -> None:
-    """Decompress a file.
-
-    Args:
-        src: The file.
-        dst: The new file.
-        num_bytes: The least size of the new file.
-        decompress: Returns the decompressed content of a file.
-
-    Raises:
-        PackError: If the file is damaged.
-    """
+def _unpack(src: Path, dst: Path, num_bytes: int, decompress: Callable[[bytes], bytes]) -> None:
     try:
         content = decompress(parse_location(src).read_whole())
     except Exception as error:  # Each algorithm raises its own errors.
@@ -269,8 +290,16 @@ def _remove(path: Path, process: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Shards:
-    """The samples of a dataset: see :class:`~shardio.packing.sources.records.Records`."""
+class IndexedRecords:
+    """The samples of a dataset with an ``index.json``: see :class:`~shardio.packing.sources.records.Records`.
+
+    Attributes:
+        path: The dataset.
+        files: Its files.
+        series: Its files of samples.
+        columns: The roles of its columns.
+        unpacked: The folder of the files that are decompressed.
+    """
 
     path: Path
     files: tuple[SourceFile, ...]
@@ -278,13 +307,28 @@ class _Shards:
     columns: Columns
     unpacked: TemporaryFolder | None = field(default=None, repr=False, compare=False)
 
+    def describe(self, row: int) -> str:
+        """Return the name of a sample for messages."""
+        return self.series.describe(row)
+
+
+@contextmanager
+def any_error_is_a_value_error() -> Iterator[None]:
+    """Raise ValueError for any error of the block: neither tool has a class of errors for damaged samples."""
+    try:
+        yield
+    except Exception as error:
+        let_through(error)
+        raise ValueError(describe_error(error)) from error
+
+
+class _Shards(IndexedRecords):
+    __slots__ = ()
+
     def open(self) -> _Reader:
         streaming = _import_streaming(self.path)
         shards = _open_shards(streaming, self.path, read_index(self.path, _KIND)["shards"], self.unpacked)
         return _Reader(streaming, shards, self.series, self.columns)
-
-    def describe(self, row: int) -> str:
-        return self.series.describe(row)
 
 
 class _Reader:
@@ -299,7 +343,7 @@ class _Reader:
     def read(self, row: int) -> Mapping[str, bytes]:
         number, sample = self._series.find(row)
         shard = self._shards[number]
-        try:
+        with any_error_is_a_value_error():
             content = shard.get_sample_data(sample)
             sizes = np.frombuffer(content, "<u4", shard.column_sizes.count(None)).tolist()
             if sum(sizes) + 4 * len(sizes) + sum(size or 0 for size in shard.column_sizes) != len(content):
@@ -317,9 +361,6 @@ class _Reader:
             found |= {f"{name.lower()}.npy": encode_array(value) for name, value in plain.items() if _is_array(value)}
             plain = {name: value for name, value in plain.items() if not _is_array(value)}
             return {**found, "json": dump_json(plain)} if plain else found
-        except Exception as error:  # Of Streaming, for which damaged samples have no error of their own.
-            let_through(error)
-            raise ValueError(describe_error(error)) from error
 
     def _make_content(self, encoding: str, value: bytes) -> bytes:
         return encode_pixels(self._streaming.decode(encoding, value)) if encoding == "pil" else value
@@ -421,26 +462,12 @@ def _find_encodings(src: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str
 def _find_files(
     streaming: _Streaming, src: Path, entries: Sequence[Mapping[str, Any]]
 ) -> tuple[tuple[SourceFile, ...], TemporaryFolder | None]:
-    """Return the files of a dataset, and the folder with decompressed shards if there are any."""
-    paths, compressed = [src / INDEX], list[tuple[Path, Mapping[str, Any]]]()
+    parts, compressions = list[Part](), dict[str, str]()
     for entry in entries:
-        raw, packed = entry["raw_data"], entry.get("zip_data")
-        path = resolve_file(src, raw["basename"])
-        if packed and not has_size(path, raw["bytes"]):  # Streaming leaves decompressed shards there.
-            path = resolve_file(src, packed["basename"])
-            check_size(src, path, packed["bytes"])
-            compressed.append((path, entry))
-        else:
-            check_size(src, path, raw["bytes"])
-        paths.append(path)
-    files = tuple(stat_file(str(path)) for path in paths)
-    if not compressed:
-        return files, None
-    folder = TemporaryFolder(sum(entry["raw_data"]["bytes"] for _, entry in compressed), src)
-    for path, entry in compressed:
-        raw, decompress = entry["raw_data"], partial(streaming.decompress, entry["compression"])
-        unpack(path, folder.path / raw["basename"], raw["bytes"], decompress)
-    return files, folder
+        raw, packed = entry["raw_data"], entry.get("zip_data") or {"basename": None, "bytes": None}
+        parts.append(Part(raw["basename"], raw["bytes"], packed["basename"], packed["bytes"]))
+        compressions[raw["basename"]] = entry["compression"]
+    return find_files(src, parts, lambda part: partial(streaming.decompress, compressions[part.name]))
 
 
 def _open_shards(
@@ -457,10 +484,7 @@ def _open_shards(
 
 
 def _read_values(streaming: _Streaming, shard: Any, path: Path, values: Mapping[str, list[Any]]) -> NDArray[np.int64]:
-    """Append the values of some columns of a shard to lists, and return the size of each sample, int64 [n].
-
-    It does not read the images, which Streaming's reader would.
-    """
+    """Append the values of some columns of a shard to lists, and return the size of each sample, int64 [n]."""
     with closing(parse_location(path).open()) as file:
         offsets = np.frombuffer(file.read(4, 4 * (shard.samples + 2)), "<u4").astype(np.int64)
         sizes: NDArray[np.int64] = np.diff(offsets)
@@ -476,13 +500,7 @@ def _read_values(streaming: _Streaming, shard: Any, path: Path, values: Mapping[
 
 
 def _find_columns(shard: Any, file: StoredFile, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the offsets of each sample's columns, and of the end of its last column: int64 [n, columns + 1].
-
-    Args:
-        shard: Streaming's reader of the shard.
-        file: The shard.
-        offsets: int64 [n + 1], the offsets of the samples, and of the end of the last one.
-    """
+    """Return the offsets of each sample's columns, and of the end of its last column: int64 [n, columns + 1]."""
     is_variable = np.array([size is None for size in shard.column_sizes])
     starts = offsets[:-1] + 4 * int(is_variable.sum())
     heads = b"".join(file.read_many(offsets[:-1], starts))

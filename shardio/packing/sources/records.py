@@ -92,7 +92,7 @@ class RecordScan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordSample:
+class _RecordSample:
     """A record before packing."""
 
     records: Records
@@ -156,10 +156,10 @@ class RecordTable:
             digest.update(b"none" if column is None else np.ascontiguousarray(column).data)
         return digest.digest()
 
-    def take(self, rows: NDArray[np.int64]) -> list[RecordSample]:
+    def take(self, rows: NDArray[np.int64]) -> list[_RecordSample]:
         labels = [None] * len(rows) if self.labels is None else self.labels[rows].tolist()
         return [
-            RecordSample(records=self.records, row=row, key=self.keys[row], label=label)
+            _RecordSample(records=self.records, row=row, key=self.keys[row], label=label)
             for row, label in zip(rows.tolist(), labels, strict=True)
         ]
 
@@ -268,11 +268,7 @@ class _Opened:
         self._reader: RecordReader | None = None
 
     def get(self, records: Records) -> RecordReader:
-        """Return the reader of a dataset, which is opened unless it is open already.
-
-        Raises:
-            FileChangedError: If its files have changed since the scan.
-        """
+        """Return the reader of a dataset, which is opened unless it is open already."""
         # The samples of a shard share the object. Comparing the values takes long for thousands of files.
         if self._reader is None or (records is not self._records and records != self._records):
             self.close()

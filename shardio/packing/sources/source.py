@@ -1,4 +1,4 @@
-"""The interface of a pack source: how it is recognised and scanned, its samples, its files, and the table of all kinds."""
+"""The interface of a pack source: recognise and scan it, its samples and files, and the table of all kinds."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class SourceScan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class _Selection:
     """Rows of a table: see :class:`~shardio.packing.sources.source.SourceTable`.
 
     Attributes:
@@ -207,7 +207,7 @@ class Selection:
         return self.table.find_changes()
 
 
-def divide(table: SourceTable, numbers: NDArray[np.int64], num_parts: int) -> list[Selection]:
+def divide(table: SourceTable, numbers: NDArray[np.int64], num_parts: int) -> list[_Selection]:
     """Return the rows of each part of a table.
 
     Args:
@@ -215,11 +215,11 @@ def divide(table: SourceTable, numbers: NDArray[np.int64], num_parts: int) -> li
         numbers: int64 [n], the number of the part of each row.
         num_parts: The number of parts.
     """
-    sizes, selections = table.sizes_in_tar(), list[Selection]()
+    sizes, selections = table.sizes_in_tar(), list[_Selection]()
     for number in range(num_parts):
         rows = np.flatnonzero(numbers == number)
         keys = [table.keys[row] for row in rows.tolist()]
-        selections.append(Selection(table=table, rows=rows, keys=keys, tar_sizes=sizes[rows]))
+        selections.append(_Selection(table=table, rows=rows, keys=keys, tar_sizes=sizes[rows]))
     return selections
 
 

@@ -61,7 +61,7 @@ JSON_FIELD = "json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PathSample:
+class _PathSample:
     """A row before packing: its file, and the content of its json field, if it has one."""
 
     file: FileSample
@@ -82,7 +82,7 @@ class PathSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PathTable:
+class _PathTable:
     """The rows of a table in their order: see :class:`~shardio.packing.sources.source.SourceTable`.
 
     Attributes:
@@ -121,10 +121,10 @@ class PathTable:
         digest.update(self.json or b"")
         return digest.digest()
 
-    def take(self, rows: NDArray[np.int64]) -> list[PathSample]:
+    def take(self, rows: NDArray[np.int64]) -> list[_PathSample]:
         starts, stops = self.json_bounds[rows].tolist(), self.json_bounds[rows + 1].tolist()
         return [
-            PathSample(file=file, json=None if self.json is None else self.json[start:stop])
+            _PathSample(file=file, json=None if self.json is None else self.json[start:stop])
             for file, start, stop in zip(self.files.take(rows), starts, stops, strict=True)
         ]
 
@@ -220,11 +220,6 @@ class _Rows:
         return f"row {self._numbers[row]}" if row < len(self._numbers) else "a row of another split"
 
     def add(self, number: int, row: Row, columns: Columns) -> None:
-        """Add a row, given its number in the table. Record problems of its file.
-
-        Raises:
-            ValueError: If the row is invalid.
-        """
         path = row.get(str(columns.image))
         if not isinstance(path, str) or not path:
             raise ValueError(f"row {number} has {path!r:.100} in the column {columns.image!r}, which must be a path")
@@ -245,12 +240,7 @@ class _Rows:
         self._json_bounds.append(len(self._json))
         self._has_json = self._has_json or bool(others)
 
-    def finish(self, columns: Columns, *, rename_dots: bool) -> PathTable:
-        """Return the samples, without labels.
-
-        Raises:
-            PackError: If files are missing or no images, or keys are invalid or equal.
-        """
+    def finish(self, columns: Columns, *, rename_dots: bool) -> _PathTable:
         if self._errors:
             more = [f"and {self._num_errors - SHOWN} more"] if self._num_errors > SHOWN else []
             raise PackError(
@@ -288,10 +278,9 @@ class _Rows:
             labels=None,
         )
         json = bytes(self._json) if self._has_json else None
-        return PathTable(root=self._root, files=files, json=json, json_bounds=np.array(self._json_bounds, np.int64))
+        return _PathTable(root=self._root, files=files, json=json, json_bounds=np.array(self._json_bounds, np.int64))
 
     def _add_file(self, path: str) -> str | None:
-        """Add the file of a row, or return the problem that prevents it."""
         prefix = "" if path.startswith("/") else self._root
         try:
             file = stat_file(prefix + path)
@@ -462,7 +451,6 @@ class ParquetFiles(PackSource):
 
 
 def _find_in_folder(src: Path) -> tuple[list[Path], list[Path]]:
-    """Return the Parquet files of a directory that hold contents, and its other Parquet files."""
     others = list[Path]()
     for folder in (src, src / "data"):  # The second is Hugging Face's own.
         with_contents = list[Path]()
@@ -524,7 +512,6 @@ def _select_rows(
 
 
 def _load(kind: Literal["parquet", "saved"], src: Path, files: Sequence[SourceFile]) -> Any:
-    """Open a dataset without decoding its contents."""
     try:
         import datasets
     except ImportError as error:
@@ -558,7 +545,6 @@ def _without_progress_bars(datasets: Any) -> Iterator[None]:
 
 
 def _holds_content(feature: Any) -> bool:
-    """Return whether a column holds the contents of files: bytes, or bytes with a path."""
     if type(feature).__name__ in ("Audio", "Image", "Pdf", "Video"):
         return True
     if isinstance(feature, Mapping):

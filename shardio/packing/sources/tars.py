@@ -238,7 +238,6 @@ class _Tars:
         return f"sample {number} of {Path(self.files[shard_id].path).name}"
 
     def find(self, row: int) -> tuple[int, int]:
-        """Return the tar of a sample, and its number there."""
         stops = list(accumulate(self.counts))
         shard_id = bisect_right(stops, row)
         return shard_id, row - (stops[shard_id - 1] if shard_id else 0)
@@ -353,7 +352,6 @@ def _select_tars(src: Path, split: str | None) -> Sequence[Path]:
 
 
 def _make_prefixes(tars: Sequence[SourceFile]) -> list[str]:
-    """Return the prefix of the keys of each tar: its path below the folder of all tars, without its suffix."""
     root = os.path.commonpath([Path(tar.path).parent for tar in tars])
     names = [read_as_utf8(os.path.relpath(tar.path, root)) for tar in tars]
     prefixes = [f"{name[:-4] if name.lower().endswith('.tar') else name}/" for name in names]
@@ -365,13 +363,7 @@ def _make_prefixes(tars: Sequence[SourceFile]) -> list[str]:
 def _measure(
     table: ShardTable, prefixes: Sequence[str] | None, *, with_label: bool
 ) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the keys of all samples, their sizes, int64 [n], and their sizes in a tar, int64 [n].
-
-    Args:
-        table: The tars.
-        prefixes: The prefix of the keys of each tar; None for no prefixes.
-        with_label: Whether the sizes include the labels.
-    """
+    """Return the keys of all samples, their sizes, int64 [n], and their sizes in a tar, int64 [n]."""
     keys, sizes, tar_sizes = list[str](), list[NDArray[np.int64]](), list[NDArray[np.int64]]()
     for number, index in enumerate(table.indexes):
         columns = read_columns(index)
