@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import shardio
 from shardio.errors import PackError
-from shardio.packing import PackResult
+from shardio.packing import PackOptions, PackResult
 from shardio.shards import Manifest, open_table
 from tests.files import read_files
 from tests.packing.packs import Change, pack
@@ -175,6 +178,16 @@ def test_values_out_of_range_are_refused_before_writing(images: Path, tmp_path: 
     with pytest.raises(ValueError, match=r"must be|greater"):
         shardio.pack(images, tmp_path / "out", **options)  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
+
+
+def test_each_option_is_in_the_signature_and_the_docstring() -> None:
+    parameters = dict(list(inspect.signature(shardio.pack).parameters.items())[2:])
+    options = {each.name: each.default for each in fields(PackOptions)}
+    assert {name: each.default for name, each in parameters.items()} == options
+    documented = re.findall(
+        r"^    (\w+): ", (inspect.getdoc(shardio.pack) or "").partition("Returns:")[0], re.MULTILINE
+    )
+    assert documented == ["src", "dst", *options]
 
 
 @pytest.fixture(scope="module")

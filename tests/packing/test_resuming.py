@@ -16,8 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -25,13 +23,13 @@ import shardio
 from shardio.cli.main import app
 from shardio.errors import PackError
 from shardio.files import find_target
-from shardio.libraries import import_torchvision
 from shardio.packing import JpegMode, executors
 from shardio.packing.folders import JOURNAL_NAME
 from shardio.sample import Sample
 from shardio.shards import write_shard
 from shardio.storage import Location
 from tests.files import files_of_at_most, read_files
+from tests.packing import kinds
 from tests.packing.packs import Change, Interrupt, assert_refused, pack
 from tests.processes import forkserver_context
 from tests.sources import write_images
@@ -285,66 +283,16 @@ def test_after_an_error_only_whole_files_are_left(tmp_path: Path, num_workers: i
     assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
 
 
-def make_lmdb(images: dict[str, bytes], folder: Path) -> Path:
-    lmdb = pytest.importorskip("lmdb")
-    with lmdb.open(str(folder / "in"), map_size=1 << 24) as environment, environment.begin(write=True) as transaction:
-        for key, content in images.items():
-            transaction.put(f"{key}.jpg".encode(), content)
-    return folder / "in"
-
-
-def make_tars(images: dict[str, bytes], folder: Path) -> Path:
-    shardio.pack(folder / "images", folder / "in", max_shard_samples=5)
-    return folder / "in"
-
-
-def make_table(images: dict[str, bytes], folder: Path) -> Path:
-    (folder / "in.csv").write_text("\n".join(["path", *(f"images/{key}.jpg" for key in images)]))
-    return folder / "in.csv"
-
-
-def make_parquet(images: dict[str, bytes], folder: Path) -> Path:
-    pytest.importorskip("datasets")
-    pq.write_table(pa.table({"image": list(images.values())}), folder / "in.parquet")
-    return folder / "in.parquet"
-
-
-def make_mds(images: dict[str, bytes], folder: Path) -> Path:
-    import_torchvision()  # Streaming imports it.
-    streaming = pytest.importorskip("streaming")
-    with streaming.MDSWriter(
-        out=str(folder / "in"), columns={"x": "jpeg"}, size_limit=1 << 12, compression="gz"
-    ) as mds:
-        for content in images.values():
-            mds.write({"x": content})
-    return folder / "in"
-
-
-def make_litdata(images: dict[str, bytes], folder: Path) -> Path:
-    writers = pytest.importorskip("litdata.streaming.writer")
-    (folder / "in").mkdir()
-    compressed = {"compression": "zstd", "compression_level": "chunk"}
-    writer = writers.BinaryWriter(str(folder / "in"), chunk_size=5, **compressed)
-    for number, content in enumerate(images.values()):
-        writer[number] = content
-    writer.done()
-    writer.merge(1)
-    return folder / "in"
-
-
-def make_folders(images: dict[str, bytes], folder: Path) -> Path:
-    return folder / "images"
-
-
-MAKERS = {make_folders: "tile", make_table: "copy"}
-SLOW = dict.fromkeys((make_lmdb, make_tars, make_mds, make_litdata), "copy") | {make_parquet: "tile"}
+MAKERS = {kinds.write_folders: "tile", kinds.write_table: "copy"}
+SLOW = {kinds.write_parquet: "tile"}
+SLOW |= dict.fromkeys((kinds.write_lmdb, kinds.write_tars, kinds.write_mds, kinds.write_litdata), "copy")
 
 
 @pytest.mark.parametrize(
     ("make", "jpeg"), [*MAKERS.items(), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW.items())]
 )
 def test_an_interrupted_pack_is_resumed_by_any_number_of_workers(
-    tmp_path: Path, make: Callable[[dict[str, bytes], Path], Path], jpeg: JpegMode, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, make: kinds.Write, jpeg: JpegMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With equal bytes and an equal report. Nothing temporary is left behind."""
     source = make(write_images(tmp_path / "images"), tmp_path)
@@ -360,6 +308,6 @@ def test_an_interrupted_pack_is_resumed_by_any_number_of_workers(
         resumed = pack(source, out, num_workers=number, **settings)
         assert (resumed.num_kept, resumed.jpegs) == (8, whole.jpegs)
         assert read_files(out) == read_files(tmp_path / "whole")
-    pack(make_folders({}, tmp_path), tmp_path / "other")  # It closes the source.
+    pack(kinds.write_folders({}, tmp_path), tmp_path / "other")  # It closes the source.
     gc.collect()
     assert not list((tmp_path / "temporary").iterdir())
