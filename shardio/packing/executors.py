@@ -376,10 +376,6 @@ class _OnRay:
 
     All machines of the cluster must see the source and the destination under the same paths, and have the same version
     of shardio. If this process is already connected to a cluster, that cluster is used.
-
-    Attributes:
-        address: The address of the cluster; None to start Ray on this machine.
-        num_workers: The number of shards to pack at a time; None for one for each processor of the cluster.
     """
 
     address: str | None

@@ -316,18 +316,7 @@ class _RejectedError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class _PreparedImage:
-    """An image as it is stored.
-
-    Attributes:
-        source_field: The field before packing.
-        field: The field.
-        content: The content.
-        num_bytes_before: If it is a JPEG, its size before it was rewritten.
-        mislabelled_as: Its format, if its field has the name of another one.
-        converted_from: The format that it was converted from; None if it was not.
-        jpeg_outcome: The outcome of a JPEG; None for other formats.
-        clipped_type: The type of its gray values, if they are clipped when it becomes RGB.
-    """
+    """An image as it is stored."""
 
     source_field: str
     field: str

@@ -7,9 +7,10 @@ import os
 import re
 import shutil
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from shardio.packing.shard_writer import ShardLimits, ShardSequence, name_shard
 from shardio.packing.sources.source import SourceKind
 from shardio.packing.sources.tars import (
     CopySource,
-    Settings,
     count_tiled,
     describe,
     refuse_duplicates,
@@ -110,7 +110,8 @@ def merge(
     access = make_direct_access(storage_options)
     tables = [open_table(source, access) for source in sources]
     limits = _check_limits(max_shard_size, max_shard_samples)
-    return _rewrite(tables, parse_location(out, access), limits, None, overwrite, progress)
+    (manifest,) = _copy(tables, [parse_location(out, access)], limits, overwrite, progress)
+    return manifest
 
 
 def reshard(
@@ -147,7 +148,10 @@ def reshard(
     limits = _check_limits(max_shard_size, max_shard_samples)
     shuffle_seed = check_optional_integer("shuffle_seed", shuffle_seed, at_least=0, below=2**63)
     access = make_direct_access(storage_options)
-    return _rewrite([open_table(src, access)], parse_location(out, access), limits, shuffle_seed, overwrite, progress)
+    (manifest,) = _copy(
+        [open_table(src, access)], [parse_location(out, access)], limits, overwrite, progress, shuffle_seed
+    )
+    return manifest
 
 
 def split(
@@ -186,64 +190,59 @@ def split(
         The same errors as :func:`merge`.
     """
     parts = make_parts(by, names)
-    limits, overwrite = _check_limits(max_shard_size, max_shard_samples), check_flag("overwrite", overwrite)
-    access = make_direct_access(storage_options)
+    limits, access = _check_limits(max_shard_size, max_shard_samples), make_direct_access(storage_options)
     table = open_table(src, access)
     num_samples = np.zeros(len(names), np.int64)
     for index in table.indexes:
         num_samples += np.bincount(parts.assign(read_keys(index).hash_all()), minlength=len(names))
     parts.refuse_empty(num_samples.tolist(), describe(table))
-    refuse_duplicates([table])
     folders = [parse_location(out, access) / name for name in names]
-    _refuse_sources([table], folders)
-    with ExitStack() as stack, CopySource([table]) as source:
-        unfinished = [
-            stack.enter_context(new_dataset(choose_folder(folder), overwrite=overwrite)) for folder in folders
-        ]
-        sequences = [ShardSequence(folder, limits) for folder in folders]
-        copied = _report(source.read(), [table], progress)
-        _write(((bisect_right(parts.thresholds, hash_key(sample.key)), sample) for sample in copied), sequences)
-        settings = {name: value for name, value in unite_settings([table.manifest]).items() if name != "num_tiled"}
-        manifests = [_make_manifest(each, table.manifest.classes, settings | _describe(limits)) for each in sequences]
-        finish(dict(zip(unfinished, manifests, strict=True)))
+    choose = partial(bisect_right, parts.thresholds)
+    manifests = _copy([table], folders, limits, overwrite, progress, choose=lambda sample: choose(hash_key(sample.key)))
     return dict(zip(names, manifests, strict=True))
 
 
-def _rewrite(
+def _copy(
     tables: Sequence[ShardTable],
-    out: Location,
+    folders: Sequence[Location],
     limits: ShardLimits,
-    shuffle_seed: int | None,
     overwrite: bool,
     progress: WorkProgress | None,
-) -> Manifest:
+    shuffle_seed: int | None = None,
+    choose: Callable[[Sample], int] | None = None,
+) -> list[Manifest]:
+    """Copy the samples of several datasets to a new one, or each to the one whose number ``choose`` returns."""
     overwrite = check_flag("overwrite", overwrite)
     classes = unite_classes(tables)
     refuse_duplicates(tables)
-    _refuse_sources(tables, [out])
-    with new_dataset(choose_folder(out), overwrite=overwrite) as unfinished, CopySource(tables) as source:
+    _refuse_sources(tables, folders)
+    with ExitStack() as stack, CopySource(tables) as source:
+        unfinished = [stack.enter_context(new_dataset(choose_folder(each), overwrite=overwrite)) for each in folders]
         order: NDArray[np.int64] | None = None
         if shuffle_seed is not None:
             order = permute(np.arange(len(source)), np.array([len(source)]), make_rng_key(shuffle_seed, "pack"))
-        sequence = ShardSequence(out, limits)
-        _write(((0, sample) for sample in _report(source.read(order), tables, progress)), [sequence])
+        sequences = [ShardSequence(folder, limits) for folder in folders]
+        try:
+            for sample in _report(source.read(order), tables, progress):
+                sequences[0 if choose is None else choose(sample)].add(sample)
+            for sequence in sequences:
+                sequence.end_shard()
+        except BaseException as error:
+            for sequence in sequences:
+                sequence.discard(error)
+            raise
         settings = unite_settings([table.manifest for table in tables])
-        settings |= {**_describe(limits), "shuffle_seed": shuffle_seed}
-        manifest = _make_manifest(sequence, classes, settings)
-        finish({unfinished: manifest})
-    return manifest
-
-
-def _write(samples: Iterable[tuple[int, Sample]], parts: Sequence[ShardSequence]) -> None:
-    try:
-        for part, sample in samples:
-            parts[part].add(sample)
-        for sequence in parts:
-            sequence.end_shard()
-    except BaseException as error:
-        for sequence in parts:
-            sequence.discard(error)
-        raise
+        settings |= {"max_shard_size": limits.max_size, "max_shard_samples": limits.max_samples}
+        if choose is None:
+            settings["shuffle_seed"] = shuffle_seed
+        else:
+            settings.pop("num_tiled", None)  # It is known only for all parts together.
+        manifests = [
+            Manifest(shards=tuple(each.entries), fields=tuple(sorted(each.fields)), classes=classes, pack=settings)
+            for each in sequences
+        ]
+        finish(dict(zip(unfinished, manifests, strict=True)))
+    return manifests
 
 
 def _report(samples: Iterable[Sample], tables: Sequence[ShardTable], progress: WorkProgress | None) -> Iterable[Sample]:
@@ -255,18 +254,8 @@ def _report(samples: Iterable[Sample], tables: Sequence[ShardTable], progress: W
         progress.advance(1, sum(map(len, sample.fields.values())))
 
 
-def _make_manifest(sequence: ShardSequence, classes: tuple[str, ...], settings: Settings) -> Manifest:
-    return Manifest(
-        shards=tuple(sequence.entries), fields=tuple(sorted(sequence.fields)), classes=classes, pack=settings
-    )
-
-
 def _check_limits(max_shard_size: str | int, max_shard_samples: int | None) -> ShardLimits:
     return ShardLimits(max_size=parse_size("max_shard_size", max_shard_size), max_samples=max_shard_samples)
-
-
-def _describe(limits: ShardLimits) -> Settings:
-    return {"max_shard_size": limits.max_size, "max_shard_samples": limits.max_samples}
 
 
 def _refuse_sources(tables: Sequence[ShardTable], folders: Sequence[Location]) -> None:

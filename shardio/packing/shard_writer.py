@@ -329,16 +329,7 @@ def _choose(name: str, value: Any, alias: str, of_alias: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WorkerRecord:
-    """A record of the shards that a worker has written.
-
-    Attributes:
-        worker: The worker's number, from 0.
-        num_workers: The number of workers.
-        shards: Its shards.
-        fields: The names of their fields, sorted.
-        classes: The class names by label.
-        pack: The settings, for the manifest.
-    """
+    """A record of the shards that a worker has written."""
 
     worker: int
     num_workers: int

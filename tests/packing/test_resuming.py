@@ -30,8 +30,7 @@ from shardio.shards import write_shard
 from shardio.storage import Location
 from tests.files import files_of_at_most, read_files
 from tests.packing import kinds
-from tests.packing.packs import Change, Interrupt, assert_refused, pack
-from tests.processes import forkserver_context
+from tests.packing.packs import Change, Interrupt, assert_refused, exit_code_if_killed, pack
 from tests.sources import write_images
 from tests.tars import read_members, write_tar
 
@@ -151,29 +150,8 @@ NUM_RENAMES = 8
 """Renames in a pack into three shards: the plan's digest; three tars, each with its index; the manifest."""
 
 
-def pack_and_die(source: Path, out: Path, n: int, moment: str) -> None:
-    """Pack, and kill this process right before or after the n-th file is renamed into place."""
-    replace, num_renames = Path.replace, 0
-
-    def replace_and_die(path: Path, target: Path) -> Path:
-        nonlocal num_renames
-        num_renames += 1
-        if (num_renames, moment) == (n, "before"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        target = replace(path, target)
-        if (num_renames, moment) == (n, "after"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return target
-
-    Path.replace = replace_and_die  # type: ignore[method-assign, assignment]  # in a process of its own
-    shardio.pack(source, out, max_shard_samples=3, num_workers=1)
-
-
 def exit_code_of_pack(source: Path, out: Path, n: int, moment: str) -> int | None:
-    process = forkserver_context().Process(target=pack_and_die, args=(source, out, n, moment))
-    process.start()
-    process.join()
-    return process.exitcode
+    return exit_code_if_killed(n, moment, shardio.pack, source, out, max_shard_samples=3, num_workers=1)
 
 
 def assert_only_whole_files(out: Path, uninterrupted: dict[str, bytes]) -> None:

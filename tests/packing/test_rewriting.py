@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 from pathlib import Path
@@ -20,8 +19,7 @@ from shardio.packing import PackOptions, make_parts, pack_parts, pack_source
 from shardio.packing.sources import tars
 from shardio.shards import UNFINISHED_NAME, open_table
 from tests.files import read_files, read_parts
-from tests.packing.packs import Interrupt, read_packed
-from tests.processes import forkserver_context
+from tests.packing.packs import Interrupt, exit_code_if_killed, read_packed
 from tests.sources import write_images
 from tests.tars import Samples, read_with_webdataset, write_tar
 
@@ -377,33 +375,6 @@ def test_what_cannot_be_appended_is_refused(out: Path, tmp_path: Path) -> None:
         shardio.append(out, more)
 
 
-def append_and_die(out: Path, more: Path, n: int) -> None:
-    """Append, and kill this process right after the n-th change of a name in a directory."""
-    num_changes = 0
-
-    def dying(function: Any) -> Any:
-        def call(*arguments: Any, **options: Any) -> Any:
-            nonlocal num_changes
-            found = function(*arguments, **options)
-            num_changes += 1
-            if num_changes == n:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return found
-
-        return call
-
-    Path.replace = dying(Path.replace)  # type: ignore[method-assign]  # in a process of its own
-    os.link = dying(os.link)
-    shardio.append(out, more)
-
-
-def exit_code_of_append(out: Path, more: Path, n: int) -> int | None:
-    process = forkserver_context().Process(target=append_and_die, args=(out, more, n))
-    process.start()
-    process.join()
-    return process.exitcode
-
-
 @pytest.mark.slow
 def test_wherever_it_is_killed_the_dataset_is_the_old_or_the_new_one(packed: Path, tmp_path: Path) -> None:
     more = write_more(tmp_path / "more", ["x/1", "x/2", "x/3"])
@@ -412,7 +383,7 @@ def test_wherever_it_is_killed_the_dataset_is_the_old_or_the_new_one(packed: Pat
     new = shardio.append(expected, more)
     for n in range(1, 7):  # The record; two tars, each with its index; the manifest.
         out = Path(shutil.copytree(packed, tmp_path / f"out-{n}"))
-        assert exit_code_of_append(out, more, n) == -signal.SIGKILL
+        assert exit_code_if_killed(n, "after", shardio.append, out, more) == -signal.SIGKILL
         assert shardio.open(out).manifest == (new if n == 6 else old)
         assert all(problem.kind == "unlisted" for problem in shardio.verify(out))
         if n == 4:  # Another append starts from the old dataset.
@@ -422,4 +393,4 @@ def test_wherever_it_is_killed_the_dataset_is_the_old_or_the_new_one(packed: Pat
             assert shardio.verify(copy) == []
         assert shardio.append(out, more) == new
         assert read_files(out) == read_files(expected)
-    assert exit_code_of_append(Path(shutil.copytree(packed, tmp_path / "out-7")), more, 7) == 0
+    assert exit_code_if_killed(7, "after", shardio.append, shutil.copytree(packed, tmp_path / "out-7"), more) == 0

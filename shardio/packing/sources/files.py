@@ -314,12 +314,7 @@ class _UnpackableError(Exception):
 
 
 class _Grouping:
-    """Collects samples in columns.
-
-    Attributes:
-        ignored: The paths of files that do not belong to a sample.
-        suffixed: The keys that end in the file's suffix, because another image has the same stem.
-    """
+    """Collects samples in columns."""
 
     def __init__(self, src: Path, options: PackOptions) -> None:
         self._src, self._layout, self._rename_dots = src, options.layout, options.rename_dots

@@ -66,12 +66,7 @@ _NODES = ("builtins.dict", "builtins.list", "builtins.tuple")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Leaf:
-    """A value that each sample has.
-
-    Attributes:
-        keys: The keys and numbers that lead from the sample to the value; none if it is the whole sample.
-        format: Its format in ``index.json``.
-    """
+    """A value that each sample has."""
 
     keys: tuple[Hashable, ...]
     format: str
@@ -201,13 +196,6 @@ class _Items:
     """The items of LitData's own reader.
 
     It is not ``StreamingDataset``, which replaces compressed chunks by decompressed ones in their folder.
-
-    Args:
-        path: The dataset.
-        series: Its chunks, with the names that they have when they are decompressed.
-        leaves: The values of a sample.
-        unpacked: The folder with decompressed chunks.
-        raw: The kinds of values that remain bytes.
     """
 
     def __init__(

@@ -96,14 +96,7 @@ class _Entries:
 
 
 class _EntryNames:
-    """Collects the entries of a database, whose names are sorted.
-
-    Args:
-        path: The database, for messages.
-        rename_dots: Whether each dot in a stem becomes an underscore.
-        main_fields: The fields that make an entry a sample.
-        fields: The fields to pack; None for all.
-    """
+    """Collects the entries of a database, whose names are sorted."""
 
     def __init__(
         self, path: Path, *, rename_dots: bool, main_fields: Collection[str], fields: Sequence[str] | None
@@ -247,16 +240,7 @@ class _EntryNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Environment:
-    """An LMDB environment: see :class:`~shardio.packing.sources.records.Records`.
-
-    Attributes:
-        path: The environment.
-        files: The file of its data.
-        rename_dots: Whether each dot in the stem of a name becomes an underscore.
-        main_fields: The fields that make an entry a sample.
-        fields: The fields to pack; None for all.
-        transaction: The number of the last transaction that changed it.
-    """
+    """An LMDB environment: see :class:`~shardio.packing.sources.records.Records`."""
 
     path: Path
     files: tuple[SourceFile, ...]

@@ -192,17 +192,7 @@ class TableOfPaths(PackSource):
 
 
 class _Rows:
-    """Collects rows in columns.
-
-    Attributes:
-        labels: The label of each row.
-        names: The keys that do not follow from the path by removing the suffix, by path.
-        suffixed: The keys that end in the file's suffix, because another image has the same path except for its suffix.
-
-    Args:
-        path: The table.
-        main_fields: The suffixes of images.
-    """
+    """Collects rows in columns."""
 
     def __init__(self, path: Path, main_fields: Collection[str]) -> None:
         self._main_fields = main_fields

@@ -212,19 +212,10 @@ class CopySource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tars:
-    """The samples of tars: see :class:`~shardio.packing.sources.records.Records`.
-
-    Attributes:
-        path: The source.
-        digest: A hash of all other attributes, so that comparing the values for thousands of tars takes no time.
-        files: The tars.
-        indexes: The paths of their indexes.
-        counts: Their numbers of samples.
-        new_labels: The new label of each label; None if labels stay as they are.
-    """
+    """The samples of tars: see :class:`~shardio.packing.sources.records.Records`."""
 
     path: Path
-    digest: str
+    digest: str  # A hash of all that follows: comparing thousands of tars for each sample would take time.
     files: tuple[SourceFile, ...] = field(compare=False)
     indexes: tuple[str, ...] = field(compare=False)
     counts: tuple[int, ...] = field(compare=False)
