@@ -412,11 +412,6 @@ def locked(src: Path, folder: DatasetFolder) -> Iterator[None]:
 def begun(folder: DatasetFolder, digest: str, names: Collection[str]) -> Iterator[UnfinishedDataset]:
     """Prepare the destination to start or resume a plan. After a failure before the first finished shard, clear it.
 
-    Args:
-        folder: The destination.
-        digest: The digest of the plan.
-        names: The names of its shards.
-
     Raises:
         PackError: If the destination holds an unfinished pack of another plan, or a tar that is not in this plan.
     """

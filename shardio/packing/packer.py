@@ -137,12 +137,7 @@ def _others() -> dict[SourceKind, PackSource]:
 
 
 def scan_source(src: Path, dst: Location, options: PackOptions) -> SourceScan:
-    """Find the samples of a source.
-
-    Args:
-        src: A directory of images, or the dataset of another tool.
-        dst: The destination, which error messages name.
-        options: The options of the pack.
+    """Find the samples of a source: a directory of images, or the dataset of another tool. Messages name ``dst``.
 
     Raises:
         PackError: If it cannot be packed, or holds samples of several kinds.
@@ -276,13 +271,6 @@ def pack_parts(
 
     All of them have the class names of the whole source. Samples stay in their parts when others are added to the
     source.
-
-    Args:
-        src: The source.
-        out: The directory of the new datasets.
-        parts: The fraction and the name of each dataset.
-        options: The options of each pack.
-        progress: Receives the number of samples and their size, then the samples and bytes that are packed or kept.
 
     Returns:
         The result for each part, by name. The first result also has the ignored files of the whole source, and the
@@ -468,11 +456,6 @@ def pack_iterable(
     """Pack the samples of an iterable, or of a sequence, in its order.
 
     An interrupted call cannot be resumed. A repeated call starts again.
-
-    Args:
-        samples: Mappings as for :meth:`shardio.ShardWriter.write`. Without ``__key__``, samples are numbered.
-        dst: A new or empty directory, or that of an interrupted call.
-        options: The options of the pack.
 
     Raises:
         PackError: If the directory cannot be used, two samples have the same key, or nothing is packed.

@@ -26,18 +26,11 @@ from shardio.packing.pack_call import DEFAULT_SHARD_SIZE, Layout, PackOptions, k
 from shardio.packing.packer import pack_source
 from shardio.packing.shard_writer import ShardLimits, ShardSequence, name_shard
 from shardio.packing.sources.source import SourceKind
-from shardio.packing.sources.tars import (
-    CopySource,
-    count_tiled,
-    describe,
-    refuse_duplicates,
-    unite_classes,
-    unite_fields,
-    unite_settings,
-)
+from shardio.packing.sources.tars import CopySource, describe, refuse_duplicates
 from shardio.progress import WorkProgress
 from shardio.sample import Sample
 from shardio.shards import (
+    LABEL_FIELD,
     MANIFEST_NAME,
     UNFINISHED_NAME,
     DatasetSource,
@@ -65,6 +58,12 @@ from shardio.storage import (
 from shardio.values import check_flag, check_optional_integer, parse_json, parse_size
 
 DEFAULT_SIZE = "256MiB"
+
+_Settings = dict[str, str | int | None]
+"""The settings in a manifest."""
+
+_KEPT_SETTINGS = ("jpeg", "max_side", "quality")
+"""Settings that describe the images, and stay true when samples are moved to other shards."""
 
 RECORD_NAME = ".shardio-append.json"
 """The file that lists the shards of an unfinished append."""
@@ -213,7 +212,7 @@ def _copy(
 ) -> list[Manifest]:
     """Copy the samples of several datasets to a new one, or each to the one whose number ``choose`` returns."""
     overwrite = check_flag("overwrite", overwrite)
-    classes = unite_classes(tables)
+    classes = _unite_classes(tables)
     refuse_duplicates(tables)
     _refuse_sources(tables, folders)
     with ExitStack() as stack, CopySource(tables) as source:
@@ -231,7 +230,7 @@ def _copy(
             for sequence in sequences:
                 sequence.discard(error)
             raise
-        settings = unite_settings([table.manifest for table in tables])
+        settings = _unite_settings([table.manifest for table in tables])
         settings |= {"max_shard_size": limits.max_size, "max_shard_samples": limits.max_samples}
         if choose is None:
             settings["shuffle_seed"] = shuffle_seed
@@ -243,6 +242,44 @@ def _copy(
         ]
         finish(dict(zip(unfinished, manifests, strict=True)))
     return manifests
+
+
+def _unite_classes(tables: Sequence[ShardTable]) -> tuple[str, ...]:
+    """Return the class names of several datasets, by label: the longest list. The other lists are its prefixes."""
+    longest = max(tables, key=lambda table: len(table.manifest.classes))
+    names = longest.manifest.classes
+    for table in tables:
+        others = table.manifest.classes
+        for label, (name, other) in enumerate(zip(names, others, strict=False)):
+            if name != other:
+                raise PackError(
+                    f"label {label} is {name!r} in {describe(longest)} and {other!r} in {describe(table)}: pack the "
+                    "second one again with the class names of the first (--classes)"
+                )
+        if names and not others and LABEL_FIELD in table.manifest.fields:
+            raise PackError(
+                f"{describe(table)} has labels without class names, and {describe(longest)} has {len(names)} class "
+                "names, so it is unknown whether the labels mean the same: write the former again with class names "
+                "(shardio pack --classes, or ShardWriter(classes=…))"
+            )
+    return names
+
+
+def _unite_settings(manifests: Sequence[Manifest]) -> _Settings:
+    """Return the settings that describe the images of several datasets: those that are equal in all of them."""
+    first = manifests[0].pack
+    settings: _Settings = {
+        name: first[name]
+        for name in _KEPT_SETTINGS
+        if name in first and all(name in each.pack and each.pack[name] == first[name] for each in manifests)
+    }
+    return settings | _count_tiled(manifests)
+
+
+def _count_tiled(manifests: Sequence[Manifest]) -> _Settings:
+    counts = [manifest.pack.get("num_tiled") for manifest in manifests]
+    known = [count for count in counts if isinstance(count, int)]
+    return {"num_tiled": sum(known)} if len(known) == len(counts) else {}
 
 
 def _report(samples: Iterable[Sample], tables: Sequence[ShardTable], progress: WorkProgress | None) -> Iterable[Sample]:
@@ -344,7 +381,7 @@ def append(
 def _plan(table: ShardTable, tables: Sequence[ShardTable]) -> Manifest:
     for each in tables:
         _check_shards(each)
-    classes = unite_classes([table, *tables])
+    classes = _unite_classes([table, *tables])
     refuse_duplicates([table, *tables])
     manifests = [table.manifest, *(each.manifest for each in tables)]
     numbers = [
@@ -356,9 +393,9 @@ def _plan(table: ShardTable, tables: Sequence[ShardTable]) -> Manifest:
     settings = {name: value for name, value in table.manifest.pack.items() if name != "num_tiled"}
     return Manifest(
         shards=(*table.manifest.shards, *renamed),
-        fields=unite_fields(manifests),
+        fields=tuple(sorted({field for each in manifests for field in each.fields})),
         classes=classes,
-        pack=settings | count_tiled(manifests),
+        pack=settings | _count_tiled(manifests),
     )
 
 

@@ -81,15 +81,8 @@ class Directory(PackSource):
 def scan_directory(src: Path, dst: Location, options: PackOptions) -> SourceScan:
     """Find the samples in ``src/class/…/name.jpg``, or in a flat directory ``src/name.jpg``.
 
-    Args:
-        src: The directory.
-        dst: The destination, which error messages name.
-        options: The options for reading it. The layout ``auto`` accepts class folders or a flat directory, and refuses
-            a directory that looks different. Without class names, the sorted names of the class folders, or those in
-            the file of labels, define the labels.
-
-    Raises:
-        PackError: If the directory cannot be packed. The message names the file that prevents it.
+    Error messages name the file that prevents the pack, and commands that pack into ``dst``. Without class names, the
+    sorted names of the class folders, or those in the file of labels, define the labels.
     """
     if not src.is_dir():
         raise PackError(f"the source {src} {'is not a directory' if src.exists() else 'does not exist'}")
@@ -315,6 +308,11 @@ def _refuse_merged_splits(
 def _refuse_ambiguous_layouts(
     src: Path, dst: Location, folders: Sequence[FolderFiles], main: Collection[str], *, rename_dots: bool
 ) -> None:
+    """Raise PackError, with the right command, if the files look like a layout other than class folders.
+
+    Images in different class folders may have the same names, so files count as pairs only if the names of their
+    folders also suggest it.
+    """
     _refuse_splits_as_classes(src, dst, folders, main)
     _refuse_companions_of_split(src, folders, main)
     _refuse_parallel_folders(src, dst, folders, main)

@@ -281,13 +281,7 @@ _File = tuple[FileName, int, int]
 def group_files(
     src: Path, folders: Sequence[FolderFiles], images: str | None, options: PackOptions
 ) -> tuple[FileTable, list[str], list[str]]:
-    """Group the files of a source.
-
-    Args:
-        src: The source.
-        folders: Its files.
-        images: The name of the folder of images in the layout ``pairs``, if there is one.
-        options: How to read the source.
+    """Group the files of a source into samples. ``images`` is the folder of images in the layout ``pairs``, if any.
 
     Returns:
         The samples that have a main field; the paths of all other files, relative to ``src``; and the keys that end in

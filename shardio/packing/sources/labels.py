@@ -258,6 +258,7 @@ def _decode(content: bytes) -> str:
 
 
 def _split_csv(text: str) -> Iterator[list[str]]:
+    # Excel writes semicolons in many countries.
     header = text[: text.find("\n")]
     delimiter = next((letter for letter in ",;\t" if letter in header), ",")
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)

@@ -15,7 +15,6 @@ from shardio.packing.pack_call import PackOptions
 from shardio.packing.samples import dump_json, encode_array, encode_pixels
 from shardio.packing.sources.mds import (
     INDEX,
-    FileSeries,
     IndexedRecords,
     IndexKind,
     Part,
@@ -28,7 +27,7 @@ from shardio.packing.sources.mds import (
     read_index,
     split_contents,
 )
-from shardio.packing.sources.records import Columns, RecordScan, choose_columns, name_field, scan_records
+from shardio.packing.sources.records import Columns, FileSeries, RecordScan, choose_columns, name_field, scan_records
 from shardio.packing.sources.source import Evidence, PackSource, SourceFile, SourceScan
 from shardio.process import describe_error, let_through
 from shardio.values import parse_json

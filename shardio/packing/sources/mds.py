@@ -6,12 +6,11 @@ import os
 import shutil
 import tempfile
 import weakref
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, repeat
+from itertools import repeat
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from shardio.errors import PackError
 from shardio.libraries import import_torchvision
 from shardio.packing.pack_call import PackOptions
 from shardio.packing.samples import dump_json, encode_array, encode_pixels
-from shardio.packing.sources.records import Columns, RecordScan, choose_columns, name_field, scan_records
+from shardio.packing.sources.records import Columns, FileSeries, RecordScan, choose_columns, name_field, scan_records
 from shardio.packing.sources.source import Evidence, PackSource, SourceFile, SourceScan, stat_file
 from shardio.process import describe_error, let_through
 from shardio.storage import StoredFile, parse_location
@@ -84,33 +83,6 @@ def split_contents(value: bytes) -> list[bytes]:
     if len(value) != (int(ends[-1]) if num_contents else start):
         raise ValueError(f"a list of images has {len(value)} bytes, which is not the sum of their sizes")
     return [value[begin:end] for begin, end in zip([start, *ends[:-1].tolist()], ends.tolist(), strict=False)]
-
-
-@dataclass(frozen=True, slots=True)
-class FileSeries:
-    """The files of a dataset in order.
-
-    Attributes:
-        names: The name of each file below the dataset.
-        ends: The number of samples up to the end of each file.
-    """
-
-    names: tuple[str, ...]
-    ends: tuple[int, ...]
-
-    @classmethod
-    def of(cls, names: Sequence[str], nums_samples: Sequence[int]) -> FileSeries:
-        return cls(tuple(names), tuple(accumulate(nums_samples)))
-
-    def find(self, row: int) -> tuple[int, int]:
-        """Return the number of the file that has a sample, and the sample's number in that file."""
-        number = bisect_right(self.ends, row)
-        return number, row - (self.ends[number - 1] if number else 0)
-
-    def describe(self, row: int) -> str:
-        """Return the name of a sample for messages."""
-        number, sample = self.find(row)
-        return f"sample {sample} of {self.names[number]}"
 
 
 def find_index(src: Path, kind: IndexKind) -> Evidence | None:
@@ -484,7 +456,7 @@ def _open_shards(
 
 
 def _read_values(streaming: _Streaming, shard: Any, path: Path, values: Mapping[str, list[Any]]) -> NDArray[np.int64]:
-    """Append the values of some columns of a shard to lists, and return the size of each sample, int64 [n]."""
+    """Append values of a shard to lists, without reading its images; return the size of each sample, int64 [n]."""
     with closing(parse_location(path).open()) as file:
         offsets = np.frombuffer(file.read(4, 4 * (shard.samples + 2)), "<u4").astype(np.int64)
         sizes: NDArray[np.int64] = np.diff(offsets)

@@ -6,8 +6,10 @@ the ``index.json`` that LitData and MosaicML Streaming write.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -370,3 +372,30 @@ def _choose(path: Path, candidates: Sequence[str], usual: str, option: str, what
             f"{describe_option(option)}"
         )
     return candidates[0] if candidates else None
+
+
+@dataclass(frozen=True, slots=True)
+class FileSeries:
+    """The files of a dataset in order.
+
+    Attributes:
+        names: The name of each file below the dataset.
+        ends: The number of samples up to the end of each file.
+    """
+
+    names: tuple[str, ...]
+    ends: tuple[int, ...]
+
+    @classmethod
+    def of(cls, names: Sequence[str], nums_samples: Sequence[int]) -> FileSeries:
+        return cls(tuple(names), tuple(accumulate(nums_samples)))
+
+    def find(self, row: int) -> tuple[int, int]:
+        """Return the number of the file that has a sample, and the sample's number in that file."""
+        number = bisect_right(self.ends, row)
+        return number, row - (self.ends[number - 1] if number else 0)
+
+    def describe(self, row: int) -> str:
+        """Return the name of a sample for messages."""
+        number, sample = self.find(row)
+        return f"sample {sample} of {self.names[number]}"

@@ -1,17 +1,15 @@
 """Tars of WebDataset and packed datasets as a source, to check, tile, re-encode, label or join their samples.
 
-The first half serves :mod:`shardio.packing.rewriting` as well: it unites the metadata of datasets, and copies samples.
+:class:`CopySource` serves :mod:`shardio.packing.rewriting` as well.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 
@@ -24,7 +22,7 @@ from shardio.packing.pack_call import PackOptions
 from shardio.packing.samples import check_key, find_duplicate
 from shardio.packing.sources.files import header_sizes
 from shardio.packing.sources.labels import find_labels, select_files
-from shardio.packing.sources.records import RecordTable
+from shardio.packing.sources.records import FileSeries, RecordTable
 from shardio.packing.sources.source import Evidence, PackSource, SourceFile, SourceScan, check_unchanged, stat_file
 from shardio.sample import Sample, number_classes
 from shardio.shards import (
@@ -42,12 +40,6 @@ from shardio.shards import (
 )
 from shardio.storage import parse_location, read_as_utf8
 
-Settings = dict[str, str | int | None]
-"""The settings in a manifest."""
-
-_KEPT_SETTINGS = ("jpeg", "max_side", "quality")
-"""Settings that describe the images, and stay true when samples are moved to other shards."""
-
 MAX_OPEN = 256
 """The maximum number of open shards."""
 
@@ -59,54 +51,6 @@ MAX_BYTES = 32 * 2**20
 
 _TAR = re.compile(r".+\.(tar(\.\w+)?|tgz)", re.IGNORECASE)
 """The names of tars, including compressed ones, for which an error tells the remedy."""
-
-
-def unite_classes(tables: Sequence[ShardTable]) -> tuple[str, ...]:
-    """Return the class names of several datasets, by label: the longest list. The other lists are its prefixes.
-
-    Raises:
-        PackError: If equal labels have different names, or only some datasets have names for their labels.
-    """
-    longest = max(tables, key=lambda table: len(table.manifest.classes))
-    names = longest.manifest.classes
-    for table in tables:
-        others = table.manifest.classes
-        for label, (name, other) in enumerate(zip(names, others, strict=False)):
-            if name != other:
-                raise PackError(
-                    f"label {label} is {name!r} in {describe(longest)} and {other!r} in {describe(table)}: pack the "
-                    "second one again with the class names of the first (--classes)"
-                )
-        if names and not others and LABEL_FIELD in table.manifest.fields:
-            raise PackError(
-                f"{describe(table)} has labels without class names, and {describe(longest)} has {len(names)} class "
-                "names, so it is unknown whether the labels mean the same: write the former again with class names "
-                "(shardio pack --classes, or ShardWriter(classes=…))"
-            )
-    return names
-
-
-def unite_fields(manifests: Sequence[Manifest]) -> tuple[str, ...]:
-    """Return the names of all fields, sorted."""
-    return tuple(sorted({field for manifest in manifests for field in manifest.fields}))
-
-
-def unite_settings(manifests: Sequence[Manifest]) -> Settings:
-    """Return the settings that describe the images of several datasets: those that are equal in all of them."""
-    first = manifests[0].pack
-    settings: Settings = {
-        name: first[name]
-        for name in _KEPT_SETTINGS
-        if name in first and all(name in each.pack and each.pack[name] == first[name] for each in manifests)
-    }
-    return settings | count_tiled(manifests)
-
-
-def count_tiled(manifests: Sequence[Manifest]) -> Settings:
-    """Return the number of tiled samples of several datasets as a setting; nothing if it is unknown."""
-    counts = [manifest.pack.get("num_tiled") for manifest in manifests]
-    known = [count for count in counts if isinstance(count, int)]
-    return {"num_tiled": sum(known)} if len(known) == len(counts) else {}
 
 
 def refuse_duplicates(tables: Sequence[ShardTable]) -> None:
@@ -218,20 +162,14 @@ class _Tars:
     digest: str  # A hash of all that follows: comparing thousands of tars for each sample would take time.
     files: tuple[SourceFile, ...] = field(compare=False)
     indexes: tuple[str, ...] = field(compare=False)
-    counts: tuple[int, ...] = field(compare=False)
+    series: FileSeries = field(compare=False)
     new_labels: tuple[int, ...] | None = field(compare=False)
 
     def open(self) -> _Reader:
         return _Reader(self)
 
     def describe(self, row: int) -> str:
-        shard_id, number = self.find(row)
-        return f"sample {number} of {Path(self.files[shard_id].path).name}"
-
-    def find(self, row: int) -> tuple[int, int]:
-        stops = list(accumulate(self.counts))
-        shard_id = bisect_right(stops, row)
-        return shard_id, row - (stops[shard_id - 1] if shard_id else 0)
+        return self.series.describe(row)
 
 
 class _Reader:
@@ -241,7 +179,9 @@ class _Reader:
         tars = tuple(parse_location(file.path) for file in source.files)
         entries = tuple(
             ShardEntry(name=tar.name, num_bytes=file.size, num_samples=num_samples, digest="")
-            for tar, file, num_samples in zip(tars, source.files, source.counts, strict=True)
+            for tar, file, num_samples in zip(
+                tars, source.files, np.diff(source.series.ends, prepend=0).tolist(), strict=True
+            )
         )
         indexes = tuple(map(parse_location, source.indexes))
         self._source = source
@@ -251,7 +191,7 @@ class _Reader:
         try:
             (sample,) = self._copies.read(np.array([row]))
         except (FormatError, SampleError) as error:
-            shard_id, _ = self._source.find(row)
+            shard_id, _ = self._source.series.find(row)
             check_unchanged(self._source.files[shard_id])
             raise ValueError(str(error)) from error
         if self._source.new_labels is None or LABEL_FIELD not in sample.fields:
@@ -327,7 +267,9 @@ class Tars(PackSource):
             ),
             files=files,
             indexes=tuple(index.key for index in table.indexes),
-            counts=tuple(entry.num_samples for entry in table.manifest.shards),
+            series=FileSeries.of(
+                [tar.name for tar in table.tars], [entry.num_samples for entry in table.manifest.shards]
+            ),
             new_labels=new_labels,
         )
         samples = RecordTable(records=records, keys=keys, sizes=sizes, tar_sizes=tar_sizes, labels=labels)
