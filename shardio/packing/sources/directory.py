@@ -8,6 +8,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -108,7 +109,7 @@ def scan_directory(src: Path, dst: Location, options: PackOptions) -> SourceScan
     else:
         _refuse_label_fields(table, f"{labels.path} already defines one")
         numbers, classes = find_labels(labels, table.keys, classes, _find_names(table, suffixed))
-        samples = table.with_labels(numbers)
+        samples = replace(table, labels=numbers)
     return SourceScan(
         samples=samples, classes=tuple(classes), ignored=[src / path for path in ignored], suffixed=suffixed
     )
@@ -165,7 +166,7 @@ def _with_labels(table: FileTable, found: Sequence[str], classes: Sequence[str] 
     if not found:
         return table
     numbers = (labels[key.split("/", 1)[0]] for key in table.keys)
-    return table.with_labels(np.fromiter(numbers, np.int64, len(table)))
+    return replace(table, labels=np.fromiter(numbers, np.int64, len(table)))
 
 
 def _find_names(table: FileTable, suffixed: Collection[str]) -> dict[str, str]:

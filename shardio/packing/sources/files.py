@@ -28,6 +28,9 @@ from shardio.storage import FolderFiles, read_as_utf8
 PART = 4096
 """The number of samples whose names are hashed together."""
 
+JSON_FIELD = "json"
+"""The field of a table's columns that are neither paths nor labels nor keys."""
+
 _AS_FIELDS = (
     "If they are fields of one sample, as an image and its mask are, name their suffixes, that of the image first, "
     "such as --fields jpg,png (fields=['jpg', 'png'])"
@@ -45,16 +48,19 @@ class FileName(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSample:
-    """A sample before packing: its key, the files that become its fields, and its label."""
+    """A sample before packing: its key, the files that become its fields, its label, and its field ``json``."""
 
     key: str
     files: Mapping[str, SourceFile]
     label: int | None
+    json: bytes | None
 
     def read(self) -> Sample:
         fields = {name: read_unchanged(file) for name, file in self.files.items()}
         if self.label is not None:
             fields[LABEL_FIELD] = b"%d" % self.label
+        if self.json is not None:
+            fields[JSON_FIELD] = self.json
         return Sample(key=self.key, fields=dict(sorted(fields.items())), origin=self.key)
 
     def problem(self, field: str, what: str) -> FileProblem:
@@ -63,21 +69,25 @@ class FileSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileTable:
-    """The samples of a directory, sorted by key: see :class:`~shardio.packing.sources.source.SourceTable`.
+    """The samples of a directory, or of a table of paths: see :class:`~shardio.packing.sources.source.SourceTable`.
 
     Attributes:
         root: The directory of the source, as a string that ends in a slash.
+        home: The start of all files' paths: ``root``, or nothing.
         keys: Their keys.
-        stems: Their files' paths below the source, without prefix and suffix. They usually equal the keys.
+        stems: Their files' paths after ``home``, without prefix and suffix. They usually equal the keys.
         kinds: The kinds of samples: for each, the names of its files, sorted by field.
         kind_ids: int32 [n], the kind of each sample.
         first_files: int64 [n + 1], the place of each sample's first file in ``sizes`` and ``mtimes_ns``.
         sizes: int64 [m], the sizes of all files in bytes.
         mtimes_ns: int64 [m], their modification times in nanoseconds.
         labels: int64 [n], the label of each sample; None if the samples have none.
+        json: The contents of the fields ``json`` that are not files, end to end; None if the samples have none.
+        json_bounds: int64 [n + 1], the offsets in ``json`` at which they start and stop.
     """
 
     root: str
+    home: str
     keys: Sequence[str]
     stems: Sequence[str]
     kinds: Sequence[Sequence[FileName]]
@@ -85,27 +95,19 @@ class FileTable:
     first_files: NDArray[np.int64]
     sizes: NDArray[np.int64]
     mtimes_ns: NDArray[np.int64]
-    labels: NDArray[np.int64] | None
+    labels: NDArray[np.int64] | None = None
+    json: bytes | None = None
+    json_bounds: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
 
     @property
     def num_bytes(self) -> int:
-        """The size of all files in bytes."""
-        return int(self.sizes.sum())
-
-    @property
-    def fields(self) -> set[str]:
-        """The fields of all kinds of samples, without labels."""
-        return {name.field for kind in self.kinds for name in kind}
-
-    def with_labels(self, labels: NDArray[np.int64]) -> FileTable:
-        """Return the same samples with labels, int64 [n]."""
-        return replace(self, labels=labels)
+        return int(self.sizes.sum()) + len(self.json or b"")
 
     def select(self, rows: NDArray[np.int64]) -> FileTable:
-        """Return some samples, int64 [k]."""
+        """Return some samples of a directory, int64 [k], without labels."""
         counts = np.diff(self.first_files)[rows]
         first_files = np.concatenate([[0], np.cumsum(counts)])
         files = np.arange(first_files[-1]) + np.repeat(self.first_files[rows] - first_files[:-1], counts)
@@ -118,7 +120,6 @@ class FileTable:
             first_files=first_files,
             sizes=self.sizes[files],
             mtimes_ns=self.mtimes_ns[files],
-            labels=None if self.labels is None else self.labels[rows],
         )
 
     def find_changes(self) -> Iterator[FileProblem]:
@@ -141,10 +142,13 @@ class FileTable:
             stem, kind = self.stems[row], self.kinds[kind_id]
             sizes, mtimes_ns = (column[first : first + len(kind)].tolist() for column in (self.sizes, self.mtimes_ns))
             files = {
-                name.field: SourceFile(f"{self.root}{name.prefix}{stem}{name.suffix}", size, mtime_ns)
+                name.field: SourceFile(f"{self.home}{name.prefix}{stem}{name.suffix}", size, mtime_ns)
                 for name, size, mtime_ns in zip(kind, sizes, mtimes_ns, strict=True)
             }
-            samples.append(FileSample(key=self.keys[row], files=files, label=label))
+            json: bytes | None = None
+            if self.json is not None and self.json_bounds is not None:
+                json = self.json[self.json_bounds[row] : self.json_bounds[row + 1]]
+            samples.append(FileSample(key=self.keys[row], files=files, label=label, json=json))
         return samples
 
     def sizes_in_tar(self) -> NDArray[np.int64]:
@@ -158,6 +162,9 @@ class FileTable:
                 total[rows] += padded[files] + header_sizes(keys, name.field, self.sizes[files])
             if self.labels is not None:
                 total[rows] += BLOCK + header_sizes(keys, LABEL_FIELD, np.ones(len(rows), np.int64))
+        if self.json_bounds is not None:
+            sizes = np.diff(self.json_bounds)
+            total += -(-sizes // BLOCK) * BLOCK + header_sizes(self.keys, JSON_FIELD, sizes)
         return total
 
     def digest(self) -> bytes:
@@ -167,6 +174,9 @@ class FileTable:
             digest.update(names.encode(errors="surrogateescape"))
         for column in self.kind_ids, self.sizes, self.mtimes_ns, self.labels:
             digest.update(b"none" if column is None else np.ascontiguousarray(column).data)
+        if self.json is not None and self.json_bounds is not None:
+            digest.update(self.json_bounds.data)
+            digest.update(self.json)
         return digest.digest()
 
 
@@ -366,8 +376,10 @@ class _Grouping:
         within = np.arange(first_files[-1]) - np.repeat(first_files[:-1], counts[order])
         files = np.repeat(begins[order], counts[order]) + within
         same = self._keys == self._stems
+        root = f"{self._src}/".replace("//", "/")
         return FileTable(
-            root=f"{self._src}/".replace("//", "/"),
+            root=root,
+            home=root,
             keys=keys,
             stems=keys if same else [self._stems[row] for row in order.tolist()],
             kinds=tuple(self._kind_ids),
@@ -375,7 +387,6 @@ class _Grouping:
             first_files=first_files,
             sizes=np.array(self._sizes, np.int64)[files],
             mtimes_ns=np.array(self._mtimes, np.int64)[files],
-            labels=None,
         )
 
     def _add(self, stem: str, files: list[_File], undotted: frozenset[str]) -> None:

@@ -13,14 +13,13 @@ from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from shardio.errors import PackError
 from shardio.images import IMAGE_FORMATS, read_format
 from shardio.packing.pack_call import PackOptions
 from shardio.packing.samples import dump_json
-from shardio.packing.sources.files import FileName, FileSample, FileTable, header_sizes, split_suffix
+from shardio.packing.sources.files import FileName, FileTable, split_suffix
 from shardio.packing.sources.labels import (
     TABLE_SUFFIXES,
     Row,
@@ -42,95 +41,9 @@ from shardio.packing.sources.records import (
     number_record_labels,
     scan_records,
 )
-from shardio.packing.sources.source import (
-    COLUMNS,
-    SHOWN,
-    Evidence,
-    FileProblem,
-    PackSource,
-    SourceFile,
-    SourceScan,
-    stat_file,
-)
-from shardio.sample import Sample
-from shardio.shards import BLOCK, MAX_MEMBER, TOO_LARGE, find_gaps
+from shardio.packing.sources.source import COLUMNS, SHOWN, Evidence, PackSource, SourceFile, SourceScan, stat_file
+from shardio.shards import MAX_MEMBER, TOO_LARGE, find_gaps
 from shardio.storage import absolute_path, parse_location
-
-JSON_FIELD = "json"
-"""The field of the columns that are neither paths nor labels nor keys."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PathSample:
-    """A row before packing: its file, and the content of its json field, if it has one."""
-
-    file: FileSample
-    json: bytes | None
-
-    @property
-    def key(self) -> str:
-        return self.file.key
-
-    def read(self) -> Sample:
-        sample = self.file.read()
-        if self.json is None:
-            return sample
-        return replace(sample, fields=dict(sorted({**sample.fields, JSON_FIELD: self.json}.items())))
-
-    def problem(self, field: str, what: str) -> FileProblem:
-        return self.file.problem(field, what)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PathTable:
-    """The rows of a table in their order: see :class:`~shardio.packing.sources.source.SourceTable`.
-
-    Attributes:
-        root: The table's folder, as a string that ends in a slash.
-        files: The files that the rows name.
-        json: The contents of the json fields, end to end; None if the samples have none.
-        json_bounds: int64 [n + 1], the offsets in ``json`` at which they start and stop.
-    """
-
-    root: str
-    files: FileTable
-    json: bytes | None
-    json_bounds: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    @property
-    def keys(self) -> Sequence[str]:
-        return self.files.keys
-
-    @property
-    def num_bytes(self) -> int:
-        return self.files.num_bytes + len(self.json or b"")
-
-    def sizes_in_tar(self) -> NDArray[np.int64]:
-        sizes = self.files.sizes_in_tar()
-        if self.json is not None:
-            json_sizes = np.diff(self.json_bounds)
-            sizes += -(-json_sizes // BLOCK) * BLOCK + header_sizes(self.keys, JSON_FIELD, json_sizes)
-        return sizes
-
-    def digest(self) -> bytes:
-        digest = xxhash.xxh3_128(self.files.digest())
-        digest.update(self.json_bounds.data)
-        digest.update(self.json or b"")
-        return digest.digest()
-
-    def take(self, rows: NDArray[np.int64]) -> list[_PathSample]:
-        starts, stops = self.json_bounds[rows].tolist(), self.json_bounds[rows + 1].tolist()
-        return [
-            _PathSample(file=file, json=None if self.json is None else self.json[start:stop])
-            for file, start, stop in zip(self.files.take(rows), starts, stops, strict=True)
-        ]
-
-    def find_changes(self) -> Iterator[FileProblem]:
-        return self.files.find_changes()
-
 
 _USUAL_NAMES = ("file", "file_name", "file_path", "filename", "filepath", "image", "image_path", "img_path", "path")
 """The usual names of columns of paths."""
@@ -187,7 +100,7 @@ class TableOfPaths(PackSource):
         elif options.classes is not None:
             raise PackError(f"classes are given, but {src} has no labels: omit --classes (classes=…)")
         if numbers is not None:
-            table = replace(table, files=table.files.with_labels(numbers))
+            table = replace(table, labels=numbers)
         return SourceScan(samples=table, classes=classes, suffixed=rows.suffixed)
 
 
@@ -230,7 +143,7 @@ class _Rows:
         self._json_bounds.append(len(self._json))
         self._has_json = self._has_json or bool(others)
 
-    def finish(self, columns: Columns, *, rename_dots: bool) -> _PathTable:
+    def finish(self, columns: Columns, *, rename_dots: bool) -> FileTable:
         if self._errors:
             more = [f"and {self._num_errors - SHOWN} more"] if self._num_errors > SHOWN else []
             raise PackError(
@@ -256,8 +169,9 @@ class _Rows:
         if columns.key is None:
             pairs = zip(self._keys, keys, strict=True)
             self.names = {path: key for path, key in pairs if without_image_suffix(path) != key}
-        files = FileTable(
-            root="",
+        return FileTable(
+            root=self._root,
+            home="",  # Paths may be absolute.
             keys=keys,
             stems=keys if keys == self._stems else self._stems,
             kinds=tuple((kind,) for kind in self._kind_ids),
@@ -265,10 +179,9 @@ class _Rows:
             first_files=np.arange(len(keys) + 1),
             sizes=np.array(self._sizes, np.int64),
             mtimes_ns=np.array(self._mtimes, np.int64),
-            labels=None,
+            json=bytes(self._json) if self._has_json else None,
+            json_bounds=np.array(self._json_bounds, np.int64) if self._has_json else None,
         )
-        json = bytes(self._json) if self._has_json else None
-        return _PathTable(root=self._root, files=files, json=json, json_bounds=np.array(self._json_bounds, np.int64))
 
     def _add_file(self, path: str) -> str | None:
         prefix = "" if path.startswith("/") else self._root
