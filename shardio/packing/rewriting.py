@@ -167,7 +167,7 @@ def split(
 ) -> dict[str, Manifest]:
     """Split a dataset into new datasets, by a hash of each sample's key.
 
-    A sample's part depends only on its key and on ``by``: see :class:`~shardio.packing.plan.Parts`. Samples are copied
+    A sample's part depends only on its key and on ``by``: see :class:`~shardio.packing.Parts`. Samples are copied
     byte for byte, in their order, and compared with their indexes.
 
     Args:

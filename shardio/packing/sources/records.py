@@ -184,18 +184,12 @@ def scan_records(found: RecordScan, options: PackOptions) -> SourceScan:
         keys: Sequence[str] = [f"{row:0{max(8, len(str(num_records)))}d}" for row in range(num_records)]
     else:
         keys = make_keys(found.records, found.keys, rename_dots=options.rename_dots)
-    numbers: NDArray[np.int64] | None = None
-    classes: tuple[str, ...] = ()
     selected = found.is_selected if found.is_selected is not None else np.ones(num_records, np.bool_)
     rows = np.flatnonzero(selected)
-    if (file := options.label_file) is not None:
-        numbers, classes = find_labels(file, [keys[row] for row in rows.tolist()], options.classes)
-    elif found.labels is not None:
-        numbers, classes = number_record_labels(
-            path, found.records, found.labels, found.classes, options.classes, is_selected=selected
-        )
-    elif options.classes is not None:
-        raise PackError(f"classes are given, but {path} has no labels: omit --classes (classes=…)")
+    wanted = [keys[row] for row in rows.tolist()] if options.labels is not None else ()
+    numbers, classes = number_labels_of_records(
+        path, found.records, found.labels, found.classes, options, is_selected=selected, keys=wanted
+    )
     overhead = found.num_fields * (BLOCK + BLOCK // 2) + (0 if numbers is None else 2 * BLOCK)
     labels = None
     if numbers is not None:
@@ -208,29 +202,41 @@ def scan_records(found: RecordScan, options: PackOptions) -> SourceScan:
     return SourceScan(samples=samples, classes=classes, ignored=found.ignored)
 
 
-def number_record_labels(
+def number_labels_of_records(
     path: Path,
     records: Described,
-    values: Sequence[Any],
+    values: Sequence[Any] | None,
     names: Sequence[str],
-    classes: Sequence[str] | None,
+    options: PackOptions,
     *,
     is_selected: NDArray[np.bool_],
+    keys: Sequence[str],
+    other_names: Mapping[str, str] | None = None,
 ) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
     """Return the labels of selected records, int64 [k], and the class names; no labels if no selected one has a label.
+
+    Without given class names, they are those of all records, so that all splits number their classes in the same way.
 
     Args:
         path: The dataset, for messages.
         records: Names the records in messages.
-        values: The label of each record, an integer or a class name.
+        values: The label of each record, an integer or a class name; None if the records have none.
         names: The class names by label, if the dataset has them.
-        classes: The class names that define the labels; None to find them in the dataset, among all records, so that
-            all splits number their classes in the same way.
+        options: The options of the pack: a file of labels, and class names.
         is_selected: bool [n], the records.
+        keys: The keys of the selected records, which a file of labels names.
+        other_names: The keys by other names of records, which a file of labels may have instead.
 
     Raises:
         PackError: If a label is missing or invalid, or class names and integers are mixed.
     """
+    classes = options.classes
+    if (file := options.label_file) is not None:
+        return find_labels(file, keys, classes, other_names)
+    if values is None:
+        if classes is not None:
+            raise PackError(f"classes are given, but {path} has no labels: omit --classes (classes=…)")
+        return None, ()
     labels = list[int | str | None]()
     try:
         labels.extend(map(read_label, values))

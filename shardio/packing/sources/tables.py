@@ -24,7 +24,6 @@ from shardio.packing.sources.labels import (
     TABLE_SUFFIXES,
     Row,
     SplitColumn,
-    find_labels,
     holds_contents,
     make_keys,
     read_rows,
@@ -38,7 +37,7 @@ from shardio.packing.sources.records import (
     RecordScan,
     choose_columns,
     name_field,
-    number_record_labels,
+    number_labels_of_records,
     scan_records,
 )
 from shardio.packing.sources.source import COLUMNS, SHOWN, Evidence, PackSource, SourceFile, SourceScan, stat_file
@@ -88,17 +87,11 @@ class TableOfPaths(PackSource):
             raise PackError(f"{src} has no rows: there is nothing to pack")
         split.check()
         table = rows.finish(columns, rename_dots=options.rename_dots)
-        numbers: NDArray[np.int64] | None = None
-        classes: tuple[str, ...] = ()
-        if (file := options.label_file) is not None:
-            numbers, classes = find_labels(file, table.keys, options.classes, rows.names)
-        elif columns.label is not None:
-            labels = rows.labels + other_labels
-            numbers, classes = number_record_labels(
-                src, rows, labels, (), options.classes, is_selected=np.arange(len(labels)) < len(rows.labels)
-            )
-        elif options.classes is not None:
-            raise PackError(f"classes are given, but {src} has no labels: omit --classes (classes=…)")
+        labels = None if columns.label is None else rows.labels + other_labels
+        is_selected = np.arange(len(labels or ())) < len(rows.labels)
+        numbers, classes = number_labels_of_records(
+            src, rows, labels, (), options, is_selected=is_selected, keys=table.keys, other_names=rows.names
+        )
         if numbers is not None:
             table = replace(table, labels=numbers)
         return SourceScan(samples=table, classes=classes, suffixed=rows.suffixed)
