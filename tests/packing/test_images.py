@@ -23,7 +23,6 @@ from shardio.packing import (
     TILED,
     FileProblem,
     JpegTally,
-    PackOptions,
     PackResult,
     packer,
 )
@@ -224,6 +223,9 @@ def test_without_compiled_functions_and_numba_the_error_says_what_to_install_and
     ("settings", "message"),
     [
         ({"jpeg": "shrink"}, "jpeg must be one of 'copy', 'tile', 'reencode'"),
+        *(({name: "no"}, f"{name} must be one of .*, got 'no'") for name in ("layout", "on_changed", "source_kind")),
+        *(({name: 0}, f"{name} must be at least 1") for name in ("max_shard_size", "max_shard_samples", "num_workers")),
+        ({"shuffle_seed": -1}, "shuffle_seed must be at least 0"),
         ({"jpeg": "reencode", "max_side": 0}, "max_side must be at least 1"),
         ({"jpeg": "reencode", "quality": 101}, "quality must be at least 1 and below 101"),
         ({"jpeg": "tile", "max_side": 400}, r"\(max_side\) applies only with .*\(jpeg='reencode'\)"),
@@ -236,9 +238,12 @@ def test_without_compiled_functions_and_numba_the_error_says_what_to_install_and
         ),
     ],
 )
-def test_invalid_settings_are_refused(settings: dict[str, object], message: str) -> None:
+def test_invalid_options_are_refused_before_anything_is_written(
+    source: Path, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        PackOptions(max_shard_size=1000, **settings)  # type: ignore[arg-type]
+        shardio.pack(source, tmp_path / "out", **settings)
+    assert not (tmp_path / "out").exists()
 
 
 def encode_as(seed: int, image_format: str) -> bytes:
