@@ -265,7 +265,7 @@ def _make_signature(command: Callable[..., None]) -> inspect.Signature:
     for each in dataclasses.fields(PackOptions):
         kind, option = kinds_of_options()[each.name]
         default = False if each.name == "check" else each.default
-        kind = _OWN_TYPES.get(each.name, kind if default is not None else kind | None)
+        kind = _OWN_TYPES.get(each.name, kind)
         if not hasattr(kind, "__metadata__"):  # Otherwise, several commands share the option.
             kind = Annotated[kind, _make_option(each.name, kind, option)]
         parameters += [own.pop(name) for name in _BEFORE.get(each.name, ())]

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import cache, partial
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from shardio.errors import PackError
 from shardio.images import CONVERTIBLE, DEFAULT_MAX_PIXELS, IMAGE_FIELDS, IMAGE_FORMATS, ConvertedFormat
 from shardio.packing.samples import DEFAULT_QUALITY
 from shardio.packing.sources.labels import ALL_SPLITS, LabelFile
-from shardio.packing.sources.source import COLUMNS, SourceKind
+from shardio.packing.sources.source import COLUMNS, SourceKind, describe_option
 from shardio.sample import Classes, check_classes
 from shardio.shards import Manifest
 from shardio.storage import RemoteAccess, StorageOptions, make_direct_access, make_path
@@ -251,8 +252,7 @@ class PackOptions:
         if isinstance(self.fields, str):
             raise TypeError(f"fields must be a list of suffixes such as ['wav', 'txt'], got {self.fields!r}")
         for name, (kind, option) in kinds_of_options().items():
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, _check(name, value, kind, option))
+            object.__setattr__(self, name, _check(name, getattr(self, name), kind, option))
         for name in () if self.does_encode else ("max_side", "quality", "to_srgb"):
             if getattr(self, name) not in (None, False):
                 raise ValueError(
@@ -325,22 +325,16 @@ class PackOptions:
 
 @cache
 def kinds_of_options() -> dict[str, tuple[Any, Option]]:
-    """Return the type of each option, apart from None, and its description."""
+    """Return the type of each option, and its description."""
     hints = get_type_hints(PackOptions, include_extras=True)
-    found = dict[str, tuple[Any, Option]]()
-    for each in fields(PackOptions):
-        kind, option = get_args(hints[each.name])
-        inner = [part for part in get_args(kind) if part is not type(None)]
-        found[each.name] = inner[0] if type(None) in get_args(kind) else kind, option
-    return found
-
-
-def describe_option(name: str) -> str:
-    """Return the name of an option on the command line and in Python, for messages."""
-    return f"--{name.replace('_', '-')} ({name})"
+    return {each.name: get_args(hints[each.name]) for each in fields(PackOptions)}
 
 
 def _check(name: str, value: Any, kind: Any, option: Option) -> Any:
+    if get_origin(kind) in (Union, UnionType):  # Each has None.
+        if value is None:
+            return None
+        kind = get_args(kind)[0]
     checks: dict[str, Callable[[Any], Any]] = {
         "max_shard_size": partial(parse_size, name),
         "fields": lambda suffixes: tuple(suffix.lower().removeprefix(".") for suffix in suffixes),

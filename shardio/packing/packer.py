@@ -33,7 +33,7 @@ from shardio.packing.folders import (
     holds_unfinished,
     locked,
 )
-from shardio.packing.pack_call import REJECTED_NAME, PackOptions, Parts, describe_option, kinds_of_options
+from shardio.packing.pack_call import REJECTED_NAME, PackOptions, Parts, kinds_of_options
 from shardio.packing.preparing import (
     TILED,
     Findings,
@@ -56,6 +56,7 @@ from shardio.packing.sources.source import (
     SourceKind,
     SourceScan,
     SourceTable,
+    describe_option,
     divide,
     explain_changes,
 )

@@ -151,6 +151,8 @@ def test_settings_may_be_numpy_integers(images: Path, tmp_path: Path) -> None:
 def test_floats_are_refused_before_anything_is_written(images: Path, tmp_path: Path, option: str) -> None:
     with pytest.raises(TypeError, match=f"{option} must be an integer, got 1000000.5"):
         shardio.pack(images, tmp_path / "out", jpeg="reencode", **{option: 1e6 + 0.5})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="check must be True or False, got None"):
+        shardio.pack(images, tmp_path / "out", check=None)  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import PackError
 from shardio.images import find_field, find_format
-from shardio.packing.pack_call import PackOptions, describe_option
+from shardio.packing.pack_call import PackOptions
 from shardio.packing.samples import check_field
 from shardio.packing.sources.labels import Described, find_labels, make_keys, number_labels, read_label
 from shardio.packing.sources.source import (
@@ -29,6 +29,7 @@ from shardio.packing.sources.source import (
     SourceScan,
     SourceTable,
     check_unchanged,
+    describe_option,
     divide,
     find_change,
 )
