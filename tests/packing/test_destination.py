@@ -16,8 +16,8 @@ from filelock import FileLock
 
 import shardio
 from shardio.errors import PackError
-from shardio.packing import RunOptions, packer
-from shardio.packing.sources.choosing import scan_source
+from shardio.packing import packer
+from shardio.packing.packer import scan_source
 from shardio.progress import WorkProgress
 from shardio.sample import Sample
 from shardio.shards import ShardEntry, write_shard
@@ -118,7 +118,7 @@ def test_a_removed_destination_does_not_become_a_dataset(
             write_shard(tar, [])
         return written
 
-    monkeypatch.setattr("shardio.packing.shard_job.write_shard", write_and_remove)
+    monkeypatch.setattr("shardio.packing.executors.write_shard", write_and_remove)
     with pytest.raises(PackError, match=r"out was removed during the pack: delete the directory of that name"):
         shardio.pack(source, tmp_path / "out", max_shard_samples=1, num_workers=1)
     assert len(finished) == 4
@@ -271,7 +271,7 @@ class ChangeFiles(WorkProgress):
 
 
 IN_ORDER: dict[str, Any] = {"max_shard_samples": 2, "shuffle_seed": None}
-SKIP = RunOptions(on_changed="skip", num_workers=1)
+SKIP: dict[str, Any] = {"on_changed": "skip"}
 
 
 @pytest.fixture
@@ -286,11 +286,11 @@ def root(tmp_path: Path) -> Path:
 def test_changed_files_are_all_named_or_their_samples_are_left_out(root: Path, change: Callable[[Path], None]) -> None:
     before = {path.name: path.read_bytes() for path in (root / "in" / "class-0").iterdir()}
     names = ["name-005.jpg", "name-001.jpg", "name-002.json"]
-    for out, run in (("raise", None), ("skip", SKIP)):
+    for out in ("raise", "skip"):
         source = Path(shutil.copytree(root / "in", root / f"in-{out}", copy_function=shutil.copy2))
         paths = [source / "class-0" / name for name in names]
         changing = ChangeFiles(change, list(paths))
-        if run is None:
+        if out == "raise":
             with pytest.raises(PackError) as caught:
                 pack(source, root / out, changing, **IN_ORDER)
             for path in paths:
@@ -299,7 +299,7 @@ def test_changed_files_are_all_named_or_their_samples_are_left_out(root: Path, c
             assert "--on-changed skip (on_changed='skip')" in str(caught.value)
             assert not (root / out / "shardio.json").exists()
         else:
-            result = pack(source, root / out, changing, run=run, **IN_ORDER)
+            result = pack(source, root / out, changing, **SKIP, **IN_ORDER)
             assert {key: sample["jpg"] for key, sample in read_packed(root / out).items()} == {
                 f"class-0/name-{i:03d}": before[f"name-{i:03d}.jpg"] for i in (0, 3, 4)
             }
@@ -309,7 +309,7 @@ def test_changed_files_are_all_named_or_their_samples_are_left_out(root: Path, c
 
 def test_a_shard_without_samples_is_not_written(root: Path) -> None:
     paths = [root / "in" / "class-0" / f"name-{i:03d}.jpg" for i in (2, 3)]
-    result = pack(root / "in", root / "out", ChangeFiles(remove, paths), run=SKIP, **IN_ORDER)
+    result = pack(root / "in", root / "out", ChangeFiles(remove, paths), **SKIP, **IN_ORDER)
     assert [shard.name for shard in result.manifest.shards] == ["shard-000000.tar", "shard-000002.tar"]
     expected = {f"{shard.name}{suffix}" for shard in result.manifest.shards for suffix in ("", ".idx")}
     assert set(read_files(root / "out")) == {*expected, "shardio.json"}
@@ -319,11 +319,9 @@ def test_changed_files_are_sorted_by_name_and_not_all_may_change(tmp_path: Path)
     write_images(tmp_path / "in", classes=1, per_class=9)
     paths = sorted((tmp_path / "in" / "class-0").iterdir())
     removing = Change(lambda: list(map(Path.unlink, paths[:8])))
-    assert [problem.path for problem in pack(tmp_path / "in", tmp_path / "out", removing, run=SKIP).changed] == paths[
-        :8
-    ]
+    assert [problem.path for problem in pack(tmp_path / "in", tmp_path / "out", removing, **SKIP).changed] == paths[:8]
     with pytest.raises(PackError, match=r"all samples of .*in changed"):
-        pack(tmp_path / "in", tmp_path / "none", Change(paths[8].unlink), run=SKIP)
+        pack(tmp_path / "in", tmp_path / "none", Change(paths[8].unlink), **SKIP)
 
 
 def test_a_resumed_pack_includes_samples_whose_files_are_back(root: Path) -> None:
@@ -338,7 +336,7 @@ def test_a_resumed_pack_includes_samples_whose_files_are_back(root: Path) -> Non
 
     moving = MoveFileAndInterrupt(lambda path: path.rename(root / path.name), [moved])
     with pytest.raises(KeyboardInterrupt):
-        pack(root / "in", root / "out", moving, run=SKIP, **IN_ORDER)
+        pack(root / "in", root / "out", moving, **SKIP, **IN_ORDER)
     (root / "name-001.jpg").rename(moved)
     for out in ("out", "uninterrupted"):
         assert pack(root / "in", root / out, **IN_ORDER).manifest.num_samples == 6

@@ -12,7 +12,7 @@ import pytest
 
 import shardio
 from shardio.errors import FormatError, LocationError, PackError, StoreError
-from shardio.packing import PackResult, PackSettings, RunOptions, make_parts, pack_parts
+from shardio.packing import PackOptions, PackResult, make_parts, pack_parts
 from shardio.packing.folders import RECORD_PREFIX, choose_folder
 from shardio.progress import WorkProgress
 from shardio.shards import MANIFEST_NAME, UNFINISHED_NAME, open_table
@@ -90,9 +90,9 @@ def test_the_bytes_equal_those_of_a_local_pack(
 
 def test_parts_equal_those_of_a_local_pack(source: Path, tmp_path: Path, out: Location) -> None:
     parts = make_parts([0.5, 0.5], ["train", "val"])
-    settings = PackSettings(max_shard_size=1 << 28, max_shard_samples=3)
+    settings = PackOptions(max_shard_size=1 << 28, max_shard_samples=3, num_workers=1)
     for where in (tmp_path / "out", Path(str(out))):
-        pack_parts(source, where, parts, settings, run=RunOptions(num_workers=1))
+        pack_parts(source, where, parts, settings)
     found = {name.removesuffix("/"): read_objects(out / name.removesuffix("/")) for name in out.list()}
     assert found == read_parts(tmp_path / "out")
 
