@@ -37,8 +37,7 @@ from shardio.storage import Location, StorageOptions, make_access, parse_locatio
 from shardio.values import check_integer
 
 if TYPE_CHECKING:
-    from shardio.storage.cache.cached import CachedFiles
-    from shardio.storage.listing import Listing
+    from shardio.storage.listing import CachedFiles, Listing
 
 
 class MapDataset(Transformed, Dataset[Any]):
@@ -279,7 +278,7 @@ class ImageFolder(MapDataset):
 
 
 def _list_files(root: Location, kept: str | os.PathLike[str] | None) -> CachedFiles:
-    from shardio.storage.cache.cached import open_files  # Local folders need none of it.
+    from shardio.storage.listing import open_files  # Local folders need none of it.
 
     return open_files(root, kept)
 

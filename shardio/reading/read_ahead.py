@@ -25,7 +25,7 @@ from shardio.shards import BLOCK, ShardTable
 from shardio.storage import StoredFile
 
 if TYPE_CHECKING:
-    from shardio.storage.cache.cached import CachedFiles
+    from shardio.storage.listing import CachedFiles
 
 
 CHECK_S = 0.5
@@ -320,7 +320,7 @@ class RemoteFiles:
 
     def choose_lengths(self, first: int | None, size: int | None) -> Iterator[int]:
         mean = max(1, int(self._files.listing.sizes.mean()))
-        largest = min(MAX_BYTES, self._files.store.cache_bytes // SHARE_FOR_FILES) // mean
+        largest = min(MAX_BYTES, self._files.cache_bytes // SHARE_FOR_FILES) // mean
         return repeat(max(1, min(MAX_FILES, largest)))
 
     def plan(self, indices: NDArray[np.int64], num_before: int) -> list[Callable[[], object]]:

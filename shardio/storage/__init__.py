@@ -1,9 +1,15 @@
 """Dataset storage: locations, stores and local files."""
 
-from shardio.storage.listing import map_locations
 from shardio.storage.local import FolderFiles, find_path, make_version, read_and_stat, walk_files, walk_folders
-from shardio.storage.locations import link_or_copy, parse_location
-from shardio.storage.options import RemoteAccess, StorageOptions, make_access, make_direct_access
+from shardio.storage.locations import (
+    RemoteAccess,
+    StorageOptions,
+    link_or_copy,
+    make_access,
+    make_direct_access,
+    map_locations,
+    parse_location,
+)
 from shardio.storage.store import (
     PIECE,
     FileStat,

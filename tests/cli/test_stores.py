@@ -19,8 +19,7 @@ from shardio.cli.options import read_access
 from shardio.errors import LocationError
 from shardio.shards import MANIFEST_NAME
 from shardio.storage import Location, parse_location
-from shardio.storage.remote.client import Client, client
-from shardio.storage.remote.messages import Request, Write
+from shardio.storage.client import Client, Request, client
 from tests.cli.commands import LINE, error_of, run, run_main, train_here, usage_error
 from tests.files import read_files, read_objects
 from tests.servers.fixtures import seaweedfs_server
@@ -147,7 +146,7 @@ def test_indexes_of_read_only_buckets_are_in_the_users_cache(tmp_path: Path, mon
     ask = Client.ask
 
     def ask_or_deny(client: Client, request: Request) -> Any:
-        if isinstance(request, Write):
+        if request.operation == "write":
             raise PermissionError(errno.EACCES, f"cannot write {request.key}: the server answered 403")
         return ask(client, request)
 

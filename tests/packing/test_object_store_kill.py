@@ -14,8 +14,7 @@ import shardio
 from shardio.errors import FormatError, PackError
 from shardio.shards import MANIFEST_NAME, UNFINISHED_NAME, open_table
 from shardio.storage import Location, parse_location
-from shardio.storage.remote.client import Client
-from shardio.storage.remote.messages import Create, Remove, Request, Write
+from shardio.storage.client import Client, Request
 from tests.files import read_files, read_objects
 from tests.processes import forkserver_context
 from tests.sources import write_images
@@ -50,7 +49,7 @@ def pack_and_die(source: Path, out: Location, n: int) -> None:
 
     def ask_or_die(client: Client, request: Request) -> Any:
         nonlocal num_changes
-        if isinstance(request, Write | Create | Remove):
+        if request.operation in ("write", "create", "remove"):
             num_changes += 1
             if num_changes == n:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -17,9 +17,8 @@ from shardio.packing.folders import RECORD_PREFIX, choose_folder
 from shardio.progress import WorkProgress
 from shardio.shards import MANIFEST_NAME, UNFINISHED_NAME, open_table
 from shardio.storage import Location, StorageOptions, make_direct_access, parse_location
-from shardio.storage.remote.client import Client
-from shardio.storage.remote.messages import Create, Remove, Request, Write
-from shardio.storage.remote.operations import PART
+from shardio.storage.client import Client, Request
+from shardio.storage.operations import PART
 from tests.faults.proxy import FaultProxy, Script
 from tests.files import files_of_at_most, read_files, read_objects, read_parts
 from tests.packing.packs import Interrupt, assert_refused, pack
@@ -53,14 +52,14 @@ def out() -> Location:
 
 
 @pytest.fixture
-def changes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[type[Request], str]]:
+def changes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """The kinds and the names of all objects that this process changes, in order."""
-    found = list[tuple[type[Request], str]]()
+    found = list[tuple[str, str]]()
     ask = Client.ask
 
     def ask_and_record(client: Client, request: Request) -> Any:
-        if isinstance(request, Write | Create | Remove):
-            found.append((type(request), request.key.rpartition("/")[2]))
+        if request.operation in ("write", "create", "remove"):
+            found.append((request.operation, request.key.rpartition("/")[2]))
         return ask(client, request)
 
     monkeypatch.setattr(Client, "ask", ask_and_record)
@@ -97,21 +96,21 @@ def test_parts_equal_those_of_a_local_pack(source: Path, tmp_path: Path, out: Lo
     assert found == read_parts(tmp_path / "out")
 
 
-def test_the_manifest_is_written_last(source: Path, out: Location, changes: list[tuple[type[Request], str]]) -> None:
+def test_the_manifest_is_written_last(source: Path, out: Location, changes: list[tuple[str, str]]) -> None:
     shardio.pack(source, str(out), max_shard_samples=3, num_workers=1)
-    manifest = changes.index((Write, MANIFEST_NAME))
-    assert changes[0] == (Create, UNFINISHED_NAME)
-    assert {kind for kind, _ in changes[1:manifest]} == {Write}
-    assert changes[manifest + 1] == (Remove, UNFINISHED_NAME)
-    assert {kind for kind, _ in changes[manifest + 1 :]} == {Remove}
+    manifest = changes.index(("write", MANIFEST_NAME))
+    assert changes[0] == ("create", UNFINISHED_NAME)
+    assert {kind for kind, _ in changes[1:manifest]} == {"write"}
+    assert changes[manifest + 1] == ("remove", UNFINISHED_NAME)
+    assert {kind for kind, _ in changes[manifest + 1 :]} == {"remove"}
     for number in range(3):
         tar = f"shard-{number:06d}.tar"
-        written = [name for kind, name in changes if kind is Write and tar in name]
+        written = [name for kind, name in changes if kind == "write" and tar in name]
         assert written == [tar, f"{tar}.idx", f"{RECORD_PREFIX}{tar}.json"]
 
 
 def test_an_interrupted_pack_is_resumed_and_keeps_finished_shards(
-    source: Path, expected: dict[str, bytes], out: Location, changes: list[tuple[type[Request], str]]
+    source: Path, expected: dict[str, bytes], out: Location, changes: list[tuple[str, str]]
 ) -> None:
     interrupt(source, out)
     with pytest.raises(FormatError, match="holds an unfinished pack"):
@@ -284,7 +283,7 @@ def test_a_dataset_is_replaced_with_overwrite(tmp_path: Path, out: Location, mon
     removed, ask = list[str](), Client.ask
 
     def ask_and_record(client: Client, request: Request) -> Any:
-        if isinstance(request, Remove):
+        if request.operation == "remove":
             removed.append(request.key)
         return ask(client, request)
 

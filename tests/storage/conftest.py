@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from shardio.storage import Location, RemoteAccess, make_access, parse_location
-from shardio.storage.options import make_options
-from shardio.storage.remote.client import client
+from shardio.storage.client import client
+from shardio.storage.locations import make_options
 from tests.faults.proxy import FaultProxy, Script
 from tests.servers.fixtures import azurite_server, fake_gcs_server, fake_hub, nginx_server, seaweedfs_server
 from tests.servers.server import Server

@@ -16,7 +16,7 @@ import shardio
 from shardio import DataLoader, ImageFolder, ShardDataset
 from shardio.cli.main import app
 from shardio.errors import PackError
-from shardio.storage.remote.client import client
+from shardio.storage.client import client
 from tests.faults.proxy import FaultProxy
 from tests.servers.fake_hub import FakeHub
 from tests.sources import write_images

@@ -23,10 +23,10 @@ import shardio
 from shardio import DataLoader, ShardDataset, ShardWriter
 from shardio.errors import FormatError, LocationError, StoreError
 from shardio.storage import Location, RemoteAccess, ReplacedError, make_access, parse_location
-from shardio.storage.options import RemoteOptions, make_options
-from shardio.storage.remote.backends import Attempts
-from shardio.storage.remote.client import client
-from shardio.storage.remote.failures import FailedRequestError, RequestFailure
+from shardio.storage.backends import FailedRequestError, RequestFailure
+from shardio.storage.client import client
+from shardio.storage.locations import RemoteOptions, make_options
+from shardio.storage.operations import Attempts
 from tests.servers.fixtures import WebServer
 from tests.servers.web_folder import WebFolder, serve_folder
 from tests.sources import write_images
@@ -348,8 +348,8 @@ def test_few_descriptors_suffice(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("problem", "num_calls", "message"),
     [
-        ("unclear", 8, r"^cannot read it after 8 attempts in 0 s: it is odd\. Check the server$"),
-        ("transient", 51, r"^cannot read it after 51 attempts"),
+        ("unclear", 8, r"^cannot read memory://x/it after 8 attempts in 0 s: it is odd\. Check the server$"),
+        ("transient", 51, r"^cannot read memory://x/it after 51 attempts"),
     ],
 )
 def test_answers_that_do_not_fit_their_requests_are_given_up_soon(
@@ -363,7 +363,7 @@ def test_answers_that_do_not_fit_their_requests_are_given_up_soon(
 
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     with pytest.raises(StoreError, match=message):
-        Attempts("memory://x", RemoteOptions(retries=50)).make("read it", fail)
+        Attempts("memory://x", RemoteOptions(retries=50)).make("read", "it", fail)
     assert len(calls) == num_calls
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from shardio.storage import Location, RemoteAccess, parse_location
-from shardio.storage.options import make_options
+from shardio.storage.locations import make_options
 
 
 def upload(folder: Path, url: str, options: Mapping[str, str] | None = None) -> Location:

@@ -3,7 +3,11 @@
 The Hub lists the files, with digests of their contents (https://huggingface.co/docs/hub/api). obstore requests the
 contents. Large files come from another server: the Hub redirects each request to a URL that is signed for some minutes.
 
-HfApi.list_repo_tree is not used, because it has no time-out, and repeats requests by itself.
+huggingface_hub provides the endpoint, the token, the connections and the meaning of errors. Its HfFileSystem and
+HfApi.list_repo_tree are not used: they list without a time-out, so a connection that stalls stops them for ever; they
+repeat requests by their own rules, whatever ``retries`` and ``deadline_s`` say; and they begin a listing again that
+broke in the middle. Their reads copy all bytes in Python, while obstore resumes a broken transfer and reads many ranges
+at a time.
 """
 
 from __future__ import annotations
@@ -12,25 +16,22 @@ import hashlib
 import re
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from shardio.errors import LocationError
-from shardio.storage.options import RemoteOptions
-from shardio.storage.remote.failures import FailedRequestError, RequestFailure, redact
-from shardio.storage.remote.messages import split_repository
+from shardio.storage.backends import FailedRequestError, RequestFailure, redact, refuse_options
+from shardio.storage.locations import RemoteOptions, split_repository
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
     from obstore import Attributes, BytesStream, GetOptions, GetResult, ListResult, ObjectMeta
-    from obstore.store import HTTPStore
+    from obstore.store import HTTPStore, ObjectStore as Backend
 
-
-Result = TypeVar("Result")
 
 OPTIONS = {"endpoint", "token"}
 """The options of a repository."""
@@ -50,152 +51,28 @@ NO_TIME = datetime.fromtimestamp(0, tz=timezone.utc)
 UNREDIRECTED = set("[]^|")
 """obstore does not escape these characters in URLs, and follows no redirects from URLs that contain them."""
 
-
-class HubAnswer:
-    """The Hub's answer to a request.
-
-    Args:
-        response: The response of huggingface_hub's HTTP library: requests, httpx or httpx2, which agree here.
-    """
-
-    def __init__(self, response: Any) -> None:
-        self._response = response
-
-    def read(self, read: Callable[[Any], Result]) -> Result:
-        """Return the value that a function finds in the JSON of the answer.
-
-        Raises:
-            FailedRequestError: If the function raises ValueError, KeyError or TypeError.
-        """
-        try:
-            return read(self._response.json())
-        except (ValueError, KeyError, TypeError) as error:  # It is damaged, or comes from another server.
-            cause = f"the Hub's answer has an unexpected form ({type(error).__name__}). Check the endpoint"
-            raise FailedRequestError(RequestFailure(kind="transient", cause=cause)) from None
-
-    @property
-    def next_page(self) -> Mapping[str, str] | None:
-        """The parameters of the request for the next page; None after the last one."""
-        # Only the parameters are used, because the token must not be sent to another server.
-        following = self._response.links.get("next", {}).get("url")
-        return dict(parse_qsl(urlsplit(following).query)) if following else None
+_REPOSITORIES: dict[tuple[str, RemoteOptions], HubRepository] = {}
+"""The repositories by their roots and settings. They keep their commits as long as the storage process lives."""
 
 
-class HubRequests:
-    """Requests about one dataset repository. Threads share it.
+def make_store(root: str, options: RemoteOptions, config: Mapping[str, str], settings: Mapping[str, Any]) -> Backend:
+    """Return a new client for a repository.
 
     Args:
-        root: The root of the store, for messages.
-        repository: The repository: ``user/repository``.
+        root: The root of the store, ``hf://datasets/user/repository@revision``.
         options: The settings.
+        config: Those of the settings that are not obstore's.
+        settings: Those of obstore's client.
 
     Raises:
-        LocationError: If huggingface_hub is not installed, or an option is invalid.
+        LocationError: If huggingface_hub is not installed, or an option is unknown or invalid.
     """
-
-    def __init__(self, root: str, repository: str, options: RemoteOptions) -> None:
-        try:
-            from huggingface_hub import constants
-        except ImportError as error:
-            raise LocationError(
-                f"{root} is read by the package huggingface_hub ({error}): pip install 'shardio-loader[hf]'"
-            ) from error
-        config = dict(options.config)
-        self.root = root
-        self.endpoint = _check_endpoint(config.get("endpoint") or constants.ENDPOINT)
-        self._repository = repository
-        token = config.get("token", "true")
-        self._token = token.lower() if token.lower() in FLAGS else token
-        self._timeout_s = options.timeout_s
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The headers of requests, with the token, which is read again each time because it may be renewed.
-
-        Raises:
-            LocationError: If the token is invalid.
-        """
-        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # It is public.
-
-        headers = build_hf_headers(token=FLAGS.get(self._token, self._token), library_name="shardio")
-        if not _TOKEN.fullmatch(headers.get("authorization", "Bearer none")):
-            # Libraries would show it in their errors.
-            raise LocationError(
-                "the token of the Hugging Face Hub (HF_TOKEN, the file of `hf auth login` or storage_options['token']) "
-                "is invalid: it is empty, or has spaces, line ends or other characters than those of ASCII"
-            )
-        return headers
-
-    def get(self, path: str, parameters: Mapping[str, str]) -> HubAnswer:
-        """Request something about the repository.
-
-        Raises:
-            EntryNotFoundError: If the commit has no such folder.
-            LocationError: If the repository or the revision does not exist.
-            FailedRequestError: If the request fails otherwise.
-        """
-        from huggingface_hub import errors
-        from huggingface_hub.utils import (  # type: ignore[attr-defined]  # They are public.
-            get_session,
-            hf_raise_for_status,
-        )
-
-        url = f"{self.endpoint}/api/datasets/{self._repository}/{path}"
-        try:
-            response = get_session().get(url, params=dict(parameters), headers=self.headers, timeout=self._timeout_s)
-            hf_raise_for_status(response)
-        except errors.EntryNotFoundError:
-            raise
-        except errors.OfflineModeIsEnabled:
-            cause = "huggingface_hub is in offline mode (HF_HUB_OFFLINE)"
-            raise FailedRequestError(RequestFailure(kind="permanent", cause=cause)) from None
-        except errors.HfHubHTTPError as error:
-            raise FailedRequestError(self._explain(error)) from None
-        # The errors of the HTTP library, which depends on huggingface_hub's version.
-        except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]  # It is imported there.
-            cause = redact(str(error).partition("\n")[0]) or type(error).__name__
-            is_reached = "Connect" not in type(error).__name__
-            raise FailedRequestError(RequestFailure(kind="transient", cause=cause, reached=is_reached)) from None
-        return HubAnswer(response)
-
-    def explain_refusal(self, answer: str) -> str:
-        """Return why the Hub may have given an answer such as 401, 403 or 404."""
-        return (
-            f"{answer}. The repository {self._repository} does not exist, or it is private or gated and "
-            f"the token, if there is one, gives no access. See {self.endpoint}/datasets/{self._repository}, and run "
-            "`hf auth login` or set HF_TOKEN"
-        )
-
-    def _explain(self, error: HfHubHTTPError) -> RequestFailure:
-        """Return the meaning of an error of the Hub.
-
-        Raises:
-            LocationError: If the repository or the revision does not exist.
-        """
-        from huggingface_hub.errors import RevisionNotFoundError
-
-        status = int(error.response.status_code)
-        answer = f"the Hub answered {status}" + (f" ({error.server_message})" if error.server_message else "")
-        if isinstance(error, RevisionNotFoundError):
-            raise LocationError(
-                f"{self.root}: the repository has no such revision. Name a branch, a tag or a commit"
-            ) from None
-        if status == 404:
-            # FileNotFoundError would mean a missing file, which may be optional.
-            raise LocationError(f"cannot read {self.root}: {self.explain_refusal(answer)}") from None
-        if status in (401, 403):
-            return RequestFailure(kind="denied", cause=self.explain_refusal(answer))
-        is_transient = status >= 500 or status in (408, 425, 429)
-        return RequestFailure(kind="transient" if is_transient else "permanent", cause=answer)
-
-
-def _check_endpoint(endpoint: str) -> str:
-    if not endpoint.startswith(("https://", "http://")) or set("?#@") & set(endpoint):
-        raise LocationError(
-            "the endpoint of the Hugging Face Hub (HF_ENDPOINT or storage_options['endpoint']) must be a URL such as "
-            "https://huggingface.co, without a query, a user name or a password"
-        )
-    return endpoint.rstrip("/")
+    refuse_options(root, config.keys() - OPTIONS)
+    repository = _REPOSITORIES.get((root, options))
+    if repository is None:
+        repository = _REPOSITORIES.setdefault((root, options), HubRepository(root, options))
+    # It has only the reading methods of obstore's stores, because shardio does not write to repositories.
+    return cast("Backend", HubStore(repository, settings))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,26 +89,26 @@ class HubFile:
     digest: str
 
 
+@dataclass(kw_only=True, eq=False)
 class HubListing:
     """The known part of a folder's content. It is read page by page.
 
     Attributes:
+        next_page: The parameters of the request for the next page; None if all pages were read.
         files: The files, by their keys.
         folders: The keys of folders.
-        next_page: The parameters of the request for the next page; None if all pages were read.
     """
 
-    def __init__(self, *, recursive: bool) -> None:
-        self.files: dict[str, HubFile] = {}
-        self.folders = set[str]()
-        self.next_page: Mapping[str, str] | None = {"recursive": str(recursive).lower(), "expand": "false"}
+    next_page: Mapping[str, str] | None
+    files: dict[str, HubFile] = field(default_factory=dict)
+    folders: set[str] = field(default_factory=set)
 
     @cached_property
     def keys(self) -> list[str]:
         """The keys of all files, sorted. All pages must have been read."""
         return sorted(self.files)
 
-    def add(self, entries: Iterable[Mapping[str, Any]]) -> None:
+    def add(self, entries: Any) -> None:
         """Add the entries of a page."""
         for entry in entries:
             if entry["type"] == "directory":
@@ -256,8 +133,19 @@ class HubRepository:
     """
 
     def __init__(self, root: str, options: RemoteOptions) -> None:
+        try:
+            from huggingface_hub import constants
+        except ImportError as error:
+            raise LocationError(
+                f"{root} is read by the package huggingface_hub ({error}): pip install 'shardio-loader[hf]'"
+            ) from error
+        config = dict(options.config)
+        self.root = root
         self.name, _ = split_repository(root)
-        self.requests = HubRequests(root, self.name.id, options)
+        self._endpoint = _check_endpoint(config.get("endpoint") or constants.ENDPOINT)
+        token = config.get("token", "true")
+        self._token = token.lower() if token.lower() in FLAGS else token
+        self._timeout_s = options.timeout_s
         self._commit: str | None = None
         self._listings: dict[tuple[str, bool], HubListing] = {}
         self._lock = threading.Lock()
@@ -265,19 +153,39 @@ class HubRepository:
     @property
     def content_url(self) -> str:
         """The URL of the folder of the commit's files."""
-        return f"{self.requests.endpoint}/datasets/{self.name.id}/resolve/{self.find_commit()}"
+        return f"{self._endpoint}/datasets/{self.name.id}/resolve/{self.find_commit()}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of requests, with the token, which is read again each time because it may be renewed.
+
+        Raises:
+            LocationError: If the token is invalid.
+        """
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # It is public.
+
+        headers = build_hf_headers(token=FLAGS.get(self._token, self._token), library_name="shardio")
+        if not _TOKEN.fullmatch(headers.get("authorization", "Bearer none")):
+            # Libraries would show it in their errors.
+            raise LocationError(
+                "the token of the Hugging Face Hub (HF_TOKEN, the file of `hf auth login` or storage_options['token']) "
+                "is invalid: it is empty, or has spaces, line ends or other characters than those of ASCII"
+            )
+        return headers
 
     def find_commit(self) -> str:
         """Return the commit. It is requested once.
 
         Raises:
-            FailedRequestError: If the request fails.
+            LocationError: If the repository or the revision does not exist.
+            FailedRequestError: If the request fails otherwise.
         """
         with self._lock:
             if self._commit is None:
+                found = list[str]()
                 path = f"revision/{quote(self.name.revision, safe='')}"
-                answer = self.requests.get(path, {"expand": "sha"})
-                self._commit = answer.read(lambda found: str(found["sha"]))
+                self._get(path, {"expand": "sha"}, lambda answer: found.append(str(answer["sha"])))
+                self._commit = found[0]
             return self._commit
 
     def list_folder(self, folder: str) -> HubListing:
@@ -314,6 +222,14 @@ class HubRepository:
             raise FileNotFoundError(key)
         return found
 
+    def explain_refusal(self, answer: str) -> str:
+        """Return why the Hub may have given an answer such as 401, 403 or 404."""
+        return (
+            f"{answer}. The repository {self.name.id} does not exist, or it is private or gated and "
+            f"the token, if there is one, gives no access. See {self._endpoint}/datasets/{self.name.id}, and run "
+            "`hf auth login` or set HF_TOKEN"
+        )
+
     def _cover(self, folder: str, *, recursive: bool) -> tuple[str, bool]:
         """Return the folder to list for the files of a folder, and whether to do so recursively."""
         above = _folders_above(folder)
@@ -329,25 +245,85 @@ class HubRepository:
 
     def _read_listing(self, folder: str, recursive: bool) -> HubListing:
         """Return a listing. Continue it if its last reader failed."""
+        from huggingface_hub.errors import EntryNotFoundError
+
         path = f"tree/{self.find_commit()}" + (f"/{quote(folder, safe='')}" if folder else "")
+        first = {"recursive": str(recursive).lower(), "expand": "false"}
         with self._lock:
-            listing = self._listings.setdefault((folder, recursive), HubListing(recursive=recursive))
+            listing = self._listings.setdefault((folder, recursive), HubListing(next_page=first))
         while True:
             with self._lock:
                 if listing.next_page is None:
                     return listing
-                self._read_page(path, listing, listing.next_page)
+                try:
+                    listing.next_page = self._get(path, listing.next_page, listing.add)
+                except EntryNotFoundError:
+                    listing.next_page = None
 
-    def _read_page(self, path: str, listing: HubListing, parameters: Mapping[str, str]) -> None:
-        from huggingface_hub.errors import EntryNotFoundError
+    def _get(self, path: str, parameters: Mapping[str, str], read: Callable[[Any], object]) -> dict[str, str] | None:
+        """Pass the Hub's answer to a function. Return the parameters of the request for the next page, if there is one.
 
+        Raises:
+            EntryNotFoundError: If the commit has no such folder.
+            LocationError: If the repository or the revision does not exist.
+            FailedRequestError: If the request fails otherwise.
+        """
+        from huggingface_hub import errors
+        from huggingface_hub.utils import (  # type: ignore[attr-defined]  # They are public.
+            get_session,
+            hf_raise_for_status,
+        )
+
+        url = f"{self._endpoint}/api/datasets/{self.name.id}/{path}"
         try:
-            answer = self.requests.get(path, parameters)
-        except EntryNotFoundError:
-            listing.next_page = None
-            return
-        answer.read(listing.add)
-        listing.next_page = answer.next_page
+            response = get_session().get(url, params=dict(parameters), headers=self.headers, timeout=self._timeout_s)
+            hf_raise_for_status(response)
+        except errors.EntryNotFoundError:
+            raise
+        except errors.OfflineModeIsEnabled:
+            cause = "huggingface_hub is in offline mode (HF_HUB_OFFLINE)"
+            raise FailedRequestError(RequestFailure(kind="permanent", cause=cause)) from None
+        except errors.HfHubHTTPError as error:
+            raise FailedRequestError(self._explain(error)) from None
+        # The errors of the HTTP library, which depends on huggingface_hub's version.
+        except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]  # It is imported there.
+            cause = redact(str(error).partition("\n")[0]) or type(error).__name__
+            is_reached = "Connect" not in type(error).__name__
+            raise FailedRequestError(RequestFailure(kind="transient", cause=cause, reached=is_reached)) from None
+        try:
+            read(response.json())
+        except (ValueError, KeyError, TypeError) as error:  # It is damaged, or comes from another server.
+            cause = f"the Hub's answer has an unexpected form ({type(error).__name__}). Check the endpoint"
+            raise FailedRequestError(RequestFailure(kind="transient", cause=cause)) from None
+        # Only the parameters are used, because the token must not be sent to another server.
+        following = response.links.get("next", {}).get("url")
+        return dict(parse_qsl(urlsplit(following).query)) if following else None
+
+    def _explain(self, error: HfHubHTTPError) -> RequestFailure:
+        from huggingface_hub.errors import RevisionNotFoundError
+
+        status = int(error.response.status_code)
+        answer = f"the Hub answered {status}" + (f" ({error.server_message})" if error.server_message else "")
+        if isinstance(error, RevisionNotFoundError):
+            raise LocationError(
+                f"{self.root}: the repository has no such revision. Name a branch, a tag or a commit"
+            ) from None
+        if status == 404:
+            # FileNotFoundError would mean a missing file, which may be optional.
+            raise LocationError(f"cannot read {self.root}: {self.explain_refusal(answer)}") from None
+        if status in (401, 403):
+            return RequestFailure(kind="denied", cause=self.explain_refusal(answer))
+        is_transient = status >= 500 or status in (408, 425, 429)
+        return RequestFailure(kind="transient" if is_transient else "permanent", cause=answer)
+
+
+def _check_endpoint(endpoint: str) -> str:
+    if not endpoint.startswith(("https://", "http://")) or set("?#@") & set(endpoint):
+        raise LocationError(
+            "the endpoint of the Hugging Face Hub (HF_ENDPOINT or storage_options['endpoint']) must be a URL such as "
+            "https://huggingface.co, without a query, a user name or a password"
+        )
+    return endpoint.rstrip("/")
 
 
 def _folders_above(folder: str) -> list[str]:
@@ -383,7 +359,7 @@ class HubStore:
         file = self._repository.find(path)
         if UNREDIRECTED & set(path):
             raise LocationError(
-                f"cannot read {self._repository.requests.root}/{path}: a file of the Hugging Face Hub cannot be "
+                f"cannot read {self._repository.root}/{path}: a file of the Hugging Face Hub cannot be "
                 f"requested if its name has one of {' '.join(sorted(UNREDIRECTED))}. Rename it"
             )
         contents = self._contents = self._contents or self._make_contents()
@@ -391,12 +367,14 @@ class HubStore:
         try:
             return HubResult(path, file, contents.get(path, options=wanted))
         except PermissionDeniedError:
-            cause = self._repository.requests.explain_refusal("the Hub answered 403")
-            raise FailedRequestError(RequestFailure(kind="denied", cause=cause)) from None
+            raise self._refused(403, "denied") from None
         except UnauthenticatedError:
-            is_renewed = self._repository.requests.headers.get("authorization") != self._authorization
-            cause = self._repository.requests.explain_refusal("the Hub answered 401")
-            raise FailedRequestError(RequestFailure(kind="expired" if is_renewed else "denied", cause=cause)) from None
+            is_renewed = self._repository.headers.get("authorization") != self._authorization
+            raise self._refused(401, "expired" if is_renewed else "denied") from None
+
+    def _refused(self, status: int, kind: Literal["denied", "expired"]) -> FailedRequestError:
+        cause = self._repository.explain_refusal(f"the Hub answered {status}")
+        return FailedRequestError(RequestFailure(kind=kind, cause=cause))
 
     def list_with_delimiter(self, prefix: str | None = None) -> ListResult[list[ObjectMeta]]:
         listing = self._repository.list_folder(prefix or "")
@@ -413,7 +391,7 @@ class HubStore:
     def _make_contents(self) -> HTTPStore:
         from obstore.store import HTTPStore
 
-        url, headers = self._repository.content_url, self._repository.requests.headers
+        url, headers = self._repository.content_url, self._repository.headers
         self._authorization = headers.get("authorization")
         client_options = {
             "allow_http": url.startswith("http://"),

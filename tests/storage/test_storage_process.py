@@ -22,14 +22,19 @@ from pathlib import Path
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from shardio.storage import Location, listing as listing_module, make_access, options, parse_location
+from shardio.storage import (
+    Location,
+    client as connection_module,
+    copies,
+    listing as listing_module,
+    make_access,
+    parse_location,
+)
+from shardio.storage.client import Client, Request, client, read_process_id
 from shardio.storage.listing import list_files, open_listing
-from shardio.storage.options import RemoteOptions
-from shardio.storage.remote import client as connection_module
-from shardio.storage.remote.backends import MAX_START_DELAY_S, bound_start_delay
-from shardio.storage.remote.client import Client, client, read_process_id
-from shardio.storage.remote.messages import Create, ReadWhole, Stat
-from shardio.storage.remote.storage_process import MAX_STORES, StorageProcess
+from shardio.storage.locations import CacheSettings, RemoteOptions
+from shardio.storage.operations import MAX_START_DELAY_S, bound_start_delay
+from shardio.storage.storage_process import MAX_STORES, StorageProcess
 from tests.faults.proxy import FaultProxy, Script
 from tests.servers.server import Server
 from tests.servers.web_folder import serve_folder
@@ -52,6 +57,10 @@ def wait_until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.01)  # Between two looks.
+
+
+def request(operation: str, **arguments: object) -> Request:
+    return Request(operation=operation, root="memory://x", options=RemoteOptions(), key="a", arguments=arguments)
 
 
 def run(program: str, *arguments: str) -> str:
@@ -124,7 +133,7 @@ def refuse_to_start(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[object]]:
         found.append(arguments)
         raise BlockingIOError(errno.EAGAIN, "no more processes")
 
-    monkeypatch.setattr("shardio.storage.remote.client.start_process", refuse)
+    monkeypatch.setattr("shardio.storage.client.start_process", refuse)
     return found
 
 
@@ -152,7 +161,7 @@ def test_a_storage_process_that_cannot_start_leaves_no_folder(monkeypatch: pytes
     monkeypatch.setenv("WORLD_SIZE", "1000")
     arguments = refuse_to_start(monkeypatch)
     with pytest.raises(BlockingIOError):
-        Client().ask(Stat(root="memory://x", options=RemoteOptions(), key="a"))
+        Client().ask(request("stat"))
     assert not list(tmp_path.iterdir())
     assert arguments[0][-1] == 1000, "it is told how many ranks start"
 
@@ -165,12 +174,12 @@ def test_the_path_of_temporary_folders_may_be_longer_than_that_of_a_socket(
     monkeypatch.setattr("tempfile.tempdir", str(long))
     one, other = Client(), Client()
     try:
-        assert one.ask(Create(root="memory://x", options=RemoteOptions(), key="a", content=b"content"))
+        assert one.ask(request("create", content=b"content"))
         assert one.folder is not None
         assert one.folder.parent == long
         assert one.folder.stat().st_mode & 0o777 == 0o700, "other users cannot connect"
         other.adopt(one.folder)
-        assert other.ask(ReadWhole(root="memory://x", options=RemoteOptions(), key="a")) == b"content"
+        assert other.ask(request("read_whole")) == b"content"
     finally:
         other.close()
         one.close()
@@ -213,8 +222,8 @@ def test_the_first_requests_of_many_ranks_are_spread(monkeypatch: pytest.MonkeyP
         with socket.socket() as unused:
             process = StorageProcess(unused, Path("unused"), world_size)
             for _ in range(3):
-                store = process._find_store(Stat(root="memory://x", options=RemoteOptions(), key="a"))
-                store.make("ask", lambda backend: None)
+                store = process._find_store("memory://x", RemoteOptions())
+                store.make("ask", "a", lambda backend: None)
         assert all(0 < wait <= bound_start_delay(world_size) for wait in waits)
         assert len(waits) == num_waits
 
@@ -224,7 +233,7 @@ def test_the_first_requests_of_many_ranks_are_spread(monkeypatch: pytest.MonkeyP
 WRITE = """
 import os, signal, sys
 from shardio.storage import parse_location
-from shardio.storage.remote.client import client
+from shardio.storage.client import client
 location = parse_location("memory://x/a")
 with location.write_whole() as file:
     file.write(b"1")
@@ -325,12 +334,12 @@ def test_a_long_answer_is_awaited(
 
 
 def test_locks_of_a_suspended_process_stop_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(options, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(copies, "PATIENCE_S", 0.2)
     monkeypatch.setattr(listing_module, "PATIENCE_S", 0.2)
-    old = tmp_path / f"old{options.COPY_SUFFIX}"
+    old = tmp_path / f"old{copies.COPY_SUFFIX}"
     old.write_bytes(bytes(1_000_000))
-    with suspended_holder(tmp_path / options.LOCK_NAME):
-        within(lambda: options.Budget(tmp_path, 500_000).reserve(100_000, ""))
+    with suspended_holder(tmp_path / copies.LOCK_NAME):
+        within(lambda: copies.Budget(CacheSettings(max_bytes=500_000), tmp_path).reserve(100_000, ""))
     assert not old.exists()
     folder = in_memory("images")
     put(folder / "cat/1.jpg", b"1")

@@ -19,9 +19,9 @@ import struct
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar
@@ -29,7 +29,7 @@ from typing import Any, BinaryIO, NoReturn, TypeVar
 from shardio.errors import StoreError
 from shardio.files import WorkLock
 from shardio.process import call_at_fork, start_process
-from shardio.storage.remote.messages import Arrived, Done, Page, ReadRanges, Request, RequestFailed, Walk
+from shardio.storage.locations import RemoteOptions
 from shardio.world import find_world_size
 
 SILENCE_S = 5.0
@@ -63,11 +63,43 @@ DESCRIPTORS = Path("/proc/self/fd")
 """The folder of a process's descriptors on Linux, which give long paths short names."""
 
 Result = TypeVar("Result")
-Message = TypeVar("Message")
 
 _STEP_S = 0.5
 _LENGTH = struct.Struct("!Q")
 _log = logging.getLogger("shardio")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request for one object or folder.
+
+    Attributes:
+        operation: The name of the operation: see :data:`shardio.storage.storage_process`.
+        root: The root of the store, such as ``s3://bucket``.
+        options: The store's settings.
+        key: The key of the object or folder.
+        arguments: The operation's other arguments.
+    """
+
+    operation: str
+    root: str
+    options: RemoteOptions
+    key: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of an answer: a value or, if it is None, the content of a range, which follows as bytes."""
+
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """The end of an answer, and the value that the request returns. If the request fails, its error is sent instead."""
+
+    value: Any = None
 
 
 class SilentError(ConnectionError):
@@ -306,49 +338,42 @@ class Client:
 
     def ask(self, request: Request) -> Any:
         """Return what a request returns, or raise its error."""
+        return self._try(lambda connection: _receive(connection, request).value)
 
-        def ask(connection: StorageConnection) -> Any:
-            connection.send(request)
-            return _receive(connection, Done).value
-
-        return self._try(ask)
-
-    def read(self, request: ReadRanges) -> list[bytes]:
-        """Return the content of each range."""
+    def read(self, request: Request) -> list[bytes]:
+        """Return the content of each range of a request."""
 
         def read(connection: StorageConnection) -> list[bytes]:
-            connection.send(request)
-            contents = list[bytes]()
-            for _ in request.ranges:
-                _receive(connection, Arrived)
+            contents, message = list[bytes](), _receive(connection, request)
+            while isinstance(message, Part):
                 contents.append(bytes(connection.receive_bytes()))
-            _receive(connection, Done)
+                message = _receive(connection)
             return contents
 
         return self._try(read)
 
-    def read_into(self, request: ReadRanges, buffer: memoryview) -> None:
-        """Fill a buffer with the content of the only range."""
+    def read_into(self, request: Request, buffer: memoryview) -> None:
+        """Fill a buffer with the content of the only range of a request."""
 
         def read(connection: StorageConnection) -> None:
-            connection.send(request)
-            _receive(connection, Arrived)
+            _receive(connection, request)
             connection.receive_bytes_into(buffer)
-            _receive(connection, Done)
+            _receive(connection)
 
         self._try(read)
 
-    def walk(self, request: Walk) -> Iterator[tuple[str, int, str]]:
+    def walk(self, request: Request) -> Iterator[tuple[str, int, str]]:
         """Yield the key, the size in bytes and the version of each object below a folder."""
         for _ in range(MAX_DEATHS):
             with suppress(EOFError, ConnectionError):
                 try:
                     with self._connect() as connection:
-                        connection.send(request)
-                        while isinstance(page := _receive(connection, (Page, Done)), Page):
-                            yield from page.objects
-                            if page.objects:
-                                request = replace(request, after=page.objects[-1][0])
+                        message = _receive(connection, request)
+                        while isinstance(message, Part):
+                            yield from message.value
+                            if message.value:
+                                request = replace(request, arguments={"after": message.value[-1][0]})
+                            message = _receive(connection)
                         return
                 except _AnsweredError as answered:
                     raise answered.error from None
@@ -376,8 +401,7 @@ class Client:
     def close(self) -> None:
         """Close all connections. End the storage process if this process started it and no other process uses it."""
         with self._lock:
-            while self._idle:
-                self._idle.pop().close()
+            self._close_idle()
             if self._lifeline >= 0:
                 os.close(self._lifeline)
             folder, self.folder, self._lifeline = self.folder, None, -1
@@ -395,22 +419,19 @@ class Client:
 
     def _try(self, use: Callable[[StorageConnection], Result]) -> Result:
         """Use a connection, or another one if the storage process has died. All requests can be repeated."""
-        try:
-            return self._repeat(use)
-        except _AnsweredError as answered:
-            raise answered.error from None
-
-    def _repeat(self, use: Callable[[StorageConnection], Result]) -> Result:
         for _ in range(MAX_DEATHS):
-            with suppress(EOFError, ConnectionError), self._connect() as connection:
-                return use(connection)
-            self._close_idle()
+            try:
+                with self._connect() as connection:
+                    return use(connection)
+            except _AnsweredError as answered:  # noqa: PERF203  # Each attempt may fail.
+                raise answered.error from None
+            except (EOFError, ConnectionError):
+                self._close_idle()
         raise _died()
 
     def _close_idle(self) -> None:
-        """Close the idle connections, which lead to a process that has died."""
-        with self._lock:
-            while self._idle:
+        while self._idle:
+            with suppress(IndexError, OSError):  # Another thread closes them at the same time.
                 self._idle.pop().close()
 
     @contextmanager
@@ -447,8 +468,7 @@ class Client:
         if self.folder is not None:
             with suppress(FileNotFoundError, ConnectionError):
                 return connect_to(self.folder)
-            while self._idle:  # They lead to the same process.
-                self._idle.pop().close()
+            self._close_idle()  # They lead to the same process.
         return None
 
     def _start(self) -> None:
@@ -475,7 +495,7 @@ class Client:
                     listener.bind(name)
                 listener.listen(128)
                 self._process = start_process(
-                    "shardio.storage.remote.storage_process:main",
+                    "shardio.storage.storage_process:main",
                     [listener.fileno(), read_end, folder, find_world_size()],
                     descriptors=[listener.fileno(), read_end],
                 )
@@ -491,10 +511,7 @@ class Client:
     def _leave_to_parent(self) -> None:
         """Forget the parent's connections and process in a forked child. Both use the same storage process."""
         self._lock = threading.Lock()  # Another thread of the parent may have held it.
-        for connection in self._idle:
-            with suppress(OSError):
-                connection.close()
-        self._idle = []
+        self._close_idle()
         if self._process is not None:
             self._process.returncode = 0  # It is not a child of this process, which cannot wait for it.
 
@@ -507,11 +524,13 @@ class _AnsweredError(Exception):
         self.error = error
 
 
-def _receive(connection: StorageConnection, expected: type[Message] | tuple[type[Message], ...]) -> Message:
-    message = connection.receive()
-    if isinstance(message, RequestFailed):
-        raise _AnsweredError(message.error)
-    assert isinstance(message, expected), f"expected {expected}, got {message!r}"
+def _receive(connection: StorageConnection, request: Request | None = None) -> Part | Done:
+    """Receive a part of an answer, after sending the request, if one is given."""
+    if request is not None:
+        connection.send(request)
+    message: Part | Done | Exception = connection.receive()
+    if isinstance(message, Exception):
+        raise _AnsweredError(message)
     return message
 
 

@@ -25,10 +25,8 @@ import pytest
 from shardio import DataLoader, ShardDataset, ShardWriter
 from shardio.errors import SampleError
 from shardio.storage import Location, RemoteAccess, make_access, parse_location
-from shardio.storage.cache.copies import BLOCK
-from shardio.storage.cache.filling import name_copy
-from shardio.storage.options import COPY_SUFFIX
-from shardio.storage.remote.client import client
+from shardio.storage.client import client
+from shardio.storage.copies import BLOCK, COPY_SUFFIX, name_copy
 from tests.faults.proxy import FaultProxy, Script
 from tests.servers.server import Server
 from tests.servers.web_folder import WebFolder, serve_folder

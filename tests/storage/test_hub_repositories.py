@@ -17,9 +17,9 @@ from huggingface_hub import HfFileSystem, get_hf_file_metadata, hf_hub_url
 
 from shardio.errors import LocationError, StoreError
 from shardio.storage import Location, ReplacedError, parse_location
-from shardio.storage.options import RemoteOptions
-from shardio.storage.remote.client import client
-from shardio.storage.remote.hub import HubRepository
+from shardio.storage.client import client
+from shardio.storage.hub import HubRepository
+from shardio.storage.locations import RemoteOptions
 from tests.faults.proxy import FaultProxy, Script
 from tests.servers.fake_hub import FakeHub
 from tests.servers.fake_hub_program import READER, STRANGER

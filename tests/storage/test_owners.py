@@ -20,9 +20,7 @@ from shardio import ImageFolder, ShardDataset
 from shardio.cli.options import read_remote_arguments
 from shardio.errors import StoreError
 from shardio.storage import Location, RemoteAccess, make_access, parse_location
-from shardio.storage.cache.copies import BLOCK, CachedCopy
-from shardio.storage.cache.filling import name_copy
-from shardio.storage.options import COPY_SUFFIX
+from shardio.storage.copies import BLOCK, COPY_SUFFIX, CachedCopy, name_copy
 from tests.storage.conftest import in_memory, put
 from tests.test_trust import OTHER_USER, as_root, mode_of, umask
 
@@ -157,7 +155,7 @@ def test_a_cache_is_shared_only_if_that_is_wanted_and_it_has_a_folder(tmp_path: 
 
 CHANGE_AS_ANOTHER_USER = textwrap.dedent("""
     import os, sys
-    from shardio.storage.cache.copies import CachedCopy
+    from shardio.storage.copies import CachedCopy
     os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))
     copy = CachedCopy(path=sys.argv[2], size=int(sys.argv[3]), is_shared=True)
     (found,) = copy.read([0], [copy.size])
