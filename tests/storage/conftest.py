@@ -1,48 +1,23 @@
-"""The storage backends that pass the conformance suite. A new backend adds a line to BACKENDS or SERVERS."""
+"""Servers, a proxy that injects faults, and short ways to put objects into stores."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shardio.storage import Location, RemoteAccess, make_access, parse_location
+from shardio.storage import Location, RemoteAccess, parse_location
 from shardio.storage.client import client
 from shardio.storage.locations import make_options
+from shardio.testing.store import put
 from tests.faults.proxy import FaultProxy, Script
 from tests.servers.fixtures import azurite_server, fake_gcs_server, fake_hub, nginx_server, seaweedfs_server
 from tests.servers.server import Server
 
-__all__ = ["azurite_server", "fake_gcs_server", "fake_hub", "nginx_server", "seaweedfs_server"]
-
-BACKENDS: dict[str, Callable[[Path], Location]] = {
-    "local": parse_location,
-    "memory": lambda folder: parse_location(f"memory://{uuid.uuid4().hex}/{folder.name}"),
-    "cached": lambda folder: parse_location(
-        f"memory://{uuid.uuid4().hex}/{folder.name}", make_access(cache=folder / "cache", cache_size="100MB")
-    ),
-}
-"""For each backend, a function that returns an empty folder. It may use a local directory."""
-
-SERVERS = ["seaweedfs_server", "fake_gcs_server", "azurite_server"]  # The fixtures of real servers.
-
-
-@pytest.fixture(params=BACKENDS)
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
-    """An empty folder of each backend."""
-    return BACKENDS[request.param](tmp_path)
-
-
-@pytest.fixture(params=[*BACKENDS, *(pytest.param(name, marks=pytest.mark.slow) for name in SERVERS)])
-def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
-    """The same, and of each real server, for laws that depend on what is sent to one."""
-    if request.param in BACKENDS:
-        return BACKENDS[request.param](tmp_path)
-    server: Server = request.getfixturevalue(request.param)
-    return at_server(server, f"{uuid.uuid4().hex}/{tmp_path.name}")
+__all__ = ["azurite_server", "fake_gcs_server", "fake_hub", "nginx_server", "put", "seaweedfs_server"]
 
 
 @pytest.fixture(scope="session")
@@ -72,14 +47,8 @@ def options_of(location: Location) -> dict[str, Any]:
     return dict(location.store.options.config)  # type: ignore[attr-defined]  # It is an ObjectStore.
 
 
-def in_memory(key: str = "a") -> Location:
-    return parse_location(f"memory://{uuid.uuid4().hex}/{key}")
-
-
-def put(location: Location, content: bytes) -> Location:
-    with location.write_whole() as file:
-        file.write(content)
-    return location
+def in_memory(key: str = "a", access: RemoteAccess | None = None) -> Location:
+    return parse_location(f"memory://{uuid.uuid4().hex}/{key}", access)
 
 
 def put_all(folder: Path, target: Location) -> Location:
