@@ -111,7 +111,12 @@ class StorageConnection:
 
     Args:
         end: The socket.
+
+    Attributes:
+        process_id: The process ID of the storage process, with which it greets each client first.
     """
+
+    process_id = -1
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -184,17 +189,11 @@ class StorageConnection:
             buffer = buffer[num_bytes:]
 
     def _use(self, transfer: Callable[[memoryview], int], content: memoryview) -> int:
-        """Send or receive some bytes. Return their number."""
         while True:
             with suppress(TimeoutError):
                 return transfer(content)
             if self._when_silent is not None:
                 self._when_silent()
-
-
-def greet(connection: StorageConnection) -> None:
-    """Greet a client that has just connected."""
-    connection.send(os.getpid())
 
 
 def connect_to(folder: Path, patience_s: float | None = None) -> StorageConnection:
@@ -208,24 +207,19 @@ def connect_to(folder: Path, patience_s: float | None = None) -> StorageConnecti
         FileNotFoundError, ConnectionRefusedError: If there is no storage process.
         SilentError: If it does not answer. The call has then killed it.
     """
-    return _connect(folder, GREETING_S if patience_s is None else patience_s)[0]
-
-
-def _connect(folder: Path, patience_s: float) -> tuple[StorageConnection, int]:
-    """Return a connection to the storage process of a folder, and its process ID."""
-    patience = _Patience(folder, patience_s)
+    patience = _Patience(folder, GREETING_S if patience_s is None else patience_s)
     try:
         connection = StorageConnection(connect_socket(folder))
     except BlockingIOError:
         patience.end()
     try:
         connection.limit_waits(_STEP_S, patience.note_step)
-        process_id = connection.receive()
-        connection.limit_waits(SILENCE_S, partial(_check_answers, folder, process_id))
+        connection.process_id = connection.receive()
+        connection.limit_waits(SILENCE_S, partial(_check_answers, folder, connection.process_id))
     except BaseException:  # Ctrl-C must not leave the socket open either.
         connection.close()
         raise
-    return connection, process_id
+    return connection
 
 
 def connect_socket(folder: Path) -> socket.socket:
@@ -277,7 +271,6 @@ class _Patience:
         self._patience_s, self._num_left = patience_s, int(patience_s / _STEP_S)
 
     def note_step(self) -> None:
-        """Note that the greeting has not come for a further step."""
         self._num_left -= 1
         if self._num_left <= 0:
             self.end()
@@ -300,15 +293,10 @@ class _Patience:
 def _check_answers(folder: Path, process_id: int) -> None:
     """Raise a SilentError if the storage process with this ID no longer greets new connections."""
     with suppress(FileNotFoundError, ConnectionRefusedError):  # It has ended, which ends the wait by itself.
-        connection, found = _connect(folder, GREETING_S)
+        connection = connect_to(folder)
         connection.close()
-        if found != process_id:
+        if connection.process_id != process_id:
             raise SilentError(f"the storage process of {folder} was replaced")
-
-
-def write_process_id(folder: Path, process_id: int) -> None:
-    """Record the process ID of a folder's storage process."""
-    (folder / PROCESS_ID).write_text(str(process_id))
 
 
 def read_process_id(folder: Path) -> int | None:
@@ -377,7 +365,8 @@ class Client:
                         return
                 except _AnsweredError as answered:
                     raise answered.error from None
-            self._close_idle()
+            with self._lock:
+                self._close_idle()
         raise _died(f" while it listed {request.root}/{request.key}")
 
     @contextmanager
@@ -426,12 +415,13 @@ class Client:
             except _AnsweredError as answered:  # noqa: PERF203  # Each attempt may fail.
                 raise answered.error from None
             except (EOFError, ConnectionError):
-                self._close_idle()
+                with self._lock:
+                    self._close_idle()
         raise _died()
 
     def _close_idle(self) -> None:
         while self._idle:
-            with suppress(IndexError, OSError):  # Another thread closes them at the same time.
+            with suppress(OSError):
                 self._idle.pop().close()
 
     @contextmanager
@@ -499,7 +489,7 @@ class Client:
                     [listener.fileno(), read_end, folder, find_world_size()],
                     descriptors=[listener.fileno(), read_end],
                 )
-            write_process_id(folder, self._process.pid)
+            (folder / PROCESS_ID).write_text(str(self._process.pid))
         except BaseException:  # Ctrl-C must not leave a folder without a process that removes it.
             if is_new:  # An older folder may hold a cache that processes read, and that the next attempt uses again.
                 shutil.rmtree(folder, ignore_errors=True)
@@ -517,8 +507,6 @@ class Client:
 
 
 class _AnsweredError(Exception):
-    """The storage process has answered with an error."""
-
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
         self.error = error

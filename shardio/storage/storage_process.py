@@ -31,7 +31,7 @@ import obstore.store  # noqa: F401  # Imported now: threads that import it at th
 from shardio.errors import StoreError
 from shardio.files import WorkLock
 from shardio.storage import operations
-from shardio.storage.client import Done, Part, Request, StorageConnection, greet, read_process_id
+from shardio.storage.client import Done, Part, Request, StorageConnection, read_process_id
 from shardio.storage.copies import BLOCK, Budget, CachedCopy, name_copy
 from shardio.storage.listing import BundledFile, make_tail, size_in_bundle
 from shardio.storage.locations import CacheSettings, RemoteOptions, check_key
@@ -447,7 +447,7 @@ class StorageProcess:
             end, _ = self._listener.accept()
             connection = StorageConnection(end)
             with suppress(ConnectionError):  # The client has been interrupted.
-                greet(connection)
+                connection.send(os.getpid())
             self._connections.add(connection)
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 

@@ -165,6 +165,9 @@ def test_storage_options_are_names_and_values(packed: Path) -> None:
     for option in ("endpoint", "=x", "retries=many", "retries=-1"):
         assert "storage" in usage_error("pack", packed, "memory://x/out", "--storage-option", option)
     assert "ftp://" in error_of("info", "ftp://host/out")
+    assert "cannot append to s3://bucket/out: " in error_of(
+        "append", "s3://bucket/out", packed
+    )  # Nothing is requested.
     assert "--cache" in usage_error("check", packed, "--cache", "s3://bucket/cache")
     assert "--cache-size" in usage_error("bench", packed, "--cache-size", "much")
 
