@@ -113,17 +113,15 @@ def _client_options(config: Mapping[str, str], scheme: str, options: RemoteOptio
         "pool_max_idle_per_host": str(bound_requests(options.max_requests)),
     }
     for name in CLIENT_OPTIONS & config.keys():
-        found[name] = _read_flag(name, config[name]) if name in _FLAGS else config[name]
+        found[name] = config[name]
+        if name in _FLAGS:
+            if config[name].lower() not in ("true", "false"):
+                raise LocationError(f"the storage option {name} must be true or false, got {config[name]!r}")
+            found[name] = config[name].lower() == "true"
     # These options replace those that object_store reads from the environment.
     if scheme == "http" or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
         found.setdefault("allow_http", True)
     return found
-
-
-def _read_flag(name: str, text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise LocationError(f"the storage option {name} must be true or false, got {text!r}")
-    return text.lower() == "true"
 
 
 def _find_profile(config: dict[str, str]) -> dict[str, Any]:

@@ -132,22 +132,6 @@ class CachedCopy:
         bounds = np.flatnonzero(np.diff(marks != ord(_PRESENT), prepend=False, append=False)).reshape(-1, 2) + first
         return [(begin * BLOCK, min(end * BLOCK, self.size)) for begin, end in bounds.tolist()]
 
-    def write(self, start: int, *parts: memoryview) -> None:
-        """Add a range of whole blocks, and mark it as present.
-
-        Args:
-            start: The offset of the range.
-            *parts: Its content, in parts of any length.
-
-        Raises:
-            OSError: If it cannot be written.
-        """
-        with self.adding(start, start + sum(map(len, parts))) as addition:
-            for part in parts:
-                addition.write(start, part)
-                start += len(part)
-            addition.mark()
-
     @contextmanager
     def adding(self, start: int, stop: int) -> Iterator[Addition]:
         """Open the copy for the duration of a ``with`` block, to add a range of whole blocks.

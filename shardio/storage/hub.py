@@ -142,18 +142,13 @@ class HubRepository:
         config = dict(options.config)
         self.root = root
         self.name, _ = split_repository(root)
-        self._endpoint = _check_endpoint(config.get("endpoint") or constants.ENDPOINT)
+        self.endpoint = _check_endpoint(config.get("endpoint") or constants.ENDPOINT)
         token = config.get("token", "true")
         self._token = token.lower() if token.lower() in FLAGS else token
         self._timeout_s = options.timeout_s
         self._commit: str | None = None
         self._listings: dict[tuple[str, bool], HubListing] = {}
         self._lock = threading.Lock()
-
-    @property
-    def content_url(self) -> str:
-        """The URL of the folder of the commit's files."""
-        return f"{self._endpoint}/datasets/{self.name.id}/resolve/{self.find_commit()}"
 
     @property
     def headers(self) -> dict[str, str]:
@@ -226,7 +221,7 @@ class HubRepository:
         """Return why the Hub may have given an answer such as 401, 403 or 404."""
         return (
             f"{answer}. The repository {self.name.id} does not exist, or it is private or gated and "
-            f"the token, if there is one, gives no access. See {self._endpoint}/datasets/{self.name.id}, and run "
+            f"the token, if there is one, gives no access. See {self.endpoint}/datasets/{self.name.id}, and run "
             "`hf auth login` or set HF_TOKEN"
         )
 
@@ -244,7 +239,6 @@ class HubRepository:
         return folder, recursive
 
     def _read_listing(self, folder: str, recursive: bool) -> HubListing:
-        """Return a listing. Continue it if its last reader failed."""
         from huggingface_hub.errors import EntryNotFoundError
 
         path = f"tree/{self.find_commit()}" + (f"/{quote(folder, safe='')}" if folder else "")
@@ -274,7 +268,7 @@ class HubRepository:
             hf_raise_for_status,
         )
 
-        url = f"{self._endpoint}/api/datasets/{self.name.id}/{path}"
+        url = f"{self.endpoint}/api/datasets/{self.name.id}/{path}"
         try:
             response = get_session().get(url, params=dict(parameters), headers=self.headers, timeout=self._timeout_s)
             hf_raise_for_status(response)
@@ -327,7 +321,6 @@ def _check_endpoint(endpoint: str) -> str:
 
 
 def _folders_above(folder: str) -> list[str]:
-    """Return the folders that contain a folder, the innermost one first."""
     parts = folder.split("/") if folder else []
     return ["/".join(parts[:stop]) for stop in reversed(range(len(parts)))]
 
@@ -391,7 +384,8 @@ class HubStore:
     def _make_contents(self) -> HTTPStore:
         from obstore.store import HTTPStore
 
-        url, headers = self._repository.content_url, self._repository.headers
+        headers, commit = self._repository.headers, self._repository.find_commit()
+        url = f"{self._repository.endpoint}/datasets/{self._repository.name.id}/resolve/{commit}"
         self._authorization = headers.get("authorization")
         client_options = {
             "allow_http": url.startswith("http://"),
@@ -428,20 +422,17 @@ class HubResult:
     def bytes(self) -> bytes:
         """Return the content of the file, after comparing it with its digest."""
         content = bytes(self._result.bytes())
-        if digest_like(self._file.digest, content) != self._file.digest:
+        if len(self._file.digest) == 64:
+            digest = hashlib.sha256(content).hexdigest()
+        else:
+            digest = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+        if digest != self._file.digest:
             cause = f"the content of {len(content)} bytes does not have the digest {self._file.digest}"
             raise FailedRequestError(RequestFailure(kind="transient", cause=cause))
         return content
 
     def stream(self, min_chunk_size: int) -> BytesStream:
         return self._result.stream(min_chunk_size=min_chunk_size)
-
-
-def digest_like(digest: str, content: bytes) -> str:
-    """Return the SHA-256 of a content, or the id of its git blob if the given digest is as long as a SHA-1."""
-    if len(digest) == 64:
-        return hashlib.sha256(content).hexdigest()
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def _describe(path: str, file: HubFile) -> ObjectMeta:

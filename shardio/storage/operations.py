@@ -257,21 +257,14 @@ def compare_upload(backend: Backend, key: str, path: Path, e_tag: str | None, pa
         parts = [b""] if not expected else iter(lambda: file.read(part_size or -1), b"")
         if is_md5_of(found["e_tag"], parts):
             return None
-    return None if _equals(backend, key, path) else "the uploaded object's content differs from the file's"
-
-
-def _equals(backend: Backend, key: str, path: Path) -> bool:
-    import obstore
-
     with path.open("rb") as file:
-        for piece in obstore.get(backend, key).stream():
-            if file.read(len(piece)) != bytes(piece):
-                return False
-        return not file.read(1)
+        is_equal = all(file.read(len(piece)) == bytes(piece) for piece in obstore.get(backend, key).stream())
+        is_equal = is_equal and not file.read(1)
+    return None if is_equal else "the uploaded object's content differs from the file's"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedObject:
+class Expected:
     """An object with the version and the size in bytes that it must have; None accepts any."""
 
     root: str
@@ -323,37 +316,36 @@ def _find_stat(backend: Backend, root: str, key: str) -> FileStat:
 
 def read_whole(attempts: Attempts, key: str) -> bytes:
     """Return an object's content."""
-    return bytes(read_version(attempts, key))
+    return bytes(read_version(attempts, Expected(root=attempts.root, key=key)))
 
 
-def read_version(attempts: Attempts, key: str, version: str | None = None, size: int | None = None) -> memoryview:
-    """Return an object's content. The object must have the version and the size in bytes, if they are given.
+def read_version(attempts: Attempts, expected: Expected) -> memoryview:
+    """Return an object's content.
 
     Without TLS, content may be damaged on the way. If its ETag is not its MD5 either, it is read until two reads agree.
     """
-    expected = ExpectedObject(root=attempts.root, key=key, version=version, size=size)
 
     def read(backend: Backend) -> memoryview:
-        result = backend.get(key)
+        result = backend.get(expected.key)
         expected.check(result)
         content = memoryview(result.bytes())
         if attempts.is_protected or is_md5_of(result.meta["e_tag"], [content]):
             return content
-        if memoryview(backend.get(key).bytes()) != content:
+        if memoryview(backend.get(expected.key).bytes()) != content:
             raise _try_again("two reads returned different contents")
         return content
 
-    return attempts.make("read", key, read)
+    return attempts.make("read", expected.key, read)
 
 
-def read_range(attempts: Attempts, key: str, size: int, version: str, start: int, stop: int) -> memoryview:
+def read_range(attempts: Attempts, expected: Expected, start: int, stop: int) -> memoryview:
     """Return the bytes [start, stop) of an object. A transfer that breaks is resumed."""
     content = np.empty(stop - start, np.uint8).data  # Unlike a bytearray, it is not cleared first.
 
     def write(position: int, piece: memoryview) -> None:
         content[position - start : position - start + len(piece)] = piece
 
-    copy_range(attempts, key, size, version, start, stop, write)
+    copy_range(attempts, expected, start, stop, write)
     return content
 
 
@@ -361,41 +353,27 @@ Write = Callable[[int, memoryview], None]
 """A function of an offset in an object and the bytes that begin there."""
 
 
-def copy_range(attempts: Attempts, key: str, size: int, version: str, start: int, stop: int, write: Write) -> None:
-    """Pass the bytes [start, stop) of an object to a function, each byte once. A transfer that breaks is resumed.
-
-    Args:
-        attempts: The store.
-        key: The object's key.
-        size: The object's size in bytes.
-        version: The object's version.
-        start: The start of the range.
-        stop: Its stop.
-        write: The function.
-    """
-    expected = ExpectedObject(root=attempts.root, key=key, version=version, size=size)
+def copy_range(attempts: Attempts, expected: Expected, start: int, stop: int, write: Write) -> None:
+    """Pass the bytes [start, stop) of an object to a function, each byte once. A transfer that breaks is resumed."""
     transfer = _Transfer(expected, start, stop, write)
-    attempts.make(f"read bytes {start} to {stop} of", key, transfer.resume)
+    attempts.make(f"read bytes {start} to {stop} of", expected.key, transfer.resume)
 
 
-def copy_whole(attempts: Attempts, key: str, size: int, version: str, write: Write) -> None:
+def copy_whole(attempts: Attempts, expected: Expected, size: int, write: Write) -> None:
     """Pass all bytes of an object to a function, as :func:`copy_range` does, with one request for all of them.
 
     A transfer that breaks begins again, and passes the same bytes once more.
     """
-    expected = ExpectedObject(root=attempts.root, key=key, version=version, size=size)
     seconds_per_piece = attempts.options.timeout_s * TIMEOUTS_PER_REQUEST
 
     def read(backend: Backend) -> None:
-        _Transfer(expected, 0, size, write).receive(backend.get(key), seconds_per_piece)
+        _Transfer(expected, 0, size, write).receive(backend.get(expected.key), seconds_per_piece)
 
-    attempts.make("read", key, read, purpose="whole")
+    attempts.make("read", expected.key, read, purpose="whole")
 
 
 class _Transfer:
-    """A transfer of the range [start, stop): see :func:`copy_range`."""
-
-    def __init__(self, expected: ExpectedObject, start: int, stop: int, write: Write) -> None:
+    def __init__(self, expected: Expected, start: int, stop: int, write: Write) -> None:
         self._expected, self._position, self._stop, self._write = expected, start, stop, write
 
     def resume(self, backend: Backend) -> None:

@@ -35,7 +35,7 @@ from shardio.storage.client import Done, Part, Request, StorageConnection, read_
 from shardio.storage.copies import BLOCK, Budget, CachedCopy, name_copy
 from shardio.storage.listing import BundledFile, make_tail, size_in_bundle
 from shardio.storage.locations import CacheSettings, RemoteOptions, check_key
-from shardio.storage.operations import Attempts
+from shardio.storage.operations import Attempts, Expected
 from shardio.storage.store import REMOTE_PIECE, FileStat, ReplacedError
 
 NUM_LOCKS = 64
@@ -193,11 +193,12 @@ class Filler:
             OSError: If the cache cannot be written.
             Exception: The same errors as :meth:`Attempts.make`.
         """
+        expected = Expected(root=attempts.root, key=key, version=version, size=size)
         if copy.is_sealed:
-            pieces, fetch = [(0, size)], partial(self._fetch_whole, attempts, key, version, copy, cache)
+            pieces, fetch = [(0, size)], partial(self._fetch_whole, attempts, expected, copy, cache)
         else:
             pieces = [piece for start, stop in ranges for piece in _split(start, stop, size)]
-            fetch = partial(self._fetch_range, attempts, key, version, copy, cache)
+            fetch = partial(self._fetch_range, attempts, expected, copy, cache)
         are_small = all(stop - start <= SMALL for start, stop in pieces)
         try:
             self._map(
@@ -281,48 +282,67 @@ class Filler:
             flight.arrival.result()
 
     def _fetch_range(
-        self, attempts: Attempts, key: str, version: str, copy: CachedCopy, cache: CacheSettings, start: int, stop: int
+        self,
+        attempts: Attempts,
+        expected: Expected,
+        copy: CachedCopy,
+        cache: CacheSettings,
+        start: int,
+        stop: int,
     ) -> None:
         if copy.path not in self._in_one:
             try:
                 with self._adding(copy, cache, start, stop) as write:
-                    operations.copy_range(attempts, key, copy.size, version, start, stop, write)
+                    operations.copy_range(attempts, expected, start, stop, write)
             except operations.NoRangesError:
                 self._in_one.add(copy.path)
         if copy.path in self._in_one:
-            self._fetch_in_one(attempts, key, version, copy, cache, start, stop)
+            self._fetch_in_one(attempts, expected, copy, cache, start, stop)
 
     def _fetch_in_one(
-        self, attempts: Attempts, key: str, version: str, copy: CachedCopy, cache: CacheSettings, start: int, stop: int
+        self,
+        attempts: Attempts,
+        expected: Expected,
+        copy: CachedCopy,
+        cache: CacheSettings,
+        start: int,
+        stop: int,
     ) -> None:
         """Fetch a shard with one request, unless another thread or process has done so in the meantime."""
         max_bytes = self._budget(cache).max_bytes
         if copy.size > max_bytes:
             raise StoreError(
-                f"cannot read {attempts.root}/{key}: the server does not send parts of it, and the whole object has "
-                f"{copy.size} bytes, more than the cache of {max_bytes}. Set a larger cache_size, or use a server that "
-                "supports Range requests, such as nginx"
+                f"cannot read {attempts.root}/{expected.key}: the server does not send parts of it, and the whole "
+                f"object has {copy.size} bytes, more than the cache of {max_bytes}. Set a larger cache_size, or use a "
+                "server that supports Range requests, such as nginx"
             )
         with self._locking(copy, cache, SHARD_PATIENCE_S):
             if copy.find_missing(start, stop):
                 with self._adding(copy, cache, 0, copy.size) as write:
-                    operations.copy_whole(attempts, key, copy.size, version, write)
+                    operations.copy_whole(attempts, expected, copy.size, write)
 
     def _fetch_file(self, attempts: Attempts, file: BundledFile, cache: CacheSettings, start: int, stop: int) -> None:
-        content = operations.read_version(attempts, file.key, file.version, file.size)
+        expected = Expected(root=attempts.root, key=file.key, version=file.version, size=file.size)
+        content = operations.read_version(attempts, expected)
         with self._adding(file.bundle, cache, start, stop) as write:
             write(start, content)
             write(start + len(content), memoryview(make_tail(content)))
 
     def _fetch_whole(
-        self, attempts: Attempts, key: str, version: str, copy: CachedCopy, cache: CacheSettings, start: int, stop: int
+        self,
+        attempts: Attempts,
+        expected: Expected,
+        copy: CachedCopy,
+        cache: CacheSettings,
+        start: int,
+        stop: int,
     ) -> None:
         """Fetch an object as a whole: a manifest or an index. One of the processes that share the cache does so."""
         with self._locking(copy, cache, PATIENCE_S):
-            if copy.find_missing(0, copy.size):
-                content = operations.read_version(attempts, key, version, copy.size)
-                with self._adding(copy, cache, 0, copy.size) as write:
-                    write(0, content)
+            if copy.find_missing(start, stop):
+                content = operations.read_version(attempts, expected)
+                with self._adding(copy, cache, start, stop) as write:
+                    write(start, content)
 
     @contextmanager
     def _locking(self, copy: CachedCopy, cache: CacheSettings, patience_s: float) -> Iterator[None]:
@@ -399,14 +419,12 @@ def _explaining(folder: Path) -> Iterator[None]:
 
 
 def _split(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield a range in pieces of whole blocks."""
     stop = min(-(-stop // BLOCK) * BLOCK, size)
     for begin in range(start // BLOCK * BLOCK, stop, REMOTE_PIECE):
         yield begin, min(begin + REMOTE_PIECE, stop)
 
 
 def _subtract(missing: tuple[int, int], flights: list[_Flight]) -> Iterator[tuple[int, int]]:
-    """Yield the parts of a range that are not being fetched."""
     start, stop = missing
     for flight in sorted(flights, key=lambda each: each.start):
         if flight.start > start and start < stop:
@@ -492,7 +510,8 @@ class StorageProcess:
         self, attempts: Attempts, key: str, size: int, version: str, ranges: Sequence[tuple[int, int]]
     ) -> Iterator[memoryview]:
         """Return the contents of ranges of an object, one after the other, as long as it has a given version."""
-        read = partial(operations.read_range, attempts, key, size, version)
+        expected = Expected(root=attempts.root, key=key, version=version, size=size)
+        read = partial(operations.read_range, attempts, expected)
         if len(ranges) == 1:
             return iter([read(*ranges[0])])
         reading = [self._pool.submit(read, start, stop) for start, stop in ranges]

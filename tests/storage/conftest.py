@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardio.storage import Location, RemoteAccess, parse_location
 from shardio.storage.client import client
+from shardio.storage.copies import CachedCopy
 from shardio.storage.locations import make_options
 from shardio.testing.store import put
 from tests.faults.proxy import FaultProxy, Script
 from tests.servers.fixtures import azurite_server, fake_gcs_server, fake_hub, nginx_server, seaweedfs_server
 from tests.servers.server import Server
+from tests.storage.uploading import put_all
 
-__all__ = ["azurite_server", "fake_gcs_server", "fake_hub", "nginx_server", "put", "seaweedfs_server"]
+__all__ = ["azurite_server", "fake_gcs_server", "fake_hub", "nginx_server", "put", "put_all", "seaweedfs_server"]
 
 
 @pytest.fixture(scope="session")
@@ -51,14 +52,13 @@ def in_memory(key: str = "a", access: RemoteAccess | None = None) -> Location:
     return parse_location(f"memory://{uuid.uuid4().hex}/{key}", access)
 
 
-def put_all(folder: Path, target: Location) -> Location:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            put(target / path.relative_to(folder).as_posix(), path.read_bytes())
-    return target
-
-
 def storage_process_id() -> int:
     process = client()._process
     assert process is not None
     return process.pid
+
+
+def write_copy(copy: CachedCopy, start: int, content: bytes) -> None:
+    with copy.adding(start, start + len(content)) as addition:
+        addition.write(start, memoryview(content))
+        addition.mark()

@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -20,7 +19,6 @@ from shardio.storage.client import client
 from tests.faults.proxy import FaultProxy
 from tests.servers.fake_hub import FakeHub
 from tests.sources import write_images
-from tests.tars import write_tar
 
 
 @pytest.fixture
@@ -70,20 +68,6 @@ def test_files_that_a_commit_leaves_unchanged_stay_in_the_cache(fake_hub: FakeHu
             assert list(read(f"{url}{revision}/train", fake_hub, cache=tmp_path / "cache")) == expected
         assert proxy.counts().num_requests == 0
         fake_hub.redirect_to(fake_hub.server.host, fake_hub.storage_port)
-
-
-def test_tars_of_other_tools_are_indexed_in_the_users_cache_folder(
-    fake_hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "files").mkdir()
-    contents = {f"{i:03d}": np.random.default_rng(i).bytes(1000) for i in range(20)}
-    write_tar(tmp_path / "files" / "a-0.tar", [(f"{key}.bin", content) for key, content in contents.items()])
-    name = uuid.uuid4().hex
-    fake_hub.commit(name, tmp_path / "files")
-    for source in f"{name}/a-{{0..0}}.tar", name:
-        url = f"{fake_hub.server.url}/{source}"
-        assert dict(ShardDataset(url, fields=("key", "bin"), storage_options=fake_hub.server.options)) == contents
 
 
 def test_commands_read_repositories_and_nothing_is_packed_into_one(

@@ -21,7 +21,7 @@ from shardio.cli.options import read_remote_arguments
 from shardio.errors import StoreError
 from shardio.storage import Location, RemoteAccess, make_access, parse_location
 from shardio.storage.copies import BLOCK, COPY_SUFFIX, CachedCopy, name_copy
-from tests.storage.conftest import in_memory, put
+from tests.storage.conftest import in_memory, put, write_copy
 from tests.test_trust import OTHER_USER, as_root, mode_of, umask
 
 CONTENT, PLANTED = b"original" * BLOCK, b"planted!" * BLOCK
@@ -41,7 +41,7 @@ def read(location: Location, cache: Path, *, shared: bool = False) -> bytes:
 def plant(location: Location, cache: Path) -> Path:
     cache.mkdir(exist_ok=True)
     path = cache / name_copy(location.stat())
-    CachedCopy(path=str(path), size=len(PLANTED)).write(0, memoryview(PLANTED))
+    write_copy(CachedCopy(path=str(path), size=len(PLANTED)), 0, PLANTED)
     return path
 
 
@@ -160,7 +160,9 @@ CHANGE_AS_ANOTHER_USER = textwrap.dedent("""
     copy = CachedCopy(path=sys.argv[2], size=int(sys.argv[3]), is_shared=True)
     (found,) = copy.read([0], [copy.size])
     copy.unmark(0, copy.size)
-    copy.write(0, memoryview(found[::-1]))
+    with copy.adding(0, copy.size) as addition:
+        addition.write(0, memoryview(found[::-1]))
+        addition.mark()
     copy.touch()
 """)
 
