@@ -142,11 +142,13 @@ class CachedCopy:
         assert start % BLOCK == 0, "a range of whole blocks"
         assert stop % BLOCK == 0 or stop == self.size, "a range of whole blocks"
         assert not self.is_sealed or (start, stop) == (0, self.size), "all of it"
-        with self._opened(os.O_RDWR, creates=True) as descriptor:
-            assert descriptor is not None, "it was created"
+        descriptor = self._create()
+        try:
             if os.fstat(descriptor).st_size < self.size + self.num_blocks:
                 os.ftruncate(descriptor, self.size + self.num_blocks)
             yield Addition(self, descriptor, start, stop)
+        finally:
+            os.close(descriptor)
 
     def is_damaged(self) -> bool:
         """Return whether a sealed copy is present as a whole, but does not have the hash that it was sealed with."""
@@ -174,14 +176,11 @@ class CachedCopy:
             os.utime(self.path)
 
     @contextmanager
-    def _opened(self, flags: int, *, creates: bool = False) -> Iterator[int | None]:
+    def _opened(self, flags: int) -> Iterator[int | None]:
         # The file is opened for each use: an open descriptor would keep the space of a copy that was removed.
         descriptor = None
-        if creates:
-            descriptor = self._create()
-        else:
-            with suppress(FileNotFoundError):
-                descriptor = self._open(flags)
+        with suppress(FileNotFoundError):
+            descriptor = self._open(flags)
         try:
             yield descriptor
         finally:

@@ -29,7 +29,7 @@ from shardio.storage.locations import RemoteOptions, split_repository
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
-    from obstore import Attributes, BytesStream, GetOptions, GetResult, ListResult, ObjectMeta
+    from obstore import GetOptions, GetResult, ListResult, ObjectMeta
     from obstore.store import HTTPStore, ObjectStore as Backend
 
 
@@ -141,7 +141,7 @@ class HubRepository:
             ) from error
         config = dict(options.config)
         self.root = root
-        self.name, _ = split_repository(root)
+        self.name, self._revision, _ = split_repository(root)
         self.endpoint = _check_endpoint(config.get("endpoint") or constants.ENDPOINT)
         token = config.get("token", "true")
         self._token = token.lower() if token.lower() in FLAGS else token
@@ -178,7 +178,7 @@ class HubRepository:
         with self._lock:
             if self._commit is None:
                 found = list[str]()
-                path = f"revision/{quote(self.name.revision, safe='')}"
+                path = f"revision/{quote(self._revision, safe='')}"
                 self._get(path, {"expand": "sha"}, lambda answer: found.append(str(answer["sha"])))
                 self._commit = found[0]
             return self._commit
@@ -220,8 +220,8 @@ class HubRepository:
     def explain_refusal(self, answer: str) -> str:
         """Return why the Hub may have given an answer such as 401, 403 or 404."""
         return (
-            f"{answer}. The repository {self.name.id} does not exist, or it is private or gated and "
-            f"the token, if there is one, gives no access. See {self.endpoint}/datasets/{self.name.id}, and run "
+            f"{answer}. The repository {self.name} does not exist, or it is private or gated and "
+            f"the token, if there is one, gives no access. See {self.endpoint}/datasets/{self.name}, and run "
             "`hf auth login` or set HF_TOKEN"
         )
 
@@ -268,7 +268,7 @@ class HubRepository:
             hf_raise_for_status,
         )
 
-        url = f"{self.endpoint}/api/datasets/{self.name.id}/{path}"
+        url = f"{self.endpoint}/api/datasets/{self.name}/{path}"
         try:
             response = get_session().get(url, params=dict(parameters), headers=self.headers, timeout=self._timeout_s)
             hf_raise_for_status(response)
@@ -385,7 +385,7 @@ class HubStore:
         from obstore.store import HTTPStore
 
         headers, commit = self._repository.headers, self._repository.find_commit()
-        url = f"{self._repository.endpoint}/datasets/{self._repository.name.id}/resolve/{commit}"
+        url = f"{self._repository.endpoint}/datasets/{self._repository.name}/resolve/{commit}"
         self._authorization = headers.get("authorization")
         client_options = {
             "allow_http": url.startswith("http://"),
@@ -411,13 +411,8 @@ class HubResult:
         self._file, self._result = file, result
         self.meta: ObjectMeta = {**_describe(path, file), "size": result.meta["size"]}
 
-    @property
-    def attributes(self) -> Attributes:
-        return self._result.attributes
-
-    @property
-    def range(self) -> tuple[int, int]:
-        return self._result.range
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._result, name)
 
     def bytes(self) -> bytes:
         """Return the content of the file, after comparing it with its digest."""
@@ -430,9 +425,6 @@ class HubResult:
             cause = f"the content of {len(content)} bytes does not have the digest {self._file.digest}"
             raise FailedRequestError(RequestFailure(kind="transient", cause=cause))
         return content
-
-    def stream(self, min_chunk_size: int) -> BytesStream:
-        return self._result.stream(min_chunk_size=min_chunk_size)
 
 
 def _describe(path: str, file: HubFile) -> ObjectMeta:

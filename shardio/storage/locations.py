@@ -60,13 +60,7 @@ class RemoteOptions:
     config: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
 
-def make_options(storage_options: StorageOptions | None) -> RemoteOptions:
-    """Check a user's ``storage_options``.
-
-    Raises:
-        TypeError: If it is not a mapping, or a value has the wrong type.
-        ValueError: If a value is out of range.
-    """
+def _make_options(storage_options: StorageOptions | None) -> RemoteOptions:
     if storage_options is None:
         return RemoteOptions()
     if not isinstance(storage_options, Mapping):
@@ -116,33 +110,6 @@ class CacheSettings:
     is_shared: bool = False
 
 
-def make_settings(
-    cache: str | os.PathLike[str] | None, cache_size: str | int | None, cache_shared: bool = False
-) -> CacheSettings:
-    """Check a user's settings of a cache.
-
-    Args:
-        cache: A local folder that processes and jobs share; None for a private one, which is removed at the end.
-        cache_size: Its size, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB if the cache
-            is private.
-        cache_shared: Whether other users may write to the folder, and their copies are trusted.
-
-    Raises:
-        TypeError: If ``cache_size`` is neither a string nor an integer, or ``cache_shared`` is no boolean.
-        ValueError: If the folder is a URL, the size is invalid, or a private cache is to be shared.
-    """
-    is_shared = check_flag("cache_shared", cache_shared)
-    if is_shared and cache is None:
-        raise ValueError("cache_shared=True needs cache: the folder that users share")
-    if cache is not None and (url := find_url(cache)) is not None:
-        raise ValueError(f"cache must be a local folder, got {url}")
-    return CacheSettings(
-        folder=None if cache is None else str(absolute_path(make_path(cache))),
-        max_bytes=None if cache_size is None else parse_size("cache_size", cache_size),
-        is_shared=is_shared,
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteAccess:
     """The access to remote data. It has no effect on local files.
@@ -162,13 +129,30 @@ def make_access(
     cache_size: str | int | None = None,
     cache_shared: bool = False,
 ) -> RemoteAccess:
-    """Check a user's settings, as :func:`make_options` and :func:`make_settings` do. The access always has a cache.
+    """Check a user's settings of remote data that is read through a cache.
+
+    Args:
+        storage_options: The settings of the stores: see :class:`RemoteOptions`.
+        cache: A local folder that processes and jobs share; None for a private one, which is removed at the end.
+        cache_size: Its size, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB if the cache
+            is private.
+        cache_shared: Whether other users may write to the folder, and their copies are trusted.
 
     Raises:
         TypeError: If a setting has the wrong type.
-        ValueError: If a setting is out of range.
+        ValueError: If a setting is out of range, the folder is a URL, or a private cache is to be shared.
     """
-    return RemoteAccess(options=make_options(storage_options), cache=make_settings(cache, cache_size, cache_shared))
+    is_shared = check_flag("cache_shared", cache_shared)
+    if is_shared and cache is None:
+        raise ValueError("cache_shared=True needs cache: the folder that users share")
+    if cache is not None and (url := find_url(cache)) is not None:
+        raise ValueError(f"cache must be a local folder, got {url}")
+    settings = CacheSettings(
+        folder=None if cache is None else str(absolute_path(make_path(cache))),
+        max_bytes=None if cache_size is None else parse_size("cache_size", cache_size),
+        is_shared=is_shared,
+    )
+    return RemoteAccess(options=_make_options(storage_options), cache=settings)
 
 
 def make_direct_access(storage_options: StorageOptions | None = None) -> RemoteAccess:
@@ -178,7 +162,7 @@ def make_direct_access(storage_options: StorageOptions | None = None) -> RemoteA
         TypeError: If a setting has the wrong type.
         ValueError: If a setting is out of range.
     """
-    return RemoteAccess(options=make_options(storage_options))
+    return RemoteAccess(options=_make_options(storage_options))
 
 
 def parse_location(name: str | os.PathLike[str], access: RemoteAccess | None = None) -> Location:
@@ -291,34 +275,13 @@ _UNREQUESTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 """Control characters, and surrogates, which are not characters of UTF-8."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepositoryName:
-    """A dataset repository at a revision.
-
-    Attributes:
-        id: The user and the name: ``user/repository``.
-        revision: A branch, a tag, a commit or another reference, without escapes.
-    """
-
-    id: str
-    revision: str
-
-    @property
-    def authority(self) -> str:
-        """The part of the root of its store that follows ``hf://``."""
-        if self.revision == DEFAULT_REVISION:
-            return f"datasets/{self.id}"
-        is_special = re.fullmatch(_SPECIAL, self.revision, re.ASCII)
-        return f"datasets/{self.id}@{self.revision if is_special else quote(self.revision, safe='')}"
-
-
-def split_repository(url: str) -> tuple[RepositoryName, str]:
-    """Return the repository of a URL, and the key.
+def split_repository(url: str) -> tuple[str, str, str]:
+    """Return the repository of a URL, ``user/repository``, the revision without escapes, and the key.
 
     >>> split_repository("hf://datasets/user/repository@v1.0/train/a b%20.tar")
-    (RepositoryName(id='user/repository', revision='v1.0'), 'train/a b%20.tar')
-    >>> split_repository("hf://datasets/user/repository@feature%2Fnew")[0].revision
-    'feature/new'
+    ('user/repository', 'v1.0', 'train/a b%20.tar')
+    >>> split_repository("hf://datasets/user/repository@feature%2Fnew")
+    ('user/repository', 'feature/new', '')
 
     Raises:
         LocationError: If the URL names no dataset repository.
@@ -337,7 +300,7 @@ def split_repository(url: str) -> tuple[RepositoryName, str]:
             "organization, or hf://datasets/USER/REPOSITORY@REVISION/PATH for a branch, a tag or a commit. In a "
             "revision, write %2F for a slash"
         )
-    return RepositoryName(id=found["id"], revision=revision), found["key"] or ""
+    return found["id"], revision, found["key"] or ""
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -359,8 +322,10 @@ def split_url(url: str) -> tuple[str, str]:
     scheme, _, rest = url.partition("://")
     scheme = scheme.lower()
     if scheme == "hf":
-        repository, key = split_repository(url)
-        authority = repository.authority
+        name, revision, key = split_repository(url)
+        is_special = re.fullmatch(_SPECIAL, revision, re.ASCII)
+        suffix = f"@{revision if is_special else quote(revision, safe='')}"
+        authority = f"datasets/{name}{'' if revision == DEFAULT_REVISION else suffix}"
     else:
         authority, _, key = rest.partition("/")
     if not authority:

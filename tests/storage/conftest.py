@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from shardio.storage import Location, RemoteAccess, parse_location
+from shardio.storage import Location, RemoteAccess, make_direct_access, parse_location
 from shardio.storage.client import client
 from shardio.storage.copies import CachedCopy
-from shardio.storage.locations import make_options
 from shardio.testing.store import put
 from tests.faults.proxy import FaultProxy, Script
 from tests.servers.fixtures import azurite_server, fake_gcs_server, fake_hub, nginx_server, seaweedfs_server
@@ -40,8 +39,7 @@ def behind(seaweedfs_server: Server, proxy: FaultProxy) -> Server:
 
 
 def at_server(server: Server, key: str, **options: str | float) -> Location:
-    access = RemoteAccess(options=make_options({**server.options, **options}))
-    return parse_location(f"{server.url}/{key}", access)
+    return parse_location(f"{server.url}/{key}", make_direct_access({**server.options, **options}))
 
 
 def options_of(location: Location) -> dict[str, Any]:

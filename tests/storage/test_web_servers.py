@@ -22,10 +22,10 @@ import pytest
 import shardio
 from shardio import DataLoader, ShardDataset, ShardWriter
 from shardio.errors import FormatError, LocationError, StoreError
-from shardio.storage import Location, RemoteAccess, ReplacedError, make_access, parse_location
+from shardio.storage import Location, RemoteAccess, ReplacedError, make_access, make_direct_access, parse_location
 from shardio.storage.backends import FailedRequestError, RequestFailure
 from shardio.storage.client import client
-from shardio.storage.locations import RemoteOptions, make_options
+from shardio.storage.locations import RemoteOptions
 from shardio.storage.operations import Attempts
 from tests.servers.fixtures import WebServer
 from tests.servers.web_folder import WebFolder, serve_folder
@@ -266,7 +266,7 @@ def test_what_cannot_succeed_fails_at_once_and_says_why(
     ],
 )
 def test_a_server_without_a_good_certificate_is_an_error_at_once(root: Path, tls: bool, message: str) -> None:
-    access = RemoteAccess(options=make_options({"retries": 999, "deadline_s": 1e6}))
+    access = make_direct_access({"retries": 999, "deadline_s": 1e6})
     with serve_folder(root, tls=tls) as (url, _):
         location = parse_location(f"https://{url.partition('://')[2]}/packed/shardio.json", access)
         with pytest.raises(StoreError, match=message) as caught:
@@ -286,7 +286,7 @@ def make_listing(keys: Sequence[str], token: str = "") -> bytes:
 
 def in_bucket(url: str) -> Location:
     options: dict[str, str | bool] = {"endpoint": url, "skip_signature": True, "allow_http": True}
-    return parse_location("s3://bucket/images", RemoteAccess(options=make_options(options)))
+    return parse_location("s3://bucket/images", make_direct_access(options))
 
 
 @pytest.mark.parametrize(
