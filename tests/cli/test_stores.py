@@ -20,14 +20,14 @@ from shardio.errors import LocationError
 from shardio.shards import MANIFEST_NAME
 from shardio.storage import Location, parse_location
 from shardio.storage.client import Client, Request, client
+from shardio.testing.store import put
 from tests.cli.commands import LINE, error_of, run, run_main, train_here, usage_error
 from tests.files import read_files, read_objects
 from tests.servers.fixtures import seaweedfs_server
 from tests.servers.seaweedfs import SECRET_ACCESS_KEY
 from tests.servers.server import Server
 from tests.sources import write_images
-from tests.storage.conftest import at_server
-from tests.storage.uploading import upload
+from tests.storage.uploading import put_all, upload
 from tests.tars import write_tar
 
 __all__ = ["seaweedfs_server"]
@@ -49,14 +49,7 @@ def home() -> Location:
 @pytest.fixture
 def remote(packed: Path, home: Location) -> Location:
     """The packed dataset in an object store, uploaded by other means."""
-    for name, content in read_files(packed).items():
-        put(home / "out" / name, content)
-    return home / "out"
-
-
-def put(location: Location, content: bytes) -> None:
-    with location.write_whole() as file:
-        file.write(content)
+    return put_all(packed, home / "out")
 
 
 LOOKS = [
@@ -228,9 +221,7 @@ def test_a_run_is_trained_and_resumed(packed: Path, served: Location, options: l
 
 @pytest.mark.slow
 def test_class_folders_are_trained_on(images: Path, server: Server, options: list[str], tmp_path: Path) -> None:
-    home = at_server(server, f"{uuid.uuid4().hex}/images")
-    for path in sorted(images.glob("*/*")):
-        put(home / path.relative_to(images).as_posix(), path.read_bytes())
+    home = upload(images, f"{server.url}/{uuid.uuid4().hex}/images", server.options)
     cached = [*options, "--cache", str(tmp_path / "cache")]
     losses = list[list[str]]()
     for place, settings in ((images, []), (home, cached)):
