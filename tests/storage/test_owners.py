@@ -16,10 +16,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from shardio import ImageFolder, ShardDataset
 from shardio.cli.options import read_remote_arguments
 from shardio.errors import StoreError
-from shardio.storage import Location, RemoteAccess, make_access, parse_location
+from shardio.storage import Location, make_access, parse_location
 from shardio.storage.copies import BLOCK, COPY_SUFFIX, CachedCopy, name_copy
 from tests.storage.conftest import in_memory, put, write_copy
 from tests.test_trust import OTHER_USER, as_root, mode_of, umask
@@ -33,8 +32,7 @@ def location() -> Location:
 
 
 def read(location: Location, cache: Path, *, shared: bool = False) -> bytes:
-    access = RemoteAccess(cache=make_access(cache=cache, cache_shared=shared).cache)
-    with closing(parse_location(str(location), access).open()) as file:
+    with closing(parse_location(str(location), make_access(cache=cache, cache_shared=shared)).open()) as file:
         return file.read(0, file.size)
 
 
@@ -43,14 +41,6 @@ def plant(location: Location, cache: Path) -> Path:
     path = cache / name_copy(location.stat())
     write_copy(CachedCopy(path=str(path), size=len(PLANTED)), 0, PLANTED)
     return path
-
-
-def give_to_another(path: Path) -> None:
-    os.chown(path, OTHER_USER, -1)
-
-
-def let_others_write(path: Path) -> None:
-    path.chmod(0o666)
 
 
 def link_to(path: Path) -> None:
@@ -64,10 +54,16 @@ def make_fifo(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "make_doubtful", [pytest.param(give_to_another, marks=as_root), let_others_write, link_to, make_fifo]
+    "make_doubtful",
+    [
+        pytest.param(lambda path: os.chown(path, OTHER_USER, -1), marks=as_root, id="another's"),
+        lambda path: path.chmod(0o666),
+        link_to,
+        make_fifo,
+    ],
 )
 def test_a_copy_that_another_user_may_have_written_is_replaced(
-    make_doubtful: Callable[[Path], None], location: Location, tmp_path: Path
+    make_doubtful: Callable[[Path], object], location: Location, tmp_path: Path
 ) -> None:
     path = plant(location, tmp_path / "cache")
     assert read(location, tmp_path / "cache") == PLANTED, "the copy is where it is looked for"
@@ -119,26 +115,10 @@ def test_an_own_folder_for_a_cache_alone_is_closed_to_others(location: Location,
     assert mode_of(cache) == 0o755
 
 
-def test_datasets_refuse_a_cache_that_other_users_can_write_to(tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    (cache / "notes.txt").touch()
-    cache.chmod(0o777)
-    root = in_memory("x")
-    put(root / "images/cat/1.jpg", CONTENT)
-    put(root / "data/shardio.json", b"{}")
-    with pytest.raises(StoreError, match="cache_shared=True"):
-        ShardDataset(f"{root}/data", cache=cache)
-    folder = ImageFolder(f"{root}/images", cache=cache)
-    with pytest.raises(StoreError, match="cache_shared=True"):
-        folder[0]
-
-
 def test_a_shared_cache_may_be_deleted_at_any_time(location: Location, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     for _ in range(2):
-        access = RemoteAccess(cache=make_access(cache=cache, cache_shared=True).cache)
-        assert parse_location(str(location), access).read_whole() == CONTENT
+        assert parse_location(str(location), make_access(cache=cache, cache_shared=True)).read_whole() == CONTENT
         shutil.rmtree(cache)
 
 

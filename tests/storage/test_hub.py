@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sys
@@ -13,16 +14,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from huggingface_hub import HfFileSystem, get_hf_file_metadata, hf_hub_url
 
-from shardio.errors import LocationError, StoreError
+import shardio
+from shardio import DataLoader, ImageFolder, ShardDataset
+from shardio.errors import LocationError, PackError, StoreError
 from shardio.storage import Location, ReplacedError, parse_location
 from shardio.storage.client import client
 from shardio.storage.hub import HubRepository
 from shardio.storage.locations import RemoteOptions
+from tests.cli.commands import run
 from tests.faults.proxy import FaultProxy, Script
 from tests.servers.fake_hub import FakeHub
 from tests.servers.fake_hub_program import READER, STRANGER
+from tests.sources import write_images
 from tests.storage.conftest import at_server
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
@@ -268,3 +274,71 @@ def test_a_hub_that_keeps_failing_is_an_error_and_damage_is_repaired(
     proxies[1].set(Script(faults={"corrupt": 1.0}, max_faults=2))
     assert at_server(fake_hub.server, "failing/a.tar").read_whole() == CONTENT
     assert proxies[1].counts().num_faults == {"corrupt": 2}
+
+
+# Datasets
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder that is uploaded, with class folders in ``images`` and a dataset in ``train``."""
+    write_images(tmp_path / "files" / "images")
+    shardio.pack(tmp_path / "files" / "images", tmp_path / "files" / "train", max_shard_samples=5)
+    return tmp_path / "files"
+
+
+def read(
+    source: str | Path, fake_hub: FakeHub, num_workers: int = 0, cache: Path | None = None
+) -> Iterator[tuple[str, int]]:
+    options = fake_hub.server.options if str(source).startswith("hf:") else None
+    dataset = ShardDataset(source, shuffle=True, fields=("key", "label"), storage_options=options, cache=cache)
+    for keys, labels in DataLoader(dataset, batch_size=4, num_workers=num_workers):
+        yield from zip(keys, labels.tolist(), strict=True)
+
+
+def test_a_dataset_and_class_folders_are_read_like_local_ones(fake_hub: FakeHub, folder: Path) -> None:
+    name = uuid.uuid4().hex
+    fake_hub.commit(name, folder, revision="v1.0")
+    url = f"{fake_hub.server.url}/{name}@v1.0"
+    for path, num_workers in (("train", 1), ("train/shardio.json", 0)):
+        assert list(read(f"{url}/{path}", fake_hub, num_workers)) == list(read(folder / path, fake_hub))
+    ours = ImageFolder(f"{url}/images", storage_options=fake_hub.server.options)
+    theirs = ImageFolder(folder / "images")
+    assert (ours.classes, len(ours)) == (theirs.classes, len(theirs))
+    for i in range(len(theirs)):
+        assert torch.equal(ours[i][0], theirs[i][0])
+        assert ours[i][1] == theirs[i][1]
+
+
+def test_files_that_a_commit_leaves_unchanged_stay_in_the_cache(
+    fake_hub: FakeHub, folder: Path, tmp_path: Path, proxies: tuple[FaultProxy, FaultProxy]
+) -> None:
+    name = uuid.uuid4().hex
+    fake_hub.commit(name, folder)
+    url, expected = f"{fake_hub.server.url}/{name}", list(read(folder / "train", fake_hub))
+    _, proxy = proxies  # It counts what is fetched.
+    assert list(read(f"{url}/train", fake_hub, cache=tmp_path / "cache")) == expected
+    assert proxy.counts().num_bytes
+    proxy.reset()
+    (folder / "README.md").write_text("new")
+    commit = fake_hub.commit(name, folder)
+    client().close()
+    for revision in "", f"@{commit}":
+        assert list(read(f"{url}{revision}/train", fake_hub, cache=tmp_path / "cache")) == expected
+    assert proxy.counts().num_requests == 0
+
+
+def test_commands_read_repositories_and_nothing_is_packed_into_one(
+    fake_hub: FakeHub, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_hub.commit("commands", folder)
+    monkeypatch.setenv("HF_ENDPOINT", fake_hub.server.options["endpoint"])
+    client().close()  # So that the storage process sees this variable.
+    url = f"{fake_hub.server.url}/commands/train"
+    rows, expected_rows = (json.loads(run("info", source, "--json").stdout) for source in (url, folder / "train"))
+    assert rows.keys() == expected_rows.keys()
+    assert (rows["samples"], rows["shards"]) == (expected_rows["samples"], expected_rows["shards"])
+    run("doctor", url, "--seconds", "0.01", "--json")
+    with pytest.raises(PackError, match=r"cannot write to hf://datasets/org/a/: .* Hub are read-only"):
+        shardio.pack(folder / "images", f"{fake_hub.server.url}/a")
+    client().close()
