@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,7 @@ from shardio.testing.store import put
 from tests.faults.proxy import FaultProxy, Script
 from tests.files import files_of_at_most, read_files, read_objects, read_parts
 from tests.packing.packs import Interrupt, assert_refused, pack
+from tests.processes import forkserver_context
 from tests.servers.fixtures import seaweedfs_server
 from tests.servers.server import Server
 from tests.sources import write_images
@@ -52,19 +57,27 @@ def out() -> Location:
     return parse_location(f"memory://{uuid.uuid4().hex}/a/train")
 
 
-@pytest.fixture
-def changes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """The kinds and the names of all objects that this process changes, in order."""
-    found = list[tuple[str, str]]()
+@contextmanager
+def noting_changes(note: Callable[[str, str], object]) -> Iterator[None]:
+    """Call a function with the kind and the name of each object before this process changes it."""
     ask = Client.ask
 
-    def ask_and_record(client: Client, request: Request) -> Any:
+    def note_and_ask(client: Client, request: Request) -> Any:
         if request.operation in ("write", "create", "remove"):
-            found.append((request.operation, request.key.rpartition("/")[2]))
+            note(request.operation, request.key.rpartition("/")[2])
         return ask(client, request)
 
-    monkeypatch.setattr(Client, "ask", ask_and_record)
-    return found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Client, "ask", note_and_ask)
+        yield
+
+
+@pytest.fixture
+def changes() -> Iterator[list[tuple[str, str]]]:
+    """The kinds and the names of all objects that this process changes, in order."""
+    found = list[tuple[str, str]]()
+    with noting_changes(lambda kind, name: found.append((kind, name))):
+        yield found
 
 
 def pack_again(source: Path, out: Location, progress: WorkProgress | None = None) -> PackResult:
@@ -269,21 +282,14 @@ def test_a_part_is_written_again_and_a_missing_one_is_named(out: Location) -> No
         shardio.finalize(str(out / "nothing"))
 
 
-def test_a_dataset_is_replaced_with_overwrite(tmp_path: Path, out: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_is_replaced_with_overwrite(tmp_path: Path, out: Location, changes: list[tuple[str, str]]) -> None:
     write(out, num=20)
     with pytest.raises(PackError, match=r"is not empty .*pass --overwrite"):
         write(out)
-    removed, ask = list[str](), Client.ask
-
-    def ask_and_record(client: Client, request: Request) -> Any:
-        if request.operation == "remove":
-            removed.append(request.key)
-        return ask(client, request)
-
-    monkeypatch.setattr(Client, "ask", ask_and_record)
+    changes.clear()
     with shardio.ShardWriter(str(out), max_shard_samples=4, overwrite=True) as writer:
         assert out.list() == [UNFINISHED_NAME]
-        assert removed[0] == (out / MANIFEST_NAME).key
+        assert next(name for kind, name in changes if kind == "remove") == MANIFEST_NAME
         with pytest.raises(FormatError, match="unfinished"):
             open_table(str(out))
         for sample in samples():
@@ -327,6 +333,61 @@ def test_a_writer_that_fails_leaves_no_dataset(out: Location) -> None:
     assert out.list() == [UNFINISHED_NAME, "shard-000000.tar", "shard-000000.tar.idx"]
     with pytest.raises(FormatError, match="unfinished"):
         open_table(str(out))
+
+
+NUM_CHANGES = 16
+"""Changes in a pack into three shards: the mark; a tar, its index and its record for each shard; the list of rejected
+samples; the manifest; the removal of the mark and of three records."""
+
+
+def pack_and_die(source: Path, out: Location, n: int) -> None:
+    """Pack, and kill this process right before its n-th change.
+
+    The location has brought the address of the storage process, whose memory holds the objects.
+    """
+    numbers = itertools.count(1)
+
+    def die(kind: str, name: str) -> None:
+        if next(numbers) == n:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with noting_changes(die):
+        shardio.pack(source, str(out), max_shard_samples=3, num_workers=1)
+
+
+def exit_code_of_pack(source: Path, out: Location, n: int) -> int | None:
+    out.list()  # The storage process runs.
+    process = forkserver_context().Process(target=pack_and_die, args=(source, out, n))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", range(1, NUM_CHANGES + 1))
+def test_a_pack_killed_before_any_change_can_be_resumed(
+    source: Path, expected: dict[str, bytes], out: Location, n: int
+) -> None:
+    assert exit_code_of_pack(source, out, n) == -signal.SIGKILL
+    found = read_objects(out)
+    assert {name: content for name, content in found.items() if not name.startswith(".")}.items() <= expected.items()
+    if MANIFEST_NAME in found:
+        assert open_table(str(out)).manifest.num_samples == 8
+        assert found.keys() >= expected.keys()
+    else:
+        with pytest.raises(FormatError if found else FileNotFoundError, match="unfinished" if found else "no such"):
+            open_table(str(out))
+    if found:
+        with pytest.raises(PackError, match=r"unfinished pack of different images|already holds a packed dataset"):
+            shardio.pack(source, str(out), max_shard_samples=4)
+    if not found or UNFINISHED_NAME in found:
+        shardio.pack(source, str(out), max_shard_samples=3)
+        assert read_objects(out) == expected
+
+
+@pytest.mark.slow
+def test_the_test_above_covers_every_change(source: Path, out: Location) -> None:
+    assert exit_code_of_pack(source, out, NUM_CHANGES + 1) == 0
 
 
 @pytest.fixture(scope="module")

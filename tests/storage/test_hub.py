@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from huggingface_hub import HfFileSystem, get_hf_file_metadata, hf_hub_url
+from huggingface_hub import HfApi, HfFileSystem, get_hf_file_metadata, hf_hub_download, hf_hub_url
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
 import shardio
 from shardio import DataLoader, ImageFolder, ShardDataset
@@ -274,6 +276,59 @@ def test_a_hub_that_keeps_failing_is_an_error_and_damage_is_repaired(
     proxies[1].set(Script(faults={"corrupt": 1.0}, max_faults=2))
     assert at_server(fake_hub.server, "failing/a.tar").read_whole() == CONTENT
     assert proxies[1].counts().num_faults == {"corrupt": 2}
+
+
+# The emulation of the Hub serves what huggingface_hub expects
+
+
+@pytest.mark.slow
+def test_the_hubs_own_library_reads_all_files(fake_hub: FakeHub, files: Path, tmp_path: Path) -> None:
+    contents = {path.relative_to(files).as_posix(): path.read_bytes() for path in files.rglob("*") if path.is_file()}
+    commit = fake_hub.commit("library", files, revision="feature/new")
+    endpoint = fake_hub.server.options["endpoint"]
+    assert HfApi(endpoint=endpoint).dataset_info("org/library", revision="feature/new").sha == commit
+    system = HfFileSystem(endpoint=endpoint, token=False)
+    root = "datasets/org/library@feature%2Fnew"
+    assert system.find(root) == sorted(f"{root}/{name}" for name in contents)
+    assert system.info(f"{root}/ba/3")["size"] == len("ba/3")
+    with pytest.raises(FileNotFoundError):
+        system.info(f"{root}/ba/13")
+    for name in ["shardio.json", "ü/日本語 😀.tar", "empty", "ba/11"]:
+        assert system.cat(f"{root}/{name}") == contents[name]
+        with system.open(f"{root}/{name}", block_size=1000) as file:
+            file.seek(3)
+            assert file.read(5) == contents[name][3:8]
+        place: dict[str, Any] = {"repo_type": "dataset", "revision": commit, "endpoint": endpoint}
+        path = hf_hub_download("org/library", name, cache_dir=tmp_path / "cache", **place)
+        assert Path(path).read_bytes() == contents[name]
+        found = get_hf_file_metadata(hf_hub_url("org/library", name, **place))
+        assert (found.size, found.commit_hash) == (len(contents[name]), commit)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "token", "error"),
+    [
+        ("missing", False, RepositoryNotFoundError),
+        ("missing", READER, RepositoryNotFoundError),
+        ("private", STRANGER, RepositoryNotFoundError),
+        ("private", "hf_wrong", HfHubHTTPError),
+        ("gated", False, GatedRepoError),
+        ("gated", STRANGER, GatedRepoError),
+    ],
+)
+def test_the_hubs_own_library_reports_what_may_not_be_read(
+    fake_hub: FakeHub, files: Path, name: str, token: str | bool, error: type[Exception]
+) -> None:
+    fake_hub.commit("private", files, is_private=True)
+    fake_hub.commit("gated", files, is_gated=True)
+    endpoint = fake_hub.server.options["endpoint"]
+    url = hf_hub_url(f"org/{name}", "shardio.json", repo_type="dataset", endpoint=endpoint)
+    with pytest.raises(error):
+        get_hf_file_metadata(url, token=token)
+    assert get_hf_file_metadata(url.replace(name, "private"), token=READER).size == len("shardio.json")
+    with pytest.raises(RevisionNotFoundError):
+        HfApi(endpoint=endpoint).dataset_info("org/private", revision="none", token=READER)
 
 
 # Datasets

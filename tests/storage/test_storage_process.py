@@ -11,16 +11,16 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from shardio.storage import (
     Location,
@@ -36,6 +36,7 @@ from shardio.storage.locations import CacheSettings, RemoteOptions
 from shardio.storage.operations import MAX_START_DELAY_S, bound_start_delay
 from shardio.storage.storage_process import MAX_STORES, StorageProcess
 from tests.faults.proxy import FaultProxy, Script
+from tests.faults.worker_processes import wait_until
 from tests.servers.server import Server
 from tests.servers.web_folder import serve_folder
 from tests.storage.conftest import at_server, in_memory, put, storage_process_id
@@ -52,13 +53,6 @@ def root(seaweedfs_server: Server) -> Location:
     return at_server(seaweedfs_server, uuid.uuid4().hex)
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # Between two looks.
-
-
 def request(operation: str, **arguments: object) -> Request:
     return Request(operation=operation, root="memory://x", options=RemoteOptions(), key="a", arguments=arguments)
 
@@ -70,15 +64,9 @@ def run(program: str, *arguments: str) -> str:
 # Who shares it
 
 
-class Contents(Dataset[bytes]):
-    def __init__(self, locations: list[Location]) -> None:
-        self.locations = locations
-
-    def __getitem__(self, index: int) -> bytes:
-        return self.locations[index].read_whole()
-
-    def __len__(self) -> int:
-        return len(self.locations)
+class Locations(list[Location]):
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(index).read_whole()
 
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
@@ -86,9 +74,8 @@ def test_workers_of_torch_read_what_their_parent_has_read(root: Location, contex
     locations = [put(root / str(i), b"%d" % i) for i in range(8)]
     assert locations[0].read_whole() == b"0"
     folder = client().folder
-    loader = DataLoader(
-        Contents(locations), batch_size=None, num_workers=2, multiprocessing_context=context, collate_fn=bytes
-    )
+    settings: Any = {"batch_size": None, "num_workers": 2, "multiprocessing_context": context, "collate_fn": bytes}
+    loader: DataLoader[bytes] = DataLoader(Locations(locations), **settings)  # type: ignore[arg-type]  # It suffices.
     assert list(loader) == [location.read_whole() for location in locations] == [b"%d" % i for i in range(8)]
     assert client().folder == folder
 
@@ -205,7 +192,7 @@ def test_stores_that_are_not_used_any_more_cost_neither_connections_nor_threads(
         most = {what: count(what) for what in ("fd", "task")}
         for retries in range(MAX_STORES, 4 * MAX_STORES):
             read_with(retries)
-        wait_until(lambda: all(count(what) <= most[what] + 4 for what in most))  # Some are being closed.
+        wait_until(lambda: all(count(what) <= most[what] + 4 for what in most), "those being closed are closed")
 
 
 # It starts with many ranks
@@ -244,7 +231,7 @@ with location.write_whole() as file:
 def test_it_ends_after_the_process_that_started_it(ending: str) -> None:
     program = f"{WRITE}\nprint(client().folder, flush=True)\n{ending}"
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False)
-    wait_until(lambda: not Path(done.stdout.strip()).exists())
+    wait_until(lambda: not Path(done.stdout.strip()).exists(), "it ends")
 
 
 LIVE_ON = """
@@ -266,20 +253,10 @@ def test_it_lives_on_for_children_that_use_it() -> None:
         process.wait()
         process.stdin.close()
         assert process.stdout.read() == "1\n"
-    wait_until(lambda: not folder.exists())
+    wait_until(lambda: not folder.exists(), "it ends")
 
 
 # It is suspended
-
-
-@contextmanager
-def suspended(process_id: int) -> Iterator[None]:
-    os.kill(process_id, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):  # It was killed.
-            os.kill(process_id, signal.SIGCONT)
 
 
 def within(call: Callable[[], object]) -> None:
@@ -309,11 +286,11 @@ def test_a_storage_process_that_is_suspended_is_replaced(root: Location, monkeyp
         # Some answers are on their way, some requests wait.
         reading = [pool.submit(file.read, start, start + 1_000_000) for start in STARTS]
         reading[0].result(WITHIN_S)
-        with suspended(process_id):
-            end.send("go")
-            assert [each.result(WITHIN_S) for each in reading] == PARTS
-            assert end.poll(WITHIN_S)
-            assert end.recv() == CONTENT
+        os.kill(process_id, signal.SIGSTOP)  # It is killed, because it does not answer.
+        end.send("go")
+        assert [each.result(WITHIN_S) for each in reading] == PARTS
+        assert end.poll(WITHIN_S)
+        assert end.recv() == CONTENT
     child.join()
     assert client().folder == folder, "a cache in it is kept"
     assert read_process_id(folder) != process_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -201,16 +202,12 @@ class FillingCache(NoLength):
         NoLength.answer_file(self, content) if is_early else WebFolder.answer_file(self, content)
 
 
-@pytest.mark.parametrize("has_cache", [True, False])
-def test_a_cache_that_does_not_know_yet_how_long_files_are_is_asked_again(
-    root: Path, tmp_path: Path, has_cache: bool
-) -> None:
+def test_a_cache_that_does_not_know_yet_how_long_files_are_is_asked_again(root: Path, tmp_path: Path) -> None:
     with serve_folder(root, FillingCache) as (url, _):
-        if has_cache:
-            assert read_all(f"{url}/packed", cache=tmp_path, cache_size="100MB") == read_all(root / "packed")
-        else:
-            content = parse_location(f"{url}/packed/shardio.json").read_whole()
-            assert content == (root / "packed" / "shardio.json").read_bytes()
+        assert read_all(f"{url}/packed", cache=tmp_path, cache_size="100MB") == read_all(root / "packed")
+    with serve_folder(root, FillingCache) as (url, _):
+        content = parse_location(f"{url}/packed/shardio.json").read_whole()
+        assert content == (root / "packed" / "shardio.json").read_bytes()
 
 
 def compress(self: WebFolder, content: bytes) -> None:
@@ -289,16 +286,9 @@ def in_bucket(url: str) -> Location:
     return parse_location("s3://bucket/images", make_direct_access(options))
 
 
-@pytest.mark.parametrize(
-    ("key", "shown"),
-    [
-        ("images//a.jpg", r"images//a\.jpg"),
-        ("images/./a.jpg", r"images/\./a\.jpg"),
-        ("images/../a.jpg", r"images/\.\./a\.jpg"),
-        ("images/a&#10;b.jpg", r"images/a\\nb\.jpg"),
-    ],
-)
-def test_an_object_that_cannot_be_requested_is_named(key: str, shown: str) -> None:
+@pytest.mark.parametrize("key", ["images//a.jpg", "images/./a.jpg", "images/../a.jpg", "images/a&#10;b.jpg"])
+def test_an_object_that_cannot_be_requested_is_named(key: str) -> None:
+    shown = re.escape(key.replace("&#10;", "\\n"))
     bucket = kind(answer_path=lambda self, path: self.answer(200, make_listing(["images/good.jpg", key])))
     with serve_folder(Path(), bucket) as (url, _):
         with pytest.raises(StoreError, match=rf'cannot be requested: "{shown}"\. .*Rename or remove') as caught:
