@@ -128,9 +128,6 @@ def _find_profile(config: dict[str, str]) -> dict[str, Any]:
     """Return boto3's credentials from profiles and ``~/.aws``, where object_store itself finds none.
 
     This removes the option ``profile`` from ``config``.
-
-    Raises:
-        LocationError: If boto3 is missing, or the profile does not exist or has no credentials.
     """
     profile = config.pop("profile", None)
     explicit = {"access_key_id", "aws_access_key_id", "skip_signature", "aws_skip_signature"} & config.keys()

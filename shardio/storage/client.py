@@ -454,7 +454,6 @@ class Client:
         return connect_to(self.folder, START_S)
 
     def _try_to_open(self) -> StorageConnection | None:
-        """Open a connection; return None if no storage process answers."""
         if self.folder is not None:
             with suppress(FileNotFoundError, ConnectionError):
                 return connect_to(self.folder)

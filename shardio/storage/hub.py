@@ -255,13 +255,7 @@ class HubRepository:
                     listing.next_page = None
 
     def _get(self, path: str, parameters: Mapping[str, str], read: Callable[[Any], object]) -> dict[str, str] | None:
-        """Pass the Hub's answer to a function. Return the parameters of the request for the next page, if there is one.
-
-        Raises:
-            EntryNotFoundError: If the commit has no such folder.
-            LocationError: If the repository or the revision does not exist.
-            FailedRequestError: If the request fails otherwise.
-        """
+        """Pass the Hub's answer to a function. Return the parameters of the request for the next page, if any."""
         from huggingface_hub import errors
         from huggingface_hub.utils import (  # type: ignore[attr-defined]  # They are public.
             get_session,

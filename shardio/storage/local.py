@@ -368,7 +368,15 @@ def walk_files(directory: Path) -> Iterator[Path]:
     Raises:
         OSError: If a directory cannot be read, or a symbolic link points to a directory that contains it.
     """
-    return iter(sorted(directory / folder.path / name for folder in walk_folders(directory) for name in folder.names))
+    return _walk_files(directory, frozenset())
+
+
+def _walk_files(directory: Path, holders: frozenset[str]) -> Iterator[Path]:
+    for entry in _list_visible(directory, holders):
+        if _is_directory(entry):
+            yield from _walk_files(directory / entry.name, holders | {os.path.realpath(directory)})
+        elif _is_broken_link(entry) or entry.is_file():
+            yield directory / entry.name
 
 
 def _list_visible(directory: Path, holders: frozenset[str]) -> list[os.DirEntry[str]]:

@@ -407,10 +407,7 @@ class _Transfer:
     def receive(self, result: GetResult, seconds_per_piece: float | None = None) -> None:
         """Pass on an answer that begins after the last byte that arrived.
 
-        Args:
-            result: The answer.
-            seconds_per_piece: The maximum time in seconds for each :data:`PART` of the answer; None if the client sets
-                a limit itself.
+        If the client sets no limit itself, each :data:`PART` may take ``seconds_per_piece``.
         """
         self._expected.check(result)
         if tuple(result.range) != (self._position, self._stop):
@@ -449,8 +446,7 @@ def walk(attempts: Attempts, key: str, after: str = "") -> Iterator[list[tuple[s
     last, start = after, len(key)
 
     def read(backend: Backend) -> Sequence[ObjectMeta]:
-        """Return the next objects, or none at the end. If the listing broke, it is resumed after the last key."""
-        nonlocal pages
+        nonlocal pages  # If the listing breaks, it is resumed after the last key.
         reading, pages = pages or backend.list(key or None, offset=last or None, chunk_size=PAGE), None
         page, pages = next(reading, []), reading
         return page
