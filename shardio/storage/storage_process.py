@@ -193,12 +193,12 @@ class Filler:
             OSError: If the cache cannot be written.
             Exception: The same errors as :meth:`Attempts.make`.
         """
-        expected = Expected(root=attempts.root, key=key, version=version, size=size)
+        expected, budget = Expected(root=attempts.root, key=key, version=version, size=size), self._budget(cache)
         if copy.is_sealed:
-            pieces, fetch = [(0, size)], partial(self._fetch_whole, attempts, expected, copy, cache)
+            pieces, fetch = [(0, size)], partial(self._fetch_whole, attempts, expected, copy, budget)
         else:
             pieces = [piece for start, stop in ranges for piece in _split(start, stop, size)]
-            fetch = partial(self._fetch_range, attempts, expected, copy, cache)
+            fetch = partial(self._fetch_range, attempts, expected, copy, budget)
         are_small = all(stop - start <= SMALL for start, stop in pieces)
         try:
             self._map(
@@ -236,10 +236,11 @@ class Filler:
             OSError: If the cache cannot be written.
             Exception: The same errors as :meth:`Attempts.make`.
         """
+        budget = self._budget(cache)
 
         def fill(file: BundledFile) -> None:
             stop = file.start + size_in_bundle(file.size)
-            fetch = partial(self._fetch_file, attempts, file, cache)
+            fetch = partial(self._fetch_file, attempts, file, budget)
             self._fill_piece(file.bundle, file.start, stop, fetch, is_divisible=False)
 
         self._map(attempts, fill, files, "urgent" if is_urgent else "small")
@@ -282,72 +283,52 @@ class Filler:
             flight.arrival.result()
 
     def _fetch_range(
-        self,
-        attempts: Attempts,
-        expected: Expected,
-        copy: CachedCopy,
-        cache: CacheSettings,
-        start: int,
-        stop: int,
+        self, attempts: Attempts, expected: Expected, copy: CachedCopy, budget: Budget, start: int, stop: int
     ) -> None:
         if copy.path not in self._in_one:
             try:
-                with self._adding(copy, cache, start, stop) as write:
+                with self._adding(copy, budget, start, stop) as write:
                     operations.copy_range(attempts, expected, start, stop, write)
             except operations.NoRangesError:
                 self._in_one.add(copy.path)
         if copy.path in self._in_one:
-            self._fetch_in_one(attempts, expected, copy, cache, start, stop)
+            self._fetch_in_one(attempts, expected, copy, budget, start, stop)
 
     def _fetch_in_one(
-        self,
-        attempts: Attempts,
-        expected: Expected,
-        copy: CachedCopy,
-        cache: CacheSettings,
-        start: int,
-        stop: int,
+        self, attempts: Attempts, expected: Expected, copy: CachedCopy, budget: Budget, start: int, stop: int
     ) -> None:
         """Fetch a shard with one request, unless another thread or process has done so in the meantime."""
-        max_bytes = self._budget(cache).max_bytes
-        if copy.size > max_bytes:
+        if copy.size > budget.max_bytes:
             raise StoreError(
                 f"cannot read {attempts.root}/{expected.key}: the server does not send parts of it, and the whole "
-                f"object has {copy.size} bytes, more than the cache of {max_bytes}. Set a larger cache_size, or use a "
-                "server that supports Range requests, such as nginx"
+                f"object has {copy.size} bytes, more than the cache of {budget.max_bytes}. Set a larger cache_size, or "
+                "use a server that supports Range requests, such as nginx"
             )
-        with self._locking(copy, cache, SHARD_PATIENCE_S):
+        with self._locking(copy, budget, SHARD_PATIENCE_S):
             if copy.find_missing(start, stop):
-                with self._adding(copy, cache, 0, copy.size) as write:
+                with self._adding(copy, budget, 0, copy.size) as write:
                     operations.copy_whole(attempts, expected, copy.size, write)
 
-    def _fetch_file(self, attempts: Attempts, file: BundledFile, cache: CacheSettings, start: int, stop: int) -> None:
+    def _fetch_file(self, attempts: Attempts, file: BundledFile, budget: Budget, start: int, stop: int) -> None:
         expected = Expected(root=attempts.root, key=file.key, version=file.version, size=file.size)
         content = operations.read_version(attempts, expected)
-        with self._adding(file.bundle, cache, start, stop) as write:
+        with self._adding(file.bundle, budget, start, stop) as write:
             write(start, content)
             write(start + len(content), memoryview(make_tail(content)))
 
     def _fetch_whole(
-        self,
-        attempts: Attempts,
-        expected: Expected,
-        copy: CachedCopy,
-        cache: CacheSettings,
-        start: int,
-        stop: int,
+        self, attempts: Attempts, expected: Expected, copy: CachedCopy, budget: Budget, start: int, stop: int
     ) -> None:
         """Fetch an object as a whole: a manifest or an index. One of the processes that share the cache does so."""
-        with self._locking(copy, cache, PATIENCE_S):
+        with self._locking(copy, budget, PATIENCE_S):
             if copy.find_missing(start, stop):
                 content = operations.read_version(attempts, expected)
-                with self._adding(copy, cache, start, stop) as write:
+                with self._adding(copy, budget, start, stop) as write:
                     write(start, content)
 
     @contextmanager
-    def _locking(self, copy: CachedCopy, cache: CacheSettings, patience_s: float) -> Iterator[None]:
+    def _locking(self, copy: CachedCopy, budget: Budget, patience_s: float) -> Iterator[None]:
         """Hold the lock that processes hold while they fetch an object as a whole into a shared cache."""
-        budget = self._budget(cache)
         path = budget.folder / f".lock-{int(Path(copy.path).stem, 16) % NUM_LOCKS}"
         with _explaining(budget.folder):
             budget.make_folder()  # It may have been removed.
@@ -359,10 +340,9 @@ class Filler:
 
     @contextmanager
     def _adding(
-        self, copy: CachedCopy, cache: CacheSettings, start: int, stop: int
+        self, copy: CachedCopy, budget: Budget, start: int, stop: int
     ) -> Iterator[Callable[[int, memoryview], None]]:
         """Yield a function that writes a part of a range. Mark the range as present at the end of the block."""
-        budget = self._budget(cache)
         with ExitStack() as stack:
             with _explaining(budget.folder):
                 budget.make_folder()  # Another storage process may have removed it.
