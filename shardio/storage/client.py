@@ -74,7 +74,8 @@ class Request:
     """A request for one object or folder.
 
     Attributes:
-        operation: The name of the operation: see :data:`shardio.storage.storage_process`.
+        operation: The name of the operation, a function of :mod:`shardio.storage.storage_process` or
+            :mod:`shardio.storage.operations`.
         root: The root of the store, such as ``s3://bucket``.
         options: The store's settings.
         key: The key of the object or folder.

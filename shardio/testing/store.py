@@ -25,6 +25,8 @@ from shardio.storage import Location, ReplacedError, StoredFile
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 
+KEYS = ["a", "b/c/d/e.tar", "ü/日本語 😀.tar", "a+b & c?d=e#f%20.tar", "'\"$\\*[].tar", "x" * 200, "{0..3}"]
+
 NOT_THERE = (FileNotFoundError, NotADirectoryError)
 
 ACCESS: Sequence[Callable[[Location], object]] = (Location.stat, Location.open, Location.read_whole)
@@ -66,9 +68,7 @@ class StoreTests:
         max_examples: The number of random sequences of operations to compare with those of a dict.
     """
 
-    keys: ClassVar[Sequence[str]] = (
-        *("a", "b/c/d/e.tar", "ü/日本語 😀.tar", "a+b & c?d=e#f%20.tar", "'\"$\\*[].tar", "x" * 200, "{0..3}"),
-    )
+    keys: ClassVar[Sequence[str]] = KEYS
     max_examples: ClassVar[int] = 20
 
     @pytest.fixture
