@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from shardio.reading.reader import SampleReader, map_in_threads
 from shardio.shards import BLOCK, ShardTable
-from shardio.storage import StoredFile
+from shardio.storage import REMOTE_PIECE, StoredFile
 
 if TYPE_CHECKING:
     from shardio.storage.listing import CachedFiles
@@ -46,7 +46,7 @@ FILES_TOGETHER = 8
 MAX_GAP = 4096
 """The largest gap in bytes that is fetched along with its neighbours."""
 
-MAX_RANGE = 8 * 2**20
+MAX_RANGE = REMOTE_PIECE
 """The approximate limit of a range in bytes."""
 
 SHARE_OF_CACHE = 4

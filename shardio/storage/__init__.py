@@ -12,6 +12,7 @@ from shardio.storage.locations import (
 )
 from shardio.storage.store import (
     PIECE,
+    REMOTE_PIECE,
     FileStat,
     Location,
     ReplacedError,
@@ -27,6 +28,7 @@ from shardio.storage.store import (
 
 __all__ = [
     "PIECE",
+    "REMOTE_PIECE",
     "FileStat",
     "FolderFiles",
     "Location",
