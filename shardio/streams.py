@@ -23,7 +23,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import dropwhile
-from types import TracebackType
 from typing import IO, Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -200,7 +199,7 @@ _BEGINNING = StreamPlace()
 
 
 class ShardStream:
-    """A reader of the samples of a stream. A context manager closes it.
+    """A reader of the samples of a stream.
 
     If the stream fails, it is opened again, and the samples that were already returned are skipped. Each sample is thus
     returned exactly once. Streams of stored tars are not opened again, because stores repeat their requests themselves.
@@ -308,14 +307,6 @@ class ShardStream:
         self._samples = iter(())
         if stream is not None:
             stream.close()
-
-    def __enter__(self) -> ShardStream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def open_stream(name: str, location: Location | None, timeout_s: float) -> ByteStream:
