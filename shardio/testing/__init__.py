@@ -2,5 +2,6 @@
 
 Each module holds one class of pytest tests. Subclass it in your own tests and override its fixtures:
 
-- :class:`shardio.testing.store.StoreTests`: a storage backend
+- ``store``: a storage backend.
+- ``remainder_policy``: the treatment of an epoch's last samples.
 """

@@ -20,8 +20,8 @@ from shardio.cli.options import read_remote_arguments
 from shardio.errors import StoreError
 from shardio.storage import Location, make_access, parse_location
 from shardio.storage.copies import BLOCK, COPY_SUFFIX, CachedCopy, name_copy
+from tests.files import OTHER_USER, as_root, mode_of, umask
 from tests.storage.conftest import in_memory, put, write_copy
-from tests.test_trust import OTHER_USER, as_root, mode_of, umask
 
 CONTENT, PLANTED = b"original" * BLOCK, b"planted!" * BLOCK
 

@@ -37,10 +37,10 @@ from shardio.storage.operations import MAX_START_DELAY_S, bound_start_delay
 from shardio.storage.storage_process import MAX_STORES, StorageProcess
 from tests.faults.proxy import FaultProxy, Script
 from tests.faults.worker_processes import wait_until
+from tests.files import suspended_holder
 from tests.servers.server import Server
 from tests.servers.web_folder import serve_folder
 from tests.storage.conftest import at_server, in_memory, put, storage_process_id
-from tests.test_locks import suspended_holder
 
 CONTENT = os.urandom(3_000_000)
 STARTS = range(0, 2_000_000, 50_000)
