@@ -196,7 +196,7 @@ def doctor(
     Example: shardio doctor s3://bucket/train --rate 3000
     """
     from shardio.shards import open_table
-    from shardio.storage.listing import measure_store
+    from shardio.storage.remote import measure_store
 
     table = open_table(source, read_access(storage_option))
     tars = table.tars[:: -(-len(table.tars) // MAX_TARS)]

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from shardio.reading.reader import SampleReader, map_in_threads
 from shardio.shards import BLOCK, ShardTable
-from shardio.storage import StoredFile
+from shardio.storage import REMOTE_PIECE, StoredFile
 
 if TYPE_CHECKING:
-    from shardio.storage.cache.cached import CachedFiles
+    from shardio.storage.listing import CachedFiles
 
 
 CHECK_S = 0.5
@@ -46,7 +46,7 @@ FILES_TOGETHER = 8
 MAX_GAP = 4096
 """The largest gap in bytes that is fetched along with its neighbours."""
 
-MAX_RANGE = 8 * 2**20
+MAX_RANGE = REMOTE_PIECE
 """The approximate limit of a range in bytes."""
 
 SHARE_OF_CACHE = 4
@@ -320,7 +320,7 @@ class RemoteFiles:
 
     def choose_lengths(self, first: int | None, size: int | None) -> Iterator[int]:
         mean = max(1, int(self._files.listing.sizes.mean()))
-        largest = min(MAX_BYTES, self._files.store.cache_bytes // SHARE_FOR_FILES) // mean
+        largest = min(MAX_BYTES, self._files.cache_bytes // SHARE_FOR_FILES) // mean
         return repeat(max(1, min(MAX_FILES, largest)))
 
     def plan(self, indices: NDArray[np.int64], num_before: int) -> list[Callable[[], object]]:

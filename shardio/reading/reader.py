@@ -21,7 +21,7 @@ from shardio.storage import Location, ReplacedError, StoredFile, map_locations
 from shardio.values import check_choice
 
 if TYPE_CHECKING:
-    from shardio.storage.cache.cached import CachedFiles
+    from shardio.storage.listing import CachedFiles
 
 
 Columns = Mapping[str, Sequence[bytes | None]]

@@ -3,5 +3,6 @@
 Each module holds one class of pytest tests. Subclass it in your own tests and override its fixtures:
 
 - ``pack_source``: a kind of dataset that can be packed.
+- ``store``: a storage backend.
 - ``remainder_policy``: the treatment of an epoch's last samples.
 """

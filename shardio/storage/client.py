@@ -19,9 +19,9 @@ import struct
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar
@@ -29,7 +29,7 @@ from typing import Any, BinaryIO, NoReturn, TypeVar
 from shardio.errors import StoreError
 from shardio.files import WorkLock
 from shardio.process import call_at_fork, start_process
-from shardio.storage.remote.messages import Arrived, Done, Page, ReadRanges, Request, RequestFailed, Walk
+from shardio.storage.locations import RemoteOptions
 from shardio.world import find_world_size
 
 SILENCE_S = 5.0
@@ -63,11 +63,44 @@ DESCRIPTORS = Path("/proc/self/fd")
 """The folder of a process's descriptors on Linux, which give long paths short names."""
 
 Result = TypeVar("Result")
-Message = TypeVar("Message")
 
 _STEP_S = 0.5
 _LENGTH = struct.Struct("!Q")
 _log = logging.getLogger("shardio")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request for one object or folder.
+
+    Attributes:
+        operation: The name of the operation, a function of :mod:`shardio.storage.storage_process` or
+            :mod:`shardio.storage.operations`.
+        root: The root of the store, such as ``s3://bucket``.
+        options: The store's settings.
+        key: The key of the object or folder.
+        arguments: The operation's other arguments.
+    """
+
+    operation: str
+    root: str
+    options: RemoteOptions
+    key: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of an answer: a value or, if it is None, the content of a range, which follows as bytes."""
+
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """The end of an answer, and the value that the request returns. If the request fails, its error is sent instead."""
+
+    value: Any = None
 
 
 class SilentError(ConnectionError):
@@ -79,7 +112,12 @@ class StorageConnection:
 
     Args:
         end: The socket.
+
+    Attributes:
+        process_id: The process ID of the storage process, with which it greets each client first.
     """
+
+    process_id = -1
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -152,17 +190,11 @@ class StorageConnection:
             buffer = buffer[num_bytes:]
 
     def _use(self, transfer: Callable[[memoryview], int], content: memoryview) -> int:
-        """Send or receive some bytes. Return their number."""
         while True:
             with suppress(TimeoutError):
                 return transfer(content)
             if self._when_silent is not None:
                 self._when_silent()
-
-
-def greet(connection: StorageConnection) -> None:
-    """Greet a client that has just connected."""
-    connection.send(os.getpid())
 
 
 def connect_to(folder: Path, patience_s: float | None = None) -> StorageConnection:
@@ -176,24 +208,19 @@ def connect_to(folder: Path, patience_s: float | None = None) -> StorageConnecti
         FileNotFoundError, ConnectionRefusedError: If there is no storage process.
         SilentError: If it does not answer. The call has then killed it.
     """
-    return _connect(folder, GREETING_S if patience_s is None else patience_s)[0]
-
-
-def _connect(folder: Path, patience_s: float) -> tuple[StorageConnection, int]:
-    """Return a connection to the storage process of a folder, and its process ID."""
-    patience = _Patience(folder, patience_s)
+    patience = _Patience(folder, GREETING_S if patience_s is None else patience_s)
     try:
         connection = StorageConnection(connect_socket(folder))
     except BlockingIOError:
         patience.end()
     try:
         connection.limit_waits(_STEP_S, patience.note_step)
-        process_id = connection.receive()
-        connection.limit_waits(SILENCE_S, partial(_check_answers, folder, process_id))
+        connection.process_id = connection.receive()
+        connection.limit_waits(SILENCE_S, partial(_check_answers, folder, connection.process_id))
     except BaseException:  # Ctrl-C must not leave the socket open either.
         connection.close()
         raise
-    return connection, process_id
+    return connection
 
 
 def connect_socket(folder: Path) -> socket.socket:
@@ -245,7 +272,6 @@ class _Patience:
         self._patience_s, self._num_left = patience_s, int(patience_s / _STEP_S)
 
     def note_step(self) -> None:
-        """Note that the greeting has not come for a further step."""
         self._num_left -= 1
         if self._num_left <= 0:
             self.end()
@@ -268,15 +294,10 @@ class _Patience:
 def _check_answers(folder: Path, process_id: int) -> None:
     """Raise a SilentError if the storage process with this ID no longer greets new connections."""
     with suppress(FileNotFoundError, ConnectionRefusedError):  # It has ended, which ends the wait by itself.
-        connection, found = _connect(folder, GREETING_S)
+        connection = connect_to(folder)
         connection.close()
-        if found != process_id:
+        if connection.process_id != process_id:
             raise SilentError(f"the storage process of {folder} was replaced")
-
-
-def write_process_id(folder: Path, process_id: int) -> None:
-    """Record the process ID of a folder's storage process."""
-    (folder / PROCESS_ID).write_text(str(process_id))
 
 
 def read_process_id(folder: Path) -> int | None:
@@ -306,53 +327,47 @@ class Client:
 
     def ask(self, request: Request) -> Any:
         """Return what a request returns, or raise its error."""
+        return self._try(lambda connection: _receive(connection, request).value)
 
-        def ask(connection: StorageConnection) -> Any:
-            connection.send(request)
-            return _receive(connection, Done).value
-
-        return self._try(ask)
-
-    def read(self, request: ReadRanges) -> list[bytes]:
-        """Return the content of each range."""
+    def read(self, request: Request) -> list[bytes]:
+        """Return the content of each range of a request."""
 
         def read(connection: StorageConnection) -> list[bytes]:
-            connection.send(request)
-            contents = list[bytes]()
-            for _ in request.ranges:
-                _receive(connection, Arrived)
+            contents, message = list[bytes](), _receive(connection, request)
+            while isinstance(message, Part):
                 contents.append(bytes(connection.receive_bytes()))
-            _receive(connection, Done)
+                message = _receive(connection)
             return contents
 
         return self._try(read)
 
-    def read_into(self, request: ReadRanges, buffer: memoryview) -> None:
-        """Fill a buffer with the content of the only range."""
+    def read_into(self, request: Request, buffer: memoryview) -> None:
+        """Fill a buffer with the content of the only range of a request."""
 
         def read(connection: StorageConnection) -> None:
-            connection.send(request)
-            _receive(connection, Arrived)
+            _receive(connection, request)
             connection.receive_bytes_into(buffer)
-            _receive(connection, Done)
+            _receive(connection)
 
         self._try(read)
 
-    def walk(self, request: Walk) -> Iterator[tuple[str, int, str]]:
+    def walk(self, request: Request) -> Iterator[tuple[str, int, str]]:
         """Yield the key, the size in bytes and the version of each object below a folder."""
         for _ in range(MAX_DEATHS):
             with suppress(EOFError, ConnectionError):
                 try:
                     with self._connect() as connection:
-                        connection.send(request)
-                        while isinstance(page := _receive(connection, (Page, Done)), Page):
-                            yield from page.objects
-                            if page.objects:
-                                request = replace(request, after=page.objects[-1][0])
+                        message = _receive(connection, request)
+                        while isinstance(message, Part):
+                            yield from message.value
+                            if message.value:
+                                request = replace(request, arguments={"after": message.value[-1][0]})
+                            message = _receive(connection)
                         return
                 except _AnsweredError as answered:
                     raise answered.error from None
-            self._close_idle()
+            with self._lock:
+                self._close_idle()
         raise _died(f" while it listed {request.root}/{request.key}")
 
     @contextmanager
@@ -376,8 +391,7 @@ class Client:
     def close(self) -> None:
         """Close all connections. End the storage process if this process started it and no other process uses it."""
         with self._lock:
-            while self._idle:
-                self._idle.pop().close()
+            self._close_idle()
             if self._lifeline >= 0:
                 os.close(self._lifeline)
             folder, self.folder, self._lifeline = self.folder, None, -1
@@ -395,22 +409,20 @@ class Client:
 
     def _try(self, use: Callable[[StorageConnection], Result]) -> Result:
         """Use a connection, or another one if the storage process has died. All requests can be repeated."""
-        try:
-            return self._repeat(use)
-        except _AnsweredError as answered:
-            raise answered.error from None
-
-    def _repeat(self, use: Callable[[StorageConnection], Result]) -> Result:
         for _ in range(MAX_DEATHS):
-            with suppress(EOFError, ConnectionError), self._connect() as connection:
-                return use(connection)
-            self._close_idle()
+            try:
+                with self._connect() as connection:
+                    return use(connection)
+            except _AnsweredError as answered:  # noqa: PERF203  # Each attempt may fail.
+                raise answered.error from None
+            except (EOFError, ConnectionError):
+                with self._lock:
+                    self._close_idle()
         raise _died()
 
     def _close_idle(self) -> None:
-        """Close the idle connections, which lead to a process that has died."""
-        with self._lock:
-            while self._idle:
+        while self._idle:
+            with suppress(OSError):
                 self._idle.pop().close()
 
     @contextmanager
@@ -443,12 +455,10 @@ class Client:
         return connect_to(self.folder, START_S)
 
     def _try_to_open(self) -> StorageConnection | None:
-        """Open a connection; return None if no storage process answers."""
         if self.folder is not None:
             with suppress(FileNotFoundError, ConnectionError):
                 return connect_to(self.folder)
-            while self._idle:  # They lead to the same process.
-                self._idle.pop().close()
+            self._close_idle()  # They lead to the same process.
         return None
 
     def _start(self) -> None:
@@ -475,11 +485,11 @@ class Client:
                     listener.bind(name)
                 listener.listen(128)
                 self._process = start_process(
-                    "shardio.storage.remote.storage_process:main",
+                    "shardio.storage.storage_process:main",
                     [listener.fileno(), read_end, folder, find_world_size()],
                     descriptors=[listener.fileno(), read_end],
                 )
-            write_process_id(folder, self._process.pid)
+            (folder / PROCESS_ID).write_text(str(self._process.pid))
         except BaseException:  # Ctrl-C must not leave a folder without a process that removes it.
             if is_new:  # An older folder may hold a cache that processes read, and that the next attempt uses again.
                 shutil.rmtree(folder, ignore_errors=True)
@@ -491,27 +501,24 @@ class Client:
     def _leave_to_parent(self) -> None:
         """Forget the parent's connections and process in a forked child. Both use the same storage process."""
         self._lock = threading.Lock()  # Another thread of the parent may have held it.
-        for connection in self._idle:
-            with suppress(OSError):
-                connection.close()
-        self._idle = []
+        self._close_idle()
         if self._process is not None:
             self._process.returncode = 0  # It is not a child of this process, which cannot wait for it.
 
 
 class _AnsweredError(Exception):
-    """The storage process has answered with an error."""
-
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
         self.error = error
 
 
-def _receive(connection: StorageConnection, expected: type[Message] | tuple[type[Message], ...]) -> Message:
-    message = connection.receive()
-    if isinstance(message, RequestFailed):
-        raise _AnsweredError(message.error)
-    assert isinstance(message, expected), f"expected {expected}, got {message!r}"
+def _receive(connection: StorageConnection, request: Request | None = None) -> Part | Done:
+    """Receive a part of an answer, after sending the request, if one is given."""
+    if request is not None:
+        connection.send(request)
+    message: Part | Done | Exception = connection.receive()
+    if isinstance(message, Exception):
+        raise _AnsweredError(message)
     return message
 
 

@@ -1,4 +1,4 @@
-"""ImageFolder reads class folders in an object store as it reads local ones, and each image once."""
+"""Class folders and shards in an object store are read like local ones, and each byte is fetched once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,16 @@ import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
 
-from shardio import DataLoader, EpochSampler, FormatError, ImageFolder, SampleError, StoreError
+from shardio import (
+    DataLoader,
+    EpochSampler,
+    FormatError,
+    ImageFolder,
+    SampleError,
+    ShardDataset,
+    ShardWriter,
+    StoreError,
+)
 from shardio.datasets import unwrap
 from shardio.storage import Location
 from tests.faults.proxy import KINDS, FaultProxy, Script
@@ -210,3 +219,67 @@ def test_no_fault_changes_an_image(remote: Any, local: Path, proxy: FaultProxy) 
     assert all(map(torch.equal, found, expected))
     assert len(found) == len(expected)
     assert sum(proxy.counts().num_faults.values()) > 5
+
+
+# Shards: a rank's share of an epoch is fetched once, in few requests, and nothing else is
+
+NUM_SAMPLES, NUM_SHARDS = 600, 12
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, content = tmp_path_factory.mktemp("read-ahead") / "data", np.random.default_rng(0)
+    with ShardWriter(folder, max_shard_samples=NUM_SAMPLES // NUM_SHARDS) as writer:
+        for number in range(NUM_SAMPLES):
+            writer.write({"__key__": f"{number:04d}", "bin": content.bytes(int(content.integers(20_000, 40_000)))})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stored(seaweedfs_server: Server, shards: Path) -> Location:
+    return put_all(shards, at_server(seaweedfs_server, uuid.uuid4().hex))
+
+
+@pytest.fixture
+def remote_shards(stored: Location, behind: Server, proxy: FaultProxy) -> Location:
+    proxy.set(Script(latency_s=0.01))
+    return at_server(behind, stored.key)
+
+
+@pytest.mark.parametrize(
+    ("loader_type", "world_size", "shuffle"),
+    [
+        (DataLoader, 1, True),
+        pytest.param(DataLoader, 3, False, marks=pytest.mark.slow),
+        (torch.utils.data.DataLoader, 2, True),
+        (torch.utils.data.DataLoader, 1, False),
+    ],
+)
+def test_a_rank_fetches_its_share_once(
+    remote_shards: Location, shards: Path, proxy: FaultProxy, shuffle: bool, world_size: int, loader_type: type
+) -> None:
+    settings: dict[str, Any] = {"lanes": 2, "window": 150} if shuffle else {}
+    settings |= {"rank": 0, "world_size": world_size, "remainder": "keep", "batch_size": 20, "fields": ("key", "bin")}
+    datasets = [
+        ShardDataset(str(remote_shards), shuffle=shuffle, **settings, storage_options=options_of(remote_shards)),
+        ShardDataset(shards, shuffle=shuffle, **settings),
+    ]
+    proxy.reset()
+    found, expected = ([list(batch) for batch in loader_type(each, batch_size=20, num_workers=2)] for each in datasets)
+    assert found == expected
+    num_bytes = sum(len(content) for _, contents in expected for content in contents)
+    gets = [each for each in proxy.requests() if each.method == "GET" and each.path.endswith(".tar")]
+    assert sum(each.num_bytes for each in gets) <= 1.05 * num_bytes
+    if world_size == 1:  # A sample at a time would take 600 requests, and more.
+        assert len(gets) < 300
+
+
+def test_a_second_epoch_fetches_nothing(remote_shards: Location, proxy: FaultProxy, tmp_path: Path) -> None:
+    for epoch in range(2):
+        options: dict[str, Any] = {"storage_options": options_of(remote_shards), "cache": tmp_path}
+        dataset = ShardDataset(str(remote_shards), shuffle=True, fields=("key", "bin"), **options)
+        loader = DataLoader(dataset, batch_size=50, num_workers=1)
+        loader.set_epoch(epoch)
+        proxy.reset()
+        assert sum(len(keys) for keys, _ in loader) == NUM_SAMPLES
+    assert not [each for each in proxy.requests() if each.method == "GET" and each.range is not None]

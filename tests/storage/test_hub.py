@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sys
@@ -10,19 +11,26 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from huggingface_hub import HfFileSystem, get_hf_file_metadata, hf_hub_url
+import torch
+from huggingface_hub import HfApi, HfFileSystem, get_hf_file_metadata, hf_hub_download, hf_hub_url
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
-from shardio.errors import LocationError, StoreError
+import shardio
+from shardio import DataLoader, ImageFolder, ShardDataset
+from shardio.errors import LocationError, PackError, StoreError
 from shardio.storage import Location, ReplacedError, parse_location
-from shardio.storage.options import RemoteOptions
-from shardio.storage.remote.client import client
-from shardio.storage.remote.hub import HubRepository
+from shardio.storage.client import client
+from shardio.storage.hub import HubRepository
+from shardio.storage.locations import RemoteOptions
+from tests.cli.commands import run
 from tests.faults.proxy import FaultProxy, Script
 from tests.servers.fake_hub import FakeHub
 from tests.servers.fake_hub_program import READER, STRANGER
+from tests.sources import write_images
 from tests.storage.conftest import at_server
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
@@ -268,3 +276,124 @@ def test_a_hub_that_keeps_failing_is_an_error_and_damage_is_repaired(
     proxies[1].set(Script(faults={"corrupt": 1.0}, max_faults=2))
     assert at_server(fake_hub.server, "failing/a.tar").read_whole() == CONTENT
     assert proxies[1].counts().num_faults == {"corrupt": 2}
+
+
+# The emulation of the Hub serves what huggingface_hub expects
+
+
+@pytest.mark.slow
+def test_the_hubs_own_library_reads_all_files(fake_hub: FakeHub, files: Path, tmp_path: Path) -> None:
+    contents = {path.relative_to(files).as_posix(): path.read_bytes() for path in files.rglob("*") if path.is_file()}
+    commit = fake_hub.commit("library", files, revision="feature/new")
+    endpoint = fake_hub.server.options["endpoint"]
+    assert HfApi(endpoint=endpoint).dataset_info("org/library", revision="feature/new").sha == commit
+    system = HfFileSystem(endpoint=endpoint, token=False)
+    root = "datasets/org/library@feature%2Fnew"
+    assert system.find(root) == sorted(f"{root}/{name}" for name in contents)
+    assert system.info(f"{root}/ba/3")["size"] == len("ba/3")
+    with pytest.raises(FileNotFoundError):
+        system.info(f"{root}/ba/13")
+    for name in ["shardio.json", "ü/日本語 😀.tar", "empty", "ba/11"]:
+        assert system.cat(f"{root}/{name}") == contents[name]
+        with system.open(f"{root}/{name}", block_size=1000) as file:
+            file.seek(3)
+            assert file.read(5) == contents[name][3:8]
+        place: dict[str, Any] = {"repo_type": "dataset", "revision": commit, "endpoint": endpoint}
+        path = hf_hub_download("org/library", name, cache_dir=tmp_path / "cache", **place)
+        assert Path(path).read_bytes() == contents[name]
+        found = get_hf_file_metadata(hf_hub_url("org/library", name, **place))
+        assert (found.size, found.commit_hash) == (len(contents[name]), commit)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "token", "error"),
+    [
+        ("missing", False, RepositoryNotFoundError),
+        ("missing", READER, RepositoryNotFoundError),
+        ("private", STRANGER, RepositoryNotFoundError),
+        ("private", "hf_wrong", HfHubHTTPError),
+        ("gated", False, GatedRepoError),
+        ("gated", STRANGER, GatedRepoError),
+    ],
+)
+def test_the_hubs_own_library_reports_what_may_not_be_read(
+    fake_hub: FakeHub, files: Path, name: str, token: str | bool, error: type[Exception]
+) -> None:
+    fake_hub.commit("private", files, is_private=True)
+    fake_hub.commit("gated", files, is_gated=True)
+    endpoint = fake_hub.server.options["endpoint"]
+    url = hf_hub_url(f"org/{name}", "shardio.json", repo_type="dataset", endpoint=endpoint)
+    with pytest.raises(error):
+        get_hf_file_metadata(url, token=token)
+    assert get_hf_file_metadata(url.replace(name, "private"), token=READER).size == len("shardio.json")
+    with pytest.raises(RevisionNotFoundError):
+        HfApi(endpoint=endpoint).dataset_info("org/private", revision="none", token=READER)
+
+
+# Datasets
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder that is uploaded, with class folders in ``images`` and a dataset in ``train``."""
+    write_images(tmp_path / "files" / "images")
+    shardio.pack(tmp_path / "files" / "images", tmp_path / "files" / "train", max_shard_samples=5)
+    return tmp_path / "files"
+
+
+def read(
+    source: str | Path, fake_hub: FakeHub, num_workers: int = 0, cache: Path | None = None
+) -> Iterator[tuple[str, int]]:
+    options = fake_hub.server.options if str(source).startswith("hf:") else None
+    dataset = ShardDataset(source, shuffle=True, fields=("key", "label"), storage_options=options, cache=cache)
+    for keys, labels in DataLoader(dataset, batch_size=4, num_workers=num_workers):
+        yield from zip(keys, labels.tolist(), strict=True)
+
+
+def test_a_dataset_and_class_folders_are_read_like_local_ones(fake_hub: FakeHub, folder: Path) -> None:
+    name = uuid.uuid4().hex
+    fake_hub.commit(name, folder, revision="v1.0")
+    url = f"{fake_hub.server.url}/{name}@v1.0"
+    for path, num_workers in (("train", 1), ("train/shardio.json", 0)):
+        assert list(read(f"{url}/{path}", fake_hub, num_workers)) == list(read(folder / path, fake_hub))
+    ours = ImageFolder(f"{url}/images", storage_options=fake_hub.server.options)
+    theirs = ImageFolder(folder / "images")
+    assert (ours.classes, len(ours)) == (theirs.classes, len(theirs))
+    for i in range(len(theirs)):
+        assert torch.equal(ours[i][0], theirs[i][0])
+        assert ours[i][1] == theirs[i][1]
+
+
+def test_files_that_a_commit_leaves_unchanged_stay_in_the_cache(
+    fake_hub: FakeHub, folder: Path, tmp_path: Path, proxies: tuple[FaultProxy, FaultProxy]
+) -> None:
+    name = uuid.uuid4().hex
+    fake_hub.commit(name, folder)
+    url, expected = f"{fake_hub.server.url}/{name}", list(read(folder / "train", fake_hub))
+    _, proxy = proxies  # It counts what is fetched.
+    assert list(read(f"{url}/train", fake_hub, cache=tmp_path / "cache")) == expected
+    assert proxy.counts().num_bytes
+    proxy.reset()
+    (folder / "README.md").write_text("new")
+    commit = fake_hub.commit(name, folder)
+    client().close()
+    for revision in "", f"@{commit}":
+        assert list(read(f"{url}{revision}/train", fake_hub, cache=tmp_path / "cache")) == expected
+    assert proxy.counts().num_requests == 0
+
+
+def test_commands_read_repositories_and_nothing_is_packed_into_one(
+    fake_hub: FakeHub, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_hub.commit("commands", folder)
+    monkeypatch.setenv("HF_ENDPOINT", fake_hub.server.options["endpoint"])
+    client().close()  # So that the storage process sees this variable.
+    url = f"{fake_hub.server.url}/commands/train"
+    rows, expected_rows = (json.loads(run("info", source, "--json").stdout) for source in (url, folder / "train"))
+    assert rows.keys() == expected_rows.keys()
+    assert (rows["samples"], rows["shards"]) == (expected_rows["samples"], expected_rows["shards"])
+    run("doctor", url, "--seconds", "0.01", "--json")
+    with pytest.raises(PackError, match=r"cannot write to hf://datasets/org/a/: .* Hub are read-only"):
+        shardio.pack(folder / "images", f"{fake_hub.server.url}/a")
+    client().close()

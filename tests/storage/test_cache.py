@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import json
 import multiprocessing
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,24 +21,20 @@ import pytest
 
 from shardio import DataLoader, ShardDataset, ShardWriter
 from shardio.errors import SampleError
-from shardio.storage import Location, RemoteAccess, make_access, parse_location
-from shardio.storage.cache.copies import BLOCK
-from shardio.storage.cache.filling import name_copy
-from shardio.storage.options import COPY_SUFFIX
-from shardio.storage.remote.client import client
+from shardio.storage import Location, make_access, parse_location
+from shardio.storage.client import client
+from shardio.storage.copies import BLOCK, COPY_SUFFIX, name_copy
 from tests.faults.proxy import FaultProxy, Script
 from tests.servers.server import Server
 from tests.servers.web_folder import WebFolder, serve_folder
-from tests.storage.conftest import at_server, in_memory, put
+from tests.storage.conftest import at_server, in_memory, options_of, put
 from tests.tars import write_tar
 
 CONTENT = np.random.default_rng(0).bytes(1_000_000)
 
 
 def cached(location: Location, cache: Path, size: str | int = "100MB") -> Location:
-    settings = make_access(cache=cache, cache_size=size).cache
-    options = location.store.options  # type: ignore[attr-defined]  # It is an ObjectStore.
-    return parse_location(str(location), RemoteAccess(options=options, cache=settings))
+    return parse_location(str(location), make_access(options_of(location), cache, size))
 
 
 def bytes_in(cache: Path) -> int:
@@ -91,21 +84,6 @@ def test_a_cache_that_is_too_small_for_one_object_returns_it_all_the_same(tmp_pa
 
 
 # Replaced
-
-
-@pytest.mark.slow
-def test_a_manifest_that_was_replaced_elsewhere_is_read_anew(seaweedfs_server: Server, tmp_path: Path) -> None:
-    name = uuid.uuid4().hex
-    location = cached(put(at_server(seaweedfs_server, name), b"old"), tmp_path)
-    assert location.read_whole() == b"old"
-    obstore_program = (
-        "import sys, json, obstore; from obstore.store import S3Store; options = json.loads(sys.argv[1]); "
-        "options.pop('allow_http'); store = S3Store(sys.argv[2], config=options, client_options={'allow_http': True}); "
-        "obstore.put(store, sys.argv[3], b'new')"
-    )
-    arguments = [json.dumps(dict(seaweedfs_server.options)), seaweedfs_server.url[5:], name]
-    subprocess.run([sys.executable, "-c", obstore_program, *arguments], check=True)
-    assert location.read_whole() == b"new"
 
 
 NUM_SAMPLES, PER_SHARD = 12, 3
@@ -253,13 +231,8 @@ def test_blocks_with_damaged_marks_are_fetched_again(mark: int, tmp_path: Path) 
 
 def test_a_tar_that_is_damaged_in_the_cache_is_indexed_as_it_is_in_the_store(tmp_path: Path) -> None:
     expected = {f"{i:03d}": bytes([i + 1]) * 3000 for i in range(4)}
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w") as tar:
-        for key, value in expected.items():
-            member = tarfile.TarInfo(f"{key}.bin")
-            member.size = len(value)
-            tar.addfile(member, io.BytesIO(value))
-    location = put(in_memory("x/a.tar"), content.getvalue())
+    write_tar(tmp_path / "a.tar", [(f"{key}.bin", value) for key, value in expected.items()])
+    location = put(in_memory("x/a.tar"), (tmp_path / "a.tar").read_bytes())
     with closing(parse_location(str(location), make_access(cache=tmp_path)).open()) as file:
         file.read(0, file.size)  # As an indexing that was interrupted.
     (copy,) = tmp_path.glob(f"*{COPY_SUFFIX}")

@@ -7,20 +7,21 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import xxhash
 from hypothesis import given, settings, strategies as st
 
 from shardio.storage import parse_location
-from shardio.storage.cache.copies import (
-    BLOCK,
+from shardio.storage.copies import BLOCK, CachedCopy
+from shardio.storage.listing import (
     HASH_BYTES,
     MEAN_BYTES,
-    CachedCopy,
+    Listing,
     cut_bundles,
-    hash_content,
+    make_listing,
     make_tail,
     size_in_bundle,
 )
-from shardio.storage.listing import Listing, make_listing
+from tests.storage.conftest import write_copy
 
 FOLDER = parse_location("s3://bucket/images")
 
@@ -73,7 +74,7 @@ def test_a_changed_file_changes_one_bundle_or_joins_or_parts_two(number: int, ch
 @given(st.binary(max_size=2000))
 def test_a_content_and_its_hash_fill_whole_blocks(content: bytes) -> None:
     tail = make_tail(content)
-    assert tail.startswith(hash_content(content))
+    assert tail.startswith(xxhash.xxh3_128_digest(content))
     assert len(content) + len(tail) == size_in_bundle(len(content))
 
 
@@ -111,7 +112,7 @@ def test_a_range_is_present_if_all_its_blocks_were_written(
             if not is_write:
                 copy.unmark(start, stop)
             elif first < last:
-                copy.write(start, memoryview(CONTENT)[start:stop])
+                write_copy(copy, start, CONTENT[start:stop])
             present[first:last] = is_write
         expected = [
             CONTENT[start:stop] if start == stop or present[start // BLOCK : -(-stop // BLOCK)].all() else None
@@ -135,7 +136,7 @@ def test_a_range_is_present_if_all_its_blocks_were_written(
 
 def test_a_removed_copy_is_read_by_those_who_opened_it_and_missing_for_others(tmp_path: Path) -> None:
     copy = CachedCopy(path=str(tmp_path / "x.copy"), size=SIZE)
-    copy.write(0, memoryview(CONTENT))
+    write_copy(copy, 0, CONTENT)
     with copy._opened(os.O_RDONLY) as descriptor:
         assert descriptor is not None
         Path(copy.path).unlink()
@@ -146,5 +147,5 @@ def test_a_removed_copy_is_read_by_those_who_opened_it_and_missing_for_others(tm
 
 def test_a_copy_takes_only_the_space_of_its_blocks(tmp_path: Path) -> None:
     copy = CachedCopy(path=str(tmp_path / "x.copy"), size=10**9)
-    copy.write(5 * 10**6 // BLOCK * BLOCK, memoryview(bytes(BLOCK)))
+    write_copy(copy, 5 * 10**6 // BLOCK * BLOCK, bytes(BLOCK))
     assert Path(copy.path).stat().st_blocks * 512 < 100_000

@@ -16,15 +16,12 @@ from pathlib import Path
 import pytest
 import typer
 
-from shardio import ImageFolder, ShardDataset
 from shardio.cli.options import read_remote_arguments
 from shardio.errors import StoreError
-from shardio.storage import Location, RemoteAccess, make_access, parse_location
-from shardio.storage.cache.copies import BLOCK, CachedCopy
-from shardio.storage.cache.filling import name_copy
-from shardio.storage.options import COPY_SUFFIX
+from shardio.storage import Location, make_access, parse_location
+from shardio.storage.copies import BLOCK, COPY_SUFFIX, CachedCopy, name_copy
 from tests.files import OTHER_USER, as_root, mode_of, umask
-from tests.storage.conftest import in_memory, put
+from tests.storage.conftest import in_memory, put, write_copy
 
 CONTENT, PLANTED = b"original" * BLOCK, b"planted!" * BLOCK
 
@@ -35,24 +32,15 @@ def location() -> Location:
 
 
 def read(location: Location, cache: Path, *, shared: bool = False) -> bytes:
-    access = RemoteAccess(cache=make_access(cache=cache, cache_shared=shared).cache)
-    with closing(parse_location(str(location), access).open()) as file:
+    with closing(parse_location(str(location), make_access(cache=cache, cache_shared=shared)).open()) as file:
         return file.read(0, file.size)
 
 
 def plant(location: Location, cache: Path) -> Path:
     cache.mkdir(exist_ok=True)
     path = cache / name_copy(location.stat())
-    CachedCopy(path=str(path), size=len(PLANTED)).write(0, memoryview(PLANTED))
+    write_copy(CachedCopy(path=str(path), size=len(PLANTED)), 0, PLANTED)
     return path
-
-
-def give_to_another(path: Path) -> None:
-    os.chown(path, OTHER_USER, -1)
-
-
-def let_others_write(path: Path) -> None:
-    path.chmod(0o666)
 
 
 def link_to(path: Path) -> None:
@@ -66,10 +54,16 @@ def make_fifo(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "make_doubtful", [pytest.param(give_to_another, marks=as_root), let_others_write, link_to, make_fifo]
+    "make_doubtful",
+    [
+        pytest.param(lambda path: os.chown(path, OTHER_USER, -1), marks=as_root, id="another's"),
+        lambda path: path.chmod(0o666),
+        link_to,
+        make_fifo,
+    ],
 )
 def test_a_copy_that_another_user_may_have_written_is_replaced(
-    make_doubtful: Callable[[Path], None], location: Location, tmp_path: Path
+    make_doubtful: Callable[[Path], object], location: Location, tmp_path: Path
 ) -> None:
     path = plant(location, tmp_path / "cache")
     assert read(location, tmp_path / "cache") == PLANTED, "the copy is where it is looked for"
@@ -121,26 +115,10 @@ def test_an_own_folder_for_a_cache_alone_is_closed_to_others(location: Location,
     assert mode_of(cache) == 0o755
 
 
-def test_datasets_refuse_a_cache_that_other_users_can_write_to(tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    (cache / "notes.txt").touch()
-    cache.chmod(0o777)
-    root = in_memory("x")
-    put(root / "images/cat/1.jpg", CONTENT)
-    put(root / "data/shardio.json", b"{}")
-    with pytest.raises(StoreError, match="cache_shared=True"):
-        ShardDataset(f"{root}/data", cache=cache)
-    folder = ImageFolder(f"{root}/images", cache=cache)
-    with pytest.raises(StoreError, match="cache_shared=True"):
-        folder[0]
-
-
 def test_a_shared_cache_may_be_deleted_at_any_time(location: Location, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     for _ in range(2):
-        access = RemoteAccess(cache=make_access(cache=cache, cache_shared=True).cache)
-        assert parse_location(str(location), access).read_whole() == CONTENT
+        assert parse_location(str(location), make_access(cache=cache, cache_shared=True)).read_whole() == CONTENT
         shutil.rmtree(cache)
 
 
@@ -157,12 +135,14 @@ def test_a_cache_is_shared_only_if_that_is_wanted_and_it_has_a_folder(tmp_path: 
 
 CHANGE_AS_ANOTHER_USER = textwrap.dedent("""
     import os, sys
-    from shardio.storage.cache.copies import CachedCopy
+    from shardio.storage.copies import CachedCopy
     os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))
     copy = CachedCopy(path=sys.argv[2], size=int(sys.argv[3]), is_shared=True)
     (found,) = copy.read([0], [copy.size])
     copy.unmark(0, copy.size)
-    copy.write(0, memoryview(found[::-1]))
+    with copy.adding(0, copy.size) as addition:
+        addition.write(0, memoryview(found[::-1]))
+        addition.mark()
     copy.touch()
 """)
 

@@ -15,7 +15,7 @@ import pytest
 
 from shardio.errors import LocationError, StoreError
 from shardio.storage import Location, ReplacedError, make_access, parse_location
-from shardio.storage.remote.messages import split_url
+from shardio.storage.locations import split_url
 from tests.faults.proxy import KINDS, FaultProxy, Script
 from tests.servers.seaweedfs import SECRET_ACCESS_KEY
 from tests.servers.server import Server
@@ -159,7 +159,6 @@ def test_a_url_names_a_location(url: str | Path, text: str, name: str, folder: s
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("ftp://server/a.tar", "the scheme ftp:// is not supported"),
         ("s3:///a.tar", "names no bucket"),
         ("s3://bucket/a//b", "empty part"),
         ("s3://bucket/../b", "empty part"),

@@ -11,26 +11,32 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from shardio.storage import Location, listing as listing_module, make_access, options, parse_location
+from shardio.storage import (
+    Location,
+    client as connection_module,
+    copies,
+    listing as listing_module,
+    make_access,
+    parse_location,
+)
+from shardio.storage.client import Client, Request, client, read_process_id
 from shardio.storage.listing import list_files, open_listing
-from shardio.storage.options import RemoteOptions
-from shardio.storage.remote import client as connection_module
-from shardio.storage.remote.backends import MAX_START_DELAY_S, bound_start_delay
-from shardio.storage.remote.client import Client, client, read_process_id
-from shardio.storage.remote.messages import Create, ReadWhole, Stat
-from shardio.storage.remote.storage_process import MAX_STORES, StorageProcess
+from shardio.storage.locations import CacheSettings, RemoteOptions
+from shardio.storage.operations import MAX_START_DELAY_S, bound_start_delay
+from shardio.storage.storage_process import MAX_STORES, StorageProcess
 from tests.faults.proxy import FaultProxy, Script
+from tests.faults.worker_processes import wait_until
 from tests.files import suspended_holder
 from tests.servers.server import Server
 from tests.servers.web_folder import serve_folder
@@ -47,11 +53,8 @@ def root(seaweedfs_server: Server) -> Location:
     return at_server(seaweedfs_server, uuid.uuid4().hex)
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # Between two looks.
+def request(operation: str, **arguments: object) -> Request:
+    return Request(operation=operation, root="memory://x", options=RemoteOptions(), key="a", arguments=arguments)
 
 
 def run(program: str, *arguments: str) -> str:
@@ -61,15 +64,9 @@ def run(program: str, *arguments: str) -> str:
 # Who shares it
 
 
-class Contents(Dataset[bytes]):
-    def __init__(self, locations: list[Location]) -> None:
-        self.locations = locations
-
-    def __getitem__(self, index: int) -> bytes:
-        return self.locations[index].read_whole()
-
-    def __len__(self) -> int:
-        return len(self.locations)
+class Locations(list[Location]):
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(index).read_whole()
 
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
@@ -77,9 +74,8 @@ def test_workers_of_torch_read_what_their_parent_has_read(root: Location, contex
     locations = [put(root / str(i), b"%d" % i) for i in range(8)]
     assert locations[0].read_whole() == b"0"
     folder = client().folder
-    loader = DataLoader(
-        Contents(locations), batch_size=None, num_workers=2, multiprocessing_context=context, collate_fn=bytes
-    )
+    settings: Any = {"batch_size": None, "num_workers": 2, "multiprocessing_context": context, "collate_fn": bytes}
+    loader: DataLoader[bytes] = DataLoader(Locations(locations), **settings)  # type: ignore[arg-type]  # It suffices.
     assert list(loader) == [location.read_whole() for location in locations] == [b"%d" % i for i in range(8)]
     assert client().folder == folder
 
@@ -124,7 +120,7 @@ def refuse_to_start(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[object]]:
         found.append(arguments)
         raise BlockingIOError(errno.EAGAIN, "no more processes")
 
-    monkeypatch.setattr("shardio.storage.remote.client.start_process", refuse)
+    monkeypatch.setattr("shardio.storage.client.start_process", refuse)
     return found
 
 
@@ -152,7 +148,7 @@ def test_a_storage_process_that_cannot_start_leaves_no_folder(monkeypatch: pytes
     monkeypatch.setenv("WORLD_SIZE", "1000")
     arguments = refuse_to_start(monkeypatch)
     with pytest.raises(BlockingIOError):
-        Client().ask(Stat(root="memory://x", options=RemoteOptions(), key="a"))
+        Client().ask(request("stat"))
     assert not list(tmp_path.iterdir())
     assert arguments[0][-1] == 1000, "it is told how many ranks start"
 
@@ -165,12 +161,12 @@ def test_the_path_of_temporary_folders_may_be_longer_than_that_of_a_socket(
     monkeypatch.setattr("tempfile.tempdir", str(long))
     one, other = Client(), Client()
     try:
-        assert one.ask(Create(root="memory://x", options=RemoteOptions(), key="a", content=b"content"))
+        assert one.ask(request("create", content=b"content"))
         assert one.folder is not None
         assert one.folder.parent == long
         assert one.folder.stat().st_mode & 0o777 == 0o700, "other users cannot connect"
         other.adopt(one.folder)
-        assert other.ask(ReadWhole(root="memory://x", options=RemoteOptions(), key="a")) == b"content"
+        assert other.ask(request("read_whole")) == b"content"
     finally:
         other.close()
         one.close()
@@ -196,7 +192,7 @@ def test_stores_that_are_not_used_any_more_cost_neither_connections_nor_threads(
         most = {what: count(what) for what in ("fd", "task")}
         for retries in range(MAX_STORES, 4 * MAX_STORES):
             read_with(retries)
-        wait_until(lambda: all(count(what) <= most[what] + 4 for what in most))  # Some are being closed.
+        wait_until(lambda: all(count(what) <= most[what] + 4 for what in most), "those being closed are closed")
 
 
 # It starts with many ranks
@@ -213,8 +209,8 @@ def test_the_first_requests_of_many_ranks_are_spread(monkeypatch: pytest.MonkeyP
         with socket.socket() as unused:
             process = StorageProcess(unused, Path("unused"), world_size)
             for _ in range(3):
-                store = process._find_store(Stat(root="memory://x", options=RemoteOptions(), key="a"))
-                store.make("ask", lambda backend: None)
+                store = process._find_store("memory://x", RemoteOptions())
+                store.make("ask", "a", lambda backend: None)
         assert all(0 < wait <= bound_start_delay(world_size) for wait in waits)
         assert len(waits) == num_waits
 
@@ -224,7 +220,7 @@ def test_the_first_requests_of_many_ranks_are_spread(monkeypatch: pytest.MonkeyP
 WRITE = """
 import os, signal, sys
 from shardio.storage import parse_location
-from shardio.storage.remote.client import client
+from shardio.storage.client import client
 location = parse_location("memory://x/a")
 with location.write_whole() as file:
     file.write(b"1")
@@ -235,7 +231,7 @@ with location.write_whole() as file:
 def test_it_ends_after_the_process_that_started_it(ending: str) -> None:
     program = f"{WRITE}\nprint(client().folder, flush=True)\n{ending}"
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False)
-    wait_until(lambda: not Path(done.stdout.strip()).exists())
+    wait_until(lambda: not Path(done.stdout.strip()).exists(), "it ends")
 
 
 LIVE_ON = """
@@ -257,20 +253,10 @@ def test_it_lives_on_for_children_that_use_it() -> None:
         process.wait()
         process.stdin.close()
         assert process.stdout.read() == "1\n"
-    wait_until(lambda: not folder.exists())
+    wait_until(lambda: not folder.exists(), "it ends")
 
 
 # It is suspended
-
-
-@contextmanager
-def suspended(process_id: int) -> Iterator[None]:
-    os.kill(process_id, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):  # It was killed.
-            os.kill(process_id, signal.SIGCONT)
 
 
 def within(call: Callable[[], object]) -> None:
@@ -300,11 +286,11 @@ def test_a_storage_process_that_is_suspended_is_replaced(root: Location, monkeyp
         # Some answers are on their way, some requests wait.
         reading = [pool.submit(file.read, start, start + 1_000_000) for start in STARTS]
         reading[0].result(WITHIN_S)
-        with suspended(process_id):
-            end.send("go")
-            assert [each.result(WITHIN_S) for each in reading] == PARTS
-            assert end.poll(WITHIN_S)
-            assert end.recv() == CONTENT
+        os.kill(process_id, signal.SIGSTOP)  # It is killed, because it does not answer.
+        end.send("go")
+        assert [each.result(WITHIN_S) for each in reading] == PARTS
+        assert end.poll(WITHIN_S)
+        assert end.recv() == CONTENT
     child.join()
     assert client().folder == folder, "a cache in it is kept"
     assert read_process_id(folder) != process_id
@@ -325,12 +311,12 @@ def test_a_long_answer_is_awaited(
 
 
 def test_locks_of_a_suspended_process_stop_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(options, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(copies, "PATIENCE_S", 0.2)
     monkeypatch.setattr(listing_module, "PATIENCE_S", 0.2)
-    old = tmp_path / f"old{options.COPY_SUFFIX}"
+    old = tmp_path / f"old{copies.COPY_SUFFIX}"
     old.write_bytes(bytes(1_000_000))
-    with suspended_holder(tmp_path / options.LOCK_NAME):
-        within(lambda: options.Budget(tmp_path, 500_000).reserve(100_000, ""))
+    with suspended_holder(tmp_path / copies.LOCK_NAME):
+        within(lambda: copies.Budget(CacheSettings(max_bytes=500_000), tmp_path).reserve(100_000, ""))
     assert not old.exists()
     folder = in_memory("images")
     put(folder / "cat/1.jpg", b"1")

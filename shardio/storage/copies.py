@@ -1,4 +1,4 @@
-"""The local copies of remote objects, some of whose blocks may be missing.
+"""The local copies of remote objects, some of whose blocks may be missing, and the space that they take.
 
 A copy is a sparse file: the object's bytes at their own offsets, then one byte for each block of 512 bytes, which is 1
 if the block is present. Members of tars begin at multiples of 512 bytes, so samples share no block. A *sealed* copy
@@ -10,39 +10,56 @@ are compared with their hashes each time they are read, and sealed copies are co
 Damaged blocks are unmarked.
 
 A file that another user may have written is not a copy, unless users share the cache. It is replaced.
-
-One file for each of a million images would make every scan of the cache's folder slow. So the files of a listing are
-put into bundles of neighbours by key. In a bundle, each file begins at a multiple of 512 bytes. A hash of its content
-follows, because a listing, unlike the index of a shard, has no hashes.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
-from shardio.files import is_trusted
-from shardio.storage.listing import Listing
-from shardio.storage.options import COPY_SUFFIX
+from shardio.errors import StoreError
+from shardio.files import WorkLock, describe_owner, is_trusted
+from shardio.storage.local import read_range, read_range_into
+from shardio.storage.locations import CacheSettings
+from shardio.storage.store import FileStat
+
+COPY_SUFFIX = ".copy"
+"""The suffix of the files that hold copies. Only they are removed from the folder."""
+
+LOCK_NAME = ".lock"
+"""The name of the lock that a process holds while it removes copies."""
+
+GRANTS = 256
+"""The divisor of the cache's size that gives the size of a grant. A process reserves space in grants, because each
+reservation scans the folder."""
+
+SLACK = 16
+"""The number of grants that all processes together may have reserved and not yet used when copies are removed."""
+
+PATIENCE_S = 10.0
+"""The time in seconds to wait for another process that makes room. After it, a little too much may be removed."""
+
+MAX_GRANT = 64 * 2**20
+"""The largest grant in bytes."""
+
+MAX_PRIVATE = 32 * 2**30
+"""The largest default size of a private cache, in bytes."""
+
+SHARE_OF_DISK = 5
+"""The divisor of the free space that gives the default size of a cache."""
 
 BLOCK = 512
 """The size of a block in bytes."""
-
-MEAN_BYTES = 16 * 2**20
-"""The mean size of a bundle in bytes: a million images of 100 kB need 6,000. The cache removes whole bundles."""
-
-HASH_BYTES = 16
-"""The size of the hash, xxh3-128, that follows each content in a bundle."""
 
 _PRESENT = b"\1"
 
@@ -53,8 +70,6 @@ _HASH_AT_A_TIME = 2**20
 
 MAX_REPLACED = 10
 """The number of times that a file that is not a copy is replaced before it counts as an error."""
-
-Size = TypeVar("Size", int, NDArray[np.int64])
 
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # A FIFO must not block.
 
@@ -85,20 +100,21 @@ class CachedCopy:
         with self._opened(os.O_RDONLY) as descriptor:
             if descriptor is None:
                 return [b"" if start == stop else None for start, stop in zip(starts, stops, strict=True)]
-            return [_read_range(descriptor, self.size, start, stop) for start, stop in zip(starts, stops, strict=True)]
+            return [self._read_range(descriptor, start, stop) for start, stop in zip(starts, stops, strict=True)]
 
     def read_into(self, start: int, buffer: memoryview) -> bool:
         """Fill a buffer with the bytes from ``start`` on; return False if they are not present as a whole."""
         with self._opened(os.O_RDONLY) as descriptor:
-            if descriptor is None or not _is_present(descriptor, self.size, start, start + len(buffer)):
-                return False
-            num_read = 0
-            while num_read < len(buffer):
-                num_more = os.preadv(descriptor, [buffer[num_read:]], start + num_read)
-                if not num_more:
-                    return False
-                num_read += num_more
-            return True
+            is_present = descriptor is not None and _is_present(descriptor, self.size, start, start + len(buffer))
+            return is_present and descriptor is not None and read_range_into(descriptor, start, buffer)
+
+    def _read_range(self, descriptor: int, start: int, stop: int) -> bytes | None:
+        if start == stop:
+            return b""
+        if not _is_present(descriptor, self.size, start, stop):
+            return None
+        content = read_range(descriptor, start, stop)
+        return content if len(content) == stop - start else None
 
     def has(self, start: int, stop: int) -> bool:
         """Return whether a range is present as a whole."""
@@ -116,22 +132,6 @@ class CachedCopy:
         bounds = np.flatnonzero(np.diff(marks != ord(_PRESENT), prepend=False, append=False)).reshape(-1, 2) + first
         return [(begin * BLOCK, min(end * BLOCK, self.size)) for begin, end in bounds.tolist()]
 
-    def write(self, start: int, *parts: memoryview) -> None:
-        """Add a range of whole blocks, and mark it as present.
-
-        Args:
-            start: The offset of the range.
-            *parts: Its content, in parts of any length.
-
-        Raises:
-            OSError: If it cannot be written.
-        """
-        with self.adding(start, start + sum(map(len, parts))) as addition:
-            for part in parts:
-                addition.write(start, part)
-                start += len(part)
-            addition.mark()
-
     @contextmanager
     def adding(self, start: int, stop: int) -> Iterator[Addition]:
         """Open the copy for the duration of a ``with`` block, to add a range of whole blocks.
@@ -142,11 +142,13 @@ class CachedCopy:
         assert start % BLOCK == 0, "a range of whole blocks"
         assert stop % BLOCK == 0 or stop == self.size, "a range of whole blocks"
         assert not self.is_sealed or (start, stop) == (0, self.size), "all of it"
-        with self._opened(os.O_RDWR, creates=True) as descriptor:
-            assert descriptor is not None, "it was created"
+        descriptor = self._create()
+        try:
             if os.fstat(descriptor).st_size < self.size + self.num_blocks:
                 os.ftruncate(descriptor, self.size + self.num_blocks)
             yield Addition(self, descriptor, start, stop)
+        finally:
+            os.close(descriptor)
 
     def is_damaged(self) -> bool:
         """Return whether a sealed copy is present as a whole, but does not have the hash that it was sealed with."""
@@ -174,14 +176,11 @@ class CachedCopy:
             os.utime(self.path)
 
     @contextmanager
-    def _opened(self, flags: int, *, creates: bool = False) -> Iterator[int | None]:
+    def _opened(self, flags: int) -> Iterator[int | None]:
         # The file is opened for each use: an open descriptor would keep the space of a copy that was removed.
         descriptor = None
-        if creates:
-            descriptor = self._create()
-        else:
-            with suppress(FileNotFoundError):
-                descriptor = self._open(flags)
+        with suppress(FileNotFoundError):
+            descriptor = self._open(flags)
         try:
             yield descriptor
         finally:
@@ -264,20 +263,6 @@ class Addition:
         _write_all(self._descriptor, memoryview(_PRESENT * (last - first)), self._copy.size + first)
 
 
-def _read_range(descriptor: int, size: int, start: int, stop: int) -> bytes | None:
-    if start == stop:
-        return b""
-    if not _is_present(descriptor, size, start, stop):
-        return None
-    content = os.pread(descriptor, stop - start, start)
-    while len(content) < stop - start:  # A single read on Linux returns at most 2 GiB.
-        more = os.pread(descriptor, stop - start - len(content), start + len(content))
-        if not more:
-            return None
-        content += more
-    return content
-
-
 def _is_present(descriptor: int, size: int, start: int, stop: int) -> bool:
     first, num_blocks = start // BLOCK, -(-stop // BLOCK) - start // BLOCK
     return os.pread(descriptor, num_blocks, size + first) == _PRESENT * num_blocks
@@ -289,67 +274,118 @@ def _write_all(descriptor: int, content: memoryview, start: int) -> None:
         num_written += os.pwrite(descriptor, content[num_written:], start + num_written)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Bundles:
-    """The places of the n files of a listing in m bundles.
+def name_copy(found: FileStat, run: str = "") -> str:
+    """Return the name of an object's copy. If a run is given, the name is different in each run."""
+    text = f"{found.identity}\n{found.version}\n{found.size}" + (f"\n{run}" if run else "")
+    return xxhash.xxh3_128_hexdigest(text.encode(errors="surrogateescape")) + COPY_SUFFIX
+
+
+class Budget:
+    """The folder of a cache, and the space in it that this process may use. Threads share it.
+
+    If all users may create files in the folder that is named, as in /tmp, the cache has a folder of this user's there.
+
+    Args:
+        settings: The settings of the cache.
+        private_folder: The folder of a private cache.
 
     Attributes:
-        numbers: int32 [n], the bundle of each file.
-        starts: int64 [n], the offset of each file in its bundle.
-        sizes: int64 [m], the size of each bundle in bytes.
-        names: The names of the bundles in the cache's folder. They depend on what the bundles contain.
+        folder: The folder.
+        max_bytes: The cache's size in bytes.
+
+    Raises:
+        StoreError: If users other than this one and root may write to the folder, and the cache is not shared.
+        OSError: If the folder cannot be created.
     """
 
-    numbers: NDArray[np.int32]
-    starts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    names: list[str]
+    def __init__(self, settings: CacheSettings, private_folder: Path) -> None:
+        self._settings = settings
+        self.folder = private_folder if settings.folder is None else Path(settings.folder)
+        with suppress(FileNotFoundError):
+            is_for_all = self.folder.stat().st_mode & (stat.S_ISVTX | stat.S_IWOTH) == stat.S_ISVTX | stat.S_IWOTH
+            if is_for_all and not settings.is_shared:
+                self.folder /= f"shardio-{os.geteuid()}"
+        self.make_folder()
+        if settings.max_bytes is not None:
+            self.max_bytes = settings.max_bytes
+        else:
+            share = shutil.disk_usage(self.folder).free // SHARE_OF_DISK
+            self.max_bytes = min(share, MAX_PRIVATE) if settings.folder is None else share
+        self._room_lock = WorkLock(self.folder / LOCK_NAME, PATIENCE_S, self.file_mode)
+        self._grant = max(1, min(self.max_bytes // GRANTS, MAX_GRANT))
+        self._lock = threading.Lock()
+        self._reserved = 0
+
+    @property
+    def file_mode(self) -> int:
+        """The permissions of the files in the folder, which exists."""
+        return self.folder.stat().st_mode & 0o666 if self._settings.is_shared else 0o600
+
+    def make_folder(self) -> None:
+        """Create the folder, to which only this user may write, or check one that exists.
+
+        Other users lose write access to an existing folder if it belongs to this user and holds only a cache.
+
+        Raises:
+            StoreError: If users other than this one and root may write to it, and the cache is not shared.
+            OSError: If it cannot be created.
+        """
+        folder = self.folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.stat()
+        if self._settings.is_shared or is_trusted(status):
+            return
+        if status.st_uid == os.geteuid() and all(
+            path.name.endswith(COPY_SUFFIX) or path.name.startswith(LOCK_NAME) for path in folder.iterdir()
+        ):
+            folder.chmod(stat.S_IMODE(status.st_mode) & 0o755)  # Some systems let a group write to new folders.
+        else:
+            raise StoreError(
+                f"the cache {folder} {describe_owner(status)}: users other than this one can put data into it, which "
+                "would be read as yours. Name a folder of your own, take write access from the others (chmod go-w), "
+                "or, if you trust all who can write to it, set cache_shared=True (--cache-shared)"
+            )
+
+    def reserve(self, num_bytes: int, in_use: str) -> None:
+        """Reserve space for bytes that are about to be written. Remove copies if there is not enough.
+
+        Args:
+            num_bytes: The number of bytes.
+            in_use: The path of the copy that grows, which is removed last.
+        """
+        with self._lock:
+            if self._reserved < num_bytes:
+                wanted = max(num_bytes - self._reserved, self._grant)
+                with self._room_lock.held():
+                    self._make_room(wanted, in_use)
+                self._reserved += wanted
+            self._reserved -= num_bytes
+
+    def _make_room(self, num_bytes: int, in_use: str) -> None:
+        copies = _list_copies(self.folder)
+        used = sum(size for _, size, _ in copies)
+        if used + num_bytes <= self.max_bytes - SLACK * self._grant:
+            return
+        # A little more is removed than necessary, so that not every grant removes copies.
+        limit = self.max_bytes - 2 * SLACK * self._grant - num_bytes
+        for _, size, path in sorted(copies):
+            if used <= limit:
+                return
+            if path != in_use:
+                with suppress(PermissionError):  # In some shared folders, users may remove only their own files.
+                    with suppress(FileNotFoundError):
+                        os.unlink(path)  # noqa: PTH108  # Many are removed, and a Path costs as much as the call.
+                    used -= size
 
 
-def cut_bundles(listing: Listing) -> Bundles:
-    """Cut the files of a listing into bundles.
-
-    The hash of a file's key decides whether a bundle ends there, so a file that is added or replaced changes only its
-    own bundle (content-defined chunking: Muthitacharoen et al., A Low-Bandwidth Network File System, 2001).
-    """
-    spans = size_in_bundle(listing.sizes)  # [n]
-    is_last = listing.hashes.astype(np.float64) < spans * (2.0**64 / MEAN_BYTES)
-    is_last[-1:] = True
-    stops = np.cumsum(spans)
-    lasts = np.flatnonzero(is_last)  # [m]
-    numbers = np.zeros(len(listing), np.int32)
-    numbers[1:] = np.cumsum(is_last[:-1])
-    begins = np.concatenate([[0], stops[lasts][:-1]]).astype(np.int64)[: len(lasts)]
-    return Bundles(
-        numbers=numbers,
-        starts=stops - spans - begins[numbers],
-        sizes=stops[lasts] - begins,
-        names=_name_bundles(listing, lasts),
-    )
-
-
-def size_in_bundle(size: Size) -> Size:
-    """Return the number of bytes that a content of a size takes in a bundle. Accept one size or an array of sizes."""
-    return -(-(size + HASH_BYTES) // BLOCK) * BLOCK
-
-
-def make_tail(content: bytes | memoryview) -> bytes:
-    """Return the bytes that follow a content in a bundle: its hash, and zeros up to the end of the block."""
-    return hash_content(content) + bytes(-(len(content) + HASH_BYTES) % BLOCK)
-
-
-def hash_content(content: bytes | memoryview) -> bytes:
-    """Return the hash of a content."""
-    return xxhash.xxh3_128_digest(content)
-
-
-def _name_bundles(listing: Listing, lasts: NDArray[np.int64]) -> list[str]:
-    names, start = list[str](), 0
-    prefix, sizes = listing.folder.store.prefix, listing.sizes.tolist()
-    for last in lasts.tolist():
-        stop = last + 1
-        files = zip(listing.keys[start:stop], sizes[start:stop], listing.versions[start:stop], strict=True)
-        text = "\n".join([prefix, *(f"{key}\t{size}\t{version}" for key, size, version in files)])
-        names.append(xxhash.xxh3_128_hexdigest(text.encode(errors="surrogateescape")) + COPY_SUFFIX)
-        start = stop
-    return names
+def _list_copies(folder: Path) -> list[tuple[int, int, str]]:
+    """Return when each copy was last used, in nanoseconds, the space that it takes in bytes, and its path."""
+    found = list[tuple[int, int, str]]()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(COPY_SUFFIX):
+                with suppress(FileNotFoundError):
+                    status = entry.stat()
+                    found.append((status.st_mtime_ns, status.st_blocks * 512, entry.path))
+    return found
