@@ -35,7 +35,8 @@ from shardio.shards import (
     read_keys,
     size_in_tar,
 )
-from shardio.shards.writer import TarWriter, write_index_of
+from shardio.shards.shard import write_index_of
+from shardio.shards.tar import TarWriter
 from shardio.storage import Location, StorageOptions, make_direct_access, parse_location
 from shardio.values import check_flag, check_integer, check_optional_integer, parse_size
 

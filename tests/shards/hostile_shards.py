@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from shardio.shards.foreign import TarContents, scan_contents
+from shardio.shards.shard import write_index
+from shardio.shards.sources import TarContents, scan_contents
 from shardio.shards.tar import END
-from shardio.shards.writer import write_index
 from tests.memory_store import MemoryStore
 from tests.shards.hostile_indexes import make_index
 from tests.shards.hostile_tars import make_tar

@@ -21,9 +21,9 @@ import xxhash
 import shardio
 from shardio.errors import ShardioError
 from shardio.shards import CompressedShard, Shard, find_problems
-from shardio.shards.foreign import TarContents, index_tar, scan_contents
 from shardio.shards.index import IndexColumns, read_columns, read_header, read_keys
 from shardio.shards.repairing import find_complete, repair, write_complete
+from shardio.shards.sources import TarContents, index_tar, scan_contents
 from shardio.shards.tar import fits_plain_header, is_added_by_macos, split_name
 from shardio.shards.tar_scan import find_member, list_names
 from shardio.shards.verifying import ShardVerification

@@ -23,9 +23,9 @@ import shardio
 from shardio.errors import FormatError, SampleError, StaleIndexError
 from shardio.sample import Sample
 from shardio.shards import CompressedShard, open_table, write_shard
-from shardio.shards.foreign import index_tar
 from shardio.shards.index import read_header
 from shardio.shards.repairing import repair
+from shardio.shards.sources import index_tar
 from shardio.shards.tar import END, MAX_MEMBER
 from shardio.shards.tar_scan import find_member
 from shardio.storage import parse_location

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from shardio.errors import FormatError
-from shardio.shards.foreign import scan_contents
+from shardio.shards.sources import scan_contents
 from shardio.shards.tar import END
 from shardio.shards.tar_scan import IncompleteTarError, StreamedTar
 from shardio.storage import Location

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, example, given, settings, strategies as st
 import shardio
 from shardio.shards import DatasetSource, Problem, open_table
 from shardio.shards.manifest import UNFINISHED_NAME
-from shardio.shards.writer import StoredField, StoredSample, write_index
+from shardio.shards.shard import write_index
+from shardio.shards.tar import StoredField, StoredSample
 from shardio.storage import parse_location, read_pieces
 from tests.files import read_files
 from tests.sources import encode
