@@ -327,7 +327,7 @@ class SeenSamples:
 
     __slots__ = ("_bits", "_is_kept", "_num_unseen", "version")
 
-    def __init__(self, num_samples: int, version: str, *, is_kept: bool) -> None:
+    def __init__(self, num_samples: int, version: str, *, is_kept: bool = True) -> None:
         self.version, self._is_kept = version, is_kept
         self._bits = np.packbits(np.arange(-num_samples % 8 + num_samples) >= num_samples, bitorder="little")
         self._num_unseen = num_samples  # Approximate: threads update it concurrently.

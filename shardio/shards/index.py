@@ -467,6 +467,8 @@ def _make_header(values: dict[str, Any]) -> IndexHeader:
     if not all(type(number) is int for number in (header.num_samples, header.num_bytes)):
         got = f"{header.num_samples!r} and {header.num_bytes!r}"
         raise TypeError(f"num_samples and num_bytes must be integers, got {got}")
+    if not 0 <= header.num_bytes < 2**63:
+        raise ValueError(f"num_bytes is {header.num_bytes}")
     if (header.format == SCATTERED_FORMAT) != (type(header.num_scattered) is int):
         raise TypeError(f"an index of format {header.format} has num_scattered {header.num_scattered!r}")
     if not isinstance(header.digest, str):

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from shardio.cli.contact_sheet import CAPTION_HEIGHT, CELL, GAP, GROUP_GAP, MARGIN, ROW_GAP, TITLE_HEIGHT
 
 import shardio
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
+from shardio.cli.view import CAPTION_HEIGHT, CELL, GAP, GROUP_GAP, MARGIN, ROW_GAP, TITLE_HEIGHT
 from shardio.libraries import import_library
 from shardio.transforms import recipes
 from tests.cli.commands import error_of, run, run_main, usage_error

@@ -216,13 +216,13 @@ def test_indexes_that_only_know_adjacent_members_are_not_exported(tar: Path, tmp
     for name in names:
         message = rf"not adjacent, but readers of the format {name} expect .*pack the tars"
         with pytest.raises(FormatError, match=message):
-            export_index(tar, name, tmp_path / "out")
+            export_index(open_table(tar), name, parse_location(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
 def test_dalis_index_locates_each_member(tar: Path) -> None:
     """DALI's reader seeks to each of them."""
-    export_index(tar, "dali")
+    export_index(open_table(tar), "dali")
     with tarfile.open(tar) as file:
         infos = {info.name: info for info in file}
     lines = tar.with_name("a.idx").read_text().splitlines()
@@ -242,7 +242,7 @@ def test_repair_gathers_whole_tars_and_keeps_truncated_ones(tar: Path, tmp_path:
     assert read_header(shard)["num_scattered"] == NUM_SAMPLES
     assert [sample[0] for sample in ShardDataset(tmp_path / "out", fields=FIELDS)] == [key for key, _ in SAMPLES]
     with pytest.raises(FormatError, match="not adjacent"):
-        export_index(tmp_path / "out", "wids")
+        export_index(open_table(tmp_path / "out"), "wids")
     content = tar.read_bytes()
     write_tar(tar, [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.cls", b"3"), ("b.cls", b"4")])
     cuts = [(True, content[:3000]), (True, content[:-11_000]), (False, content[:-11_000])]

@@ -216,7 +216,7 @@ def test_samples_may_lack_fields_and_keys_may_be_any_text(tmp_path: Path) -> Non
 
 
 def test_keys_with_equal_hashes_are_told_apart(tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardio.reading.keyed.hash_key", lambda key: 7)
+    monkeypatch.setattr("shardio.reading.reader.hash_key", lambda key: 7)
     monkeypatch.setattr("shardio.shards.index.KeyColumn.hash_all", lambda keys: np.full(len(keys), 7, np.uint64))
     with shardio.open(tars) as samples:
         assert {key: sample["txt"] for key, sample in samples.items()} == {

@@ -18,7 +18,7 @@ from hypothesis import given, strategies as st
 import shardio
 from shardio import DataLoader, EpochSampler, SampleError, ShardDataset, ShardMapDataset
 from shardio.reading import SampleReader, Verify
-from shardio.reading.reader import _SeenOfShard
+from shardio.reading.reader import SeenSamples
 from shardio.shards import open_table
 from shardio.storage.local import LocalFile
 from tests.tars import read_members, write_tar
@@ -194,7 +194,7 @@ VERSION = "1"
 
 @given(st.integers(0, 40), st.data())
 def test_samples_are_unseen_until_they_are_seen(num_samples: int, data: st.DataObject) -> None:
-    seen = _SeenOfShard(num_samples, VERSION)
+    seen = SeenSamples(num_samples, VERSION)
     noted = set[int]()
     numbers = st.lists(st.integers(0, max(num_samples - 1, 0)), max_size=12 if num_samples else 0)
     for asked in [*data.draw(st.lists(numbers, max_size=12)), list(range(num_samples))]:
@@ -205,7 +205,7 @@ def test_samples_are_unseen_until_they_are_seen(num_samples: int, data: st.DataO
     assert seen.find_unseen(np.arange(num_samples)) is None
 
 
-class DroppedAfterReading(_SeenOfShard):
+class DroppedAfterReading(SeenSamples):
     """Its bits can be read once: then another thread has seen the last samples and drops them."""
 
     def __getattribute__(self, name: str) -> Any:

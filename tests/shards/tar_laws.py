@@ -20,7 +20,8 @@ import xxhash
 
 import shardio
 from shardio.errors import ShardioError
-from shardio.shards import CompressedShard, Shard, find_problems
+from shardio.reading import KeyedShards
+from shardio.shards import Shard, find_problems, open_compressed
 from shardio.shards.index import IndexColumns, read_columns, read_header, read_keys
 from shardio.shards.repairing import find_complete, repair, write_complete
 from shardio.shards.sources import TarContents, index_tar, scan_contents
@@ -261,9 +262,9 @@ def _open(source: Path) -> int:
 
 
 def _read_compressed(tar: Location) -> dict[str, dict[str, bytes]]:
-    with CompressedShard(tar) as shard:
-        keys = shard.sort([shard.columns.keys.text(i) for i in range(min(len(shard.columns.keys), 4))])
-        return {key: {name: value for name, value in shard.read(key).items() if name != "__key__"} for key in keys}
+    with KeyedShards(open_compressed(tar)) as samples:
+        found = {key: samples[key] for key in islice(samples, 4)}
+    return {key: {name: value for name, value in fields.items() if name != "__key__"} for key, fields in found.items()}
 
 
 def read_by_tarfile(content: bytes) -> list[tuple[str, int, int]] | None:

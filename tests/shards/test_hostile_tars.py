@@ -21,8 +21,9 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import shardio
 from shardio.errors import FormatError, SampleError, StaleIndexError
+from shardio.reading import KeyedShards
 from shardio.sample import Sample
-from shardio.shards import CompressedShard, open_table, write_shard
+from shardio.shards import open_compressed, open_table, write_shard
 from shardio.shards.index import read_header
 from shardio.shards.repairing import repair
 from shardio.shards.sources import index_tar
@@ -206,12 +207,10 @@ def test_an_index_that_claims_more_than_a_compressed_tar_holds_is_refused_with_l
     tracemalloc.start()
     try:
         with (
-            CompressedShard(parse_location(tar)) as shard,
-            pytest.raises(
-                SampleError, match=r"a cannot be read from .*a\.tar\.gz ends at byte 2048 of the decompressed"
-            ),
+            KeyedShards(open_compressed(parse_location(tar))) as samples,
+            pytest.raises(SampleError, match=r"a cannot be read from .*a\.tar\.gz ends at byte 2048 of the decomp"),
         ):
-            shard.read("a")
+            samples.read("a")
         assert tracemalloc.get_traced_memory()[1] < 2**24
     finally:
         tracemalloc.stop()

@@ -18,19 +18,19 @@ from numpy.typing import NDArray
 from shardio.errors import FormatError
 from shardio.sample import Sample
 from shardio.shards import END, size_in_tar, write_shard
-from shardio.shards.tar import BLOCK, are_plain_headers, header_fits, make_header
-from shardio.shards.tar_scan import TarMember, TarScan
+from shardio.shards.tar import BLOCK, StoredField, are_plain_headers, header_fits, make_header
+from shardio.shards.tar_scan import TarScan
 from shardio.storage import parse_location
 from tests.tars import open_file, read_members, write_tar
 
 NAMES = st.text(st.characters(exclude_categories=["C"], exclude_characters="/."), min_size=1, max_size=120)
 
 
-def scan(path: Path) -> tuple[list[TarMember], TarScan]:
-    """Scan a tar; return its members, and the scan for its digest."""
+def scan(path: Path) -> tuple[dict[str, StoredField], str]:
+    """Return the members of a tar, and its digest."""
     with open_file(path) as file:
         scanned = TarScan(file)
-        return list(scanned.members()), scanned
+        return dict(scanned.members()), scanned.digest
 
 
 def make_sample(key: str, **fields: bytes) -> Sample:
@@ -71,12 +71,12 @@ def test_a_scan_finds_every_member_where_tarfile_finds_it(tmp_path: Path, tar_fo
     path = tmp_path / "a.tar"
     prefix = "d" * 60 + "/" + "e" * 60 + "/"  # Fits no single header field, but ustar's prefix and name.
     write_tar(path, [(f"{prefix}{i}.bin", bytes([i]) * (i**5)) for i in range(20)], tar_format=tar_format)
-    found, scanned = scan(path)
+    found, digest = scan(path)
     whole = path.read_bytes()
-    contents = [whole[member.offset : member.offset + member.size] for member in found]
-    assert list(zip([member.name for member in found], contents, strict=True)) == read_members(path)
-    assert [member.hash for member in found] == [xxhash.xxh3_64_intdigest(content) for content in contents]
-    assert (scanned.num_bytes, scanned.digest) == (len(whole), xxhash.xxh3_128_hexdigest(whole))
+    contents = {name: whole[each.offset : each.offset + each.size] for name, each in found.items()}
+    assert list(contents.items()) == read_members(path)
+    assert [each.hash for each in found.values()] == [*map(xxhash.xxh3_64_intdigest, contents.values())]
+    assert digest == xxhash.xxh3_128_hexdigest(whole)
 
 
 @pytest.mark.parametrize("num_zeros", [1, 511, 10240, 3 << 20])
@@ -85,9 +85,9 @@ def test_a_scan_hashes_the_zeros_after_the_end_as_well(tmp_path: Path, num_zeros
     write_tar(path, [("a.txt", b"abc")])
     with path.open("ab") as file:
         file.write(bytes(num_zeros))
-    found, scanned = scan(path)
-    assert [member.name for member in found] == ["a.txt"]
-    assert scanned.digest == xxhash.xxh3_128_hexdigest(path.read_bytes())
+    found, digest = scan(path)
+    assert [*found] == ["a.txt"]
+    assert digest == xxhash.xxh3_128_hexdigest(path.read_bytes())
 
 
 # The second member's header lies at byte 1536, its content from 2048 to 3048, the end blocks from 3072.
@@ -143,7 +143,7 @@ def test_tars_that_gnu_tar_joined_are_read_whole(tmp_path: Path) -> None:
     write_tar(path, [("a.txt", b"a"), ("b.txt", b"b")])
     write_tar(second, [(f"{'c' * 150}.txt", b"c"), ("d.txt", b"d")])
     subprocess.run(["tar", "--concatenate", "-f", path, second], check=True)
-    assert [member.name for member in scan(path)[0]] == ["a.txt", "b.txt", f"{'c' * 150}.txt", "d.txt"]
+    assert [*scan(path)[0]] == ["a.txt", "b.txt", f"{'c' * 150}.txt", "d.txt"]
 
 
 def write_tar_with(path: Path, kind: bytes, name: str) -> None:
@@ -177,7 +177,7 @@ def test_a_field_that_has_no_content_of_its_own_is_refused(tmp_path: Path, kind:
 )
 def test_links_and_directories_that_are_not_fields_are_skipped(tmp_path: Path, kind: bytes, name: str) -> None:
     write_tar_with(tmp_path / "a.tar", kind, name)
-    assert [member.name for member in scan(tmp_path / "a.tar")[0]] == ["a.jpg"]
+    assert [*scan(tmp_path / "a.tar")[0]] == ["a.jpg"]
 
 
 def test_a_header_with_another_folder_does_not_fit() -> None:
