@@ -235,42 +235,43 @@ def _find_tars(sources: list[Location]) -> list[Location]:
 
 
 def _dump(report: IndexReport) -> dict[str, Any]:
+    header, contents = report.columns.header, report.contents
     return {
         "tar": str(report.tar),
         "index": str(report.index),
-        "was_current": report.was_current,
-        "samples": report.num_samples,
+        "was_current": contents is None,
+        "samples": header.num_samples,
         "fields": report.fields,
-        "bytes": report.num_bytes,
-        "compression": report.compression,
-        "added_by_macos": report.num_added_by_macos,
-        "without_key": report.num_without_key,
-        "skipped": list(report.skipped),
-        "not_adjacent": list(report.scattered),
-        "repeated": list(report.repeated),
+        "bytes": header.num_bytes,
+        "compression": header.compression,
+        "added_by_macos": None if contents is None else contents.num_added_by_macos,
+        "without_key": None if contents is None else contents.num_without_key,
+        "skipped": [] if contents is None else contents.skipped,
+        "not_adjacent": report.scattered,
+        "repeated": report.repeated,
     }
 
 
 def _print(report: IndexReport) -> None:
+    header, contents = report.columns.header, report.contents
     fields = ", ".join(f"{field} ({num_samples})" for field, num_samples in report.fields.items())
-    size = format_bytes(report.num_bytes) + (" decompressed" if report.compression else "")
-    echo(printable(f"{report.tar}: {count(report.num_samples, 'sample')}, {size}, fields: {fields or 'none'}"))
-    if num_skipped := (report.num_added_by_macos or 0) + (report.num_without_key or 0):
-        names = ", ".join(report.skipped) + (", …" if num_skipped > len(report.skipped) else "")
-        echo(printable(f"  skipped {count(num_skipped, 'member')} without a key, or added by macOS: {names}"))
-    if report.scattered:
-        echo(
-            printable(
-                f"  the members of {count(len(report.scattered), 'sample')} are not adjacent (tar without "
-                f"--sort=name?), such as those of {report.scattered[0]}: datasets gather them, streams and WebDataset "
-                "cannot"
-            )
+    size = format_bytes(header.num_bytes) + (" decompressed" if header.compression else "")
+    lines = [f"{report.tar}: {count(header.num_samples, 'sample')}, {size}, fields: {fields or 'none'}"]
+    if contents is not None and (num_skipped := contents.num_added_by_macos + contents.num_without_key):
+        names = ", ".join(contents.skipped) + (", …" if num_skipped > len(contents.skipped) else "")
+        lines.append(f"  skipped {count(num_skipped, 'member')} without a key, or added by macOS: {names}")
+    if scattered := report.scattered:
+        lines.append(
+            f"  the members of {count(len(scattered), 'sample')} are not adjacent (tar without --sort=name?), such as "
+            f"those of {scattered[0]}: datasets gather them, streams and WebDataset cannot"
         )
-    for key in report.repeated[:SHOWN]:
-        echo(printable(f"  several samples have the key {key}"))
-    if len(report.repeated) > SHOWN:
-        echo(f"  and {len(report.repeated) - SHOWN} more such keys (--json prints all)")
-    echo(printable(f"  index: {report.index}{' (already current)' if report.was_current else ''}"))
+    repeated = report.repeated
+    lines += [f"  several samples have the key {key}" for key in repeated[:SHOWN]]
+    if len(repeated) > SHOWN:
+        lines.append(f"  and {len(repeated) - SHOWN} more such keys (--json prints all)")
+    lines.append(f"  index: {report.index}{' (already current)' if contents is None else ''}")
+    for line in lines:
+        echo(printable(line))
 
 
 def export_index(

@@ -18,12 +18,11 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardio.errors import SampleError
 from shardio.process import let_through
 from shardio.reading.reader import SampleReader, StoredSamples, map_in_threads
-from shardio.shards import BLOCK, LABEL_FIELD, ShardTable
+from shardio.shards import BLOCK, LABEL_FIELD, Ints, ShardTable
 from shardio.storage import Location, ReplacedError, StoredFile
 
 if TYPE_CHECKING:
@@ -247,7 +246,7 @@ class RemoteSamples(Protocol):
             size: The number in each further window of the order; None without shuffling.
         """
 
-    def plan(self, indices: NDArray[np.int64], num_before: int) -> Sequence[Callable[[], object]]:
+    def plan(self, indices: Ints, num_before: int) -> Sequence[Callable[[], object]]:
         """Return functions that fetch the samples of a window, in the order in which they are needed.
 
         Args:
@@ -257,7 +256,7 @@ class RemoteSamples(Protocol):
 
 
 def read_windows_ahead(
-    samples: RemoteSamples, upcoming: Iterator[NDArray[np.int64]], first: int | None = None, size: int | None = None
+    samples: RemoteSamples, upcoming: Iterator[Ints], first: int | None = None, size: int | None = None
 ) -> AbstractContextManager[Callable[[int], object]]:
     """Return a context in which samples are read ahead in a known order.
 
@@ -274,17 +273,17 @@ def read_windows_ahead(
 
 
 @contextmanager
-def read_batches_ahead(samples: RemoteSamples) -> Iterator[Callable[[NDArray[np.int64]], object]]:
+def read_batches_ahead(samples: RemoteSamples) -> Iterator[Callable[[Ints], object]]:
     """Read the batches of a sampler ahead. The context's value is a function to call with each batch's indices."""
-    batches = SimpleQueue[NDArray[np.int64] | None]()
+    batches = SimpleQueue[Ints | None]()
 
-    def take() -> Iterator[NDArray[np.int64]]:
+    def take() -> Iterator[Ints]:
         while (indices := batches.get()) is not None:
             yield indices
 
     with _reading_ahead(ReadAhead(samples, take())) as advance:
 
-        def add(indices: NDArray[np.int64]) -> None:
+        def add(indices: Ints) -> None:
             batches.put(indices)
             advance(len(indices))
 
@@ -296,11 +295,7 @@ def read_batches_ahead(samples: RemoteSamples) -> Iterator[Callable[[NDArray[np.
 
 def read_nothing_ahead() -> AbstractContextManager[Callable[[object], object]]:
     """Return the context for samples that need not be read ahead."""
-    return nullcontext(_ignore)
-
-
-def _ignore(samples: object) -> None:
-    pass
+    return nullcontext(lambda samples: None)
 
 
 @contextmanager
@@ -309,8 +304,8 @@ def _reading_ahead(ahead: ReadAhead) -> Iterator[Callable[[int], object]]:
         yield ahead.advance
 
 
-def _cut(arrays: Iterator[NDArray[np.int64]], lengths: Iterator[int]) -> Iterator[NDArray[np.int64]]:
-    length, pending, num_pending = next(lengths), list[NDArray[np.int64]](), 0
+def _cut(arrays: Iterator[Ints], lengths: Iterator[int]) -> Iterator[Ints]:
+    length, pending, num_pending = next(lengths), list[Ints](), 0
     for array in arrays:
         pending.append(array)
         num_pending += len(array)
@@ -330,7 +325,7 @@ class ReadAhead:
         windows: The indices of the rank's samples in the order of the epoch: int64 arrays, one for each window.
     """
 
-    def __init__(self, samples: RemoteSamples, windows: Iterator[NDArray[np.int64]]) -> None:
+    def __init__(self, samples: RemoteSamples, windows: Iterator[Ints]) -> None:
         self._samples, self._windows = samples, windows
         self._num_read = 0
         self._moved = threading.Condition()
@@ -403,15 +398,15 @@ class RemoteShards:
             return chain([FIRST, first - FIRST], repeat(size))
         return chain([first], repeat(size))
 
-    def plan(self, indices: NDArray[np.int64], num_before: int) -> list[Callable[[], object]]:
+    def plan(self, indices: Ints, num_before: int) -> list[Callable[[], object]]:
         found = list[_Range]()
         max_bytes = START_RANGE if num_before <= FIRST else MAX_RANGE
         map_in_threads(lambda each: found.extend(self._locate(*each, max_bytes)), list(self._reader.by_shard(indices)))
         groups = _group(sorted(found, key=lambda each: each.row))
         return [partial(group[0].file.prefetch, [(each.start, each.stop) for each in group]) for group in groups]
 
-    def _locate(self, shard: int, rows: NDArray[np.int64], inner: NDArray[np.int64], max_bytes: int) -> list[_Range]:
-        file, starts, stops = self._reader.locate(shard, inner, self._fields)  # each [n, F]
+    def _locate(self, shard: int, rows: Ints, inner: Ints, max_bytes: int) -> list[_Range]:
+        file, starts, stops, _ = self._reader.locate(shard, inner, self._fields)  # each [n, F]
         present = starts >= 0
         return _join(file, starts[present] - BLOCK, stops[present], np.repeat(rows, present.sum(axis=1)), max_bytes)
 
@@ -425,9 +420,7 @@ class _Range(NamedTuple):
     row: int
 
 
-def _join(
-    file: StoredFile, starts: NDArray[np.int64], stops: NDArray[np.int64], rows: NDArray[np.int64], max_bytes: int
-) -> list[_Range]:
+def _join(file: StoredFile, starts: Ints, stops: Ints, rows: Ints, max_bytes: int) -> list[_Range]:
     """Join neighbouring ranges of one tar.
 
     Args:
@@ -476,7 +469,7 @@ class RemoteFiles:
         list_keys: A function that returns the keys of the files of some samples, given the samples' indices.
     """
 
-    def __init__(self, files: CachedFiles, list_keys: Callable[[NDArray[np.int64]], Sequence[str]]) -> None:
+    def __init__(self, files: CachedFiles, list_keys: Callable[[Ints], Sequence[str]]) -> None:
         self._files, self._list_keys = files, list_keys
 
     def choose_lengths(self, first: int | None, size: int | None) -> Iterator[int]:
@@ -484,7 +477,7 @@ class RemoteFiles:
         largest = min(MAX_BYTES, self._files.store.cache_bytes // SHARE_FOR_FILES) // mean
         return repeat(max(1, min(MAX_FILES, largest)))
 
-    def plan(self, indices: NDArray[np.int64], num_before: int) -> list[Callable[[], object]]:
+    def plan(self, indices: Ints, num_before: int) -> list[Callable[[], object]]:
         keys = self._list_keys(indices)
         starts = range(0, len(keys), FILES_TOGETHER)
         return [partial(self._files.prefetch, keys[start : start + FILES_TOGETHER]) for start in starts]
@@ -502,14 +495,14 @@ class RemoteParts:
     def __init__(
         self,
         parts: Sequence[RemoteSamples | None],
-        divide: Callable[[NDArray[np.int64]], Iterator[tuple[int, NDArray[np.int64]]]],
+        divide: Callable[[Ints], Iterator[tuple[int, Ints]]],
     ) -> None:
         self._parts, self._divide = parts, divide
 
     def choose_lengths(self, first: int | None, size: int | None) -> Iterator[int]:
         return map(min, zip(*(part.choose_lengths(first, size) for part in self._parts if part), strict=True))
 
-    def plan(self, indices: NDArray[np.int64], num_before: int) -> list[Callable[[], object]]:
+    def plan(self, indices: Ints, num_before: int) -> list[Callable[[], object]]:
         divided = self._divide(indices)
         plans = [part.plan(inner, num_before) for number, inner in divided if (part := self._parts[number])]
         # In turn, because the samples of all datasets are mixed.

@@ -8,16 +8,19 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
-from typing import Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError, SampleError, ShardioError, StaleIndexError, StoreError
 from shardio.sample import Sample
-from shardio.shards import DatasetSource, Manifest, PartCache, Shard, ShardTable, hash_key, open_table, read_keys
+from shardio.shards import Ints, Manifest, PartCache, Shard, ShardTable, hash_key, read_keys
 from shardio.storage import Location, ReplacedError, StorageOptions, StoredFile, make_access, map_locations
 from shardio.values import check_choice
+
+if TYPE_CHECKING:
+    from shardio.shards import DatasetSource
 
 Columns = Mapping[str, Sequence[bytes | None]]
 """For each field, the content of each sample, or None if the sample lacks the field."""
@@ -119,7 +122,7 @@ class SampleReader:
         self._open: OrderedDict[int, Shard] = OrderedDict()
         self._parts = PartCache()
 
-    def read(self, indices: NDArray[np.int64], fields: Sequence[str]) -> StoredSamples:
+    def read(self, indices: Ints, fields: Sequence[str]) -> StoredSamples:
         """Read some fields of some samples.
 
         Args:
@@ -156,7 +159,7 @@ class SampleReader:
             list_keys=lambda: self.keys(indices),
         )
 
-    def keys(self, indices: NDArray[np.int64]) -> list[str]:
+    def keys(self, indices: Ints) -> list[str]:
         """Return the keys of some samples."""
         keys = [""] * len(indices)
         for shard, rows, inner in self.by_shard(indices):
@@ -176,8 +179,8 @@ class SampleReader:
         self._parts.clear()
 
     def locate(
-        self, shard: int, inner: NDArray[np.int64], fields: Sequence[str]
-    ) -> tuple[StoredFile, NDArray[np.int64], NDArray[np.int64]]:
+        self, shard: int, inner: Ints, fields: tuple[str, ...]
+    ) -> tuple[StoredFile, Ints, Ints, NDArray[np.uint64]]:
         """Locate some fields of some samples in a shard's tar.
 
         Args:
@@ -186,17 +189,12 @@ class SampleReader:
             fields: F names of fields.
 
         Returns:
-            The open tar; the start and the stop of each content, int64 [n, F], -1 if the sample lacks the field.
+            The open tar; the start and the stop of each content, int64 [n, F], -1 if the sample lacks the field; and
+            the hash of each content, uint64 [n, F].
         """
+        return self._use(shard, lambda opened: (opened.tar, *opened.index.locate(inner, fields)))
 
-        def locate(opened: Shard) -> tuple[StoredFile, NDArray[np.int64], NDArray[np.int64]]:
-            there = tuple(field for field in fields if field in opened.index.field_indices)
-            starts, stops, _ = opened.index.locate(inner, there)
-            return opened.tar, starts, stops
-
-        return self._use(shard, locate)
-
-    def by_shard(self, indices: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+    def by_shard(self, indices: Ints) -> Iterator[tuple[int, Ints, Ints]]:
         """Yield each shard's place in the manifest, the rows of its samples in ``indices``, and their indices in it.
 
         Shards and samples come in manifest order, so each shard is opened once and read forward.
@@ -209,7 +207,7 @@ class SampleReader:
         ):  # Without samples, there is one empty split.
             yield shard, rows, indices[rows] - (self._stops[shard - 1] if shard else 0)
 
-    def _read(self, shard: int, inner: NDArray[np.int64], fields: Sequence[str]) -> list[list[bytes | None]]:
+    def _read(self, shard: int, inner: Ints, fields: Sequence[str]) -> list[list[bytes | None]]:
         def read(opened: Shard) -> list[list[bytes | None]]:
             if self._verify == "off":
                 return opened.read_many(inner, fields)
@@ -226,14 +224,14 @@ class SampleReader:
 
         return self._use(shard, read)
 
-    def _read_checked(self, shard: int, inner: NDArray[np.int64], fields: Sequence[str]) -> list[list[bytes | None]]:
+    def _read_checked(self, shard: int, inner: Ints, fields: Sequence[str]) -> list[list[bytes | None]]:
         try:
             return self._read(shard, inner, fields)
         except SampleError as error:
             return self._read_again(shard, inner, fields, error)
 
     def _read_again(
-        self, shard: int, inner: NDArray[np.int64], fields: Sequence[str], error: SampleError
+        self, shard: int, inner: Ints, fields: Sequence[str], error: SampleError
     ) -> list[list[bytes | None]]:
         """Read samples again because one is damaged. If its bytes came over a network, they are fetched again."""
         num_failures = Counter[int]()
@@ -332,7 +330,7 @@ class SeenSamples:
         self._bits = np.packbits(np.arange(-num_samples % 8 + num_samples) >= num_samples, bitorder="little")
         self._num_unseen = num_samples  # Approximate: threads update it concurrently.
 
-    def find_unseen(self, samples: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+    def find_unseen(self, samples: Ints) -> NDArray[np.bool_] | None:
         """Return a mask of the samples that were not seen, bool [n]; None if all were seen."""
         bits = self._bits  # Read once: another thread may drop them.
         if not len(bits):
@@ -340,7 +338,7 @@ class SeenSamples:
         unseen: NDArray[np.bool_] = (bits[samples >> 3] & _bits_of(samples)) == 0
         return unseen if unseen.any() else None
 
-    def add(self, samples: NDArray[np.int64]) -> None:
+    def add(self, samples: Ints) -> None:
         """Record samples as seen."""
         bits = self._bits
         if not len(bits) or not self._is_kept:
@@ -353,7 +351,7 @@ class SeenSamples:
                 self._bits = bits[:0]  # All were seen: the bits are no longer needed.
 
 
-def _bits_of(samples: NDArray[np.int64]) -> NDArray[np.uint8]:
+def _bits_of(samples: Ints) -> NDArray[np.uint8]:
     return np.left_shift(np.uint8(1), (samples & 7).astype(np.uint8))
 
 
@@ -403,7 +401,7 @@ class KeyedShards(Mapping[str, dict[str, Any]]):
         self._table = table
         self._verify: Verify = verify
         self._reader = SampleReader(table, verify)
-        self._known: tuple[NDArray[np.uint64], NDArray[np.uint32] | NDArray[np.int64]] | None = None
+        self._known: tuple[NDArray[np.uint64], NDArray[np.uint32] | Ints] | None = None
 
     @property
     def manifest(self) -> Manifest:
@@ -482,7 +480,7 @@ class KeyedShards(Mapping[str, dict[str, Any]]):
         keys = self._reader.keys(found) if len(found) else []
         return next((index for index, other in zip(found.tolist(), keys, strict=True) if other == key), None)
 
-    def _read_hashes(self) -> tuple[NDArray[np.uint64], NDArray[np.uint32] | NDArray[np.int64]]:
+    def _read_hashes(self) -> tuple[NDArray[np.uint64], NDArray[np.uint32] | Ints]:
         """Return the hashes of all keys, uint64 [samples], sorted; and the index of each sample in the same order."""
         hashes = np.empty(len(self), np.uint64)
         stops = np.cumsum(self._table.manifest.shard_sizes).tolist()
@@ -499,7 +497,7 @@ class KeyedShards(Mapping[str, dict[str, Any]]):
         self._refuse_duplicates(hashes, order)
         return hashes, order.astype(np.uint32) if len(order) <= 2**32 else order
 
-    def _refuse_duplicates(self, hashes: NDArray[np.uint64], order: NDArray[np.int64]) -> None:
+    def _refuse_duplicates(self, hashes: NDArray[np.uint64], order: Ints) -> None:
         # Different keys may have the same hash.
         first = dict[str, int]()
         is_repeated = hashes[1:] == hashes[:-1]
@@ -550,4 +548,6 @@ def open(  # noqa: A001  # As in tarfile and PIL.Image.
         OSError: If a remote store denies access, or cannot be reached.
         ValueError: If ``verify`` is neither, or a setting of the store or the cache is invalid.
     """
+    from shardio.shards import open_table  # It imports tarfile, which takes 4 ms.
+
     return KeyedShards(open_table(source, make_access(storage_options, cache, cache_size, cache_shared)), verify)

@@ -43,6 +43,7 @@ from .tar import (
     LABEL_FIELD as LABEL_FIELD,
     MAX_MEMBER as MAX_MEMBER,
     TOO_LARGE as TOO_LARGE,
+    Ints as Ints,
     TarWriter as TarWriter,
     fits_plain_header as fits_plain_header,
     join_name as join_name,

@@ -34,7 +34,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError, StaleIndexError
-from shardio.shards.tar import BLOCK
+from shardio.shards.tar import BLOCK, Ints
 from shardio.storage import Location, StoredFile, make_version
 from shardio.values import parse_json
 
@@ -90,7 +90,7 @@ class IndexHeader:
     num_scattered: int | None = None
 
 
-def find_scattered(starts: NDArray[np.int64]) -> NDArray[np.bool_]:
+def find_scattered(starts: Ints) -> NDArray[np.bool_]:
     """Return which samples of a tar are scattered: members of other samples are between their own.
 
     Args:
@@ -122,11 +122,11 @@ class TarHeaders(Protocol):
     def size(self) -> int:
         """Its size in bytes."""
 
-    def read_many(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
+    def read_many(self, starts: Ints, stops: Ints) -> list[bytes]:
         """Return blocks that are the headers of the first or the last sample's members."""
 
 
-def digest_headers(tar: TarHeaders, starts: Iterable[NDArray[np.int64]]) -> str:
+def digest_headers(tar: TarHeaders, starts: Iterable[Ints]) -> str:
     """Hash the plain tar headers of some samples, which are the blocks before their contents.
 
     Args:
@@ -216,11 +216,11 @@ class ShardIndex:
         """Return the key of a sample."""
         return self.keys(np.array([sample]))[0]
 
-    def keys(self, samples: NDArray[np.int64]) -> list[str]:
+    def keys(self, samples: Ints) -> list[str]:
         """Return the keys of some samples."""
         return list(map(decode_key, self.raw_keys(samples)))
 
-    def raw_keys(self, samples: NDArray[np.int64]) -> list[bytes]:
+    def raw_keys(self, samples: Ints) -> list[bytes]:
         """Return the keys of some samples as bytes, as in the tar: usually UTF-8."""
         keys, current = list[bytes](), -1
         for sample in samples.tolist():
@@ -231,9 +231,7 @@ class ShardIndex:
             keys.append(content[bounds[row] : bounds[row + 1]])
         return keys
 
-    def locate(
-        self, samples: NDArray[np.int64], fields: tuple[str, ...]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
+    def locate(self, samples: Ints, fields: tuple[str, ...]) -> tuple[Ints, Ints, NDArray[np.uint64]]:
         """Return the byte ranges and the hashes of some fields of some samples.
 
         Args:
@@ -263,16 +261,16 @@ class ShardIndex:
         """Close the file."""
         self._file.close()
 
-    def _ranges_part(self, part: int, fields: tuple[str, ...]) -> NDArray[np.int64]:
+    def _ranges_part(self, part: int, fields: tuple[str, ...]) -> Ints:
         """Return starts, stops and hashes of the fields of one part's samples, int64 [3, F, samples]."""
         name = (self._identity, part, fields)
-        found: NDArray[np.int64] | None = self._parts.find(name)
+        found: Ints | None = self._parts.find(name)
         if found is None:
             found = self._read_ranges(part * PART, min((part + 1) * PART, self.header.num_samples), fields)
             self._parts.add(name, found, found.nbytes)
         return found
 
-    def _read_ranges(self, first: int, stop: int, fields: tuple[str, ...]) -> NDArray[np.int64]:
+    def _read_ranges(self, first: int, stop: int, fields: tuple[str, ...]) -> Ints:
         found = np.full((3, len(fields), stop - first), -1, np.int64)
         for column, field_index in enumerate(map(self.field_indices.get, fields)):
             if field_index is not None:
@@ -319,17 +317,13 @@ class ShardIndex:
                 f"the index {self.location} has {header.num_samples} samples with keys of {num_key_bytes} bytes, "
                 f"more than {self._tar.location} can hold in {self._tar.size} bytes. {self._remedy}"
             )
-        first_and_last = list[NDArray[np.int64]]()
+        first_and_last = list[Ints]()
         if header.num_samples:
             last = header.num_samples - 1
             starts, _, _ = self.locate(np.array([0, last]), header.fields)
             first_and_last = [starts[0], starts[1]]
             self._keys_part(0)
             self._keys_part(last // PART)
-            if self._file.read_integers("key_stop", last, last + 1)[0] != num_key_bytes:
-                raise FormatError(
-                    f"the index {self.location} is damaged: its keys do not end where their bytes do. {self._remedy}"
-                )
         # A compressed tar's version was compared instead, because reading the last header decompresses all of it.
         if header.compression is None and not self._fits_headers(first_and_last):
             raise StaleIndexError(
@@ -337,7 +331,7 @@ class ShardIndex:
                 f"changed. {self._remedy}"
             )
 
-    def _fits_headers(self, starts: Sequence[NDArray[np.int64]]) -> bool:
+    def _fits_headers(self, starts: Sequence[Ints]) -> bool:
         """Return whether the tar has the headers before some contents. Headers that were damaged are read again."""
         if digest_headers(self._tar, starts) == self.header.header_digest:
             return True
@@ -347,7 +341,7 @@ class ShardIndex:
 
 
 class _IndexFile:
-    """The open file of an index: its header, and its tensors, of which parts can be read.
+    """The open file of an index: its header, and its tensors, which are read in parts.
 
     Raises:
         FormatError: If the file does not exist, is not an index, or is damaged.
@@ -379,13 +373,16 @@ class _IndexFile:
         begin = self._begins[name]
         return np.frombuffer(self._read(begin + 8 * first, begin + 8 * stop), dtype)
 
-    def read_key_bounds(self, first: int, stop: int, remedy: str) -> NDArray[np.int64]:
+    def read_key_bounds(self, first: int, stop: int, remedy: str) -> Ints:
         """Return the offsets among all keys at which the samples' keys start and stop, int64 [stop - first + 1]."""
         bounds = np.zeros(stop - first + 1, np.int64)
         bounds[0 if first else 1 :] = self.read_integers("key_stop", max(0, first - 1), stop)
-        if bounds[0] < 0 or np.any(bounds[1:] < bounds[:-1]) or bounds[-1] > self.num_key_bytes:
+        is_last = stop == self.header.num_samples
+        ends_right = bounds[-1] == self.num_key_bytes if is_last else bounds[-1] <= self.num_key_bytes
+        if bounds[0] < 0 or np.any(bounds[1:] < bounds[:-1]) or not ends_right:
             raise FormatError(
-                f"the index {self._file.location} is damaged: keys have negative lengths or are outside it. {remedy}"
+                f"the index {self._file.location} is damaged: keys have negative lengths, or do not end where their "
+                f"bytes do. {remedy}"
             )
         return bounds
 
@@ -394,10 +391,6 @@ class _IndexFile:
 
     def read_all_keys(self) -> KeyColumn:
         bounds = self.read_key_bounds(0, self.header.num_samples, _REBUILD)
-        if bounds[-1] != self.num_key_bytes:
-            raise FormatError(
-                f"the index {self._file.location} is damaged: its keys do not end where their bytes do. {_REBUILD}"
-            )
         return KeyColumn(bounds=bounds, content=self.read_keys(0, self.num_key_bytes))
 
     def check_size(self) -> None:
@@ -499,7 +492,7 @@ class KeyColumn:
         content: The keys, end to end.
     """
 
-    bounds: NDArray[np.int64]
+    bounds: Ints
     content: bytes
 
     def __len__(self) -> int:
@@ -534,8 +527,8 @@ class IndexColumns:
 
     header: IndexHeader
     keys: KeyColumn
-    starts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
+    starts: Ints
+    sizes: Ints
     hashes: NDArray[np.uint64]
 
     def fields_of(self, sample: int) -> Iterator[tuple[str, int, int]]:

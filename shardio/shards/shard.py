@@ -34,6 +34,7 @@ from shardio.shards.tar import (
     GZIP_ERRORS,
     MAX_MEMBER,
     TOO_LARGE,
+    Ints,
     StoredSample,
     TarWriter,
     decompress,
@@ -93,25 +94,8 @@ class Shard:
             digest=header.digest,
         )
 
-    def read(self, sample: int, fields: Iterable[str]) -> Sample:
-        """Read a sample, with those of ``fields`` that it has.
-
-        Args:
-            sample: The sample's index in this shard.
-            fields: Names of fields.
-
-        Raises:
-            SampleError: If the sample cannot be read.
-        """
-        fields = tuple(fields)
-        columns = self.read_many(np.array([sample]), fields)
-        key, origin = self.describe(sample, fields)
-        contents = {field: column[0] for field, column in zip(fields, columns, strict=True)}
-        there = {field: content for field, content in contents.items() if content is not None}
-        return Sample(key=key, fields=there, origin=origin)
-
     def read_many(
-        self, samples: NDArray[np.int64], fields: Sequence[str], unseen: NDArray[np.bool_] | None = None
+        self, samples: Ints, fields: Sequence[str], unseen: NDArray[np.bool_] | None = None
     ) -> list[list[bytes | None]]:
         """Read some fields of some samples. Neighbouring ranges are read together.
 
@@ -179,10 +163,10 @@ class Shard:
 
     def _raise_too_large(
         self,
-        samples: NDArray[np.int64],
+        samples: Ints,
         fields: Sequence[str],
-        starts: NDArray[np.int64],
-        stops: NDArray[np.int64],
+        starts: Ints,
+        stops: Ints,
     ) -> None:
         row, field_index = np.argwhere(stops - starts > MAX_MEMBER)[0].tolist()
         key, origin = self.describe(int(samples[row]), (fields[field_index],))
@@ -192,10 +176,10 @@ class Shard:
 
     def _raise_unreadable(
         self,
-        samples: NDArray[np.int64],
+        samples: Ints,
         fields: Sequence[str],
-        starts: NDArray[np.int64],
-        stops: NDArray[np.int64],
+        starts: Ints,
+        stops: Ints,
     ) -> None:
         for row, field_index in np.argwhere(starts >= 0).tolist():
             try:
@@ -209,11 +193,11 @@ class Shard:
 
     def _compare(
         self,
-        samples: NDArray[np.int64],
+        samples: Ints,
         fields: Sequence[str],
         columns: Sequence[Sequence[bytes | None]],
-        rows: NDArray[np.int64],
-        starts: NDArray[np.int64],
+        rows: Ints,
+        starts: Ints,
         headers: Sequence[bytes],
         hashes: NDArray[np.uint64],
     ) -> None:
@@ -400,7 +384,7 @@ class _WrittenTar(NamedTuple):
     size: int
     headers: dict[int, bytes]  # The plain headers of the first and the last sample's members, by the contents' offsets.
 
-    def read_many(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
+    def read_many(self, starts: Ints, stops: Ints) -> list[bytes]:
         return [self.headers[stop] for stop in stops.tolist()]
 
 
@@ -494,7 +478,7 @@ class DecompressedFile:
             content += piece
         return bytes(content)
 
-    def read_many(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
+    def read_many(self, starts: Ints, stops: Ints) -> list[bytes]:
         """Return the contents of many ranges, which are read in the order of their starts."""
         contents = [b""] * len(starts)
         for i in np.argsort(starts, kind="stable").tolist():

@@ -11,7 +11,7 @@ import os
 import re
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
@@ -22,6 +22,7 @@ from shardio.errors import FormatError
 from shardio.shards.index import (
     INDEX_FORMAT,
     INDEX_SUFFIX,
+    IndexColumns,
     IndexHeader,
     find_repeated,
     find_scattered,
@@ -146,7 +147,9 @@ def _find_tars(folder: Location) -> list[Location]:
             "(shardio pack IMAGES OUT) or, if they are in class folders, read them with ImageFolder"
         )
     _refuse_splits(folder, names)
-    _warn_of_gaps(folder, names)  # Not for a list, which may leave tars out on purpose.
+    if missing := find_gaps(names):  # A list may leave tars out on purpose.
+        message = f"the numbers of the tars in {folder} have gaps: {len(missing)} missing ({_name_some(missing)}). "
+        warnings.warn(f"{message}Check whether a copy is unfinished", RuntimeWarning, stacklevel=4)
     return tars
 
 
@@ -220,8 +223,8 @@ def _table_of_manifest(location: Location) -> ShardTable:
             "Download it or pack the dataset again"
         )
     _check_counts(manifest, location)
-    tars = tuple(location.folder / shard.name for shard in manifest.shards)
-    return _make_table(manifest, tars, tuple(map(index_location, tars)), location)
+    tars = [location.folder / shard.name for shard in manifest.shards]
+    return _make_table(manifest, tars, map(index_location, tars), location)
 
 
 def _check_counts(manifest: Manifest, location: Location) -> None:
@@ -265,16 +268,20 @@ def _table_of_tars(tars: list[Location]) -> ShardTable:
     _refuse_same(tars)
     found = map_locations(find_or_make_index, tars)
     num_skipped = sum(contents.num_added_by_macos for _, contents in found if contents is not None)
-    _warn_of_skipped(len(named) - len(tars), num_skipped)
     indexes = [index for index, _ in found]
     index_of = dict(zip(tars, indexes, strict=True))
     described = map_locations(lambda tar: _describe(tar, index_of[tar]), tars)
     entries = [entry for entry, _ in described]
-    _warn_of_copies(tars, entries)
-    _warn_of_scattered({tar: header.num_scattered or 0 for tar, (_, header) in zip(tars, described, strict=True)})
+    warned = (
+        _describe_skipped(len(named) - len(tars), num_skipped),
+        _describe_copies(tars, entries),
+        _describe_scattered({tar: header.num_scattered or 0 for tar, (_, header) in zip(tars, described, strict=True)}),
+    )
+    for message in filter(None, warned):
+        warnings.warn(message, RuntimeWarning, stacklevel=4)
     fields = {field for _, header in described for field in header.fields}
     manifest = Manifest(shards=tuple(entries), fields=tuple(sorted(fields)))
-    return _make_table(manifest, tuple(tars), tuple(indexes), tars[0].folder)
+    return _make_table(manifest, tars, indexes, tars[0].folder)
 
 
 def _describe(tar: Location, index: Location) -> tuple[ShardEntry, IndexHeader]:
@@ -283,11 +290,11 @@ def _describe(tar: Location, index: Location) -> tuple[ShardEntry, IndexHeader]:
 
 
 def _make_table(
-    manifest: Manifest, tars: tuple[Location, ...], indexes: tuple[Location, ...], where: Location
+    manifest: Manifest, tars: Iterable[Location], indexes: Iterable[Location], where: Location
 ) -> ShardTable:
     if manifest.num_samples == 0:
         raise FormatError(f"the dataset {where} has no samples")
-    return ShardTable(manifest=manifest, tars=tars, indexes=indexes)
+    return ShardTable(manifest=manifest, tars=tuple(tars), indexes=tuple(indexes))
 
 
 def _refuse_same(tars: Sequence[Location]) -> None:
@@ -298,47 +305,40 @@ def _refuse_same(tars: Sequence[Location]) -> None:
             raise FormatError(f"{how}, so each of its samples would be delivered twice: name it once")
 
 
-def _warn_of_copies(tars: Sequence[Location], entries: Sequence[ShardEntry]) -> None:
+def _name_some(names: Sequence[str]) -> str:
+    return ", ".join(names[:MAX_NAMED]) + (", …" if len(names) > MAX_NAMED else "")
+
+
+def _describe_copies(tars: Sequence[Location], entries: Sequence[ShardEntry]) -> str:
     groups = defaultdict[str, list[str]](list)
     for tar, entry in zip(tars, entries, strict=True):
         if entry.num_samples:
             groups[entry.digest].append(str(tar))
-    if copies := [names for names in groups.values() if len(names) > 1]:
-        message = (
-            f"these tars have equal contents: {', '.join(copies[0][:MAX_NAMED])}. Each of their samples is delivered "
-            f"{len(copies[0])} times per epoch: omit the copies unless this is intended"
-        )
-        more = f" (there are {len(copies)} such groups)" if len(copies) > 1 else ""
-        warnings.warn(message + more, RuntimeWarning, stacklevel=5)
+    copies = [names for names in groups.values() if len(names) > 1]
+    if not copies:
+        return ""
+    return (
+        f"these tars have equal contents: {', '.join(copies[0][:MAX_NAMED])}. Each of their samples is delivered "
+        f"{len(copies[0])} times per epoch: omit the copies unless this is intended"
+        f"{f' (there are {len(copies)} such groups)' if len(copies) > 1 else ''}"
+    )
 
 
-def _warn_of_scattered(counts: Mapping[Location, int]) -> None:
-    if tars := [str(tar) for tar, count in counts.items() if count]:
-        message = (
-            f"the members of some samples ({sum(counts.values())}) are not adjacent in {', '.join(tars[:MAX_NAMED])}"
-            f"{', …' if len(tars) > MAX_NAMED else ''}, as after tar without --sort=name. shardio gathers them by key, "
-            "but needs a read for each part of such a sample. WebDataset takes the parts for samples, and streams "
-            "refuse them. To get adjacent members, pack the tars (shardio pack), or create them with tar --sort=name"
-        )
-        warnings.warn(message, RuntimeWarning, stacklevel=5)
+def _describe_scattered(counts: Mapping[Location, int]) -> str:
+    tars = [str(tar) for tar, count in counts.items() if count]
+    if not tars:
+        return ""
+    return (
+        f"the members of some samples ({sum(counts.values())}) are not adjacent in {_name_some(tars)}, as after tar "
+        "without --sort=name. shardio gathers them by key, but needs a read for each part of such a sample. WebDataset "
+        "takes the parts for samples, and streams refuse them. To get adjacent members, pack the tars (shardio pack), "
+        "or create them with tar --sort=name"
+    )
 
 
-def _warn_of_gaps(folder: Location, names: Sequence[str]) -> None:
-    if missing := find_gaps(names):
-        named = ", ".join(missing[:MAX_NAMED]) + (", …" if len(missing) > MAX_NAMED else "")
-        message = (
-            f"the numbers of the tars in {folder} have gaps: {len(missing)} missing ({named}). Check whether a "
-            "copy is unfinished"
-        )
-        warnings.warn(message, RuntimeWarning, stacklevel=5)
-
-
-def _warn_of_skipped(num_tars: int, num_members: int) -> None:
-    if num_tars or num_members:
-        message = (
-            f"skipped files that macOS added (._* and .DS_Store): {num_members} in tars, and {num_tars} next to them"
-        )
-        warnings.warn(message, RuntimeWarning, stacklevel=5)
+def _describe_skipped(num_tars: int, num_members: int) -> str:
+    where = f"{num_members} in tars, and {num_tars} next to them"
+    return f"skipped files that macOS added (._* and .DS_Store): {where}" if num_tars or num_members else ""
 
 
 MAX_SKIPPED = 20
@@ -544,30 +544,30 @@ class IndexReport:
     Attributes:
         tar: The tar.
         index: Its index.
-        was_current: Whether the index existed already.
-        num_samples: The number of samples.
-        fields: The number of samples that have each field, by its name.
-        num_bytes: The size of the tar in bytes, decompressed.
-        compression: ``gzip`` for a compressed tar; None for others.
-        num_added_by_macos: The number of skipped files that macOS added; None if the index existed already.
-        num_without_key: The number of other skipped files; None if the index existed already.
-        skipped: The names of the first skipped files.
-        scattered: The keys of samples whose members are not adjacent.
-        repeated: The keys that several samples have.
+        columns: The content of the index.
+        contents: The contents of the tar; None if the index existed already.
     """
 
     tar: Location
     index: Location
-    was_current: bool
-    num_samples: int
-    fields: dict[str, int]
-    num_bytes: int
-    compression: str | None
-    num_added_by_macos: int | None
-    num_without_key: int | None
-    skipped: tuple[str, ...]
-    scattered: tuple[str, ...]
-    repeated: tuple[str, ...]
+    columns: IndexColumns
+    contents: TarContents | None
+
+    @property
+    def fields(self) -> dict[str, int]:
+        """The number of samples that have each field, by its name."""
+        counts = np.count_nonzero(self.columns.starts >= 0, axis=1).tolist()
+        return dict(zip(self.columns.header.fields, counts, strict=True))
+
+    @property
+    def scattered(self) -> list[str]:
+        """The keys of samples whose members are not adjacent."""
+        return [self.columns.keys.text(i) for i in np.flatnonzero(find_scattered(self.columns.starts)).tolist()]
+
+    @property
+    def repeated(self) -> list[str]:
+        """The keys that several samples have."""
+        return list(find_repeated(self.columns.keys))
 
 
 def index_tar(tar: Location) -> IndexReport:
@@ -578,19 +578,4 @@ def index_tar(tar: Location) -> IndexReport:
         OSError: If the tar cannot be read, or the index cannot be written.
     """
     index, contents = (find_or_make_compressed_index if is_compressed(tar) else find_or_make_index)(tar)
-    columns = read_columns(index)
-    num_samples = np.count_nonzero(columns.starts >= 0, axis=1).tolist()
-    return IndexReport(
-        tar=tar,
-        index=index,
-        was_current=contents is None,
-        num_samples=len(columns.keys),
-        fields=dict(zip(columns.header.fields, num_samples, strict=True)),
-        num_bytes=columns.header.num_bytes,
-        compression=columns.header.compression,
-        num_added_by_macos=None if contents is None else contents.num_added_by_macos,
-        num_without_key=None if contents is None else contents.num_without_key,
-        skipped=() if contents is None else tuple(contents.skipped),
-        scattered=tuple(map(columns.keys.text, np.flatnonzero(find_scattered(columns.starts)).tolist())),
-        repeated=tuple(find_repeated(columns.keys)),
-    )
+    return IndexReport(tar=tar, index=index, columns=read_columns(index), contents=contents)

@@ -34,6 +34,9 @@ BLOCK = 512
 MAX_PLAIN_NAME = 100
 """The maximum length of a name in a plain header, in bytes."""
 
+Ints = NDArray[np.int64]
+"""Offsets, sizes or indices."""
+
 END = bytes(2 * BLOCK)
 """The end of a tar."""
 

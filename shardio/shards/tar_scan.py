@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
-from typing import BinaryIO, cast
+from typing import BinaryIO, NamedTuple, cast
 
 import xxhash
 
@@ -414,8 +414,7 @@ class StreamedSample:
     digest: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Member:
+class _Member(NamedTuple):
     offset: int
     size: int
     content: bytes | None  # None if the field was not requested.

@@ -27,6 +27,7 @@ from shardio.shards.tar import (
     MAX_MEMBER,
     MAX_PLAIN_NAME,
     TOO_LARGE,
+    Ints,
     are_plain_headers,
     header_fits,
     is_added_by_macos,
@@ -415,7 +416,7 @@ def _proves_name(block: bytes, key: bytes, suffix: bytes, num_bytes: int) -> boo
 
 
 def _read_members(
-    tar: StoredFile, starts: NDArray[np.int64], stops: NDArray[np.int64], digest: xxhash.xxh3_128
+    tar: StoredFile, starts: Ints, stops: Ints, digest: xxhash.xxh3_128
 ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint64]]]:
     """Read a tar once, in pieces, and update its digest. Yield the members' header blocks and xxh3-64, many at a time.
 
@@ -458,7 +459,7 @@ def _read_members(
         begin = end
 
 
-def _take_blocks(piece: memoryview, offsets: NDArray[np.int64]) -> NDArray[np.uint8]:
+def _take_blocks(piece: memoryview, offsets: Ints) -> NDArray[np.uint8]:
     at_each_byte = np.ndarray((len(piece) - BLOCK + 1, BLOCK), np.uint8, buffer=piece, strides=(1, 1))
     return at_each_byte[offsets]
 

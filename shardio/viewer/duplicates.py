@@ -36,7 +36,6 @@ from shardio.viewer.overview import (
     join,
     make_page,
     make_thumbnails,
-    panels,
     section,
     table,
     tiles,
@@ -513,7 +512,8 @@ def make_duplicates_page(report: DuplicateReport, sources: Sequence[ImageSource]
     parts = [_make_duplicate_tiles(report), _show_counts(report, short)]
     if len(shown) < len(report.groups):
         parts.append(element("p", f"The first {len(shown):,} of {len(report.groups):,} groups.", class_="soft"))
-    parts.append(panels(*[_show_group(number, group, short, thumbnails) for number, group in enumerate(shown, 1)]))
+    groups = [_show_group(number, group, short, thumbnails) for number, group in enumerate(shown, 1)]
+    parts.append(element("div", *groups, class_="panels"))
     return make_page(f"shardio dups {' '.join(names)}", parts)
 
 

@@ -319,7 +319,14 @@ def make_overview_page(overview: Overview) -> bytes:
     """Return the page that shows the contents of a source, an HTML file."""
     parts = [
         _make_overview_tiles(overview),
-        flow(_show_classes(overview), _show_file_sizes(overview), _show_sizes(overview), _show_facts(overview)),
+        element(
+            "div",
+            _show_classes(overview),
+            _show_file_sizes(overview),
+            _show_sizes(overview),
+            _show_facts(overview),
+            class_="flow",
+        ),
         _show_thumbnails(overview),
     ]
     return make_page(f"shardio view {overview.name}", parts)
@@ -451,16 +458,6 @@ def element(name: str, *content: str, **attributes: object) -> Markup:
 def section(heading: str, *content: str) -> Markup:
     """Return a section with a heading."""
     return element("section", element("h2", heading), *content)
-
-
-def panels(*sections: Markup) -> Markup:
-    """Return sections in rows, next to each other if the screen is wide enough."""
-    return element("div", *sections, class_="panels")
-
-
-def flow(*sections: Markup) -> Markup:
-    """Return sections of different heights in columns, if the screen is wide enough."""
-    return element("div", *sections, class_="flow")
 
 
 def tiles(facts: Iterable[tuple[str, str]]) -> Markup:

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import FormatError, SampleError, StaleIndexError
+from shardio.errors import FormatError, SampleError
 from shardio.images import IMAGE_FIELDS, IMAGE_FORMATS, Picture, Pixels, use_one_thread
 from shardio.images.jpeg.regions import Box
 from shardio.images.rendering import SCALES
 from shardio.process import count_processors, let_through
 from shardio.reading import SampleReader
-from shardio.shards import LABEL_FIELD, MANIFEST_NAME, Shard, open_table
+from shardio.shards import LABEL_FIELD, MANIFEST_NAME, open_table
 from shardio.storage import Location, RemoteAccess, parse_location, read_as_utf8
 
 Result = TypeVar("Result")
@@ -311,20 +311,19 @@ class ShardImages(ImageSource):
         image_columns = [fields.index(field) for field in self._image_fields]
         for shard, stop in enumerate(self._stops.tolist()):
             first = stop - self._manifest.shards[shard].num_samples
-            with self._open(shard) as opened:
-                for start in range(first, stop, SAMPLES_PER_LOOKUP):
-                    indices = np.arange(start, min(start + SAMPLES_PER_LOOKUP, stop))
-                    starts, stops, found = opened.index.locate(indices - first, fields)  # each [n, fields]
-                    counts += np.count_nonzero(starts >= 0, axis=0)
-                    num_bytes += (stops - starts).sum(axis=0)
-                    for column in reversed(image_columns):  # The first image field that a sample has is its image.
-                        has = starts[:, column] >= 0
-                        rows = indices[has]
-                        offsets[rows], hashes[rows] = starts[has, column], found[has, column]
-                        sizes[rows] = (stops - starts)[has, column]
-                    if LABEL_FIELD in fields:
-                        column = fields.index(LABEL_FIELD)
-                        labels[indices], has_label[indices] = found[:, column], starts[:, column] >= 0
+            for start in range(first, stop, SAMPLES_PER_LOOKUP):
+                indices = np.arange(start, min(start + SAMPLES_PER_LOOKUP, stop))
+                _, starts, stops, found = self._reader.locate(shard, indices - first, fields)  # each [n, fields]
+                counts += np.count_nonzero(starts >= 0, axis=0)
+                num_bytes += (stops - starts).sum(axis=0)
+                for column in reversed(image_columns):  # The first image field that a sample has is its image.
+                    has = starts[:, column] >= 0
+                    rows = indices[has]
+                    offsets[rows], hashes[rows] = starts[has, column], found[has, column]
+                    sizes[rows] = (stops - starts)[has, column]
+                if LABEL_FIELD in fields:
+                    column = fields.index(LABEL_FIELD)
+                    labels[indices], has_label[indices] = found[:, column], starts[:, column] >= 0
         label_ids, names = self._name_labels(labels, has_label)
         uses = zip(fields, counts.tolist(), num_bytes.tolist(), strict=True)
         return ImageColumns(
@@ -360,16 +359,6 @@ class ShardImages(ImageSource):
 
     def close(self) -> None:
         self._reader.close()
-
-    def _open(self, shard: int) -> Shard:
-        opened = Shard(self._table.tars[shard], self._table.indexes[shard])
-        if opened.entry != self._manifest.shards[shard]:
-            opened.close()
-            raise StaleIndexError(
-                f"{self._table.tars[shard]} does not match the manifest: got {opened.entry}, expected "
-                f"{self._manifest.shards[shard]}. Pack the dataset again, or download shards and manifest together"
-            )
-        return opened
 
     def _read(self, indices: NDArray[np.int64], fields: Sequence[str]) -> list[bytes | Unreadable]:
         try:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import shardio
+from shardio.cli.terminal import ProgressReporter
 from shardio.viewer import DuplicateReport, find_duplicates, open_source
 from shardio.viewer.duplicates import SIDE, count_bits, find_near_pairs, hash_pictures, join_groups, reduce_picture
 from tests.files import read_files
@@ -67,10 +68,10 @@ def test_shards_have_the_same_groups_and_show_where_they_are(
     shardio.pack(folder, packed, max_shard_samples=4)
     report = search(packed, threshold=threshold)
     assert sorted(map(sorted, keys_of(report))) == GROUPS
-    numbers, contents = list[int](), read_files(packed)
+    progress, contents = ProgressReporter("hashing", "images"), read_files(packed)
     with open_source(str(packed)) as source:
-        find_duplicates([source], threshold=threshold, start=numbers.append)
-    assert numbers == [0 if threshold is None else 15], "bytes are compared without reading shards"
+        find_duplicates([source], threshold=threshold, progress=progress)
+    assert progress.num_done == (0 if threshold is None else 15), "bytes are compared without reading shards"
     for group in report.groups:
         for copy in group.copies:
             offset = copy.place.offset
