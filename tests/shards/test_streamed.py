@@ -18,7 +18,7 @@ from shardio.shards.tar import END
 from shardio.shards.tar_scan import IncompleteTarError, StreamedTar
 from shardio.storage import Location
 from tests.memory_store import MemoryStore
-from tests.shards.tar_damage import damage
+from tests.shards.hostile_tars import damage
 from tests.shards.test_hostile_tars import HOSTILE, LONG_NAME, MEMBER, make_pax
 from tests.tars import Samples, read_with_webdataset, write_tar
 
