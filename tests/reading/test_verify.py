@@ -21,17 +21,10 @@ from shardio.reading import SampleReader, Verify
 from shardio.reading.reader import SeenSamples
 from shardio.shards import open_table
 from shardio.storage.local import LocalFile
+from tests.files import flip
 from tests.tars import read_members, write_tar
 
 CROP = shardio.transforms.RandomResizedCrop(32)
-
-
-def flip(tar: Path, offset: int) -> None:
-    with tar.open("r+b") as file:
-        file.seek(offset)
-        (byte,) = file.read(1)
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
 
 
 @pytest.fixture

@@ -132,7 +132,6 @@ def _append(content: bytearray, rng: random.Random) -> None:
 
 Edit = Callable[[bytearray, random.Random], None]
 
-
 EDITS: tuple[Edit, ...] = (_change_byte, _change_byte, _change_byte, _delete, _insert, _repeat, _cut, _cut, _append)
 
 

@@ -29,9 +29,7 @@ from tests.tars import index_of, open_file, open_shard, read_members
 
 KEYS = st.text(st.characters(exclude_categories=["C"], exclude_characters="/."), min_size=1, max_size=120)
 
-
 CONTENTS = st.dictionaries(st.sampled_from(["jpg", "cls", "json", "seg.png"]), st.binary(max_size=600), min_size=1)
-
 
 SAMPLES = st.dictionaries(KEYS, CONTENTS, min_size=1, max_size=6)
 
@@ -58,25 +56,15 @@ def test_what_was_written_is_read_in_the_requested_order(tmp_path: Path, samples
 def test_offsets_sizes_and_hashes_are_those_of_the_tar(packed: Path) -> None:
     for path in sorted(packed.glob("*.tar")):
         with tarfile.open(path) as tar:
-            expected = {info.name: (info.offset_data, info.size) for info in tar}
-        contents = dict(read_members(path))
-        with open_file(path) as file, open_shard(path) as shard:
-            index, header = shard.index, shard.index.header
-            found = {}
-            for sample in range(header.num_samples):
-                (starts,), (stops,), (hashes,) = (
-                    places.tolist() for places in index.locate(np.array([sample]), header.fields)
-                )
-                for field, start, stop, content_hash in zip(header.fields, starts, stops, hashes, strict=True):
-                    name = f"{index.key(sample)}.{field}"
-                    found[name] = (start, stop - start)
-                    assert file.read(start, stop) == contents[name]
-                    assert content_hash == xxhash.xxh3_64_intdigest(contents[name])
-            assert found == expected
-            assert (header.num_bytes, header.digest) == (
-                path.stat().st_size,
-                xxhash.xxh3_128_hexdigest(path.read_bytes()),
-            )
+            places = {info.name: (info.offset_data, info.offset_data + info.size) for info in tar}
+        expected = {name: (*places[name], xxhash.xxh3_64_intdigest(content)) for name, content in read_members(path)}
+        with open_shard(path) as shard:
+            header, samples = shard.index.header, np.arange(shard.index.header.num_samples)
+            names = [f"{key}.{field}" for key in shard.index.keys(samples) for field in header.fields]
+            found = [array.ravel().tolist() for array in shard.index.locate(samples, header.fields)]
+        assert dict(zip(names, zip(*found, strict=True), strict=True)) == expected
+        digest = xxhash.xxh3_128_hexdigest(path.read_bytes())
+        assert (header.num_bytes, header.digest) == (path.stat().st_size, digest)
 
 
 def test_an_index_is_a_plain_safetensors_file(packed: Path) -> None:
@@ -157,9 +145,7 @@ def test_an_index_may_lie_apart_from_its_tar(tmp_path: Path) -> None:
 
 Tensors = dict[str, NDArray[Any]]
 
-
 Header = dict[str, Any]
-
 
 Damage = Callable[[Tensors, Header], object]
 
@@ -336,28 +322,6 @@ def read_all(packed: Path) -> list[tuple[str, dict[str, bytes]]]:
     table = open_table(packed)
     samples = SampleReader(table).read(np.arange(table.manifest.num_samples), table.manifest.fields)
     return [(sample.key, dict(sample.fields)) for sample in samples]
-
-
-HOSTILE: dict[str, tuple[int, dict[str, object]]] = {
-    "samples-huge": (0, {"num_samples": 2**62}),
-    "samples-beyond-int64": (1, {"num_samples": 10**30}),
-    "samples-and-bytes-huge": (0, {"num_samples": 2**50, "num_bytes": 2**62}),
-    "bytes-beyond-int64": (1, {"num_bytes": 2**70}),
-    "bytes-more": (0, {"num_bytes": 2**20}),
-    "name-with-nul": (0, {"name": "a\0.tar"}),
-    "name-with-lone-surrogate": (0, {"name": "a\ud800.tar"}),
-}
-
-
-@pytest.mark.parametrize(("number", "values"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_manifest_with_impossible_counts_is_refused(two_shards: Path, number: int, values: dict[str, object]) -> None:
-    """Before any memory of that size is allocated."""
-    path = two_shards / "shardio.json"
-    manifest = json.loads(path.read_bytes())
-    manifest["shards"][number].update(values)
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(FormatError, match=r"shardio\.json"):
-        open_table(two_shards)
 
 
 def test_an_index_of_more_samples_than_fit_the_tar_is_refused(two_shards: Path) -> None:

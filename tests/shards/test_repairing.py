@@ -19,16 +19,10 @@ from shardio.shards.manifest import UNFINISHED_NAME, Manifest
 from shardio.shards.repairing import RepairResult, repair
 from shardio.storage import Writer, parse_location
 from shardio.storage.local import LocalStore
-from tests.files import read_files
+from tests.files import flip, read_files
 from tests.tars import index_of, read_members, write_tar
 
 CLASSES = ["class-0", "class-1", "class-2"]
-
-
-@pytest.fixture
-def out(packed: Path, tmp_path: Path) -> Path:
-    """A copy of the packed directory to damage and repair."""
-    return Path(shutil.copytree(packed, tmp_path / "out"))
 
 
 def run(folder: Path, *, accept_changes: bool = False) -> RepairResult:
@@ -38,12 +32,6 @@ def run(folder: Path, *, accept_changes: bool = False) -> RepairResult:
 def state_of(folder: Path) -> dict[str, tuple[int, int]]:
     """Return each file's inode and modification time, which change if it is written again."""
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()}
-
-
-def flip(path: Path, offset: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[offset] ^= 1
-    path.write_bytes(content)
 
 
 def test_an_intact_pack_is_not_written(out: Path) -> None:

@@ -38,7 +38,6 @@ base_plus_ext = pytest.importorskip("webdataset.tariterators").base_plus_ext
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
-
 ENTRIES = st.builds(
     ShardEntry,
     name=st.integers(0, 999).map(lambda i: f"shard-{i:06d}.tar"),
@@ -115,6 +114,7 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "samples-fraction": change_shard(num_samples=1.5),
     "samples-negative": change_shard(num_samples=-3),
     "bytes-negative": change_shard(num_bytes=-3),
+    "name-with-lone-surrogate": change_shard(name="a\ud800.tar"),
     "no-digest": lambda manifest: manifest["shards"][0].pop("digest"),
 }
 
@@ -129,6 +129,19 @@ def test_a_manifest_with_wrong_values_is_refused(tmp_path: Path, damage: Callabl
     for read in (lambda: read_manifest(parse_location(path)), lambda: open_table(tmp_path)):
         with pytest.raises(FormatError, match=r"shardio\.json"):
             read()
+
+
+@pytest.mark.parametrize("values", [{"num_samples": 2**62}, {"num_samples": 2**50, "num_bytes": 2**62},
+                                    {"num_bytes": 2**20}, {"num_bytes": 2**70}, {"num_samples": 10**30}])  # fmt: skip
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_manifest_with_impossible_counts_is_refused(out: Path, number: int, values: dict[str, int]) -> None:
+    """Before any memory of that size is allocated. Only the largest shard's file is looked at."""
+    path = out / "shardio.json"
+    manifest = json.loads(path.read_bytes())
+    manifest["shards"][number].update(values)
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(FormatError, match=r"shardio\.json"):
+        open_table(out)
 
 
 CONTENTS: list[tuple[bytes | int, str]] = [
@@ -291,8 +304,8 @@ def test_a_dataset_without_samples_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [["shardio.json"], ["shardio.json", "shard-000001.tar"]])
-def test_a_packed_directory_without_its_manifest_is_unfinished(packed: Path, tmp_path: Path, lost: list[str]) -> None:
-    copy = shutil.copytree(packed, tmp_path / "copy")
+def test_a_packed_directory_without_its_manifest_is_unfinished(packed: Path, out: Path, lost: list[str]) -> None:
+    copy = out
     for name in lost:
         (copy / name).unlink()
     message = rf"holds shards or indexes that shardio packed \(\d, .* no {' and no '.join(lost)}: a pack or a copy is"

@@ -198,9 +198,7 @@ UTF8_NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min
 
 SIZES = st.integers(0, 2**34)
 
-
 Format = Literal[0, 1, 2]
-
 
 FORMATS = st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 
