@@ -308,7 +308,6 @@ def forecast_decoders(table: ShardTable) -> DecoderForecast:
 
 
 def _find_decoder(content: bytes, *, has_kernel: bool) -> tuple[str, str]:
-    """Return the name of an image's decoder, and the reason why it is not the kernel ("" if it is)."""
     from shardio.images import find_format, open_image, why_not_by_kernel
 
     name = find_format(content)

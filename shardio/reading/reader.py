@@ -270,8 +270,7 @@ class SampleReader:
                 map_locations(Location.exists, [self._table.tars[shard], self._table.indexes[shard]])
 
     def _open_remote(self, shards: Sequence[int]) -> None:
-        """Open remote shards in parallel, because opening one takes several requests."""
-        tars = self._table.tars
+        tars = self._table.tars  # In parallel, because opening one takes several requests.
         missing = [shard for shard in shards if shard not in self._open and not tars[shard].store.is_local]
         if len(missing) > 1 and (errors := map_in_threads(self._get_open, missing)):
             raise errors[0]

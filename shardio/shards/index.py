@@ -262,7 +262,6 @@ class ShardIndex:
         self._file.close()
 
     def _ranges_part(self, part: int, fields: tuple[str, ...]) -> Ints:
-        """Return starts, stops and hashes of the fields of one part's samples, int64 [3, F, samples]."""
         name = (self._identity, part, fields)
         found: Ints | None = self._parts.find(name)
         if found is None:

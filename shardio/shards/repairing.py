@@ -110,7 +110,6 @@ def write_complete(tar: Location, file: StoredFile, end: int) -> None:
 
 
 def _find_cut(file: StoredFile, position: int) -> tuple[bool, str | None]:
-    """Return whether the member at an offset is cut off by the end of the tar, and its key if that is known."""
     name: str | None = None
     while position + BLOCK <= file.size:
         try:
@@ -288,7 +287,6 @@ class _Repair:
         return found if found is None or len({entry.name for entry in found.shards}) == len(found.shards) else None
 
     def _repair_shard(self, tar: Location, old: ShardEntry | None) -> tuple[ShardEntry | None, Sequence[str]]:
-        """Repair a shard. Return its new entry, or the old one if it cannot be repaired, and its fields."""
         index, columns = index_location(tar), None
         with suppress(FormatError):  # A damaged index is rebuilt below.
             columns = read_columns(index)

@@ -149,7 +149,7 @@ class Shard:
         return self.index.key(sample), describe_offset(self.tar, int(found.min()) if len(found) else 0)
 
     def _let_store_errors_through(self, error: OSError | EOFError) -> None:
-        """Re-raise an error that no sample causes, such as a failing store or a cache that cannot be written."""
+        # No sample causes errors such as those of a failing store or of a cache that cannot be written.
         if not self.tar.is_local and not isinstance(error, FileNotFoundError | EOFError):
             raise error
 
@@ -243,8 +243,7 @@ class Shard:
         return SampleError(message.replace("{}", f"{key} in {where}", 1), row=row, key=key, where=where)
 
     def _doubt_name(self, row: int, start: int, num_bytes: int, raw_key: bytes, field: str, header: bytes) -> None:
-        """Raise an error unless the name is in an extended header, which some archivers write for every member."""
-        if not self._names_are_plain:
+        if not self._names_are_plain:  # Some archivers write an extended header for every member.
             return
         from shardio.shards.tar_scan import find_member, is_header  # It imports tarfile, which takes 4 ms.
 

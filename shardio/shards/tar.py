@@ -69,7 +69,6 @@ def fits_plain_header(name: str, num_bytes: int) -> bool:
 
 @cache
 def _plain_template() -> tuple[bytes, int]:
-    """Return the header of an empty member without a name, and its checksum."""
     template = _make_header_by_tarfile("", 0)
     return template, int(template[148:154], 8)
 
@@ -121,7 +120,6 @@ def header_fits(header: bytes, key: bytes, suffix: bytes, num_bytes: int) -> boo
 
 
 def _read_size(header: bytes) -> int | None:
-    """Return the size in a header, or None if it is not in octal digits."""
     digits = header[124:136].split(b"\0", 1)[0].strip()
     return int(digits or b"0", 8) if re.fullmatch(rb"[0-7]*", digits) else None
 

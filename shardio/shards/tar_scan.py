@@ -509,7 +509,6 @@ class StreamedTar:
 
 
 def _read_pieces(name: str, read: Callable[[], bytes]) -> Iterator[memoryview]:
-    """Yield the content of a stream, decompressed if it is a gzip file."""
     pieces, first = iter(read, b""), b""
     while len(first) < BLOCK and (piece := next(pieces, b"")):
         first += piece

@@ -467,16 +467,22 @@ def tiles(facts: Iterable[tuple[str, str]]) -> Markup:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Markup:
-    """Return a table. The first cell of each row is its header, and numbers are aligned to the right."""
+    """Return a table. The first cell of each row is its header, and numbers are aligned to the right.
+
+    Markup among the headings and the other cells is a whole cell.
+    """
     rows = list(rows)
-    numeric = [all(isinstance(row[column], int) for row in rows) for column in range(len(headings))]
-    styles = ["number" if is_number else None for is_number in numeric]
-    head = [element("th", name, scope="col", class_=style) for name, style in zip(headings, styles, strict=True)]
+    styles = ["number" if all(isinstance(row[i], int) for row in rows) else None for i in range(len(headings))]
+    head = [
+        name if isinstance(name, Markup) else element("th", name, scope="col", class_=style)
+        for name, style in zip(headings, styles, strict=True)
+    ]
     body = list[Markup]()
-    for row in rows:
-        cells = [element("th", str(row[0]) if not isinstance(row[0], str) else row[0], scope="row", class_=styles[0])]
-        for cell, style in zip(row[1:], styles[1:], strict=True):
-            cells.append(element("td", f"{cell:,}" if isinstance(cell, int) else cell, class_=style))
+    for first, *others in rows:
+        cells = [element("th", str(first), scope="row", class_=styles[0])]
+        for cell, style in zip(others, styles[1:], strict=True):
+            text = f"{cell:,}" if isinstance(cell, int) else cell
+            cells.append(text if isinstance(text, Markup) else element("td", text, class_=style))
         body.append(element("tr", *cells))
     made = element("table", element("thead", element("tr", *head)), element("tbody", *body))
     return element("div", made, class_="scroll", tabindex=0)
@@ -484,24 +490,14 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Markup:
 
 def bar_table(headings: tuple[str, str], counts: Sequence[tuple[str, int]]) -> Markup:
     """Return a table of names and counts with horizontal bars."""
+
+    def make_bar(*content: str) -> Markup:
+        return element("td", *content, class_="bar", aria_hidden="true")
+
     largest = max((count for _, count in counts), default=1)
-    rows = [
-        element(
-            "tr",
-            element("th", name, scope="row"),
-            element("td", element("i", style=f"width:{100 * count / largest:.2f}%"), class_="bar", aria_hidden="true"),
-            element("td", f"{count:,}", class_="number"),
-        )
-        for name, count in counts
-    ]
-    head = element(
-        "tr",
-        element("th", headings[0], scope="col"),
-        element("td", class_="bar", aria_hidden="true"),
-        element("th", headings[1], scope="col", class_="number"),
-    )
-    made = element("table", element("thead", head), element("tbody", *rows))
-    return element("div", made, class_="scroll", tabindex=0)
+    bars = [make_bar(element("i", style=f"width:{100 * count / largest:.2f}%")) for _, count in counts]
+    rows = [(name, bar, count) for (name, count), bar in zip(counts, bars, strict=True)]
+    return table([headings[0], make_bar(), headings[1]], rows)
 
 
 def column_chart(histogram: Histogram, noun: str, form: Callable[[float], str]) -> Markup:
