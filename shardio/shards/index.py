@@ -548,12 +548,16 @@ def hash_key(key: str) -> int:
     return xxhash.xxh3_64_intdigest(key.encode(errors="surrogateescape"))
 
 
+def find_equal(hashes: NDArray[np.uint64]) -> Ints:
+    """Return the sorted places of the hashes that occur several times, int64 [k]."""
+    _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+    return np.flatnonzero(counts[inverse] > 1)
+
+
 def find_repeated(keys: KeyColumn) -> dict[str, list[int]]:
     """Return each key that several samples have, with the numbers of these samples."""
-    hashes = keys.hash_all()
-    _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
     found = defaultdict[str, list[int]](list)
-    for sample in np.flatnonzero(counts[inverse] > 1).tolist():
+    for sample in find_equal(keys.hash_all()).tolist():
         found[keys.text(sample)].append(sample)
     return {key: samples for key, samples in found.items() if len(samples) > 1}
 

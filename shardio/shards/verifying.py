@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shardio.errors import FormatError
 from shardio.process import count_processors, let_through
 from shardio.progress import WorkProgress
-from shardio.shards.index import INDEX_SUFFIX, IndexColumns, index_location, read_columns
+from shardio.shards.index import INDEX_SUFFIX, IndexColumns, find_equal, index_location, read_columns
 from shardio.shards.manifest import MANIFEST_NAME, UNFINISHED_NAME, ShardEntry, read_manifest
 from shardio.shards.shard import Shard, open_tar, was_packed
 from shardio.shards.sources import DatasetSource, expand_pattern, find_index, find_indexed, find_tars, has_split_samples
@@ -572,12 +572,7 @@ def _find_duplicates(shards: list[NamedShard], hashes: list[NDArray[np.uint64]])
         hashes: For each shard, the xxh3-64 of its samples' keys. Only keys with equal hashes are read again.
     """
     stops = np.cumsum([len(of_shard) for of_shard in hashes])
-    together = np.concatenate([_EMPTY, *hashes])
-    if len(together) < 2:
-        return
-    order = np.argsort(together, kind="stable")
-    equals_next = together[order[1:]] == together[order[:-1]]
-    suspects = np.sort(order[np.append(equals_next, False) | np.insert(equals_next, 0, False)])
+    suspects = find_equal(np.concatenate([_EMPTY, *hashes]))
     num_more = len(suspects) - MAX_DUPLICATES
     suspects = suspects[:MAX_DUPLICATES]
     first_places = dict[str, str]()

@@ -24,7 +24,7 @@ from shardio.transforms import recipes
 from tests.cli.commands import error_of, run, run_main, usage_error
 from tests.sources import encode, write_images
 from tests.tars import write_tar
-from tests.viewer.pages import Page
+from tests.viewer.test_viewer import Page
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import tarfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ from shardio.shards import ExportFormat, export_index, open_table
 from shardio.shards.repairing import repair
 from shardio.storage import parse_location
 from tests.sources import encode
-from tests.tars import Member, Samples, by_key, index_of, read_members, read_with_webdataset, write_tar
+from tests.tars import Member, Samples, by_key, index_of, read_members, read_metadata, read_with_webdataset, write_tar
 
 NOT_ADJACENT = "ignore:the members of some samples"
 pytestmark = pytest.mark.filterwarnings(NOT_ADJACENT)
@@ -78,12 +77,6 @@ def tar(tmp_path: Path) -> Path:
     return tmp_path / "in" / "a.tar"
 
 
-def read_header(tar: Path) -> dict[str, Any]:
-    with safetensors.safe_open(index_of(tar), framework="numpy") as file:
-        header: dict[str, Any] = json.loads(file.metadata()["shardio"])
-    return header
-
-
 @ORDERS
 def test_the_members_of_a_sample_are_gathered(tmp_path: Path, order: Callable[[], list[Member]]) -> None:
     tar, tidy = tmp_path / "a.tar", tmp_path / "sorted.tar"
@@ -106,7 +99,7 @@ def test_the_members_of_a_sample_are_gathered(tmp_path: Path, order: Callable[[]
     assert shardio.verify(tar) == []
     shardio.pack(tar, tmp_path / "out", max_shard_samples=5)
     assert by_key(*sorted((tmp_path / "out").glob("*.tar"))) == dict(SAMPLES)
-    assert [read_header(path)["format"] for path in sorted((tmp_path / "out").glob("*.tar"))] == [1, 1, 1]
+    assert [read_metadata(path)["format"] for path in sorted((tmp_path / "out").glob("*.tar"))] == [1, 1, 1]
     shardio.reshard(tar, tmp_path / "again")
     assert by_key(*sorted((tmp_path / "again").glob("*.tar"))) == dict(SAMPLES)
     with pytest.raises(FormatError, match=r"not adjacent: some follow at byte \d+.*shardio index.*--sort=name"):
@@ -117,12 +110,12 @@ def test_opening_says_what_it_costs(tar: Path, tmp_path: Path) -> None:
     for _ in range(2):  # The second time, the index exists.
         with pytest.warns(RuntimeWarning, match=rf"some samples \({NUM_SAMPLES}\) are not adjacent in .*--sort=name"):
             open_table(tar)
-    assert (read_header(tar)["format"], read_header(tar)["num_scattered"]) == (2, NUM_SAMPLES)
+    assert (read_metadata(tar)["format"], read_metadata(tar)["num_scattered"]) == (2, NUM_SAMPLES)
     write_tar(tmp_path / "a.tar", [("a.jpg", b""), ("README", b"x"), ("a.cls", b""), ("b.jpg", b""), ("c.cls", b"")])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         open_table(tmp_path / "a.tar")
-    assert (read_header(tmp_path / "a.tar")["format"], read_header(tmp_path / "a.tar")["num_scattered"]) == (2, 0)
+    assert (read_metadata(tmp_path / "a.tar")["format"], read_metadata(tmp_path / "a.tar")["num_scattered"]) == (2, 0)
 
 
 @pytest.mark.filterwarnings("error")
@@ -167,7 +160,7 @@ def list_parts(tar: Path) -> None:
     with tarfile.open(tar) as file:
         offsets = {info.name: info.offset_data for info in file}
     tensors = safetensors.numpy.load_file(index_of(tar))
-    header = {**read_header(tar), "format": 1, "num_samples": len(runs)}
+    header = {**read_metadata(tar), "format": 1, "num_samples": len(runs)}
     del header["num_scattered"]
     with shardio.open(tar) as samples:
         keys = list(samples)
@@ -239,7 +232,7 @@ def test_repair_gathers_whole_tars_and_keeps_truncated_ones(tar: Path, tmp_path:
     shutil.copy(tar, shard)
     result = repair(parse_location(tmp_path / "out"))
     assert result.problems == ()
-    assert read_header(shard)["num_scattered"] == NUM_SAMPLES
+    assert read_metadata(shard)["num_scattered"] == NUM_SAMPLES
     assert [sample[0] for sample in ShardDataset(tmp_path / "out", fields=FIELDS)] == [key for key, _ in SAMPLES]
     with pytest.raises(FormatError, match="not adjacent"):
         export_index(open_table(tmp_path / "out"), "wids")

@@ -20,6 +20,7 @@ from shardio.shards.sources import TarContents, scan_contents
 from shardio.shards.tar import END
 from tests.memory_store import MemoryStore
 from tests.shards.hostile_tars import damage, make_header, make_tar, pad
+from tests.tars import change_metadata
 
 WEIGHTS = (4, 8, 8, 1, 8, 4)
 """How often each of the good shards is used: rarely the large one."""
@@ -116,7 +117,7 @@ def make_shard(rng: random.Random) -> HostileShard:
     if kind < 0.73:
         return HostileShard(
             tar=gzip.compress(tar, 1, mtime=0),
-            index=make_index(change_metadata(index, {"compression": "gzip"}), rng),
+            index=make_index(change_metadata(index, lambda values: values.update(compression="gzip")), rng),
             is_compressed=True,
         )
     if kind < 0.8:
@@ -156,16 +157,7 @@ def write_index_of(store: MemoryStore) -> TarContents:
 
 def fit(index: bytes, num_bytes: int) -> bytes:
     """Return an index for a tar of another size."""
-    return change_metadata(index, {"num_bytes": num_bytes})
-
-
-def change_metadata(index: bytes, values: dict[str, Any]) -> bytes:
-    """Return an index with other values in its own metadata."""
-    start = 8 + int.from_bytes(index[:8], "little")
-    layout = json.loads(index[8:start])
-    layout["__metadata__"]["shardio"] = json.dumps({**json.loads(layout["__metadata__"]["shardio"]), **values})
-    header = json.dumps(layout).encode()
-    return len(header).to_bytes(8, "little") + header + index[start:]
+    return change_metadata(index, lambda values: values.update(num_bytes=num_bytes))
 
 
 def make_index(index: bytes, rng: random.Random) -> bytes:

@@ -30,7 +30,8 @@ from shardio.shards.tar_scan import find_member, list_names
 from shardio.shards.verifying import ShardVerification
 from shardio.storage import Location, parse_location
 from tests.memory_store import MemoryStore
-from tests.shards.hostile_shards import WEIGHTS, HostileShard, change_metadata, fit, good_shards, write_index_of
+from tests.shards.hostile_shards import WEIGHTS, HostileShard, fit, good_shards, write_index_of
+from tests.tars import change_metadata
 
 T = TypeVar("T")
 
@@ -238,7 +239,9 @@ class Laws:
         else:  # Its version must be that of the tar, or the index is stale.
             store.objects["a.tar.gz.idx"] = shard.index
             with suppress(ValueError, KeyError, TypeError, RecursionError, AttributeError):
-                store.objects["a.tar.gz.idx"] = change_metadata(shard.index, {"version": tar.stat().version})
+                store.objects["a.tar.gz.idx"] = change_metadata(
+                    shard.index, lambda values: values.update(version=tar.stat().version)
+                )
         read = self._attempt("read compressed", shard, lambda: _read_compressed(tar))
         if read is None or shard.index is not None:
             return

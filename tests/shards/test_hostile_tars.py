@@ -11,7 +11,6 @@ import random
 import tarfile
 import tracemalloc
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,6 @@ from shardio.errors import FormatError, SampleError, StaleIndexError
 from shardio.reading import KeyedShards
 from shardio.sample import Sample
 from shardio.shards import open_compressed, open_table, write_shard
-from shardio.shards.index import read_header
 from shardio.shards.repairing import repair
 from shardio.shards.sources import index_tar
 from shardio.shards.tar import END, MAX_MEMBER
@@ -33,7 +31,7 @@ from shardio.storage import parse_location
 from tests.shards.hostile_shards import HostileShard, make_shard
 from tests.shards.hostile_tars import fix_checksum, make_header as make_block, make_record, pad
 from tests.shards.tar_laws import LawBrokenError, Laws
-from tests.tars import index_of, open_file, open_shard, write_tar
+from tests.tars import index_of, open_file, open_shard, read_metadata, write_tar
 
 
 def make_header(size: int, kind: bytes = tarfile.REGTYPE, name: str = "a.txt") -> bytes:
@@ -166,13 +164,6 @@ def test_names_that_lead_outside_are_keys_like_others(tmp_path: Path, tar_format
     assert shardio.verify(tmp_path / "a.tar") == []
 
 
-@pytest.mark.parametrize("kind", [tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE])
-def test_special_files_among_the_fields_are_refused(tmp_path: Path, kind: bytes) -> None:
-    (tmp_path / "a.tar").write_bytes(MEMBER + make_header(0, kind, "b.txt") + END)
-    with pytest.raises(FormatError, match=r"holds b\.txt as a special file \(its header ends at byte 1536\)"):
-        open_table(tmp_path / "a.tar")
-
-
 @pytest.mark.parametrize("claimed", [2**31, 2**20])
 def test_an_index_that_claims_more_than_a_compressed_tar_holds_is_refused_with_little_memory(
     tmp_path: Path, claimed: int
@@ -180,9 +171,8 @@ def test_an_index_that_claims_more_than_a_compressed_tar_holds_is_refused_with_l
     tar = tmp_path / "a.tar.gz"
     tar.write_bytes(gzip.compress(MEMBER + END))
     index_tar(parse_location(tar))
-    tensors, header = safetensors.numpy.load_file(index_of(tar)), read_header(parse_location(index_of(tar)))
+    tensors, values = safetensors.numpy.load_file(index_of(tar)), {**read_metadata(tar), "num_bytes": 2**32}
     tensors["size"][:] = claimed
-    values = {**asdict(header), "num_bytes": 2**32}
     index_of(tar).write_bytes(safetensors.numpy.save(tensors, {"shardio": json.dumps(values)}))
     tracemalloc.start()
     try:

@@ -25,7 +25,7 @@ from shardio.shards import Manifest, ShardIndex, open_table, write_manifest, wri
 from shardio.shards.index import read_columns
 from shardio.storage import parse_location
 from tests.files import count_open_files
-from tests.tars import index_of, open_file, open_shard, read_members
+from tests.tars import change_layout, index_of, open_file, open_shard, read_members, read_metadata
 
 KEYS = st.text(st.characters(exclude_categories=["C"], exclude_characters="/."), min_size=1, max_size=120)
 
@@ -167,21 +167,9 @@ def rewrite(tar: Path, damage: Damage) -> None:
     """Change the tensors or the header of an index, and write it again as safetensors does."""
     index = tar.with_name("a.tar.idx")
     tensors = {name: np.array(tensor) for name, tensor in safetensors.numpy.load_file(index).items()}
-    with safetensors.safe_open(index, framework="numpy") as file:
-        header = json.loads(file.metadata()["shardio"])
+    header = read_metadata(tar)
     damage(tensors, header)
     safetensors.numpy.save_file(tensors, index, {"shardio": json.dumps(header)})
-
-
-def rewrite_layout(tar: Path, damage: Callable[[Header], object]) -> None:
-    """Change the JSON header of an index, which tells where its tensors are."""
-    index = tar.with_name("a.tar.idx")
-    content = index.read_bytes()
-    stop = 8 + int.from_bytes(content[:8], "little")
-    layout = json.loads(content[8:stop])
-    damage(layout)
-    header = json.dumps(layout).encode()
-    index.write_bytes(len(header).to_bytes(8, "little") + header + content[stop:])
 
 
 def put(tensor: str, at: tuple[int, ...], value: int) -> Damage:
@@ -303,7 +291,8 @@ LAYOUTS: list[tuple[str, Header]] = [
 
 @pytest.mark.parametrize(("name", "change"), LAYOUTS, ids=str)
 def test_a_header_that_does_not_fit_the_tensors_is_refused(shard: Path, name: str, change: Header) -> None:
-    rewrite_layout(shard, lambda layout: layout[name].update(change))
+    index = index_of(shard)
+    index.write_bytes(change_layout(index.read_bytes(), lambda layout: layout[name].update(change)))
     assert_refused(shard)
 
 
@@ -327,8 +316,7 @@ def read_all(packed: Path) -> list[tuple[str, dict[str, bytes]]]:
 def test_an_index_of_more_samples_than_fit_the_tar_is_refused(two_shards: Path) -> None:
     """Its tensors fit its header, and its file is sparse."""
     number, path = 2**33, two_shards / "a.tar.idx"
-    with safetensors.safe_open(path, framework="numpy") as file:
-        header = {**json.loads(file.metadata()["shardio"]), "num_samples": number}
+    header = {**read_metadata(two_shards / "a.tar"), "num_samples": number}
     shapes = {"offset": [2, number], "size": [2, number], "hash": [2, number], "key_stop": [number], "key_bytes": [9]}
     dtypes = {"hash": "U64", "key_bytes": "U8"}
     layout, begin = dict[str, Any](__metadata__={"shardio": json.dumps(header)}), 0

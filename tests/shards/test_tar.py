@@ -1,11 +1,15 @@
-"""Tars as shardio writes and scans them; oracles: tarfile, and GNU tar."""
+"""Tars as shardio writes, scans and streams them; oracles: tarfile, GNU tar and WebDataset."""
 
 from __future__ import annotations
 
+import gzip
 import io
+import random
+import re
 import subprocess
 import tarfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
@@ -17,11 +21,15 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError
 from shardio.sample import Sample
-from shardio.shards import END, size_in_tar, write_shard
-from shardio.shards.tar import BLOCK, StoredField, are_plain_headers, header_fits, make_header
-from shardio.shards.tar_scan import TarScan
-from shardio.storage import parse_location
-from tests.tars import open_file, read_members, write_tar
+from shardio.shards import size_in_tar, write_shard
+from shardio.shards.sources import scan_contents
+from shardio.shards.tar import BLOCK, END, StoredField, are_plain_headers, header_fits, make_header
+from shardio.shards.tar_scan import IncompleteTarError, StreamedTar, TarScan
+from shardio.storage import Location, parse_location
+from tests.memory_store import MemoryStore
+from tests.shards.hostile_tars import damage
+from tests.shards.test_hostile_tars import HOSTILE, LONG_NAME, MEMBER, make_pax
+from tests.tars import Samples, open_file, read_members, read_with_webdataset, write_tar
 
 NAMES = st.text(st.characters(exclude_categories=["C"], exclude_characters="/."), min_size=1, max_size=120)
 
@@ -146,38 +154,26 @@ def test_tars_that_gnu_tar_joined_are_read_whole(tmp_path: Path) -> None:
     assert [*scan(path)[0]] == ["a.txt", "b.txt", f"{'c' * 150}.txt", "d.txt"]
 
 
-def write_tar_with(path: Path, kind: bytes, name: str) -> None:
-    """Write a tar of one file, and of one member of another kind that refers to it."""
-    with tarfile.open(path, "w") as tar:
-        info = tarfile.TarInfo("a.jpg")
-        info.size = 3
-        tar.addfile(info, io.BytesIO(b"abc"))
-        other = tarfile.TarInfo(name)
-        other.type, other.linkname = kind, "a.jpg"
-        tar.addfile(other)
-
-
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
         (tarfile.LNKTYPE, r"b\.jpg as a hard link to a\.jpg \(its header ends at byte 1536\).*--hard-dereference"),
         (tarfile.SYMTYPE, r"b\.jpg as a symbolic link to a\.jpg .*--dereference"),
-        (tarfile.FIFOTYPE, r"b\.jpg as a special file .*create the tar again without it"),
+        *(
+            (kind, r"b\.jpg as a special file \(its header ends at byte 1536\).*create the tar again without it")
+            for kind in (tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE)
+        ),
     ],
 )
 def test_a_field_that_has_no_content_of_its_own_is_refused(tmp_path: Path, kind: bytes, message: str) -> None:
     path = tmp_path / "links.tar"
-    write_tar_with(path, kind, "b.jpg")
+    write_tar(path, [("a.jpg", b"abc")])
+    with tarfile.open(path, "a") as tar:
+        other = tarfile.TarInfo("b.jpg")
+        other.type, other.linkname = kind, "a.jpg"
+        tar.addfile(other)
     with pytest.raises(FormatError, match=message):
         scan(path)
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"), [(tarfile.SYMTYPE, "latest"), (tarfile.DIRTYPE, "v1.0"), (b"V", "backup.2024")]
-)
-def test_links_and_directories_that_are_not_fields_are_skipped(tmp_path: Path, kind: bytes, name: str) -> None:
-    write_tar_with(tmp_path / "a.tar", kind, name)
-    assert [*scan(tmp_path / "a.tar")[0]] == ["a.jpg"]
 
 
 def test_a_header_with_another_folder_does_not_fit() -> None:
@@ -261,3 +257,115 @@ def test_another_name_does_not_fit(name: bytes) -> None:
 
 def test_no_headers_are_no_answer() -> None:
     assert are_plain_headers(np.empty((0, BLOCK), np.uint8), [], np.empty(0, np.int64)).tolist() == []
+
+
+FIELDS = ("txt", "cls", "seg.png", "")
+
+
+def stream(content: bytes, piece: int = 1000) -> Samples:
+    """Return the samples of a tar that arrives in pieces."""
+    file = io.BytesIO(content)
+    tar = StreamedTar("a.tar", lambda: file.read(piece), FIELDS)
+    return [(sample.key, sample.contents) for sample in tar.samples()]
+
+
+def index(content: bytes) -> Samples:
+    """Return the samples that an index of a tar would have."""
+    location = Location(store=MemoryStore({"a.tar": content}), key="a.tar")
+    with closing(location.open()) as file:
+        found = scan_contents(file).samples
+    return [
+        (
+            sample.key,
+            {
+                name: content[field.offset : field.offset + field.size]
+                for name, field in sample.fields.items()
+                if name in FIELDS
+            },
+        )
+        for sample in found
+    ]
+
+
+@pytest.fixture(scope="module")
+def tar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tar") / "a.tar"
+    members = [(f"k/{i}.{field}", bytes([i]) * (i * 300)) for i in range(8) for field in ("txt", "CLS", "seg.png")]
+    write_tar(path, [("README", b"x"), ("._a.txt", b"x"), *members, ("k/" + "ü" * 150 + ".txt", b"long")])
+    return path
+
+
+@pytest.mark.parametrize("piece", [1, 511, 512, 2**20])
+@pytest.mark.parametrize("is_compressed", [False, True])
+def test_samples_are_those_of_webdataset(tar: Path, piece: int, is_compressed: bool) -> None:
+    content = gzip.compress(tar.read_bytes()) if is_compressed else tar.read_bytes()
+    expected = [each for each in read_with_webdataset(tar) if each[0] != "._a"]
+    assert stream(content, piece) == expected == index(tar.read_bytes())
+
+
+def test_a_tar_that_is_cut_anywhere_is_refused_after_complete_samples(tar: Path) -> None:
+    content = tar.read_bytes()
+    whole = stream(content)
+    end = len(content.rstrip(b"\0")) // 512 * 512 + 1024  # After the first block of the end mark.
+    for block in range(0, len(content), 512):
+        for cut in (block - 1, block, block + 100):
+            file, seen = io.BytesIO(content[: max(cut, 0)]), []
+            samples = StreamedTar("a.tar", lambda file=file: file.read(700), FIELDS).samples()  # type: ignore[misc]
+            try:
+                seen += [(sample.key, sample.contents) for sample in samples]
+                is_refused = False
+            except IncompleteTarError:
+                is_refused = True
+            assert is_refused == (cut < end), cut
+            assert seen == whole[: len(seen)]
+
+
+def test_a_compressed_tar_that_is_cut_is_refused(tar: Path) -> None:
+    content = gzip.compress(tar.read_bytes())
+    for cut in (1, 9, len(content) // 2, len(content) - 5, len(content) - 1):
+        with pytest.raises(IncompleteTarError):
+            stream(content[:cut])
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
+def test_false_headers_are_refused(content: bytes) -> None:
+    with pytest.raises(FormatError):
+        stream(content + END, 2**16)
+
+
+@pytest.mark.parametrize("content", [MEMBER, LONG_NAME + MEMBER, make_pax("size", "2") + MEMBER])
+def test_right_headers_are_read(content: bytes) -> None:
+    assert stream(content + END) == index(content + END)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 3000))
+def test_a_damaged_tar_is_read_or_refused_as_by_the_index(seed: int, piece: int) -> None:
+    rng = random.Random(seed)
+    content = bytearray(
+        b"".join(LONG_NAME * (i % 3 == 0) + MEMBER.replace(b"a.txt", b"%d.txt" % i, 1) for i in range(4)) + END
+    )
+    damage(content, rng)
+    try:
+        expected: Samples | None = index(bytes(content))
+    except FormatError:
+        expected = None
+    try:
+        found: Samples | None = stream(bytes(content), piece)
+    except FormatError:
+        found = None
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty file"),
+        (b"<html>" * 200, "not a complete tar"),
+        (2 * (MEMBER + END), r"a.tar has data after its end mark, at byte 2048"),
+        (2 * MEMBER + END, r"a.tar holds field 'txt' of sample a twice, the second time at byte 1536"),
+        (b"\x28\xb5\x2f\xfd" + bytes(600), r"compressed with zstd.* zstd -dc"),
+    ],
+)
+def test_what_is_no_tar_of_samples_is_refused(content: bytes, message: str) -> None:
+    with pytest.raises(FormatError, match=re.compile(message)):
+        stream(content)
