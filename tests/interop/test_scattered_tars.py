@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import random
 import shutil
 import tarfile
@@ -11,21 +10,32 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-import safetensors
-import safetensors.numpy
 import torch
 from typer.testing import CliRunner
+from xxhash import xxh3_64_intdigest
 
 import shardio
 from shardio import FormatError, PackError, SampleError, ShardDataset, ShardMapDataset, StreamDataset
 from shardio.cli.main import app
 from shardio.shards import ExportFormat, export_index, open_table
 from shardio.shards.repairing import repair
+from shardio.shards.shard import write_index
+from shardio.shards.tar import StoredField, StoredSample
 from shardio.storage import parse_location
 from tests.sources import encode
-from tests.tars import Member, Samples, by_key, index_of, read_members, read_metadata, read_with_webdataset, write_tar
+from tests.tars import (
+    Member,
+    Samples,
+    by_key,
+    change_metadata,
+    index_of,
+    open_file,
+    read_members,
+    read_metadata,
+    read_with_webdataset,
+    write_tar,
+)
 
 NOT_ADJACENT = "ignore:the members of some samples"
 pytestmark = pytest.mark.filterwarnings(NOT_ADJACENT)
@@ -85,9 +95,7 @@ def test_the_members_of_a_sample_are_gathered(tmp_path: Path, order: Callable[[]
     write_tar(tidy, [(f"{key}.{field}", content) for key, fields in expected for field, content in fields.items()])
     assert read_with_webdataset(tidy) == expected
     with shardio.open(tar) as samples:
-        assert [
-            (key, {name: value for name, value in samples[key].items() if name != "__key__"}) for key in samples
-        ] == [(key, dict(sorted(fields.items()))) for key, fields in expected]
+        assert list(samples.values()) == [{"__key__": key, **fields} for key, fields in expected]
     tidied, gathered = (ShardMapDataset(path, fields=FIELDS) for path in (tidy, tar))
     wanted = [tidied[i] for i in range(NUM_SAMPLES)]
     for values in ([gathered[i] for i in range(len(gathered))], list(ShardDataset(tar, fields=FIELDS))):
@@ -156,28 +164,19 @@ def test_a_field_that_a_stream_has_not_yet_read_is_an_error_with_the_remedy(tmp_
 
 def list_parts(tar: Path) -> None:
     """Write an index of a tar as early versions of shardio did, which made a sample of each run of members."""
-    runs = read_with_webdataset(tar)
-    with tarfile.open(tar) as file:
-        offsets = {info.name: info.offset_data for info in file}
-    tensors = safetensors.numpy.load_file(index_of(tar))
-    header = {**read_metadata(tar), "format": 1, "num_samples": len(runs)}
-    del header["num_scattered"]
-    with shardio.open(tar) as samples:
-        keys = list(samples)
-    parts = {name: np.full((len(header["fields"]), len(runs)), -1, "<i8") for name in ("offset", "size")}
-    hashes = np.zeros(parts["offset"].shape, "<u8")
-    for row, (key, fields) in enumerate(runs):
-        for field in fields:
-            i, sample = header["fields"].index(field), keys.index(key)
-            assert tensors["offset"][i, sample] == offsets[f"{key}.{field}"]
-            parts["offset"][i, row], parts["size"][i, row] = tensors["offset"][i, sample], tensors["size"][i, sample]
-            hashes[i, row] = tensors["hash"][i, sample]
-    encoded = [key.encode() for key, _ in runs]
-    stops = np.cumsum([len(key) for key in encoded], dtype="<i8")
-    text = np.frombuffer(b"".join(encoded), np.uint8)
-    safetensors.numpy.save_file(
-        {**parts, "hash": hashes, "key_stop": stops, "key_bytes": text}, index_of(tar), {"shardio": json.dumps(header)}
+    with tarfile.open(tar) as opened:
+        offsets = {info.name: info.offset_data for info in opened}
+    runs = list[StoredSample]()
+    for key, fields in read_with_webdataset(tar):
+        found = {name: (offsets[f"{key}.{name}"], content) for name, content in fields.items()}
+        hashed = {name: StoredField(at, len(each), xxh3_64_intdigest(each)) for name, (at, each) in found.items()}
+        runs.append(StoredSample(key, hashed))
+    with open_file(tar) as file:
+        write_index(parse_location(index_of(tar)), file, runs, read_metadata(tar)["digest"], file.version)
+    old = change_metadata(
+        index_of(tar).read_bytes(), lambda values: [values.pop("num_scattered"), values.update(format=1)]
     )
+    index_of(tar).write_bytes(old)
 
 
 def test_an_index_of_an_early_version_is_created_again(tar: Path) -> None:

@@ -29,30 +29,9 @@ NUMBERS = (-(2**63), -(2**62), -513, -512, -2, -1, 0, 1, 2, 7, 511, 512, 513, 10
 """Values for the elements of tensors."""
 
 VALUES: tuple[Any, ...] = (
-    *(
-        None,
-        True,
-        False,
-        -1,
-        0,
-        1,
-        2,
-        3,
-        512,
-        2**31,
-        2**53,
-        2**63 - 1,
-        2**64,
-        10**30,
-        -(2**63),
-        1.0,
-        1e308,
-        "",
-        "a",
-        "1",
-    ),
-    *("I64", "U8", "F32", "gzip", "\ud800", "\udcff", "é", "\0", [], {}, [[]], [1], ["a", "a"], [0, 1], [2**62, 2**62]),
-    *({"a": 1}, "x" * 5000, [0] * 3000, {"shardio": "{}"}),
+    *(None, True, False, -1, 0, 1, 2, 3, 512, 2**31, 2**53, 2**63 - 1, 2**64, 10**30, -(2**63), 1.0, 1e308, "", "a"),
+    *("1", "I64", "U8", "F32", "gzip", "\ud800", "\udcff", "é", "\0", [], {}, [[]], [1], ["a", "a"], [0, 1]),
+    *([2**62, 2**62], {"a": 1}, "x" * 5000, [0] * 3000, {"shardio": "{}"}),
 )
 """Values for anything in a header. They are copied, because one header is changed several times."""
 
@@ -266,14 +245,9 @@ def _many_names(rng: random.Random) -> bytes:
 def _many_fields(rng: random.Random) -> bytes:
     """Return an index of one sample and many fields, all of them missing."""
     num_fields = rng.choice((1000, 10_000))
-    values = {
-        "format": 1,
-        "fields": ["a"] * num_fields,
-        "num_samples": 1,
-        "num_bytes": rng.choice((0, 1024, 4096)),
-        "digest": "",
-        "header_digest": "",
-    }
+    num_bytes = rng.choice((0, 1024, 4096))
+    values = {"format": 1, "fields": ["a"] * num_fields, "num_samples": 1, "num_bytes": num_bytes}
+    values |= {"digest": "", "header_digest": ""}
     layout: Layout = {"__metadata__": {"shardio": json.dumps(values)}}
     for name, dtype in (("offset", "I64"), ("size", "I64"), ("hash", "U64")):
         layout[name] = {"dtype": dtype, "shape": [num_fields, 1], "data_offsets": [0, 8 * num_fields]}

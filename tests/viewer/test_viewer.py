@@ -251,17 +251,13 @@ def test_a_leak_between_a_directory_and_shards_is_found(folder: Path, tmp_path: 
     assert len(search(packed, validation, threshold=None).groups) == 3
 
 
-def write_variants(folder: Path) -> None:
-    folder.mkdir()
+def test_similar_pictures_are_groups(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
     for seed in range(2):
         content = encode(seed, width=400, height=300)
-        (folder / f"{seed}-large.jpg").write_bytes(content)
+        (tmp_path / "images" / f"{seed}-large.jpg").write_bytes(content)
         with Image.open(io.BytesIO(content)) as image:
-            image.resize((100, 75), Image.Resampling.BOX).save(folder / f"{seed}-small.png")
-
-
-def test_pictures_that_look_alike_are_groups(tmp_path: Path) -> None:
-    write_variants(tmp_path / "images")
+            image.resize((100, 75), Image.Resampling.BOX).save(tmp_path / "images" / f"{seed}-small.png")
     report = search(tmp_path / "images")
     assert keys_of(report) == [["0-large", "0-small"], ["1-large", "1-small"]]
     assert not any(group.is_exact for group in report.groups)
@@ -328,11 +324,7 @@ def test_the_pairs_are_those_of_comparing_all(threshold: int, num_hashes: int) -
 def test_any_hashes(numbers: set[int], threshold: int) -> None:
     hashes = np.array(sorted(numbers), np.uint64)
     assert found_pairs(hashes, threshold) == all_pairs(hashes, threshold)
-
-
-@given(st.lists(st.integers(0, 2**64 - 1), max_size=20))
-def test_bits_are_counted(numbers: list[int]) -> None:
-    assert count_bits(np.array(numbers, np.uint64)).tolist() == [number.bit_count() for number in numbers]
+    assert count_bits(hashes).tolist() == [number.bit_count() for number in sorted(numbers)]
 
 
 @given(st.integers(1, 30), st.data())
