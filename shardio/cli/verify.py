@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,6 +30,13 @@ SHOWN_GROUPS, SHOWN_UNREADABLE = 100, 8
 
 SHOWN = 20
 """The maximum number of problems of each kind, and of keys of each tar, to print."""
+
+
+def _echo_some(lines: Sequence[str], others: str, *, limit: int = SHOWN, err: bool = False) -> None:
+    for line in lines[:limit]:
+        echo(printable(line), err=err)
+    if (num_others := len(lines) - limit) > 0:
+        echo(others.format(num_others), err=err)
 
 
 def verify(
@@ -142,14 +148,11 @@ def repair(
     else:
         for action in result.actions:
             echo(printable(f"{action.where}: {action.message}"))
-            for key in action.dropped[:SHOWN]:
-                echo(printable(f"  dropped sample {key}"))
-            if len(action.dropped) > SHOWN:
-                echo(f"  and {len(action.dropped) - SHOWN} more samples (--json prints all)")
-        for problem in result.problems[:SHOWN]:
-            echo(f"{problem.kind}: {printable(problem)}", err=True)
-        if len(result.problems) > SHOWN:
-            echo(f"and {len(result.problems) - SHOWN} more problems (--json prints all)", err=True)
+            _echo_some(
+                [f"  dropped sample {key}" for key in action.dropped], "  and {} more samples (--json prints all)"
+            )
+        lines = [f"{problem.kind}: {problem}" for problem in result.problems]
+        _echo_some(lines, "and {} more problems (--json prints all)", err=True)
         if (manifest := result.manifest) is not None:
             size = f"{count(len(manifest.shards), 'shard')}, {count(manifest.num_samples, 'sample')}"
             done = count(len(result.actions), "file") + " written" if result.actions else "nothing to repair"
@@ -256,22 +259,19 @@ def _print(report: IndexReport) -> None:
     header, contents = report.columns.header, report.contents
     fields = ", ".join(f"{field} ({num_samples})" for field, num_samples in report.fields.items())
     size = format_bytes(header.num_bytes) + (" decompressed" if header.compression else "")
-    lines = [f"{report.tar}: {count(header.num_samples, 'sample')}, {size}, fields: {fields or 'none'}"]
+    echo(printable(f"{report.tar}: {count(header.num_samples, 'sample')}, {size}, fields: {fields or 'none'}"))
     if contents is not None and (num_skipped := contents.num_added_by_macos + contents.num_without_key):
         names = ", ".join(contents.skipped) + (", …" if num_skipped > len(contents.skipped) else "")
-        lines.append(f"  skipped {count(num_skipped, 'member')} without a key, or added by macOS: {names}")
+        echo(printable(f"  skipped {count(num_skipped, 'member')} without a key, or added by macOS: {names}"))
     if scattered := report.scattered:
-        lines.append(
+        text = (
             f"  the members of {count(len(scattered), 'sample')} are not adjacent (tar without --sort=name?), such as "
             f"those of {scattered[0]}: datasets gather them, streams and WebDataset cannot"
         )
-    repeated = report.repeated
-    lines += [f"  several samples have the key {key}" for key in repeated[:SHOWN]]
-    if len(repeated) > SHOWN:
-        lines.append(f"  and {len(repeated) - SHOWN} more such keys (--json prints all)")
-    lines.append(f"  index: {report.index}{' (already current)' if contents is None else ''}")
-    for line in lines:
-        echo(printable(line))
+        echo(printable(text))
+    lines = [f"  several samples have the key {key}" for key in report.repeated]
+    _echo_some(lines, "  and {} more such keys (--json prints all)")
+    echo(printable(f"  index: {report.index}{' (already current)' if contents is None else ''}"))
 
 
 def export_index(
@@ -425,20 +425,21 @@ def _print_counts(report: DuplicateReport, names: Sequence[str], *, is_between: 
             extra = count(num_extra, "extra copy", "extra copies")
             images = count(report.num_images[number], "image")
             echo(f"within {printable(name)}: {count(num_groups, 'group')}, {extra} among {images}")
-    for first, second in combinations(range(len(names)), 2):
-        num_groups, in_first, in_second = report.count_between(first, second)
+    for first, second, num_groups, in_first, in_second in report.list_between():
         echo(
             f"between {printable(names[first])} and {printable(names[second])}: {count(num_groups, 'group')}, "
             f"{count(in_first, 'sample')} of the first and {in_second} of the second"
         )
-    if num_conflicts := sum(len(group.labels) > 1 for group in report.groups):
-        echo(f"with different classes: {count(num_conflicts, 'group')}")
+    if report.num_conflicts:
+        echo(f"with different classes: {count(report.num_conflicts, 'group')}")
     if report.num_even:
         echo(f"{count(report.num_even, 'image')} with hardly any contrast: compared only by their bytes", err=True)
-    for each in report.unreadable[:SHOWN_UNREADABLE]:
-        echo(f"cannot be decoded: {printable(f'{each.key} in {names[each.source_index]}: {each.reason}')}", err=True)
-    if (num_others := len(report.unreadable) - SHOWN_UNREADABLE) > 0:
-        echo(f"and {count(num_others, 'more image')} that cannot be decoded: --json names all of them", err=True)
+    lines = [
+        f"cannot be decoded: {each.key} in {names[each.source_index]}: {each.reason}" for each in report.unreadable
+    ]
+    num_others = count(max(0, len(lines) - SHOWN_UNREADABLE), "more image")
+    others = f"and {num_others} that cannot be decoded: --json names all of them"
+    _echo_some(lines, others, limit=SHOWN_UNREADABLE, err=True)
 
 
 def _dump_groups(report: DuplicateReport, names: Sequence[str], *, is_between: bool) -> dict[str, Any]:
@@ -448,10 +449,9 @@ def _dump_groups(report: DuplicateReport, names: Sequence[str], *, is_between: b
         "within": {name: {"groups": groups, "extra_copies": extra} for name, (groups, extra) in within.items()},
         "between": [
             {"sources": [names[first], names[second]], "groups": groups, "samples": samples}
-            for first, second in combinations(range(len(names)), 2)
-            for groups, *samples in [report.count_between(first, second)]
+            for first, second, groups, *samples in report.list_between()
         ],
-        "different_classes": sum(len(group.labels) > 1 for group in report.groups),
+        "different_classes": report.num_conflicts,
         "groups": [
             {
                 "same_bytes": group.is_exact,

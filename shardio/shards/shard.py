@@ -45,6 +45,14 @@ from shardio.shards.tar import (
 )
 from shardio.storage import PIECE, Location, StoredFile, read_pieces
 
+PACKED_NAME = re.compile(r"shard-([0-9]{5}-)?[0-9]{6,}\.tar")
+"""The names that ``pack`` and ``ShardWriter`` give to shards."""
+
+GZIP = "gzip"
+"""The value of an index's ``compression``."""
+
+_COMPRESSED_NAME = re.compile(r".+\.(tar\.gz|tgz)", re.IGNORECASE)
+
 MAX_FIELDS = 1024
 """The maximum number of fields. A tar with more does not follow WebDataset's naming."""
 
@@ -387,10 +395,6 @@ class _WrittenTar(NamedTuple):
         return [self.headers[stop] for stop in stops.tolist()]
 
 
-PACKED_NAME = re.compile(r"shard-([0-9]{5}-)?[0-9]{6,}\.tar")
-"""The names that ``pack`` and ``ShardWriter`` give to shards."""
-
-
 def was_packed(tar: Location) -> bool:
     """Return whether ``pack`` wrote a tar's index. The tar need not exist.
 
@@ -417,13 +421,6 @@ def _has_packs_header(tar: Location, index: Location) -> bool:
         start, stop = int(starts[0, first]), int(stops[0, first])
         header = make_header(join_name(shard.index.key(0), fields[first]), stop - start)
         return shard.tar.read(start - BLOCK, start) == header[-BLOCK:]
-
-
-GZIP = "gzip"
-"""The value of an index's ``compression``."""
-
-
-_COMPRESSED_NAME = re.compile(r".+\.(tar\.gz|tgz)", re.IGNORECASE)
 
 
 def is_compressed(tar: Location) -> bool:

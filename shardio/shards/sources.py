@@ -524,7 +524,7 @@ def find_compressed_index(tar: Location) -> Location | None:
 
 
 def open_compressed(tar: Location) -> ShardTable:
-    """Return a compressed tar that has an index as a dataset, whose samples are to be read in tar order.
+    """Return a compressed tar that has an index as a dataset, for one thread that reads its samples in tar order.
 
     Raises:
         FormatError: If the tar has no current index.

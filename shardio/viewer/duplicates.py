@@ -13,7 +13,7 @@ Near-Duplicates for Web Crawling", 2007, search one table for each choice in the
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -162,13 +162,19 @@ class DuplicateReport:
         repeated = [count for count in counts if count > 1]
         return len(repeated), sum(repeated) - len(repeated)
 
-    def count_between(self, first: int, second: int) -> tuple[int, int, int]:
-        """Return the number of groups with samples of both sources, and the numbers of these samples in each source."""
-        shared = [group for group in self.groups if {first, second} <= set(group.source_indices)]
-        in_first, in_second = (
-            sum(copy.source_index == source for group in shared for copy in group.copies) for source in (first, second)
-        )
-        return len(shared), in_first, in_second
+    def list_between(self) -> list[list[int]]:
+        """Return the two sources of each pair, their number of common groups, and these groups' samples of each."""
+        found = list[list[int]]()
+        for first, second in combinations(range(len(self.num_images)), 2):
+            shared = [group for group in self.groups if {first, second} <= set(group.source_indices)]
+            counts = Counter(copy.source_index for group in shared for copy in group.copies)
+            found.append([first, second, len(shared), counts[first], counts[second]])
+        return found
+
+    @property
+    def num_conflicts(self) -> int:
+        """The number of groups whose samples have different labels."""
+        return sum(len(group.labels) > 1 for group in self.groups)
 
 
 def find_duplicates(
@@ -446,7 +452,9 @@ def find_near_pairs(hashes: NDArray[np.uint64], threshold: int) -> Iterator[tupl
         The indices of the first and the second hashes of some pairs. A pair may come several times.
     """
     num_kept = _choose_num_kept(len(hashes), threshold)
-    masks = _make_masks(threshold + num_kept)
+    num_bands = threshold + num_kept
+    bounds = [NUM_BITS * band // num_bands for band in range(num_bands + 1)]
+    masks = [(1 << stop) - (1 << start) for start, stop in pairwise(bounds)]
     for kept in combinations(masks, num_kept):
         key = hashes & np.bitwise_or.reduce(np.array(kept, np.uint64))
         order = np.argsort(key)
@@ -485,11 +493,6 @@ def _choose_num_kept(num_hashes: int, threshold: int) -> int:
         return comb(num_bands, num_kept) * (SORT_COST * num_hashes + num_pairs)
 
     return min(range(1, MAX_KEPT_BANDS + 1), key=cost)
-
-
-def _make_masks(num_bands: int) -> list[int]:
-    bounds = [NUM_BITS * band // num_bands for band in range(num_bands + 1)]
-    return [(1 << stop) - (1 << start) for start, stop in pairwise(bounds)]
 
 
 def _pairs_in_runs(key: NDArray[np.uint64]) -> Iterator[tuple[Indices, Indices]]:
@@ -557,12 +560,11 @@ def _make_thumbnails(groups: Sequence[DuplicateGroup], sources: Sequence[ImageSo
 
 
 def _make_duplicate_tiles(report: DuplicateReport) -> Markup:
-    num_conflicts = sum(len(group.labels) > 1 for group in report.groups)
     facts = [
         ("images", f"{sum(report.num_images):,}"),
         ("groups", f"{len(report.groups):,}"),
         ("of them with the same bytes", f"{sum(group.is_exact for group in report.groups):,}"),
-        ("of them with different classes", f"{num_conflicts:,}"),
+        ("of them with different classes", f"{report.num_conflicts:,}"),
     ]
     if report.unreadable:
         facts.append(("unreadable", f"{len(report.unreadable):,}"))
@@ -573,10 +575,7 @@ def _show_counts(report: DuplicateReport, names: Sequence[str]) -> Markup:
     within = [(name, *report.count_within(number)) for number, name in enumerate(names)]
     parts = [table(["within", "groups", "extra copies"], within)]
     if len(names) > 1:
-        between = [
-            (f"{names[first]} and {names[second]}", *report.count_between(first, second))
-            for first, second in combinations(range(len(names)), 2)
-        ]
+        between = [[f"{names[each[0]]} and {names[each[1]]}", *each[2:]] for each in report.list_between()]
         parts.append(table(["between", "groups", "samples of the first", "samples of the second"], between))
     return section("Counts", *parts)
 

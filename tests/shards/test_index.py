@@ -279,14 +279,13 @@ def test_keys_whose_lengths_overflow_are_refused(shard: Path) -> None:
         read_columns(parse_location(shard.with_name("a.tar.idx")))
 
 
+SHAPES: list[Header] = [{"shape": [], "data_offsets": [0, 1]}, {"shape": {}}, {"shape": [[]]}]
+METADATA: list[Any] = [5, None, [], {"format": 1}, True]
+OFFSETS: list[Any] = [[0, 10**9], [-32, 0], [32, 0], [0, 31], [0], ["0", "32"], [0.0, 32.0], None]
 LAYOUTS: list[tuple[str, Header]] = [
-    *(("key_bytes", shape) for shape in ({"shape": [], "data_offsets": [0, 1]}, {"shape": {}}, {"shape": [[]]})),
-    *(("__metadata__", {"shardio": value}) for value in (5, None, [], {"format": 1}, True)),
-    *(
-        ("offset", {"data_offsets": at})
-        for at in ([0, 10**9], [-32, 0], [32, 0], [0, 31], [0], ["0", "32"], [0.0, 32.0])
-    ),
-    ("offset", {"data_offsets": None}),
+    *(("key_bytes", shape) for shape in SHAPES),
+    *(("__metadata__", {"shardio": value}) for value in METADATA),
+    *(("offset", {"data_offsets": offsets}) for offsets in OFFSETS),
 ]
 
 

@@ -246,7 +246,7 @@ def test_a_leak_between_a_directory_and_shards_is_found(folder: Path, tmp_path: 
     (validation / "class-0" / "other.jpg").write_bytes(encode(77))
     report = search(packed, validation, threshold=None, is_between=True)
     assert keys_of(report) == [["class-2/name-003", "class-0/0", "class-0/1"]]
-    assert report.count_between(0, 1) == (1, 1, 2)
+    assert report.list_between() == [[0, 1, 1, 1, 2]]
     assert report.groups[0].labels == ("class-0", "class-2")
     assert len(search(packed, validation, threshold=None).groups) == 3
 
