@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -17,6 +18,7 @@ from shardio.process import let_through
 from shardio.sample import Sample
 from shardio.shards.index import (
     INDEX_FORMAT,
+    INDEX_SUFFIX,
     SCATTERED_FORMAT,
     IndexHeader,
     PartCache,
@@ -43,7 +45,7 @@ from shardio.shards.tar import (
     make_header,
     split_name,
 )
-from shardio.storage import PIECE, Location, StoredFile, read_pieces
+from shardio.storage import PIECE, Location, StoredFile, parse_location, read_pieces
 
 PACKED_NAME = re.compile(r"shard-([0-9]{5}-)?[0-9]{6,}\.tar")
 """The names that ``pack`` and ``ShardWriter`` give to shards."""
@@ -421,6 +423,14 @@ def _has_packs_header(tar: Location, index: Location) -> bool:
         start, stop = int(starts[0, first]), int(stops[0, first])
         header = make_header(join_name(shard.index.key(0), fields[first]), stop - start)
         return shard.tar.read(start - BLOCK, start) == header[-BLOCK:]
+
+
+def cached_index_location(tar: Location) -> Location:
+    """Return the location of a tar's index in the user's cache folder, for a tar whose folder is read-only."""
+    import platformdirs
+
+    name = xxhash.xxh3_128_hexdigest(os.fsencode(tar.resolve()))
+    return parse_location(platformdirs.user_cache_path("shardio") / "indexes" / (name + INDEX_SUFFIX))
 
 
 def is_compressed(tar: Location) -> bool:

@@ -16,7 +16,6 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 
 import numpy as np
-import xxhash
 
 from shardio.errors import FormatError
 from shardio.shards.index import (
@@ -41,7 +40,15 @@ from shardio.shards.manifest import (
     make_pattern,
     read_manifest,
 )
-from shardio.shards.shard import GZIP, DecompressedFile, Shard, is_compressed, was_packed, write_index
+from shardio.shards.shard import (
+    GZIP,
+    DecompressedFile,
+    Shard,
+    cached_index_location,
+    is_compressed,
+    was_packed,
+    write_index,
+)
 from shardio.shards.tar import (
     BLOCK,
     StoredField,
@@ -378,7 +385,7 @@ def find_or_make_index(tar: Location) -> tuple[Location, TarContents | None]:
         FormatError: If the tar cannot be indexed, or a file that is not an index has the index's name.
         OSError: If the tar cannot be read, or the index cannot be written.
     """
-    places = index_location(tar), _cached_index(tar)
+    places = index_location(tar), cached_index_location(tar)
     current = next((index for index in places if index.exists() and _is_current(index, tar)), None)
     return (current, None) if current is not None else _make_index(tar)
 
@@ -432,7 +439,7 @@ def scan_contents(file: StoredFile) -> TarContents:
 
 
 def _write_where_allowed(tar: Location, write: Callable[[Location], object]) -> Location:
-    beside, cached = index_location(tar), _cached_index(tar)
+    beside, cached = index_location(tar), cached_index_location(tar)
     try:
         if beside.can_write():
             with suppress(PermissionError):  # Object stores tell only when something is written.
@@ -450,7 +457,7 @@ def _write_where_allowed(tar: Location, write: Callable[[Location], object]) -> 
 
 def find_index(tar: Location) -> Location | None:
     """Return the index of a tar, next to it or in the cache, whether or not it is current; None if there is none."""
-    return next((index for index in (index_location(tar), _cached_index(tar)) if index.exists()), None)
+    return next((index for index in (index_location(tar), cached_index_location(tar)) if index.exists()), None)
 
 
 def _is_current(index: Location, tar: Location) -> bool:
@@ -476,13 +483,6 @@ def has_split_samples(index: Location, header: IndexHeader) -> bool:
     if is_there.all():  # The parts of a sample have different fields, so they lack some.
         return False
     return any(np.any(is_there[:, rows] != is_there[:, rows[:1]]) for rows in find_repeated(columns.keys).values())
-
-
-def _cached_index(tar: Location) -> Location:
-    import platformdirs
-
-    name = xxhash.xxh3_128_hexdigest(os.fsencode(tar.resolve()))
-    return parse_location(platformdirs.user_cache_path("shardio") / "indexes" / (name + INDEX_SUFFIX))
 
 
 class _Members:

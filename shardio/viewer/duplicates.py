@@ -575,7 +575,7 @@ def _show_counts(report: DuplicateReport, names: Sequence[str]) -> Markup:
     within = [(name, *report.count_within(number)) for number, name in enumerate(names)]
     parts = [table(["within", "groups", "extra copies"], within)]
     if len(names) > 1:
-        between = [[f"{names[each[0]]} and {names[each[1]]}", *each[2:]] for each in report.list_between()]
+        between = [(f"{names[a]} and {names[b]}", groups, *counts) for a, b, groups, *counts in report.list_between()]
         parts.append(table(["between", "groups", "samples of the first", "samples of the second"], between))
     return section("Counts", *parts)
 

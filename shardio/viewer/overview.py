@@ -64,9 +64,6 @@ NO_CLASS = "(no class)"
 SCATTER_SIZE, SCATTER_MARGIN = (380, 260), 44
 """The width and height of a scatter plot, and the space for its labels, in SVG units: pixels on wide screens."""
 
-Cell = str | int
-"""A table's cell: text, which is escaped, or a number."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Histogram:
@@ -441,7 +438,7 @@ def make_page(title: str, parts: Iterable[Markup]) -> bytes:
     return page.encode("utf-8", "backslashreplace")
 
 
-def element(name: str, *content: str, **attributes: object) -> Markup:
+def element(name: str, *content: object, **attributes: object) -> Markup:
     """Return an element. A trailing underscore in an attribute's name is dropped, others become hyphens.
 
     >>> element("p", "a < b", class_="soft")
@@ -455,7 +452,7 @@ def element(name: str, *content: str, **attributes: object) -> Markup:
     return Markup(f"<{name}{named}>{''.join(map(escape, content))}</{name}>")
 
 
-def section(heading: str, *content: str) -> Markup:
+def section(heading: str, *content: object) -> Markup:
     """Return a section with a heading."""
     return element("section", element("h2", heading), *content)
 
@@ -466,7 +463,7 @@ def tiles(facts: Iterable[tuple[str, str]]) -> Markup:
     return element("ul", *items, class_="tiles")
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Markup:
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
     """Return a table. The first cell of each row is its header, and numbers are aligned to the right.
 
     Markup among the headings and the other cells is a whole cell.
@@ -479,7 +476,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Markup:
     ]
     body = list[Markup]()
     for first, *others in rows:
-        cells = [element("th", str(first), scope="row", class_=styles[0])]
+        cells = [element("th", first, scope="row", class_=styles[0])]
         for cell, style in zip(others, styles[1:], strict=True):
             text = f"{cell:,}" if isinstance(cell, int) else cell
             cells.append(text if isinstance(text, Markup) else element("td", text, class_=style))
