@@ -31,10 +31,6 @@ from tests.shards.conftest import tars as tars  # A fixture.
 from tests.tars import index_of, paths_of, read_members, read_with_webdataset, write_tar
 
 
-def indices(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return np.array(values, dtype=np.int64)
-
-
 @given(st.lists(st.integers(0, 20), max_size=40), st.permutations(["jpg", "cls", "png"]), st.integers(0, 3))
 def test_samples_and_fields_come_in_the_requested_order(
     packed: Path, asked: list[int], fields: list[str], num_fields: int
@@ -42,7 +38,7 @@ def test_samples_and_fields_come_in_the_requested_order(
     table = open_table(packed)
     expected = read_with_webdataset(*paths_of(table.tars))
     reader = SampleReader(table)
-    samples = reader.read(indices(*asked), fields[:num_fields])
+    samples = reader.read(np.array(asked, np.int64), fields[:num_fields])
     reader.close()
     wanted = [name for name in fields[:num_fields] if name != "png"]
     assert [(sample.key, list(sample.fields.items())) for sample in samples] == [
@@ -54,7 +50,7 @@ def test_shards_without_samples_are_skipped(tmp_path: Path) -> None:
     for i, keys in enumerate(["", "a", "", "", "bc", ""]):
         write_tar(tmp_path / f"{i}.tar", [("README", b"")] + [(f"{key}.txt", key.encode()) for key in keys])
     reader = SampleReader(open_table(tmp_path))
-    assert [sample.key for sample in reader.read(indices(2, 0, 1), ["txt"])] == ["c", "a", "b"]
+    assert [sample.key for sample in reader.read(np.array([2, 0, 1]), ["txt"])] == ["c", "a", "b"]
     reader.close()
 
 
@@ -134,16 +130,16 @@ def test_a_forked_process_reads_at_its_own_offsets(packed: Path) -> None:
 def test_a_tar_truncated_before_or_during_reading_is_named(packed: Path, tmp_path: Path) -> None:
     table = open_table(shutil.copytree(packed, tmp_path / "copy"))
     reader = SampleReader(table)
-    reader.read(indices(0), ["jpg"])
+    reader.read(np.array([0]), ["jpg"])
     first, second, *_ = paths_of(table.tars)
     for tar in (first, second):
         with tar.open("r+b") as file:
             file.truncate(tar.stat().st_size // 2)
     key = read_with_webdataset(*paths_of(open_table(packed).tars))[4][0]
     with pytest.raises(SampleError, match=rf"sample {key} cannot be read from .*shard-000000\.tar at byte \d+"):
-        reader.read(indices(4), ["jpg"])
+        reader.read(np.array([4]), ["jpg"])
     with pytest.raises(StaleIndexError, match=r"shard-000001\.tar has changed"):
-        reader.read(indices(5), ["jpg"])
+        reader.read(np.array([5]), ["jpg"])
     reader.close()
 
 
@@ -163,7 +159,7 @@ def test_a_shard_of_another_pack_is_refused(packed: Path, images: Path, tmp_path
 def test_an_index_that_no_sample_has_is_refused(packed: Path, sample: int) -> None:
     reader = SampleReader(open_table(packed))
     with pytest.raises(IndexError):
-        reader.read(indices(0, sample), ["jpg"])
+        reader.read(np.array([0, sample]), ["jpg"])
     reader.close()
 
 

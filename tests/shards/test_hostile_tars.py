@@ -192,6 +192,9 @@ def test_a_tar_of_many_fields_that_hardly_any_sample_has_is_refused(tmp_path: Pa
     path.write_bytes(b"".join(make_header(0, name=f"{i}.{i}") for i in range(1000)) + END)
     with pytest.raises(FormatError, match=r"a\.tar has 1000 different fields, but a sample has only 1\.0 of them"):
         open_table(path)
+    path.write_bytes(b"".join(make_header(0, name=f"photo.{i}") for i in range(1025)) + END)
+    with pytest.raises(FormatError, match=r"a\.tar has 1025 different fields, but an index holds at most 1024"):
+        open_table(path)
     path.write_bytes(b"".join(make_header(0, name=f"{i}.{i}") for i in range(100)) + END)
     assert open_table(path).manifest.num_samples == 100
 

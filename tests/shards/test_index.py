@@ -6,7 +6,7 @@ import json
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from shardio.errors import FormatError, SampleError, StaleIndexError
 from shardio.reading import SampleReader
 from shardio.sample import Sample
-from shardio.shards import Manifest, ShardIndex, open_table, write_manifest, write_shard
+from shardio.shards import Manifest, open_table, write_manifest, write_shard
 from shardio.shards.index import read_columns
 from shardio.storage import parse_location
 from tests.files import count_open_files
-from tests.tars import change_layout, index_of, open_file, open_shard, read_members, read_metadata
+from tests.tars import change_layout, index_of, open_shard, read_members, read_metadata
 
 KEYS = st.text(st.characters(exclude_categories=["C"], exclude_characters="/."), min_size=1, max_size=120)
 
@@ -86,15 +86,6 @@ def test_an_index_is_a_plain_safetensors_file(packed: Path) -> None:
     assert [whole[start : start + length] for start, length in ranges] == [content for _, content in members]
 
 
-def test_equal_samples_give_equal_tars_and_indexes(tmp_path: Path) -> None:
-    samples = {f"k{i}": {"jpg": bytes([i]), "cls": b"0"} for i in range(10)}
-    for name in "a", "b":
-        (tmp_path / name).mkdir()
-        write(tmp_path / name / "x.tar", samples)
-    for file in "x.tar", "x.tar.idx":
-        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_shard_appears_once_all_its_samples_are_written(tmp_path: Path, fails: bool) -> None:
     def samples() -> Iterator[Sample]:
@@ -133,14 +124,6 @@ def test_the_index_of_a_changed_tar_is_stale(tmp_path: Path, change: str) -> Non
         assert path.stat().st_size == size
     with pytest.raises(StaleIndexError, match=r"a\.tar\.idx.*a\.tar has changed.*\. Download .* delete .*a\.tar\.idx"):
         open_shard(path)
-
-
-def test_an_index_may_lie_apart_from_its_tar(tmp_path: Path) -> None:
-    write(tmp_path / "a.tar", {"a": {"jpg": b"1"}})
-    (tmp_path / "elsewhere").mkdir()
-    moved = (tmp_path / "a.tar.idx").rename(tmp_path / "elsewhere" / "x")
-    with open_file(tmp_path / "a.tar") as tar, closing(ShardIndex(parse_location(moved), tar)) as index:
-        assert index.key(0) == "a"
 
 
 Tensors = dict[str, NDArray[Any]]

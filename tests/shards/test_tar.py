@@ -5,11 +5,11 @@ from __future__ import annotations
 import gzip
 import io
 import random
-import re
 import subprocess
 import tarfile
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -98,29 +98,13 @@ def test_a_scan_hashes_the_zeros_after_the_end_as_well(tmp_path: Path, num_zeros
     assert digest == xxhash.xxh3_128_hexdigest(path.read_bytes())
 
 
-# The second member's header lies at byte 1536, its content from 2048 to 3048, the end blocks from 3072.
-DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    # Between members, only the missing end shows that others may be missing, too.
-    **{
-        f"cut at {stop}": lambda content, stop=stop: content[:stop]  # type: ignore[misc]
-        for stop in (1, 511, 512, 700, 1100, 1536, 1700, 2048, 2500, 3047)
-    },
-    **{
-        f"header at {at}": lambda content, at=at: content[: at + 100] + b"?" * 300 + content[at + 400 :]  # type: ignore[misc]
-        for at in (0, 1536)
-    },
-    **{
-        f"another file {number}": lambda _, other=other: other  # type: ignore[misc]
-        for number, other in enumerate((b"", b"no tar at all", b"\xff" * 4096))
-    },
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_tar_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+# The second member's header lies at byte 1536.
+@pytest.mark.parametrize("header", [0, 1536])
+def test_a_tar_with_a_damaged_header_is_refused(tmp_path: Path, header: int) -> None:
     path = tmp_path / "bad.tar"
     write_tar(path, [("a.txt", b"a" * 1000), ("b.txt", b"b" * 1000)])
-    path.write_bytes(damage(path.read_bytes()))
+    content = path.read_bytes()
+    path.write_bytes(content[: header + 100] + b"?" * 300 + content[header + 400 :])
     with pytest.raises(FormatError, match=r"bad\.tar"):
         scan(path)
 
@@ -297,21 +281,25 @@ def test_samples_are_those_of_webdataset(tar: Path, piece: int, is_compressed: b
     assert stream(content, piece) == expected == index(tar.read_bytes())
 
 
-def test_a_tar_that_is_cut_anywhere_is_refused_after_complete_samples(tar: Path) -> None:
+def unless_refused(read: Callable[[], Samples]) -> Samples | None:
+    try:
+        return read()
+    except FormatError:
+        return None
+
+
+def test_a_tar_that_is_cut_anywhere_is_refused_and_a_stream_ends_after_complete_samples(tar: Path) -> None:
     content = tar.read_bytes()
     whole = stream(content)
     end = len(content.rstrip(b"\0")) // 512 * 512 + 1024  # After the first block of the end mark.
     for block in range(0, len(content), 512):
         for cut in (block - 1, block, block + 100):
-            file, seen = io.BytesIO(content[: max(cut, 0)]), []
-            samples = StreamedTar("a.tar", lambda file=file: file.read(700), FIELDS).samples()  # type: ignore[misc]
-            try:
+            file, seen = io.BytesIO(content[: max(cut, 0)]), list[tuple[str, dict[str, bytes]]]()
+            samples = StreamedTar("a.tar", partial(file.read, 700), FIELDS).samples()
+            with pytest.raises(IncompleteTarError) if cut < end else nullcontext():
                 seen += [(sample.key, sample.contents) for sample in samples]
-                is_refused = False
-            except IncompleteTarError:
-                is_refused = True
-            assert is_refused == (cut < end), cut
             assert seen == whole[: len(seen)]
+            assert (unless_refused(partial(index, file.getvalue())) is None) == (cut < end), cut
 
 
 def test_a_compressed_tar_that_is_cut_is_refused(tar: Path) -> None:
@@ -332,13 +320,6 @@ def test_right_headers_are_read(content: bytes) -> None:
     assert stream(content + END) == index(content + END)
 
 
-def unless_refused(read: Callable[[], Samples]) -> Samples | None:
-    try:
-        return read()
-    except FormatError:
-        return None
-
-
 @given(st.integers(0, 2**32), st.integers(1, 3000))
 def test_a_damaged_tar_is_read_or_refused_as_by_the_index(seed: int, piece: int) -> None:
     rng = random.Random(seed)
@@ -354,11 +335,13 @@ def test_a_damaged_tar_is_read_or_refused_as_by_the_index(seed: int, piece: int)
     [
         (b"", "empty file"),
         (b"<html>" * 200, "not a complete tar"),
+        (b"\xff" * 4096, "not a complete tar"),
         (2 * (MEMBER + END), r"a.tar has data after its end mark, at byte 2048"),
         (2 * MEMBER + END, r"a.tar holds field 'txt' of sample a twice, the second time at byte 1536"),
         (b"\x28\xb5\x2f\xfd" + bytes(600), r"compressed with zstd.* zstd -dc"),
     ],
 )
 def test_what_is_no_tar_of_samples_is_refused(content: bytes, message: str) -> None:
-    with pytest.raises(FormatError, match=re.compile(message)):
+    with pytest.raises(FormatError, match=message):
         stream(content)
+    assert unless_refused(partial(index, content)) is None
