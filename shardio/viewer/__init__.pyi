@@ -1,6 +1,4 @@
 from .duplicates import (
-    DEFAULT_THRESHOLD as DEFAULT_THRESHOLD,
-    MAX_THRESHOLD as MAX_THRESHOLD,
     Copy as Copy,
     DuplicateGroup as DuplicateGroup,
     DuplicateReport as DuplicateReport,
@@ -21,3 +19,6 @@ from .sources import (
     holds_shards as holds_shards,
     open_source as open_source,
 )
+
+DEFAULT_THRESHOLD: int
+MAX_THRESHOLD: int

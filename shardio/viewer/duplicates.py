@@ -28,6 +28,7 @@ from shardio.images import open_image
 from shardio.process import let_through
 from shardio.progress import WorkProgress
 from shardio.values import check_integer
+from shardio.viewer import DEFAULT_THRESHOLD, MAX_THRESHOLD
 from shardio.viewer.overview import (
     Markup,
     Thumbnail,
@@ -41,13 +42,6 @@ from shardio.viewer.overview import (
     tiles,
 )
 from shardio.viewer.sources import ImageColumns, ImageSource, Place, Unreadable, map_images, read_small
-
-DEFAULT_THRESHOLD = 4
-"""The default. Of 285 photographs, it misses at most 2 % after resizing or compressing again, and 8 % after cutting 1 %
-off each side. Different photographs differ in at least 14 bits."""
-
-MAX_THRESHOLD = 16
-"""The maximum. Different pictures differ in 32 bits on average."""
 
 SIDE = 32
 """The sides of the reduced picture in pixels."""
