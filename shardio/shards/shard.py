@@ -523,8 +523,8 @@ class DecompressedFile:
 
     def _measure(self) -> int:
         buffer = memoryview(bytearray(PIECE))
-        while num_read := self._read_some(buffer):
-            self._position += num_read
+        while self._read_some(buffer):
+            pass
         return self._position
 
     def _fill(self, buffer: memoryview) -> None:
@@ -532,14 +532,15 @@ class DecompressedFile:
             num_read = self._read_some(buffer)
             if not num_read:
                 raise EOFError(f"{self.location} ends at byte {self._position} of the decompressed tar")
-            self._position += num_read
             buffer = buffer[num_read:]
 
     def _read_some(self, buffer: memoryview) -> int:
         try:
-            return self._stream.readinto(buffer)
+            num_read = self._stream.readinto(buffer)
         except GZIP_ERRORS as error:
             raise FormatError(
                 f"{self.location} is not a complete gzip file: {error} (after {self._position} decompressed bytes). "
                 "Download or create it again"
             ) from error
+        self._position += num_read
+        return num_read

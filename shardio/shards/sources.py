@@ -13,7 +13,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -352,7 +352,7 @@ MAX_SKIPPED = 20
 """The maximum number of skipped members to name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class TarContents:
     """The contents of a tar.
 
@@ -366,12 +366,12 @@ class TarContents:
             contents. Unless the first and the last sample are scattered, they have no other members.
     """
 
-    samples: list[StoredSample]
-    digest: str
-    num_added_by_macos: int
-    num_without_key: int
-    skipped: list[str]
-    headers: dict[int, bytes]
+    samples: list[StoredSample] = field(default_factory=list)
+    digest: str = ""
+    num_added_by_macos: int = 0
+    num_without_key: int = 0
+    skipped: list[str] = field(default_factory=list)
+    headers: dict[int, bytes] = field(default_factory=dict)
 
 
 def find_or_make_index(tar: Location) -> tuple[Location, TarContents | None]:
@@ -425,17 +425,31 @@ def scan_contents(file: StoredFile) -> TarContents:
     Raises:
         FormatError: If the tar cannot be indexed.
     """
-    scan, location = TarScan(file), str(file.location)
-    members = _Members(scan)
-    runs = list(group_members(location, members))
-    return TarContents(
-        samples=[StoredSample(key, fields) for key, fields in gather_members(location, runs)],
-        digest=scan.digest,
-        num_added_by_macos=members.num_added_by_macos,
-        num_without_key=members.num_without_key,
-        skipped=members.skipped,
-        headers={**members.headers_of_first, **members.headers},
-    )
+    scan, location, contents = TarScan(file), str(file.location), TarContents()
+    runs = list(group_members(location, _list_members(scan, contents)))
+    contents.samples = [StoredSample(key, fields) for key, fields in gather_members(location, runs)]
+    contents.digest = scan.digest
+    return contents
+
+
+def _list_members(scan: TarScan, contents: TarContents) -> Iterator[tuple[tuple[str, str], StoredField]]:
+    """Yield the members of a tar that have a key, and note the others, and the headers."""
+    key, first, last = None, dict[int, bytes](), dict[int, bytes]()
+    for name, content in scan.members():
+        is_added = is_added_by_macos(name)
+        parts = None if is_added else split_name(name)
+        if parts is None:  # WebDataset skips these files as well.
+            contents.num_added_by_macos += is_added
+            contents.num_without_key += not is_added
+            if len(contents.skipped) < MAX_SKIPPED:
+                contents.skipped.append(name)
+            continue
+        if parts[0] != key:
+            first = first or last
+            key, last = parts[0], {}
+        last[content.offset] = scan.last_header
+        yield parts, content
+    contents.headers = {**first, **last}
 
 
 def _write_where_allowed(tar: Location, write: Callable[[Location], object]) -> Location:
@@ -483,34 +497,6 @@ def has_split_samples(index: Location, header: IndexHeader) -> bool:
     if is_there.all():  # The parts of a sample have different fields, so they lack some.
         return False
     return any(np.any(is_there[:, rows] != is_there[:, rows[:1]]) for rows in find_repeated(columns.keys).values())
-
-
-class _Members:
-    """The members of a tar that have a key. Counts the others, and keeps what :class:`TarContents` says."""
-
-    def __init__(self, scan: TarScan) -> None:
-        self._scan = scan
-        self.num_added_by_macos = self.num_without_key = 0
-        self.skipped: list[str] = []
-        self.headers_of_first: dict[int, bytes] = {}
-        self.headers: dict[int, bytes] = {}
-
-    def __iter__(self) -> Iterator[tuple[tuple[str, str], StoredField]]:
-        key = None
-        for name, content in self._scan.members():
-            is_added = is_added_by_macos(name)
-            parts = None if is_added else split_name(name)
-            if parts is None:  # WebDataset skips these files as well.
-                self.num_added_by_macos += is_added
-                self.num_without_key += not is_added
-                if len(self.skipped) < MAX_SKIPPED:
-                    self.skipped.append(name)
-                continue
-            if parts[0] != key:
-                self.headers_of_first = self.headers_of_first or self.headers
-                key, self.headers = parts[0], {}
-            self.headers[content.offset] = self._scan.last_header
-            yield parts, content
 
 
 def find_compressed_index(tar: Location) -> Location | None:
