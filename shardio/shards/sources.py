@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardio.errors import FormatError
+from shardio.errors import FormatError, find_user_level
 from shardio.shards.index import (
     INDEX_FORMAT,
     INDEX_SUFFIX,
@@ -156,7 +156,7 @@ def _find_tars(folder: Location) -> list[Location]:
     _refuse_splits(folder, names)
     if missing := find_gaps(names):  # A list may leave tars out on purpose.
         message = f"the numbers of the tars in {folder} have gaps: {len(missing)} missing ({_name_some(missing)}). "
-        warnings.warn(f"{message}Check whether a copy is unfinished", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"{message}Check whether a copy is unfinished", RuntimeWarning, stacklevel=find_user_level())
     return tars
 
 
@@ -285,7 +285,7 @@ def _table_of_tars(tars: list[Location]) -> ShardTable:
         _describe_scattered({tar: header.num_scattered or 0 for tar, (_, header) in zip(tars, described, strict=True)}),
     )
     for message in filter(None, warned):
-        warnings.warn(message, RuntimeWarning, stacklevel=4)
+        warnings.warn(message, RuntimeWarning, stacklevel=find_user_level())
     fields = {field for _, header in described for field in header.fields}
     manifest = Manifest(shards=tuple(entries), fields=tuple(sorted(fields)))
     return _make_table(manifest, tars, indexes, tars[0].folder)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from shardio.images import find_format, open_image
 from shardio.images.formats import errors_of_pillow
-from shardio.order.words import make_rng_key, permute
+from shardio.order import make_rng_key, permute
 from shardio.values import format_bytes
 from shardio.viewer.sources import (
     FieldUse,
