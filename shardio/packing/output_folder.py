@@ -18,7 +18,6 @@ from shardio.packing.packer import UnfinishedDataset, read_mark
 from shardio.packing.shard_job import REJECTED_NAME
 from shardio.shards import (
     MANIFEST_NAME,
-    PACKED_NAME,
     UNFINISHED_NAME,
     Manifest,
     Shard,
@@ -33,6 +32,9 @@ from shardio.values import parse_json
 
 MARK = b"written by a program"
 """The start of the mark. A pack's mark differs, so a pack refuses to continue here."""
+
+SHARD_NAME = re.compile(r"shard-([0-9]{5}-)?[0-9]{6,}\.tar(\.idx)?")
+"""The names of shards that shardio writes, and of their indexes."""
 
 _OTHER_NAMES = {MANIFEST_NAME, REJECTED_NAME}
 
@@ -102,9 +104,7 @@ def _check_content(folder: DatasetFolder, *, overwrite: bool) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    return (
-        bool(PACKED_NAME.fullmatch(name.removesuffix(".idx"))) or name in _OTHER_NAMES or name.startswith(".shardio-")
-    )
+    return bool(SHARD_NAME.fullmatch(name)) or name in _OTHER_NAMES or name.startswith(".shardio-")
 
 
 def _clear(folder: DatasetFolder) -> None:
