@@ -31,7 +31,7 @@ PANELS = {
         "cat": "look",
         "extract": "look",
         "view": "view",
-        "dups": "view",
+        "dups": "verify",
     },
     "Check a dataset or a loader": {"verify": "verify", "check": "check", "order": "look", "doctor": "check"},
     "Transform and train": {"augment": "view", "bench": "check", "train": "train"},

@@ -41,6 +41,10 @@ MaxShardSize = Annotated[
 ]
 
 
+DatasetPath = Annotated[
+    Path, typer.Argument(metavar="SOURCE", help="A packed directory, a manifest, a tar, or a directory of tars.")
+]
+
 StorageOptionTexts = Annotated[
     list[str] | None,
     typer.Option(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
@@ -24,6 +23,7 @@ from shardio.packing.pack_call import REJECTED_NAME
 from shardio.packing.preparing import PackedShard
 from shardio.shards import (
     MANIFEST_NAME,
+    PACKED_NAME,
     UNFINISHED_NAME,
     Manifest,
     Shard,
@@ -47,9 +47,6 @@ MAX_REQUESTS = 16
 
 MARK = b"written by a program"
 """The start of the mark. A pack's mark differs, so a pack refuses to continue here."""
-
-SHARD_NAME = re.compile(r"shard-([0-9]{5}-)?[0-9]{6,}\.tar(\.idx)?")
-"""The names of shards that shardio writes, and of their indexes."""
 
 _OTHER_NAMES = {MANIFEST_NAME, REJECTED_NAME}
 
@@ -574,7 +571,9 @@ def _check_content(folder: DatasetFolder, *, overwrite: bool) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    return bool(SHARD_NAME.fullmatch(name)) or name in _OTHER_NAMES or name.startswith(".shardio-")
+    return (
+        bool(PACKED_NAME.fullmatch(name.removesuffix(".idx"))) or name in _OTHER_NAMES or name.startswith(".shardio-")
+    )
 
 
 def _clear(folder: DatasetFolder) -> None:

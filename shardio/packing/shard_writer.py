@@ -25,15 +25,16 @@ from shardio.shards import (
     Shard,
     ShardEntry,
     ShardTable,
+    TarWriter,
     hash_key,
     index_location,
     join_name,
     read_keys,
     read_manifest,
     size_in_tar,
+    write_index_of,
     write_manifest,
 )
-from shardio.shards.writer import TarWriter, write_index_of
 from shardio.storage import Location, StorageOptions, make_direct_access, map_locations, parse_location
 from shardio.values import check_flag, check_integer, check_optional_integer, parse_json, parse_size
 
