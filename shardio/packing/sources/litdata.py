@@ -17,7 +17,7 @@ from shardio.packing.sources.mds import (
     INDEX,
     IndexedRecords,
     IndexKind,
-    Part,
+    ListedShard,
     TemporaryFolder,
     any_error_is_a_value_error,
     find_files,
@@ -288,13 +288,13 @@ def _find_files(
     compression: str = config["compression"] or ""
     if litdata.is_in_file_compression(config.get("compression_level")):
         compression = ""
-    parts = list[Part]()
+    parts = list[ListedShard]()
     for chunk in index["chunks"]:
         packed = chunk["filename"] if compression else None
         name = chunk["filename"].replace(f".{compression}", "") if compression else chunk["filename"]
-        parts.append(Part(name, chunk["chunk_bytes"], packed, may_be_larger=True))
+        parts.append(ListedShard(name, chunk["chunk_bytes"], packed, may_be_larger=True))
 
-    def find_decompress(part: Part) -> Callable[[bytes], bytes]:
+    def find_decompress(part: ListedShard) -> Callable[[bytes], bytes]:
         if compression not in litdata.compressors:
             raise PackError(f"{src} is compressed by {compression!r}, which LitData cannot read here: pip install zstd")
         decompress: Callable[[bytes], bytes] = litdata.compressors[compression].decompress

@@ -125,7 +125,7 @@ def _resolve(src: Path, name: object) -> Path:
     return src / name
 
 
-class Part(NamedTuple):
+class ListedShard(NamedTuple):
     """A file of samples that ``index.json`` names.
 
     Attributes:
@@ -144,7 +144,7 @@ class Part(NamedTuple):
 
 
 def find_files(
-    src: Path, parts: Sequence[Part], find_decompress: Callable[[Part], Callable[[bytes], bytes]]
+    src: Path, parts: Sequence[ListedShard], find_decompress: Callable[[ListedShard], Callable[[bytes], bytes]]
 ) -> tuple[tuple[SourceFile, ...], TemporaryFolder | None]:
     """Return the files of a dataset, and the folder with decompressed files if there are any.
 
@@ -158,7 +158,7 @@ def find_files(
     Raises:
         PackError: If a file is missing, damaged, or not below the dataset, or the disk has too little space.
     """
-    paths, packed = [src / INDEX], list[tuple[Path, Part]]()
+    paths, packed = [src / INDEX], list[tuple[Path, ListedShard]]()
     for part in parts:
         path = _resolve(src, part.name)
         if part.packed is None or (path.is_file() and stat_file(str(path)).size >= part.num_bytes):
@@ -434,10 +434,10 @@ def _find_encodings(src: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str
 def _find_files(
     streaming: _Streaming, src: Path, entries: Sequence[Mapping[str, Any]]
 ) -> tuple[tuple[SourceFile, ...], TemporaryFolder | None]:
-    parts, compressions = list[Part](), dict[str, str]()
+    parts, compressions = list[ListedShard](), dict[str, str]()
     for entry in entries:
         raw, packed = entry["raw_data"], entry.get("zip_data") or {"basename": None, "bytes": None}
-        parts.append(Part(raw["basename"], raw["bytes"], packed["basename"], packed["bytes"]))
+        parts.append(ListedShard(raw["basename"], raw["bytes"], packed["basename"], packed["bytes"]))
         compressions[raw["basename"]] = entry["compression"]
     return find_files(src, parts, lambda part: partial(streaming.decompress, compressions[part.name]))
 
