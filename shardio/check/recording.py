@@ -8,9 +8,7 @@ contents than samples.
 from __future__ import annotations
 
 import copy
-import random
 import re
-import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -39,6 +37,7 @@ from shardio.check.coverage import (
 )
 from shardio.check.identity import ASK_FOR_KEY, Ids, Key, content_ids, keys_in
 from shardio.errors import IdentityError
+from shardio.order import keep_generators
 from shardio.world import find_worker
 
 MIN_SAMPLES = 10
@@ -297,7 +296,7 @@ def probe_contents(loader: Iterable[Any], epoch: RankEpoch) -> RankEpoch:
         return epoch
     chosen = sorted({indices[int(i)] for i in np.linspace(0, len(indices) - 1, NUM_PROBES)})
     dataset, collate, is_collated = _copied(loader.dataset), collate_of(loader), collates_columns(loader)
-    with _generators_kept():
+    with keep_generators():
         for index in chosen:
             reads = [content_ids(collate([dataset[index]]), is_collated=is_collated) for _ in range(NUM_READS)]
             if any(len(ids) != 1 for ids in reads):
@@ -347,17 +346,3 @@ def _copied(dataset: Any) -> Any:
         if inner is not None:
             setattr(copied, name, [_copied(one) for one in inner] if isinstance(inner, list) else _copied(inner))
     return copied
-
-
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Restore the global random generators after the block, to undo the effect of probing."""
-    torch = sys.modules.get("torch")
-    states = random.getstate(), np.random.get_state(), None if torch is None else torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        if torch is not None:
-            torch.set_rng_state(states[2])

@@ -23,7 +23,7 @@ from shardio.images import (
 from shardio.process import let_through
 from shardio.reading import StoredSamples
 from shardio.shards import LABEL_FIELD
-from shardio.transforms import AnnotationError, Calls, FieldKind, move_annotations, render_alike
+from shardio.transforms import AnnotationError, Calls, FieldKind, move_annotations, render_same
 
 _STORED_FIELDS: dict[str, tuple[str, ...]] = {"image": IMAGE_FIELDS, "label": (LABEL_FIELD,), "key": ()}
 """The stored fields of values that are not named after their field."""
@@ -214,7 +214,7 @@ def follow_images(leader: PlannedImages, name: str, pictures: list[Any]) -> Plan
     """
     others, plan = leader.crops[0]
     try:
-        return replace(leader, name=name, crops=[(render_alike(pictures, others), plan)])
+        return replace(leader, name=name, crops=[(render_same(pictures, others), plan)])
     except DecodeError as error:
         raise undecodable(leader.samples, name, error.row, error) from error
 

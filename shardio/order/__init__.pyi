@@ -23,6 +23,7 @@ from .words import (
     Words as Words,
     augment_rng_keys as augment_rng_keys,
     derive_rng_key as derive_rng_key,
+    keep_generators as keep_generators,
     make_rng_key as make_rng_key,
     permute as permute,
     random_words as random_words,

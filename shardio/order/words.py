@@ -13,6 +13,11 @@ training and validation data also use these permutations.
 
 from __future__ import annotations
 
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -133,3 +138,18 @@ def _swap_first_two(value: Words, size: NDArray[np.int64], rng_key: Words) -> Wo
     swapped = (value < np.uint64(2)) & (size > 1)
     swap: Words = swapped.astype(np.uint64) & coin
     return value ^ swap
+
+
+@contextmanager
+def keep_generators() -> Iterator[None]:
+    """Restore the global generators of torch (on the CPU), numpy and Python at the end of a ``with`` block."""
+    torch = sys.modules.get("torch")
+    torch_state = None if torch is None else torch.get_rng_state()
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        if torch is not None:
+            torch.set_rng_state(torch_state)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)

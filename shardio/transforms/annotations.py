@@ -1,7 +1,8 @@
-"""Move a sample's annotations with its image: masks, boxes, points, and labels of boxes."""
+"""Move a sample's annotations with its image: other images, masks, boxes, points, and labels of boxes."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -9,7 +10,21 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images import PlanRow, move_boxes, move_mask, move_points
+from shardio.images import (
+    CropPlan,
+    DecodedPicture,
+    DecodeError,
+    Picture,
+    PlanRow,
+    RenderedImages,
+    move_boxes,
+    move_mask,
+    move_points,
+    render_chunk,
+)
+
+__all__ = ["AnnotationError", "BoundingBoxes", "FieldKind", "KeyPoints", "Labels", "Mask", "Ragged", "move_annotations"]
+__all__ += ["render_same"]
 
 BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
 """The four numbers of a box: two corners; a corner and the size; the centre and the size."""
@@ -277,3 +292,42 @@ def _to_centre(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
 _Conversion = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 _TO_CORNERS: dict[BoxFormat, _Conversion] = {"xyxy": np.copy, "xywh": _from_size, "cxcywh": _from_centre}
 _FROM_CORNERS: dict[BoxFormat, _Conversion] = {"xyxy": np.copy, "xywh": _to_size, "cxcywh": _to_centre}
+
+
+def render_same(images: list[Any], others: Sequence[Picture]) -> list[Any]:
+    """Return images as pictures, rendered by the same plans as other pictures.
+
+    Images whose plan was the same object are rendered together.
+    """
+    images = list(images)
+    for step in range(max((len(other.history) for other in others), default=0)):
+        rows_by_plan = defaultdict[int, list[int]](list)
+        for row, other in enumerate(others):
+            if step < len(other.history):
+                rows_by_plan[id(other.history[step].plan)].append(row)
+        for rows in rows_by_plan.values():
+            steps = [others[row].history[step] for row in rows]
+            plan = steps[0].plan.take(np.array([each.row for each in steps]))
+            try:
+                pictures = render_rows_as_pictures([images[row] for row in rows], plan, np.arange(len(rows)))
+            except DecodeError as error:
+                raise DecodeError(rows[error.row], str(error)) from error
+            for row, picture in zip(rows, pictures, strict=True):
+                images[row] = picture
+    return images
+
+
+def render_rows_as_pictures(images: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> list[Any]:
+    rendered = render_rows(images, plan, rows)
+    return [
+        DecodedPicture(pixels, decoder_name, (*images[row].history, PlanRow(plan, row)))
+        for row, pixels, decoder_name in zip(rows.tolist(), rendered.images, rendered.decoder_names, strict=True)
+    ]
+
+
+def render_rows(pictures: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> RenderedImages:
+    """Render these rows of a chunk. An error names the row in the chunk."""
+    try:
+        return render_chunk([pictures[row] for row in rows], plan.take(rows))
+    except DecodeError as error:
+        raise DecodeError(int(rows[error.row]), str(error)) from error

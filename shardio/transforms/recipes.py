@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardio.transforms.automatic import RandAugment, TrivialAugmentWide
-from shardio.transforms.colours import ColorJitter, GaussianBlur, RandomErasing, RandomGrayscale, RandomSolarize
 from shardio.transforms.compose import Compose, MultiCrop, RandomApply
 from shardio.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from shardio.transforms.pixels import ColorJitter, GaussianBlur, RandomErasing, RandomGrayscale, RandomSolarize
 
 IMAGENET_MEAN = (124, 116, 104)
 """The mean colour of ImageNet, rounded: 255 × (0.485, 0.456, 0.406)."""

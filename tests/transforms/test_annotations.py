@@ -37,10 +37,10 @@ from shardio.transforms import (
     is_builtin,
     move_annotations,
     plan_transform,
-    render_alike,
+    render_same,
 )
 from shardio.transforms.annotations import check_field_kinds
-from shardio.transforms.warps import make_affine_matrix
+from shardio.transforms.pixels import make_affine_matrix
 from tests.images.pictures import make_picture
 from tests.transforms.by_torchvision import functional, tv_tensors, v2
 from tests.transforms.inputs import make_rng_keys
@@ -206,7 +206,7 @@ def test_everything_follows_images_that_are_rendered_between_steps(steps: list[A
     planned, plan = plan_transform(Compose(steps), pictures, make_rng_keys(4))
     assert plan is not None
     rendered, num_square = render_chunk(planned, plan).images, 0
-    again = render_chunk(render_alike(list(pictures), planned), plan).images
+    again = render_chunk(render_same(list(pictures), planned), plan).images
     for row, (image, other) in enumerate(zip(rendered, again, strict=True)):
         np.testing.assert_array_equal(image, other)
         values = {"mask": masks[row], "boxes": [[12, 15, 44, 40]], "points": [[28, 27]]}

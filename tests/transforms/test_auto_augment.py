@@ -14,8 +14,7 @@ from shardio.images import edit_images
 from shardio.images.editing_by_pillow import edit_by_pillow
 from shardio.images.kernel.compiled import operation_records as codes
 from shardio.transforms import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
-from shardio.transforms.automatic import POLICIES, space_evenly
-from shardio.transforms.transform import draw_gammas
+from shardio.transforms.automatic import draw_gammas, read_policy, space_evenly
 from tests.transforms.by_torchvision import v2
 from tests.transforms.inputs import chi_square, ks_distance, make_noise, make_rng_keys, repeat_size
 
@@ -76,7 +75,7 @@ def test_numbers_are_those_of_torchs_linspace(ends: tuple[float, float]) -> None
 
 @pytest.mark.parametrize("policy", ["imagenet", "cifar10", "svhn"])
 def test_policies_are_torchvisions_and_pairs_are_drawn_with_their_probabilities(policy: str) -> None:
-    transform, pairs = AutoAugment(policy), POLICIES[policy]
+    transform, pairs = AutoAugment(policy), read_policy(policy)
     assert list(map(tuple, pairs)) == v2.AutoAugment(v2.AutoAugmentPolicy(policy))._policies
     expected: dict[Any, float] = defaultdict(float)
     for pair in pairs:

@@ -119,7 +119,7 @@ def test_few_images_are_in_memory_before_a_callable_gets_them(max_bytes: int, mo
         return render_chunk(pictures, plan)
 
     monkeypatch.setattr("shardio.transforms.compose.MAX_RENDERED_BYTES", max_bytes)
-    monkeypatch.setattr("shardio.transforms.compose.render_chunk", render)
+    monkeypatch.setattr("shardio.transforms.annotations.render_chunk", render)
     assert are_equal(apply(transform, images), expected)
     assert sizes == {1: [3, 3, 3, 1], 4 * 3 * 16 * 16: [4, 4, 2], 2**25: [10]}[max_bytes]
 
