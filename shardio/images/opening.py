@@ -123,8 +123,8 @@ def decode_unconverted_pil(
     if stored is not None and not stored.is_in_pillow:
         check_size(stored.shape[0], stored.shape[1], max_pixels)
         raise ValueError(
-            f"it stores {stored.describe()}, which a Pillow image cannot hold: use decode='array', or decoders= with a "
-            "function of your own"
+            f"it stores {stored.describe()}, which a Pillow image cannot hold: use decode='array', or decoders= with "
+            "your own function"
         )
     if _is_rgb(content, max_pixels):
         return decode_pil(content, orientation=orientation, max_pixels=max_pixels)

@@ -89,11 +89,11 @@ class Transform(ABC):
             AttributeError, TypeError, ValueError: If some settings do not exist here.
         """
         make: Any = cls
-        names = inspect.signature(cls).parameters
+        names = _settings_of(cls)
         return make(**{name: True if name == "antialias" else getattr(theirs, name) for name in names})  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
-        names = [name for name in inspect.signature(type(self)).parameters if hasattr(self, name)]
+        names = [name for name in _settings_of(type(self)) if hasattr(self, name)]
         shown = [name for name in names if (name, getattr(self, name)) not in self.unshown.items()]
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
@@ -121,6 +121,11 @@ class Transform(ABC):
     @abstractmethod
     def apply(self, image: Pixels, parameters: Any) -> Pixels:
         """Transform one image with its row of parameters."""
+
+
+@functools.cache
+def _settings_of(kind: Any) -> tuple[str, ...]:
+    return tuple(inspect.signature(kind).parameters)
 
 
 def check_call(cls: type, parent: type, remedy: str) -> None:
