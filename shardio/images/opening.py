@@ -12,10 +12,9 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from shardio.images.formats import PNG_SIGNATURE, errors_of_pillow
-from shardio.images.jpeg import has_tiles
+from shardio.images.formats import PNG_SIGNATURE, decode_by_opencv, errors_of_pillow, is_for_opencv, read_value_format
+from shardio.images.jpeg import Box, cut_rows, cut_tiles, has_tiles, refuse_damage, write_harmless
 from shardio.images.jpeg.head import JpegHead, read_head, why_irregular
-from shardio.images.jpeg.regions import Box, cut_rows, cut_tiles, refuse_damage, write_harmless
 from shardio.images.jpeg.standard import APP1, EOI, JPEG_START, RST0, USUAL_FACTORS, marker_bytes
 from shardio.images.jpeg.tile_table import read_tiles
 from shardio.images.pictures import (
@@ -33,7 +32,6 @@ from shardio.images.pictures import (
     read_turn,
     scratch_pixels,
 )
-from shardio.images.value_formats import decode_by_opencv, is_for_opencv, read_value_format
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -223,7 +221,6 @@ def open_by_libjpeg(content: bytes, orientation: Orientation, max_pixels: int) -
 
 
 def _can_convert(content: bytes, head: JpegHead) -> bool:
-    """Return whether simplejpeg can convert a JPEG to RGB. It needs 1 or 3 components and known sampling factors."""
     if len(head.factors) not in (1, 3) or not head.height or not head.width:
         return False
     if len(head.factors) == 1 or head.factors in USUAL_FACTORS:
@@ -288,7 +285,7 @@ def decode_whole(
 
     Raises:
         ValueError: If libjpeg-turbo reports an error, or a warning that is not harmless: see
-            :mod:`shardio.images.jpeg.regions`.
+            :mod:`shardio.images.jpeg`.
     """
     pixels = _destination(head.height, head.width, scale) if out is None else out
     try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images.jpeg.regions import Box
+from shardio.images.jpeg import Box
 
 if TYPE_CHECKING:
     import PIL.Image

@@ -299,7 +299,6 @@ def draw_operations(transform: Any, sizes: Sizes, rng_keys: Words) -> Operations
 
 
 def _lengthen(operations: Operations, length: int) -> Operations:
-    """Return operations, OPERATION [n, k], followed by some that do nothing: OPERATION [n, length]."""
     lengthened = np.zeros((len(operations), length), operations.dtype)
     lengthened[:, : operations.shape[1]] = operations
     return lengthened

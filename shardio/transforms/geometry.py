@@ -22,11 +22,8 @@ from shardio.order import Words
 from shardio.transforms.compose import Compose, MultiCrop
 from shardio.transforms.transform import (
     Bounds,
-    Fill,
     Geometry,
     between,
-    check_fill,
-    check_interpolation,
     check_probability,
     draw_chance,
     draw_units,
@@ -36,6 +33,15 @@ from shardio.values import check_choice, check_optional_integer
 
 __all__ = ["CenterCrop", "CornerCrop", "FiveCrop", "Pad", "RandomCrop", "RandomHorizontalFlip", "RandomResizedCrop"]
 __all__ += ["RandomVerticalFlip", "Resize"]
+
+Fill = float | Sequence[float] | None
+"""One number for all colours, or three; None for black."""
+
+Colour = tuple[int, int, int]
+"""Red, green and blue."""
+
+INTERPOLATIONS = {"nearest": codes.NEAREST, "bilinear": codes.BILINEAR, "bicubic": codes.BICUBIC}
+"""The numbers of interpolations by their names."""
 
 Interpolation = Literal["bilinear", "bicubic"]
 
@@ -102,7 +108,7 @@ class RandomResizedCrop(_Resizing):
         crop = take_first(fits, heights, widths)
         corner = to_integers(unit[:, -2:], sizes - crop + 1)
         central = self._central_crop(sizes)
-        return np.where(fits.any(axis=1)[:, None], np.concatenate([corner, crop], axis=1), central)
+        return np.where(fits.any(axis=1, keepdims=True), np.concatenate([corner, crop], axis=1), central)
 
     def extend(self, plan: CropPlan, parameters: Boxes) -> CropPlan:
         sizes = np.broadcast_to(np.array(self.size, dtype=np.int64), (len(parameters), 2))
@@ -207,12 +213,6 @@ class CenterCrop(_Cropping):
 
 
 class _RandomFlip(Geometry):
-    """A flip of some images.
-
-    Args:
-        p: The probability that an image is flipped.
-    """
-
     def __init__(self, p: float = 0.5) -> None:
         self.p = check_probability(p)
 
@@ -437,6 +437,25 @@ def take_first(fits: NDArray[np.bool_], heights: NDArray[np.int64], widths: NDAr
     """Return the first sides that fit, int64 [n, 2]: height, width. Those of an image without any are arbitrary."""
     rows, first = np.arange(len(fits)), np.argmax(fits, axis=1)
     return np.stack([heights[rows, first], widths[rows, first]], axis=1)
+
+
+def check_fill(name: str, fill: Fill) -> Colour:
+    """Return a colour as red, green and blue, or raise ValueError."""
+    values = [0.0] * 3 if fill is None else [float(fill)] * 3 if isinstance(fill, int | float) else list(fill)
+    values = values * 3 if len(values) == 1 else values
+    if len(values) != 3 or not all(0 <= value <= 255 for value in values):
+        raise ValueError(f"{name} must be a number from 0 to 255 or three of them, got {fill!r}")
+    red, green, blue = map(int, values)
+    return red, green, blue
+
+
+def check_interpolation(interpolation: object) -> str:
+    """Return the name of an interpolation, which may be a torchvision or Pillow constant, or raise ValueError."""
+    value = getattr(interpolation, "value", interpolation)
+    for name, number in INTERPOLATIONS.items():
+        if value in (name, number):
+            return name
+    raise ValueError(f"interpolation must be 'nearest', 'bilinear' or 'bicubic', got {interpolation!r}")
 
 
 def _check_padding(padding: int | Sequence[int]) -> tuple[int, int, int, int]:

@@ -21,19 +21,24 @@ from numpy.typing import NDArray
 from shardio.images import Operations, Pixels, Sizes, make_operations, normalize_floats, normalize_image
 from shardio.images.kernel.compiled import operation_records as codes
 from shardio.order import Words
-from shardio.transforms.geometry import NUM_TRIES, check_part, draw_sides, take_first
-from shardio.transforms.transform import (
+from shardio.transforms.geometry import (
     INTERPOLATIONS,
-    Bounds,
+    NUM_TRIES,
     Colour,
     Fill,
+    check_fill,
+    check_interpolation,
+    check_part,
+    draw_sides,
+    take_first,
+)
+from shardio.transforms.transform import (
+    Bounds,
     PixelTransform,
     RandomPixelTransform,
     Transform,
     as_pixels,
     between,
-    check_fill,
-    check_interpolation,
     check_probability,
     draw_units,
     to_integers,
@@ -92,7 +97,6 @@ class ColorJitter(PixelTransform):
 def _check_range(
     name: str, given: float | Sequence[float] | None, center: float = 1.0, bounds: Bounds = (0.0, math.inf)
 ) -> Bounds | None:
-    """Return the bounds of a factor, or None if it changes nothing."""
     if given is None:
         return None
     if isinstance(given, int | float) and given >= 0:
@@ -366,10 +370,8 @@ class RandomRotation(PixelTransform):
         angles = between(self.degrees, draw_units(rng_keys, 1)[:, 0])
         if self.expand:
             return angles
-        matrices = [
-            make_rotation_matrix(height, width, angle, self.center)
-            for (height, width), angle in zip(sizes.tolist(), angles.tolist(), strict=True)
-        ]
+        drawn = zip(sizes.tolist(), angles.tolist(), strict=True)
+        matrices = [make_rotation_matrix(height, width, angle, self.center) for (height, width), angle in drawn]
         return make_warps(matrices, self.interpolation, self.fill)
 
     def apply(self, image: Pixels, parameters: Any) -> Pixels:
@@ -476,10 +478,10 @@ class RandomPerspective(PixelTransform):
         far = (sizes[:, ::-1] - counts)[:, np.newaxis] + moves
         is_far = np.array([[False, False], [True, False], [True, True], [False, True]])
         corners = np.where(is_far, far, moves).tolist()
-        is_changed = (unit[:, 0] < self.p).tolist()
+        drawn = zip(sizes.tolist(), corners, (unit[:, 0] < self.p).tolist(), strict=True)
         matrices = [
-            make_perspective_matrix(height, width, four) if changed else None
-            for (height, width), four, changed in zip(sizes.tolist(), corners, is_changed, strict=True)
+            make_perspective_matrix(height, width, four) if is_changed else None
+            for (height, width), four, is_changed in drawn
         ]
         return make_warps(matrices, self.interpolation, self.fill)
 
@@ -502,7 +504,6 @@ def make_warps(matrices: Sequence[Matrix | None], interpolation: str, fill: Colo
 
 
 def _check_bounds(name: str, given: float | Sequence[float], lengths: tuple[int, ...] = (2,)) -> tuple[float, ...]:
-    """Return the bounds of one or more angles, the lower one first."""
     if isinstance(given, int | float):
         given = (-given, given)
     bounds = tuple(map(float, given))

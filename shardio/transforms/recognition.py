@@ -155,5 +155,4 @@ def _replace_albumentations(name: str, transform: Any) -> Transform | None:
 
 
 def _is_plain(transform: Any) -> bool:
-    """Return whether a transform of Albumentations is always applied, and always resizes by INTER_LINEAR."""
     return bool(transform.p == 1 and transform.interpolation == _INTER_LINEAR and transform.area_for_downscale is None)

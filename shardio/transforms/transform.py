@@ -37,24 +37,14 @@ from shardio.images import (
     render_chunk,
     sizes_of,
 )
-from shardio.images.kernel.compiled import operation_records as codes
 from shardio.order import Words, keep_generators, random_words, to_unit
 from shardio.process import no_end
 
 __all__ = ["Calls", "Generators", "Geometry", "PixelTransform", "Transform", "as_pillow", "call_with_sample"]
 __all__ += ["is_image_array", "rng_keys_from_torch"]
 
-Fill = float | Sequence[float] | None
-"""One number for all colours, or three; None for black."""
-
-Colour = tuple[int, int, int]
-"""Red, green and blue."""
-
 Bounds = tuple[float, float]
 """The lowest and the highest value of a parameter."""
-
-INTERPOLATIONS = {"nearest": codes.NEAREST, "bilinear": codes.BILINEAR, "bicubic": codes.BICUBIC}
-"""The numbers of interpolations by their names."""
 
 MAX_SEARCHED = 10_000
 """The most objects in which to search for generators."""
@@ -250,25 +240,6 @@ def to_integers(unit: NDArray[np.float64], counts: int | NDArray[np.int64]) -> N
     """Return integers from 0 to below ``counts`` for numbers from 0 to below 1."""
     integers: NDArray[np.int64] = np.minimum((unit * counts).astype(np.int64), np.asarray(counts) - 1)
     return integers
-
-
-def check_fill(name: str, fill: Fill) -> Colour:
-    """Return a colour as red, green and blue, or raise ValueError."""
-    values = [0.0] * 3 if fill is None else [float(fill)] * 3 if isinstance(fill, int | float) else list(fill)
-    values = values * 3 if len(values) == 1 else values
-    if len(values) != 3 or not all(0 <= value <= 255 for value in values):
-        raise ValueError(f"{name} must be a number from 0 to 255 or three of them, got {fill!r}")
-    red, green, blue = map(int, values)
-    return red, green, blue
-
-
-def check_interpolation(interpolation: object) -> str:
-    """Return the name of an interpolation, which may be a torchvision or Pillow constant, or raise ValueError."""
-    value = getattr(interpolation, "value", interpolation)
-    for name, number in INTERPOLATIONS.items():
-        if value in (name, number):
-            return name
-    raise ValueError(f"interpolation must be 'nearest', 'bilinear' or 'bicubic', got {interpolation!r}")
 
 
 Family = Literal["v2", "v1", "albumentations", "timm", "module", "other"]
@@ -528,7 +499,6 @@ def _owns_generators(found: object) -> bool:
 
 
 def _reachable(transforms: object) -> Iterator[Any]:
-    """Yield the objects that transforms refer to, including the transforms, nearest first."""
     queue, seen = deque([transforms]), dict[int, object]()
     while queue and len(seen) < MAX_SEARCHED:
         found = queue.popleft()

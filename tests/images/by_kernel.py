@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.images import CropPlan, Picture, PlannedCrop, Rows
-from shardio.images.jpeg.regions import Box
+from shardio.images.jpeg import Box
 from shardio.images.kernel import find_kernel
 from shardio.images.kernel.compiled.records import PLAN
 from shardio.images.rendering import render_by_kernel

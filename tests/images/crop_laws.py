@@ -11,7 +11,7 @@ import numpy as np
 import simplejpeg
 
 from shardio.images import open_image
-from shardio.images.jpeg.regions import Box
+from shardio.images.jpeg import Box
 from shardio.images.pictures import Orientation
 from tests.images.by_kernel import render_parts
 from tests.images.jpeg_files import segments_of

@@ -14,8 +14,8 @@ import simplejpeg
 from PIL import Image
 
 from shardio.images import JpegPicture, Orientation, Picture, open_image
+from shardio.images.jpeg import Box
 from shardio.images.jpeg.head import read_head
-from shardio.images.jpeg.regions import Box
 from shardio.images.jpeg.tile_table import read_tiles
 from shardio.images.tiling import NotTileable, tile_jpeg
 from tests.images.by_kernel import render_parts

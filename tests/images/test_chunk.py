@@ -23,9 +23,8 @@ from shardio.images import (
     Resampling,
     open_image,
     render_chunk,
-    rendering,
 )
-from shardio.images.jpeg.regions import Box
+from shardio.images.jpeg import Box
 from shardio.images.tiling import tile_jpeg
 from shardio.transforms import (
     CenterCrop,
@@ -98,7 +97,7 @@ def test_random_plans_give_the_pixels_of_cropped_resized_and_cropped_arrays(resa
 @pytest.fixture
 def _small_boxes_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let boxes of eight by eight pixels be too large to be averaged."""
-    monkeypatch.setattr(rendering, "MAX_AVERAGED_PIXELS", 63)
+    monkeypatch.setattr("shardio.images.crop_plan.MAX_AVERAGED_PIXELS", 63)
 
 
 def _scale_of(box: Box, size: tuple[int, int]) -> int:

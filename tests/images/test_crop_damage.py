@@ -13,8 +13,7 @@ import pytest
 import simplejpeg
 
 from shardio.images import decode_image, open_image
-from shardio.images.jpeg import has_tiles
-from shardio.images.jpeg.regions import Box
+from shardio.images.jpeg import Box, has_tiles
 from shardio.images.jpeg.tile_table import dump_tile_table
 from shardio.images.tiling import tile_jpeg
 from tests.images.crop_laws import assert_parts, full_decode, part, random_boxes, table_segment

@@ -11,8 +11,7 @@ import pytest
 import simplejpeg
 
 from shardio.images import JpegPicture, decode_image, open_image
-from shardio.images.jpeg import has_tiles
-from shardio.images.jpeg.regions import Box
+from shardio.images.jpeg import Box, has_tiles
 from shardio.images.tiling import NotTileable, tile_jpeg
 from tests.images.crop_laws import (
     SCALES,

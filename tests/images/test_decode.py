@@ -37,8 +37,8 @@ from shardio.images import (
     render_chunk,
     why_not_by_kernel,
 )
+from shardio.images.formats import decode_by_opencv, is_for_opencv
 from shardio.images.tiling import tile_jpeg
-from shardio.images.value_formats import decode_by_opencv, is_for_opencv
 from tests.images.arithmetic import PROGRESSIVE, SEQUENTIAL
 from tests.images.jpeg_files import by_cv2, noise, patch
 from tests.images.pictures import SIZES, TURNS, Array, exif_of, make_picture, read_by_pillow, save

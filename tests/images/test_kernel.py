@@ -16,7 +16,7 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from shardio.images import CropPlan, Resampling, open_image, render_chunk, rendering, why_not_by_kernel
-from shardio.images.jpeg.regions import Box
+from shardio.images.jpeg import Box
 from shardio.images.kernel import find_kernel
 from shardio.images.kernel.compiled.records import MAX_SIDE, OPENCV_BILINEAR, PLAN, WORKSPACE
 from shardio.images.tiling import tile_jpeg

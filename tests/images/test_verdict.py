@@ -16,7 +16,7 @@ from PIL import Image
 import shardio
 from shardio import DataLoader, ImageFolder, ShardDataset
 from shardio.images import decode_image, open_image
-from shardio.images.jpeg.regions import Box
+from shardio.images.jpeg import Box
 from shardio.images.tiling import NotTileable, reencode_jpeg, tile_jpeg
 from shardio.packing import REJECTED_NAME
 from shardio.transforms import CenterCrop, Compose

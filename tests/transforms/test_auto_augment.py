@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from shardio.images import edit_images
-from shardio.images.editing_by_pillow import edit_by_pillow
 from shardio.images.kernel.compiled import operation_records as codes
+from shardio.images.rendering import edit_by_pillow
 from shardio.transforms import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
 from shardio.transforms.automatic import draw_gammas, read_policy, space_evenly
 from tests.transforms.by_torchvision import v2

@@ -104,7 +104,7 @@ def test_floating_point_images_are_torchvisions_to_the_last_bit(
     is_compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_compiled:
-        monkeypatch.setattr("shardio.images.editing.find_functions", lambda: None)
+        monkeypatch.setattr("shardio.images.rendering.find_functions", lambda: None)
     to_floats = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
     for size in [(1, 1), (3, 3), (7, 33), (64, 50)]:
         image = make_noise(*size)

@@ -17,7 +17,7 @@ from PIL import Image
 
 from shardio import DataLoader, ImageFolder, ShardDataset, ShardMapDataset
 from shardio.images import CropPlan, DecodeError, PlannedCrop, RenderedImages, open_image, render_chunk, render_crops
-from shardio.images.jpeg.regions import Box
+from shardio.images.jpeg import Box
 from shardio.images.kernel import find_kernel
 from shardio.images.tiling import tile_jpeg
 from shardio.order import derive_rng_key

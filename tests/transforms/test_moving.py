@@ -16,12 +16,10 @@ from shardio.images import (
     PlanRow,
     edit_images,
     make_operations,
-    move_boxes,
-    move_mask,
-    move_points,
     render_chunk,
 )
 from shardio.images.kernel.compiled import operation_records as codes
+from shardio.transforms.annotations import move_boxes, move_mask, move_points
 from tests.images.test_editing import make_steps
 
 AFFINE = Image.Transform.AFFINE
