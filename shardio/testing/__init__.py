@@ -1,4 +1,8 @@
 """Conformance tests of the interfaces that programs can implement for shardio.
 
 Each module holds one class of pytest tests. Subclass it in your own tests and override its fixtures:
+
+- ``field_codec``: a decoder of a field.
+- ``image_format``: a format of images.
+- ``transform``: a transform of images.
 """
