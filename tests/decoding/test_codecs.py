@@ -138,3 +138,9 @@ class TestCodecs(FieldCodecTests):
 def test_every_codec_is_tested() -> None:
     tested = {extension_of(field) for field, *_ in CODECS.values()}
     assert {*DECODERS, *TRUSTED_DECODERS} - tested <= {"msg", "pickle", "pyd"}, "other names of the same codecs"
+
+
+@pytest.mark.parametrize(("field", "content"), [("npy", save(OBJECTS, allow_pickle=True)), ("npz", save_zip(OBJECTS))])
+def test_objects_are_read_only_if_the_user_trusts_them(field: str, content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"it holds Python objects.*trusted=True"):
+        DECODERS[field](content)

@@ -21,8 +21,7 @@ from shardio.images.kernel import find_kernel
 from shardio.images.kernel.compiled.records import MAX_SIDE, OPENCV_BILINEAR, PLAN, WORKSPACE
 from shardio.images.tiling import tile_jpeg
 from tests.images import naive
-from tests.images.by_kernel import render_chunk_by_kernel, render_parts
-from tests.images.crop_laws import assert_parts_by_kernel, random_boxes
+from tests.images.crop_laws import assert_parts_by_kernel, random_boxes, render_chunk_by_kernel, render_parts
 from tests.images.jpeg_corpus import ODD_FACTORS, small_corpus
 from tests.images.jpeg_files import SAMPLINGS, Factors, by_pillow, extremes, make_jpeg, noise, waves
 from tests.images.jpeg_writer import segment

@@ -14,11 +14,11 @@ from shardio.images import decode_image
 from shardio.images.jpeg import has_tiles
 from shardio.images.tiling import reencode_jpeg, tile_jpeg
 from tests.images.icc_profiles import cmyk_profile, gray_profile, wide_rgb_profile
+from tests.images.jpeg_corpus import not_jpegs, truncations, untileable_jpegs
 from tests.images.jpeg_files import by_pillow, exif_with_thumbnail, segments_of
 from tests.images.jpeg_writer import JpegOptions, write_jpeg
 from tests.images.pictures import TURNS, Array, exif_of, make_picture, open_by_pillow, psnr_db, read_by_pillow, save
 from tests.images.tiling_laws import take_apart
-from tests.images.untileable_jpegs import not_jpegs, truncations, untileable_jpegs
 
 MAX_PIXELS = 10**6
 
