@@ -110,14 +110,16 @@ def _open_image(
         raise undecodable(samples, name, row, error) from error
 
 
-def undecodable(samples: StoredSamples, name: str, row: int, why: ValueError | str) -> SampleError:
-    """Return the error for a sample with an image that cannot be decoded."""
+def undecodable(
+    samples: StoredSamples, name: str, row: int, why: Exception | str, kind: str = "the image"
+) -> SampleError:
+    """Return the error for a sample with an image, or a value of another kind, that cannot be decoded."""
     fields = [field for field in stored_fields_of(name) if field in samples.columns]
     present = [field for field in fields if samples.columns[field][row] is not None]
     opened = [field for field in present if samples.columns[field][row]] or present
     key, where = samples.describe(row, opened[:1])
-    image = "the image" if name == "image" else f"the image {name!r}"
-    message = f"{image} of sample {key} in {where} cannot be decoded: {str(why) or repr(why)}"
+    named = kind if name == "image" else f"{kind} {name!r}"
+    message = f"{named} of sample {key} in {where} cannot be decoded: {str(why) or repr(why)}"
     return SampleError(message, row=row, key=key, where=where, stage="decode")
 
 
@@ -172,7 +174,10 @@ def decode_values(
         values.extend(None if content is None else decode(content) for content in contents)
     except Exception as error:  # Each decoder raises its own errors.
         let_through(error)
-        raise _undecodable(samples, len(values), field, error) from error
+        if isinstance(error, MemoryError):  # The sample is not necessarily at fault.
+            key, where = samples.describe(len(values), (field,))
+            raise MemoryError(f"out of memory while decoding field {field!r} of sample {key} in {where}") from error
+        raise undecodable(samples, field, len(values), error, "field") from error
     return values
 
 
@@ -213,14 +218,6 @@ def _contents(samples: StoredSamples, field: str, missing: Missing) -> list[byte
         )
         raise SampleError(message, row=row, key=key, where=where)
     return list(column)
-
-
-def _undecodable(samples: StoredSamples, row: int, field: str, error: Exception) -> Exception:
-    key, where = samples.describe(row, (field,))
-    if isinstance(error, MemoryError):  # The sample is not necessarily at fault.
-        return MemoryError(f"out of memory while decoding field {field!r} of sample {key} in {where}")
-    message = f"field {field!r} of sample {key} in {where} cannot be decoded: {str(error) or repr(error)}"
-    return SampleError(message, row=row, key=key, where=where, stage="decode")
 
 
 def find_wide(value: Any) -> int | None:

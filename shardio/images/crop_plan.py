@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -162,24 +162,20 @@ class CropPlan:
 
     def take(self, rows: NDArray[np.int64]) -> CropPlan:
         """Return the plan of some of the images."""
-        upside_down = None if self.upside_down is None else self.upside_down[rows]
-        operations = None if self.operations is None else self.operations[rows]
-        box, size, window, flip = self.box[rows], self.size[rows], self.window[rows], self.flip[rows]
-        taken = replace(self, box=box, size=size, window=window, flip=flip)
-        return replace(taken, upside_down=upside_down, operations=operations)
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        taken: dict[str, Any] = {name: each[rows] for name, each in given.items() if isinstance(each, np.ndarray)}
+        return replace(self, **taken)
 
     def restart(self, rows: NDArray[np.int64]) -> CropPlan:
         """Return a plan that leaves some of the images as they are, because they have been rendered."""
         assert self.operations is None, "all edited images are rendered at once"
-        box, size, window, flip = self.box.copy(), self.size.copy(), self.window.copy(), self.flip.copy()
         whole = CropPlan.whole(self.output_size[rows])
-        box[rows], size[rows], window[rows], flip[rows] = whole.box, whole.size, whole.window, whole.flip
-        restarted = replace(self, box=box, size=size, window=window, flip=flip)
-        if self.upside_down is None:
-            return restarted
-        upside_down = self.upside_down.copy()
-        upside_down[rows] = False
-        return replace(restarted, upside_down=upside_down)
+        arrays: dict[str, Any] = {}
+        for name in ("box", "size", "window", "flip", "upside_down"):
+            if (given := getattr(self, name)) is not None:
+                arrays[name] = given.copy()
+                arrays[name][rows] = False if name == "upside_down" else getattr(whole, name)
+        return replace(self, **arrays)
 
 
 class PlanRow(NamedTuple):

@@ -78,22 +78,18 @@ IMAGE_FIELDS = tuple(IMAGE_FORMATS)
 UNCOMPRESSED = frozenset(("bmp", "ppm", "pgm"))
 """Fields of formats that are hardly ever compressed."""
 
-_CAMERA_IMAGES = ("arw", "cr2", "cr3", "dng", "heic", "heif", "hif", "nef")
-
-_JPEG_VARIANTS = ("j2k", "jfif", "jp2", "jpe", "jpf", "jpx", "jxl")
-
-_FURTHER_IMAGES = ("avif", "dib", "gif", "ico", "pbm", "pcx", "pnm", "qoi", "svg", "tga")
-
-_OTHER_IMAGES = frozenset((*_CAMERA_IMAGES, *_JPEG_VARIANTS, *_FURTHER_IMAGES)).difference(IMAGE_FORMATS)
-"""Suffixes of image formats that shardio neither packs nor reads."""
-
 ConvertedFormat = Literal["jpeg", "png", "webp"]
 """The formats that images can be converted to."""
 
-CONVERTIBLE = frozenset(("avif", "dib", "gif", "ico", "j2k", "jfif", "jp2", "jpe", "jpf", "jpx")).union(
-    ("pbm", "pcx", "pnm", "qoi", "tga")
+CONVERTIBLE = frozenset(
+    ["avif", "dib", "gif", "ico", "j2k", "jfif", "jp2", "jpe", "jpf", "jpx", "pbm", "pcx", "pnm", "qoi", "tga"]
 )
 """Suffixes of further formats that Pillow reads. shardio packs such images only if it converts them."""
+
+_OTHER_IMAGES = CONVERTIBLE.union(["arw", "cr2", "cr3", "dng", "heic", "heif", "hif", "nef", "jxl", "svg"]).difference(
+    IMAGE_FORMATS
+)
+"""Suffixes of image formats that shardio neither packs nor reads."""
 
 
 def is_convertible(field: str) -> bool:

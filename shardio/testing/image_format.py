@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from shardio import ImageFolder
+from shardio.datasets import ImageFolder
 from shardio.images import (
     IMAGE_FORMATS,
     CropPlan,

@@ -107,14 +107,8 @@ def cifar_eval(size: int = 32) -> Compose:
 
 
 RECIPES: dict[str, Callable[[int], Compose | MultiCrop]] = {
-    "imagenet_train": imagenet_train,
-    "imagenet_eval": imagenet_eval,
-    "trivial_augment": trivial_augment,
-    "randaugment": randaugment,
-    "simclr": simclr,
-    "dino": dino,
-    "cifar": cifar,
-    "cifar_eval": cifar_eval,
+    recipe.__name__: recipe
+    for recipe in (imagenet_train, imagenet_eval, trivial_augment, randaugment, simclr, dino, cifar, cifar_eval)
 }
 """The pipelines by their names on the command line. Each takes the size of its images."""
 

@@ -300,11 +300,6 @@ def move_by_pillow(mask: NDArray[Any], plan: CropPlan, fill: int) -> Image.Image
     return shown.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if plan.flip[0] else shown
 
 
-def visible_box(is_painted: NDArray[np.bool_]) -> list[int]:
-    rows, columns = np.flatnonzero(is_painted.any(axis=1)), np.flatnonzero(is_painted.any(axis=0))
-    return [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
-
-
 def test_everything_in_a_plan_is_known_to_what_follows_it() -> None:
     """Whoever adds an attribute decides what it does to masks, boxes and points: see _sides_of."""
     known = {"box", "size", "window", "flip", "upside_down", "operations"}
@@ -357,74 +352,6 @@ def test_channels_of_a_mask_move_together() -> None:
     moved = move_mask(mask, PlanRow(plan, 0), 7)
     for channel in range(4):
         np.testing.assert_array_equal(moved[..., channel], move_mask(mask[..., channel], PlanRow(plan, 0), 7))
-
-
-def test_an_image_that_no_other_pixels_were_mixed_into_shows_its_mask() -> None:
-    """Pixels of a resized image that are pure black or white were mixed of pixels that are all alike."""
-    random = np.random.default_rng(3)
-    num_compared = 0
-    for _ in range(100):
-        height, width = random.integers(20, 90, 2).tolist()
-        blocks = random.integers(0, 2, (1 + height // 9, 1 + width // 9)).astype(np.uint8)
-        mask = np.kron(blocks, np.ones((9, 9), np.uint8))[:height, :width]
-        plan = make_plan(random, height, width)
-        if random.random() < 0.5:
-            plan = edit_affinely(plan, make_matrix(random))
-        image = np.repeat(255 * mask[..., np.newaxis], 3, axis=2)
-        (shown,) = render_chunk([DecodedPicture(image)], plan).images
-        moved = move_mask(mask, PlanRow(plan, 0), 0)
-        is_pure = np.isin(shown[..., 0], (0, 255))
-        num_compared += int(moved[is_pure].sum())
-        np.testing.assert_array_equal(moved[is_pure], shown[is_pure, 0] // 255)
-    assert num_compared > 3_000
-
-
-def test_boxes_bound_what_was_painted() -> None:
-    random = np.random.default_rng(4)
-    num_visible = 0
-    for number in range(300):
-        height, width = random.integers(60, 120, 2).tolist()
-        left, top = int(random.integers(0, width - 30)), int(random.integers(0, height - 30))
-        right, bottom = left + int(random.integers(20, width - left)), top + int(random.integers(20, height - top))
-        mask = np.zeros((height, width), np.uint8)
-        mask[top:bottom, left:right] = 1
-        plan = make_plan(random, height, width)
-        is_turned = number % 2 == 1
-        if is_turned:
-            plan = edit_affinely(plan, make_matrix(random))
-        step = PlanRow(plan, 0)
-        ((*corner, end_x, end_y),) = move_boxes(np.array([[left, top, right, bottom]], np.float64), step).tolist()
-        moved = move_mask(mask, step, 0)
-        new_height, new_width = moved.shape
-        assert 0 <= corner[0] <= end_x <= new_width
-        assert 0 <= corner[1] <= end_y <= new_height
-        if not moved.any():
-            continue
-        num_visible += 1
-        found = visible_box(moved == 1)
-        # A turned box is the smallest upright one around all four corners of what a plan shows.
-        assert (np.array(found[:2]) >= np.floor(np.array(corner) - 1)).all()
-        assert (np.array(found[2:]) <= np.ceil(np.array([end_x, end_y]) + 1)).all()
-        if not is_turned:
-            np.testing.assert_allclose(found, [*corner, end_x, end_y], atol=1)
-    assert num_visible > 50
-
-
-def test_points_stay_on_the_dots_that_they_name() -> None:
-    random, whole = np.random.default_rng(6), CropPlan.whole(np.array([[80, 100]]))
-    num_visible = 0
-    for _ in range(200):
-        mask = np.zeros((80, 100), np.uint8)
-        x, y = int(random.integers(4, 96)), int(random.integers(4, 76))
-        mask[y - 4 : y + 5, x - 4 : x + 5] = 1
-        box = np.array([[*random.integers(0, 20, 2), *random.integers(40, 61, 2)]])
-        plan = whole.crop(box).resize(random.integers(30, 90, (1, 2))).mirror(random.random(1) < 0.5)
-        ((moved_x, moved_y),) = move_points(np.array([[x, y]], np.float64), PlanRow(plan, 0)).tolist()
-        moved = move_mask(mask, PlanRow(plan, 0), 0)
-        is_visible = 0 <= moved_y <= len(moved) - 1 and 0 <= moved_x <= moved.shape[1] - 1
-        num_visible += is_visible
-        assert not is_visible or moved[round(moved_y), round(moved_x)] == 1
-    assert num_visible > 50
 
 
 def test_what_the_result_does_not_show_has_no_area() -> None:

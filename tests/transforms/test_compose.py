@@ -124,13 +124,6 @@ def test_few_images_are_in_memory_before_a_callable_gets_them(max_bytes: int, mo
     assert sizes == {1: [3, 3, 3, 1], 4 * 3 * 16 * 16: [4, 4, 2], 2**25: [10]}[max_bytes]
 
 
-def test_an_image_does_not_depend_on_the_others_in_its_chunk() -> None:
-    images, rng_keys = [make_noise(30 + seed, 50, seed) for seed in range(40)], make_rng_keys(40)
-    together = apply_transform(RANDOM, images, rng_keys)
-    assert are_equal([apply_transform(RANDOM, images[i : i + 1], rng_keys[i : i + 1])[0] for i in range(40)], together)
-    assert not are_equal(apply(RANDOM, images, seed=1), together)
-
-
 class Inverted(CenterCrop):
     """A crop that also inverts the pixels."""
 
