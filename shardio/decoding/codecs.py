@@ -1,8 +1,6 @@
 """Field codecs: decode the bytes of stored fields by the extension of a field's name; verify datasets.
 
-A field codec is a function from the bytes of a field to its value. It raises an Exception if the bytes are damaged, and
-allocates no more memory than the bytes justify. To add one, add a line to :data:`DECODERS`, and to :data:`UNBOUNDED` if
-it parses integers of any size. :mod:`shardio.testing.field_codec` has tests of codecs, also of the user's.
+To add a codec, add a line to :data:`DECODERS`, and to :data:`UNBOUNDED` if it parses integers of any size.
 """
 
 from __future__ import annotations
@@ -41,6 +39,13 @@ if TYPE_CHECKING:
     from shardio.shards import DatasetSource, Problem
     from shardio.storage import StorageOptions
 
+
+FieldCodec = Callable[[bytes], Any]
+"""A function from the bytes of a field to its value, which depends on nothing else.
+
+It raises an Exception if the bytes are damaged, and then allocates no more memory than the bytes justify. Users pass
+such functions as ``decoders=``. :mod:`shardio.testing.field_codec` has tests of them.
+"""
 
 Missing = Literal["error"] | None
 """The result for a sample that lacks a field: an error, or the value None."""
@@ -142,7 +147,7 @@ def check_decoders(decoders: object, names: Sequence[str]) -> None:
             raise ValueError(f"decoders has a function for {name!r}, but fields={tuple(names)!r} does not name it")
 
 
-def choose_decoder(field: str, settings: FieldDecoder) -> Callable[[bytes], Any] | None:
+def choose_decoder(field: str, settings: FieldDecoder) -> FieldCodec | None:
     """Return the decoder of a stored field under a dataset's settings; None if the field stays bytes."""
     if field == LABEL_FIELD and settings.labels is not None:
         return partial(_renumber, settings.labels)
@@ -152,9 +157,7 @@ def choose_decoder(field: str, settings: FieldDecoder) -> Callable[[bytes], Any]
     return (TRUSTED_DECODERS if settings.trusted else DECODERS).get(extension_of(field))
 
 
-def decode_values(
-    samples: StoredSamples, field: str, decode: Callable[[bytes], Any] | None, missing: Missing
-) -> list[Any]:
+def decode_values(samples: StoredSamples, field: str, decode: FieldCodec | None, missing: Missing) -> list[Any]:
     """Return the values of a field.
 
     Args:
@@ -182,7 +185,7 @@ def decode_values(
 
 
 def call_decoder(
-    decode: Callable[[bytes], Any], samples: StoredSamples, field: str, missing: Missing, calls: Calls, rng_keys: Words
+    decode: FieldCodec, samples: StoredSamples, field: str, missing: Missing, calls: Calls, rng_keys: Words
 ) -> list[Any]:
     """Return the values of a field from a user decoder.
 
@@ -344,7 +347,7 @@ def decode_safetensors(content: bytes) -> dict[str, NDArray[Any]]:
         ) from error
 
 
-DECODERS: dict[str, Callable[[bytes], Any]] = {
+DECODERS: dict[str, FieldCodec] = {
     LABEL_FIELD: decode_label,
     "json": json.loads,
     "txt": bytes.decode,
@@ -363,7 +366,7 @@ Decoders of image formats depend on the dataset's settings, so they are not list
 UNBOUNDED = frozenset({"json"})
 """Fields whose values may contain integers of more than 64 bits, which tensors cannot hold."""
 
-TRUSTED_DECODERS: dict[str, Callable[[bytes], Any]] = {
+TRUSTED_DECODERS: dict[str, FieldCodec] = {
     **DECODERS,
     "npy": partial(decode_npy, trusted=True),
     "npz": partial(decode_npz, trusted=True),

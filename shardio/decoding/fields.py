@@ -388,7 +388,7 @@ class FieldDecoder:
             *([] if self.transform_sample is None else [self.transform_sample]),
         ]
 
-    @property
+    @cached_property
     def chunk_size(self) -> int:
         """The number of samples to decode together."""
         has_masks = any(isinstance(each.kind, Mask) for each in self.located_values)  # They are decoded whole.
@@ -430,7 +430,7 @@ class FieldDecoder:
     def pipeline(self) -> tuple[Callable[[Any], Any] | None, Decode]:
         """The transform and its input: arrays, if shardio recognised the leading steps, or Pillow images.
 
-        It is computed each time, because users change the settings of their transforms between epochs.
+        It is computed once for each chunk, because users change the settings of their transforms between epochs.
         """
         decode = "pil" if is_made_for_pillow(self.transform) else self.decode
         found = replace_leading(self.transform, decode)

@@ -50,24 +50,30 @@ _CRITICAL_CHUNKS = frozenset((b"IHDR", b"PLTE", b"IDAT", b"IEND"))
 _PAETH = 4
 
 
-class _Format(NamedTuple):
+class ImageFormat(NamedTuple):
+    """An image format that shardio packs and reads. :mod:`shardio.testing.image_format` has tests of formats.
+
+    Attributes:
+        name: Pillow's name of the format.
+        suffixes: The suffixes of its files, which are also the names of samples' fields.
+        signature: Matches the first 16 bytes of each file; None if there is no such pattern. Pillow then identifies the
+            format, more slowly.
+    """
+
     name: str
     suffixes: tuple[str, ...]
     signature: re.Pattern[bytes] | None
 
 
 _FORMATS = (
-    _Format("JPEG", ("jpg", "jpeg"), re.compile(re.escape(JPEG_START))),
-    _Format("PNG", ("png",), re.compile(re.escape(PNG_SIGNATURE))),
-    _Format("WEBP", ("webp",), re.compile(rb"RIFF.{4}WEBP", re.DOTALL)),
-    _Format("BMP", ("bmp",), None),
-    _Format("TIFF", ("tif", "tiff"), re.compile(rb"II\*\x00|MM\x00\*")),
-    _Format("PPM", ("ppm", "pgm"), None),
+    ImageFormat("JPEG", ("jpg", "jpeg"), re.compile(re.escape(JPEG_START))),
+    ImageFormat("PNG", ("png",), re.compile(re.escape(PNG_SIGNATURE))),
+    ImageFormat("WEBP", ("webp",), re.compile(rb"RIFF.{4}WEBP", re.DOTALL)),
+    ImageFormat("BMP", ("bmp",), None),
+    ImageFormat("TIFF", ("tif", "tiff"), re.compile(rb"II\*\x00|MM\x00\*")),
+    ImageFormat("PPM", ("ppm", "pgm"), None),
 )
-"""The formats that shardio packs and reads: Pillow's name, the suffixes and the file signature of each.
-
-To add a format that Pillow reads, add a line here. Without a signature, Pillow identifies the format, more slowly.
-"""
+"""The formats that shardio packs and reads. To add a format that Pillow reads, add a line here."""
 
 IMAGE_FORMATS = {suffix: image_format.name for image_format in _FORMATS for suffix in image_format.suffixes}
 """The format of each suffix. The suffix is also the name of the sample's field."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Sequence
 from numbers import Real
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,7 @@ NUM_TRIES = 10
 
 
 class _Resizing(Geometry):
-    unshown = {"interpolation": "bilinear", "max_size": None}  # noqa: RUF012  # ClassVar in the base class.
+    unshown: ClassVar[dict[str, object]] = {"interpolation": "bilinear", "max_size": None}
     unaveraged: Resampling = "bilinear"
     """The way to resize without antialiasing."""
 

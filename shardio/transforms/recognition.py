@@ -132,7 +132,8 @@ def _replace_torchvisions(theirs: Any) -> Callable[[Any], Any] | None:
         return None
     make: Any = choice
     chances = [getattr(theirs, name) for name in ("probabilities", "p") if hasattr(theirs, name)]
-    return make([_replace_part(each) for each in theirs.transforms], *chances[:1])  # type: ignore[no-any-return]
+    found: Choice = make([_replace_part(each) for each in theirs.transforms], *chances[:1])
+    return found
 
 
 def _replace_part(theirs: Any) -> Any:

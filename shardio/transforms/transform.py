@@ -79,8 +79,9 @@ class Transform(ABC):
             AttributeError, TypeError, ValueError: If some settings do not exist here.
         """
         make: Any = cls
-        names = _settings_of(cls)
-        return make(**{name: True if name == "antialias" else getattr(theirs, name) for name in names})  # type: ignore[no-any-return]
+        settings = {name: True if name == "antialias" else getattr(theirs, name) for name in _settings_of(cls)}
+        transform: Transform = make(**settings)
+        return transform
 
     def __repr__(self) -> str:
         names = [name for name in _settings_of(type(self)) if hasattr(self, name)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import resource
 import struct
@@ -36,10 +37,33 @@ from shardio.images import (
 )
 from shardio.images.formats import decode_by_opencv, is_for_opencv
 from shardio.images.tiling import tile_jpeg
-from tests.images.arithmetic import PROGRESSIVE, SEQUENTIAL
 from tests.images.jpeg_files import by_cv2, noise, patch
 from tests.images.pictures import SIZES, Array, exif_of, make_picture, read_by_pillow, save
 from tests.images.stored_values import chunk
+
+SEQUENTIAL = base64.b64decode(
+    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAA0JCgsKCA0LCgsODg0PEyAVExISEyccHhcgLikxMC4pLSwzOko+MzZGNywtQFdBRkxOUlNSMj5aYV"
+    "pQYEpRUk//2wBDAQ4ODhMREyYVFSZPNS01T09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT0//yQARCAAY"
+    "ACgDASIAAhEBAxEB/8wACgAQEAUBEBEF/9oADAMBAAIRAxEAPwD/AHLIlVMDR89zX8jlrEwTgMgAGPRfUWYNKAASIjpE9/k8Gng+x4aohwCZmv"
+    "jEc7AMP1y0pV1sTKUsOyS+UehIeSfW3lbkLVBxU+WkcGimSFrIJ4fO6f8Agn0x+V3LOOPPO4jzrhplGBweOYMEURaD2I7lonGhtUZcWmzUfRGC"
+    "pd8tFzjm7RHJeGMOJoe3StqHrKcyZHVivkFFJX40jt/ZaH85k+Jp+qb7Ui9OHmR6+cFvREfy7zzRyBcwcLt7TujmkZ4/iqW+hAz1YmlEqutPkQ"
+    "WZvENW5ipvZvVK6fij4j5WtKQsse9gZa2Tihk0+I9Q07CNXu5bqDq9lLI9qShy1Vs6GCIOrW+96iLoupiZe6+800JLm+RUs63x4oLabDbqc6Jj"
+    "gpRBBiRT3L9eOkS9Bm480JHCvgkg1f/Z"
+)
+"""Process SOF9."""
+
+PROGRESSIVE = base64.b64decode(
+    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAA0JCgsKCA0LCgsODg0PEyAVExISEyccHhcgLikxMC4pLSwzOko+MzZGNywtQFdBRkxOUlNSMj5aYV"
+    "pQYEpRUk//2wBDAQ4ODhMREyYVFSZPNS01T09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT0//ygARCAAY"
+    "ACgDASIAAhEBAxEB/8wABgAQARD/2gAMAwEAAhADEAAAAf7l5LDdCsAaXZXujD7bRh1kG6/r5Zad/wD225Fy4P/MAAQQBf/aAAgBAQABBQIYDt"
+    "lpppMw3r/kRgUJbNSx1R2+QS5Mc7MkqBJFMP/MAAQRBf/aAAgBAwEBPwGJZfLHhJyYkcVaMv8Ah+MiSg7+ApWUC3ZA/8wABBEF/9oACAECAQE/"
+    "AT0hagzQyawNQ0FpayrMb313CePtXnstIID/zAAEEAX/2gAIAQEABj8C2IXQAqOclV8j7NEuNh3jPwmhkpZg/8wABBAF/9oACAEBAAE/IUxjwB"
+    "4VTnTCjj5PmvDlUYwhcaz63/A3Z3XBkT5M1Ckw+lxMHScmWnz/2gAMAwEAAgADAAAAEEoCjyrg/8wABBEF/9oACAEDAQE/ENlM4TttPlkZffCa"
+    "njK5Ee7g7//MAAQRBf/aAAgBAgEBPxDdK4mHgKIVcIaaoJzpq1gX4FOmPhicovQMBYBuYMD/zAAEEAX/2gAIAQEAAT8QJ1qdcSp115XhKCqT66"
+    "5olztd/Mli0aOnmScPr7MSWpRaC/8AG6BfF8fKoLc0birja8QFRIFM0K8IQDlQwJZxfe5ZTjGawb18i6GdHwCoZOVgpCXD1NaA/9k="
+)
+"""Process SOF10."""
+
 
 JPEGS: dict[str, dict[str, Any]] = {
     "4:4:4": {"subsampling": 0},
