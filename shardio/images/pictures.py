@@ -217,21 +217,17 @@ def check_size(height: int, width: int, max_pixels: int) -> None:
         )
 
 
-class _ScratchArrays(threading.local):
-    def __init__(self) -> None:
-        self.by_purpose: dict[str, NDArray[np.uint8]] = {}
-
-
-_scratch_arrays = _ScratchArrays()
+_scratch_arrays = threading.local()
 
 
 def scratch(purpose: str, num_bytes: int) -> NDArray[np.uint8]:
     """Return uint8 [num_bytes] with arbitrary content, valid until this thread calls again with the same purpose."""
-    array = _scratch_arrays.by_purpose.get(purpose)
+    arrays: dict[str, NDArray[np.uint8]] = vars(_scratch_arrays)  # Those of this thread.
+    array = arrays.get(purpose)
     if array is None or array.size < num_bytes:
         array = np.empty(num_bytes, np.uint8)
         if num_bytes <= MAX_SCRATCH_BYTES:
-            _scratch_arrays.by_purpose[purpose] = array
+            arrays[purpose] = array
     return array[:num_bytes]
 
 

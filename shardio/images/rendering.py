@@ -7,7 +7,8 @@ The kernel's compiled functions do this if possible, or OpenCV, Pillow and numpy
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -133,23 +134,25 @@ def _render_by_libraries(crop: PlannedCrop, destinations: Rows, rows: list[int])
     renders: list[tuple[int, Render]] = []
     # First all Python code, then all decoding, because each is faster while its memory is in the processor's caches.
     for row in rows:
-        height, width = sizes[row]
-        try:
-            render = prepare_render(pictures[row], Box(*boxes[row]), height, width, Box(*windows[row]), plan.resampling)
-        except ValueError as error:
-            let_through(error)
-            raise DecodeError(row, str(error)) from error
-        renders.append((row, render))
+        with _name_row(row):
+            args = Box(*boxes[row]), *sizes[row], Box(*windows[row]), plan.resampling
+            renders.append((row, prepare_render(pictures[row], *args)))
     for row, render in renders:
         destination = destinations[row]
         unflipped = scratch_pixels("unflipped", *destination.shape[:2]) if flips[row] else destination
-        try:
+        with _name_row(row):
             render(unflipped)
-        except ValueError as error:
-            let_through(error)
-            raise DecodeError(row, str(error)) from error
         if flips[row]:
             flip(unflipped, out=destination)
+
+
+@contextmanager
+def _name_row(row: int) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        let_through(error)
+        raise DecodeError(row, str(error)) from error
 
 
 def _operations_of(plan: CropPlan) -> Operations | None:
