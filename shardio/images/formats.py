@@ -205,6 +205,15 @@ def errors_of_pillow() -> Iterator[None]:
         raise ValueError(str(error) or repr(error)) from error
 
 
+@contextmanager
+def opened_by_pillow(content: bytes) -> Iterator[PIL.Image.Image]:
+    """Open an image in a ``with`` block, and convert any error that Pillow raises in it to ValueError."""
+    import PIL.Image  # Not before an image needs it: see crop_plan.py.
+
+    with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as image:
+        yield image
+
+
 def strip_png(content: bytes) -> bytes | None:
     """Return a PNG without the chunks that describe its pixels, such as profiles; None if any chunk is damaged.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -127,14 +126,6 @@ def turn_pillow(image: PIL.Image.Image, turn: Turn) -> PIL.Image.Image:
         if is_needed:
             image = image.transpose(method)
     return image
-
-
-def read_jpeg_turn(content: bytes) -> Turn:
-    """Return the turn that makes the image in a JPEG upright."""
-    import PIL.Image  # Not before an image needs it: see crop_plan.py.
-
-    with PIL.Image.open(io.BytesIO(content)) as image:
-        return read_turn(image)
 
 
 class TooManyPixels(ValueError):  # noqa: N818  # It names the finding, as NotTileable does.

@@ -13,7 +13,6 @@ decodable.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -22,7 +21,7 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from shardio.images.formats import errors_of_pillow
+from shardio.images.formats import opened_by_pillow
 from shardio.images.jpeg import ADOBE, ADOBE_TRANSFORM, JFIF, JFIF_MAJOR, MAX_SIDE, write_harmless
 from shardio.images.jpeg.head import JpegHead, Segment, read_head, why_irregular
 from shardio.images.jpeg.standard import (
@@ -499,7 +498,7 @@ def _convert_to_srgb(content: bytes, pixels: Pixels, max_pixels: int) -> Pixels:
 
     from shardio.images.converting import convert_to_srgb, read_profile
 
-    with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as stored:
+    with opened_by_pillow(content) as stored:
         profile, mode = read_profile(stored), stored.mode
     if profile is None:
         return pixels
