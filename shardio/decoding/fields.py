@@ -180,24 +180,6 @@ def locate_values(
     return located
 
 
-def follow_images(leader: PlannedImages, name: str, pictures: list[Any]) -> PlannedImages:
-    """Plan images with the same parameters as other images of the same samples.
-
-    Args:
-        leader: The other images, planned by one transform that extends plans.
-        name: The field of the images.
-        pictures: The images, of the same sizes.
-
-    Raises:
-        SampleError: If an image must be rendered and cannot be decoded.
-    """
-    others, plan = leader.crops[0]
-    try:
-        return replace(leader, name=name, crops=[(render_same(pictures, others), plan)])
-    except DecodeError as error:
-        raise undecodable(leader.samples, name, error.row, error) from error
-
-
 def check_sizes(samples: StoredSamples, pictures_by_name: Mapping[str, Sequence[Picture]]) -> None:
     """Raise SampleError if images of a sample differ in size."""
     (leader, pictures), *others = pictures_by_name.items()
@@ -493,10 +475,15 @@ class FieldDecoder:
             self._mark(error, calls, samples)
             raise
         leader = PlannedImages(name=name, samples=samples, crops=crops, calls=calls)
-        images = {name: leader, **{other: follow_images(leader, other, followers) for other, followers in further}}
-        others = self.followers
-        sizes = [picture.size for picture in pictures] if others else []
-        return PlannedFields(images=images, followers=others, sizes=sizes, missing=self.missing)
+        images = {name: leader}
+        for other, others in further:  # One transform that extends plans has planned the leader.
+            same, plan = leader.crops[0]
+            try:
+                images[other] = replace(leader, name=other, crops=[(render_same(others, same), plan)])
+            except DecodeError as error:
+                raise undecodable(samples, other, error.row, error) from error
+        sizes = [picture.size for picture in pictures] if self.followers else []
+        return PlannedFields(images=images, followers=self.followers, sizes=sizes, missing=self.missing)
 
     def make_calls(self) -> Calls:
         """Return the object that makes and times the calls of user code for a chunk."""

@@ -309,11 +309,6 @@ def render_all(images: list[Any], plan: CropPlan | None) -> list[Any]:
     return images if plan is None else render_chunk(images, plan).images
 
 
-def render_pictures(images: list[Any], plan: CropPlan) -> list[Any]:
-    """Return the finished images as pictures."""
-    return render_rows_as_pictures(images, plan, np.arange(len(images)))
-
-
 def render_each(images: list[Any], plan: CropPlan | None, calls: Calls) -> Iterator[Any]:
     """Yield the finished images. Only as many as :data:`MAX_RENDERED_BYTES` allows are in memory at the same time."""
     if plan is None:
@@ -470,7 +465,7 @@ def _kind_of(step: Callable[[Any], Any]) -> Literal["geometry", "pixels", "choic
 
 def _extend(step: Any, images: list[Any], plan: CropPlan, step_keys: Words) -> tuple[list[Any], CropPlan | None]:
     if plan.operations is not None:
-        images = render_pictures(images, plan)
+        images = render_rows_as_pictures(images, plan, np.arange(len(images)))
         plan = CropPlan.whole(sizes_of(images))
     parameters = step.draw(plan.output_size, step_keys)
     images, plan = render_some(images, plan, np.flatnonzero(step.needs_pixels(plan, parameters)))
