@@ -173,16 +173,19 @@ class Resize(_Resizing):
         return plan.resize(parameters, self._resampling)
 
 
-class PlainRandomResizedCrop(RandomResizedCrop):
+class _Plain(_Resizing):
+    unaveraged = "plain bilinear"
+
+    def __repr__(self) -> str:
+        return super().__repr__().removeprefix("Plain")
+
+
+class PlainRandomResizedCrop(_Plain, RandomResizedCrop):
     """A RandomResizedCrop that never averages, however much it shrinks: OpenCV's INTER_LINEAR."""
 
-    unaveraged = "plain bilinear"
 
-
-class PlainResize(Resize):
+class PlainResize(_Plain, Resize):
     """A Resize that never averages, however much it shrinks: OpenCV's INTER_LINEAR."""
-
-    unaveraged = "plain bilinear"
 
 
 class _Cropping(Geometry):
