@@ -63,7 +63,7 @@ from shardio.transforms import (
     others_in,
     plan_crops,
     refuse_pillow,
-    render_same,
+    render_like,
     replace_leading,
 )
 from shardio.values import check_choice, check_flag, check_integer
@@ -479,7 +479,7 @@ class FieldDecoder:
         for other, others in further:  # One transform that extends plans has planned the leader.
             same, plan = leader.crops[0]
             try:
-                images[other] = replace(leader, name=other, crops=[(render_same(others, same), plan)])
+                images[other] = replace(leader, name=other, crops=[(render_like(others, same), plan)])
             except DecodeError as error:
                 raise undecodable(samples, other, error.row, error) from error
         sizes = [picture.size for picture in pictures] if self.followers else []

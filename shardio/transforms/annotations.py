@@ -24,7 +24,7 @@ from shardio.images import (
 from shardio.images.kernel.compiled import operation_records as codes
 
 __all__ = ["AnnotationError", "BoundingBoxes", "FieldKind", "KeyPoints", "Labels", "Mask", "Ragged", "move_annotations"]
-__all__ += ["render_same"]
+__all__ += ["render_like"]
 
 BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
 """The four numbers of a box: two corners; a corner and the size; the centre and the size."""
@@ -297,7 +297,7 @@ _TO_CORNERS: dict[BoxFormat, _Conversion] = {"xyxy": np.copy, "xywh": _from_size
 _FROM_CORNERS: dict[BoxFormat, _Conversion] = {"xyxy": np.copy, "xywh": _to_size, "cxcywh": _to_centre}
 
 
-def render_same(images: list[Any], others: Sequence[Picture]) -> list[Any]:
+def render_like(images: list[Any], others: Sequence[Picture]) -> list[Any]:
     """Return images as pictures, rendered by the same plans as other pictures.
 
     Images whose plan was the same object are rendered together.

@@ -39,7 +39,7 @@ from shardio.transforms import (
     is_builtin,
     move_annotations,
     plan_transform,
-    render_same,
+    render_like,
 )
 from shardio.transforms.annotations import check_field_kinds, move_boxes, move_mask, move_points
 from shardio.transforms.pixels import make_affine_matrix
@@ -209,7 +209,7 @@ def test_everything_follows_images_that_are_rendered_between_steps(steps: list[A
     planned, plan = plan_transform(Compose(steps), pictures, make_rng_keys(4))
     assert plan is not None
     rendered, num_square = render_chunk(planned, plan).images, 0
-    again = render_chunk(render_same(list(pictures), planned), plan).images
+    again = render_chunk(render_like(list(pictures), planned), plan).images
     for row, (image, other) in enumerate(zip(rendered, again, strict=True)):
         np.testing.assert_array_equal(image, other)
         values = {"mask": masks[row], "boxes": [[12, 15, 44, 40]], "points": [[28, 27]]}
