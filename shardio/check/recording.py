@@ -37,7 +37,7 @@ from shardio.check.coverage import (
 )
 from shardio.check.identity import ASK_FOR_KEY, Ids, Key, content_ids, keys_in
 from shardio.errors import IdentityError
-from shardio.order import keep_generators
+from shardio.process import keep_generators
 from shardio.world import find_worker
 
 MIN_SAMPLES = 10
@@ -134,7 +134,7 @@ def observe(loader: Iterable[Any], coverage: Coverage, *, rank: int, key: Key, w
 def marks_repeats(loader: Iterable[Any]) -> bool:
     """Return whether a loader's batches mark repeats."""
     found = find_remainder(loader)
-    return found is not None and found[1] == "mask"
+    return found is not None and found[1].marks_repeats
 
 
 def find_marks(batch: Any) -> NDArray[np.bool_] | None:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Collection, Sized
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    StackDataset,
+)
 
 from shardio.bad_samples import BadSamples, OnError, check_quarantine
 from shardio.datasets import EpochSampler, MapDataset, Ordered, ShardDataset, find_digest, unwrap
-from shardio.errors import Stage
+from shardio.errors import Stage, find_user_level
 from shardio.loader.collate import yields_images
 from shardio.loader.executors.assembly import DefaultPrefetch
 from shardio.loader.fetching.fetchers import WorkerMethod
-from shardio.order import Split
+from shardio.order import DROP_LAST, Split
 from shardio.sample import warn_of_other_classes
 from shardio.values import check_choice, check_flag, check_integer
 from shardio.world import find_world
@@ -104,11 +110,11 @@ def check_samplers_dataset(dataset: Any, sampler: Any, *, compares_digests: bool
             f"the EpochSampler was created over {sampler.num_all_samples} samples, but the loader's "
             f"{type(dataset).__name__} has {len(dataset)}: {remedy}"
         )
-    if not compares_digests or dataset is sampler.dataset:
-        return
     # A sampler over one part of a StackDataset fits the whole.
-    said = sampler.digest if sampler.old_digest is None else sampler.old_digest
-    if "" not in (digests := {find_digest(dataset, looks_at_parts=False), said}) and len(digests) > 1:
+    is_joined = any(isinstance(each, ConcatDataset | StackDataset) for each in (dataset, sampler.dataset))
+    if not compares_digests or is_joined or dataset is sampler.dataset:
+        return
+    if "" not in (digests := {find_digest(dataset), sampler.digest}) and len(digests) > 1:
         raise ValueError(
             f"the EpochSampler was created over samples other than those of the loader's {type(dataset).__name__}, "
             f"although both have {len(dataset)} samples: {remedy}"
@@ -205,7 +211,7 @@ def check_order(order: Ordered, *, batch_size: int | None, drop_last: bool, in_o
         raise ValueError(
             "in_order=False is not supported, because the loader's state counts batches in order: leave it unset"
         )
-    if drop_last and order.remainder in ("mask", "keep"):
+    if drop_last and order.remainder_policy.is_exact:
         raise ValueError(f"drop_last=True and remainder={order.remainder!r} contradict each other: remove one of them")
     said = order.batch_size
     if said is not None and said != (batch_size or 1):
@@ -240,11 +246,11 @@ def warn_of_no_batches(split: Split, warned_of: set[Split]) -> None:
     if split in warned_of:
         return
     warned_of.add(split)
-    if split.remainder == "drop":
+    if split.remainder_policy.leaves_out:
         why = (
             f"the {split.num_samples} samples do not fill a batch on every rank ({split.world_size * split.batch_size} "
-            "samples are needed), and drop_last=True or remainder='drop' leaves them out: use a smaller batch_size, or "
-            "drop_last=False and another remainder"
+            f"samples are needed), and drop_last=True or remainder={split.remainder!r} leaves them out: use a smaller "
+            "batch_size, or drop_last=False and another remainder"
         )
     else:
         why = (
@@ -254,15 +260,7 @@ def warn_of_no_batches(split: Split, warned_of: set[Split]) -> None:
     warnings.warn(f"this loader's epochs have no batches: {why}", RuntimeWarning, stacklevel=find_user_level())
 
 
-def find_user_level() -> int:
-    """Return the ``stacklevel`` with which a warning of the caller names the line of the program, not of a library."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("shardio.", "torch.")):
-        frame, level = frame.f_back, level + 1
-    return level
-
-
 def sole_split(num_samples: int, batch_size: int | None) -> Split:
     """Return the share of a single rank, which drops the samples that do not fill a batch."""
     alone: dict[str, int] = {"num_samples": num_samples, "start": 0, "rank": 0, "world_size": 1}
-    return Split(**alone, batch_size=batch_size or 1, shuffled=False, remainder="drop")
+    return Split(**alone, batch_size=batch_size or 1, shuffled=False, remainder=DROP_LAST)

@@ -4,5 +4,6 @@ Each module holds one class of pytest tests. Subclass it in your own tests and o
 
 - ``field_codec``: a decoder of a field.
 - ``image_format``: a format of images.
+- ``remainder_policy``: the treatment of an epoch's last samples.
 - ``transform``: a transform of images.
 """

@@ -18,7 +18,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from shardio.bad_samples import BadSamples
 from shardio.datasets import Transformed, unwrap
-from shardio.loader.arguments import find_user_level
+from shardio.errors import find_user_level
 from shardio.loader.failures import Failure
 from shardio.loader.fetching.batches import CallerBatches, WorkerBatches
 from shardio.loader.fetching.epochs import Epochs

@@ -373,7 +373,7 @@ class _RequestSampler:
         return self._batches if self._is_batched else itertools.chain.from_iterable(self._batches)
 
     def _request(self, cursor: Cursor, split: Split) -> Iterator[list[_Request]]:
-        is_marked, seed = split.remainder == "mask", self._sampler.seed
+        is_marked, seed = split.remainder_policy.marks_repeats, self._sampler.seed
         for positions, indices in self._sampler.batches(cursor, split):
             valid = (positions < split.num_samples).tolist()
             yield [
