@@ -24,7 +24,7 @@ from rich.progress import track
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
 
 from shardio.images import CropPlan, JpegPicture, PlannedCrop, Resampling, open_image, render_crops
-from shardio.images.jpeg.regions import Box
+from shardio.images.jpeg import Box
 from shardio.images.tiling import NotTileable, tile_jpeg
 from tests.images import naive
 from tests.images.crop_laws import random_boxes

@@ -21,6 +21,7 @@ from tests.images.jpeg_corpus import (
     real_encoders,
     restarts,
     small_corpus,
+    untileable_jpegs,
 )
 from tests.images.jpeg_files import (
     CONTENTS,
@@ -35,7 +36,6 @@ from tests.images.jpeg_files import (
     make_jpeg,
 )
 from tests.images.pictures import Array, make_picture
-from tests.images.untileable_jpegs import untileable_jpegs
 
 
 def full_corpus() -> Iterator[JpegFile]:

@@ -28,7 +28,7 @@ from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColum
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
 
 from shardio.images import open_image
-from shardio.images.jpeg.regions import MIN_SCALED_SIDE
+from shardio.images.jpeg import MIN_SCALED_SIDE
 from shardio.images.tiling import tile_jpeg
 from tests.images.crop_laws import SCALES, assert_parts, full_decode, random_boxes, scaled_size
 from tests.images.pictures import read_by_pillow

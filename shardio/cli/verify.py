@@ -61,7 +61,7 @@ def verify(
 
     check_content: ContentCheck | None = None
     if deep:
-        from shardio.decoding.verification import check_image
+        from shardio.decoding.codecs import check_image
 
         check_content = check_image
     access = read_access(storage_option)

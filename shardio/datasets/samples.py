@@ -84,7 +84,7 @@ def takes(
 class SampleSettings:
     """The settings of samples that all datasets take.
 
-    To add a setting, add it here and, if decoding uses it, to FieldSettings in ``decoding/fields.py``.
+    To add a setting, add it here and, if decoding uses it, to FieldDecoder in ``decoding/fields.py``.
 
     Attributes:
         transform: A callable applied to each image, or a ``Compose`` with ``fields``, applied to several fields in the

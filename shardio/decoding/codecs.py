@@ -1,4 +1,4 @@
-"""Field codecs: decode the bytes of fields other than the image by the extension of the field's name.
+"""Field codecs: decode the bytes of stored fields by the extension of a field's name; verify datasets.
 
 To add a codec, add a line to :data:`DECODERS`, and to :data:`UNBOUNDED` if it parses integers of any size.
 """
@@ -19,22 +19,113 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import SampleError, mark_sample
-from shardio.images import decode_unconverted, decode_unconverted_pil, holds_images
+from shardio.images import (
+    IMAGE_FIELDS,
+    IMAGE_FORMATS,
+    decode_image,
+    decode_unconverted,
+    decode_unconverted_pil,
+    holds_images,
+)
 from shardio.order import Words
 from shardio.process import let_through
 from shardio.reading import StoredSamples
 from shardio.shards import LABEL_FIELD
 from shardio.transforms import Calls
+from shardio.values import check_optional_integer
 
 if TYPE_CHECKING:
-    from shardio.decoding.fields import FieldSettings
+    from shardio.decoding.fields import FieldDecoder
+    from shardio.shards import DatasetSource, Problem
+    from shardio.storage import StorageOptions
 
+
+FieldCodec = Callable[[bytes], Any]
+"""A function from the bytes of a field to its value, which depends on nothing else.
+
+It raises an Exception if the bytes are damaged, and then allocates no more memory than the bytes justify. Users pass
+such functions as ``decoders=``. :mod:`shardio.testing.field_codec` has tests of them.
+"""
 
 Missing = Literal["error"] | None
 """The result for a sample that lacks a field: an error, or the value None."""
 
 _LONG = re.compile(rb"[0-9]{19}")
 """Text without 19 consecutive digits holds no integer of more than 64 bits."""
+
+
+_STORED_FIELDS: dict[str, tuple[str, ...]] = {"image": IMAGE_FIELDS, "label": (LABEL_FIELD,), "key": ()}
+"""The stored fields of values that are not named after their field."""
+
+
+def stored_fields_of(name: str) -> tuple[str, ...]:
+    """Return the stored fields that may hold a value."""
+    return _STORED_FIELDS.get(name, (name,))
+
+
+def check_present(names: Sequence[str], present: Sequence[str], where: str) -> None:
+    """Check the names of values, given the fields that a dataset's samples have.
+
+    Raises:
+        ValueError: If a field is missing.
+    """
+    for name in names:
+        choices = stored_fields_of(name) or present
+        if not set(choices) & set(present):
+            derived = [value for value, stored in _STORED_FIELDS.items() if not stored or set(stored) & set(present)]
+            raise ValueError(
+                f"no sample of {where} has the field {name!r}: choose fields=... from "
+                f"{', '.join((*sorted(derived), *present))}"
+            )
+
+
+def open_images(samples: StoredSamples, name: str, open_one: Callable[[bytes], Any]) -> list[Any]:
+    """Open an image of each sample: the first of its fields that is not empty.
+
+    Args:
+        samples: n samples.
+        name: The name of the images' field: ``image`` for images of any format.
+        open_one: Opens an image; raises ValueError if that fails.
+
+    Raises:
+        SampleError: If an image is missing, empty or damaged.
+    """
+    columns = [samples.columns[field] for field in stored_fields_of(name) if field in samples.columns]
+    return [
+        _open_image(samples, name, row, contents, open_one) for row, contents in enumerate(zip(*columns, strict=True))
+    ]
+
+
+def _open_image(
+    samples: StoredSamples, name: str, row: int, contents: Sequence[bytes | None], open_one: Callable[[bytes], Any]
+) -> Any:
+    content = next(filter(None, contents), None)
+    if content is None and b"" in contents:
+        raise undecodable(samples, name, row, "it is empty (0 bytes)")
+    if content is None:
+        key, where = samples.describe(row)
+        fields = stored_fields_of(name)
+        lacking = f"none of the fields {', '.join(fields)}" if len(fields) > 1 else f"it lacks the field {name!r}"
+        message = f"sample {key} in {where} has no image: {lacking}{samples.remedy}"
+        raise SampleError(message, row=row, key=key, where=where)
+    try:
+        return open_one(content)
+    except ValueError as error:
+        let_through(error)
+        raise undecodable(samples, name, row, error) from error
+
+
+def undecodable(
+    samples: StoredSamples, name: str, row: int, why: Exception | str, kind: str = "the image"
+) -> SampleError:
+    """Return the error for a sample with an image, or a value of another kind, that cannot be decoded."""
+    fields = [field for field in stored_fields_of(name) if field in samples.columns]
+    present = [field for field in fields if samples.columns[field][row] is not None]
+    opened = [field for field in present if samples.columns[field][row]] or present
+    key, where = samples.describe(row, opened[:1])
+    named = kind if name == "image" else f"{kind} {name!r}"
+    message = f"{named} of sample {key} in {where} cannot be decoded: {str(why) or repr(why)}"
+    return SampleError(message, row=row, key=key, where=where, stage="decode")
 
 
 def check_decoders(decoders: object, names: Sequence[str]) -> None:
@@ -56,7 +147,7 @@ def check_decoders(decoders: object, names: Sequence[str]) -> None:
             raise ValueError(f"decoders has a function for {name!r}, but fields={tuple(names)!r} does not name it")
 
 
-def choose_decoder(field: str, settings: FieldSettings) -> Callable[[bytes], Any] | None:
+def choose_decoder(field: str, settings: FieldDecoder) -> FieldCodec | None:
     """Return the decoder of a stored field under a dataset's settings; None if the field stays bytes."""
     if field == LABEL_FIELD and settings.labels is not None:
         return partial(_renumber, settings.labels)
@@ -66,9 +157,7 @@ def choose_decoder(field: str, settings: FieldSettings) -> Callable[[bytes], Any
     return (TRUSTED_DECODERS if settings.trusted else DECODERS).get(extension_of(field))
 
 
-def decode_values(
-    samples: StoredSamples, field: str, decode: Callable[[bytes], Any] | None, missing: Missing
-) -> list[Any]:
+def decode_values(samples: StoredSamples, field: str, decode: FieldCodec | None, missing: Missing) -> list[Any]:
     """Return the values of a field.
 
     Args:
@@ -88,12 +177,15 @@ def decode_values(
         values.extend(None if content is None else decode(content) for content in contents)
     except Exception as error:  # Each decoder raises its own errors.
         let_through(error)
-        raise _undecodable(samples, len(values), field, error) from error
+        if isinstance(error, MemoryError):  # The sample is not necessarily at fault.
+            key, where = samples.describe(len(values), (field,))
+            raise MemoryError(f"out of memory while decoding field {field!r} of sample {key} in {where}") from error
+        raise undecodable(samples, field, len(values), error, "field") from error
     return values
 
 
 def call_decoder(
-    decode: Callable[[bytes], Any], samples: StoredSamples, field: str, missing: Missing, calls: Calls, rng_keys: Words
+    decode: FieldCodec, samples: StoredSamples, field: str, missing: Missing, calls: Calls, rng_keys: Words
 ) -> list[Any]:
     """Return the values of a field from a user decoder.
 
@@ -129,14 +221,6 @@ def _contents(samples: StoredSamples, field: str, missing: Missing) -> list[byte
         )
         raise SampleError(message, row=row, key=key, where=where)
     return list(column)
-
-
-def _undecodable(samples: StoredSamples, row: int, field: str, error: Exception) -> Exception:
-    key, where = samples.describe(row, (field,))
-    if isinstance(error, MemoryError):  # The sample is not necessarily at fault.
-        return MemoryError(f"out of memory while decoding field {field!r} of sample {key} in {where}")
-    message = f"field {field!r} of sample {key} in {where} cannot be decoded: {str(error) or repr(error)}"
-    return SampleError(message, row=row, key=key, where=where, stage="decode")
 
 
 def find_wide(value: Any) -> int | None:
@@ -263,7 +347,7 @@ def decode_safetensors(content: bytes) -> dict[str, NDArray[Any]]:
         ) from error
 
 
-DECODERS: dict[str, Callable[[bytes], Any]] = {
+DECODERS: dict[str, FieldCodec] = {
     LABEL_FIELD: decode_label,
     "json": json.loads,
     "txt": bytes.decode,
@@ -282,7 +366,7 @@ Decoders of image formats depend on the dataset's settings, so they are not list
 UNBOUNDED = frozenset({"json"})
 """Fields whose values may contain integers of more than 64 bits, which tensors cannot hold."""
 
-TRUSTED_DECODERS: dict[str, Callable[[bytes], Any]] = {
+TRUSTED_DECODERS: dict[str, FieldCodec] = {
     **DECODERS,
     "npy": partial(decode_npy, trusted=True),
     "npz": partial(decode_npz, trusted=True),
@@ -291,3 +375,57 @@ TRUSTED_DECODERS: dict[str, Callable[[bytes], Any]] = {
     "pyd": pickle.loads,
 }
 """The decoders for data that is trusted to run code. Pickles have WebDataset's field names."""
+
+
+def verify(
+    source: DatasetSource,
+    *,
+    deep: bool = False,
+    num_workers: int | None = None,
+    storage_options: StorageOptions | None = None,
+) -> list[Problem]:
+    """Compare a dataset's manifest, indexes and tars, and return all problems. Nothing is written.
+
+    Each tar is read once: its size and digest, each member's header and each content's hash are compared with its
+    index. The result also names keys that occur twice, tars that the manifest lacks, and unfinished packs.
+
+    >>> problems = shardio.verify("out")  # doctest: +SKIP
+    >>> for problem in problems:  # doctest: +SKIP
+    ...     print(problem.kind, problem)
+
+    Args:
+        source: A packed directory, a manifest, a tar, a pattern of tars, a directory of tars, or a list of tars. Tars
+            need indexes: create missing ones with ``shardio index``.
+        deep: Whether to also decode every image.
+        num_workers: The number of shards to read at a time; by default, up to 4.
+        storage_options: Settings of the store of a remote source, as for :class:`shardio.ShardDataset`.
+
+    Returns:
+        The problems; an empty list if there are none.
+
+    Raises:
+        FileNotFoundError: If the source does not exist or holds no tars.
+        ValueError: If ``num_workers`` is not positive, or a storage option is invalid.
+    """
+    # Not at the top, so that worker processes, which import this folder, start faster.
+    from shardio.shards import find_problems
+    from shardio.storage import make_direct_access
+
+    num_workers = check_optional_integer("num_workers", num_workers, at_least=1)
+    access = make_direct_access(storage_options)
+    check_content = check_image if deep else None
+    return list(find_problems(source, access, check_content=check_content, num_workers=num_workers))
+
+
+def check_image(field: str, content: bytes) -> str | None:
+    """Return the reason why an image cannot be decoded; None if it can, or if the field does not hold images."""
+    if not holds_images(field):
+        return None
+    # A mask's values are read as they are stored: conversion to RGB may be impossible.
+    decode = decode_image if field in IMAGE_FORMATS else decode_unconverted
+    try:
+        decode(content)
+    except ValueError as error:
+        let_through(error)
+        return f"the image cannot be decoded: {error}"
+    return None

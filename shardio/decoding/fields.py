@@ -1,38 +1,56 @@
-"""Decode samples: from the bytes of their fields to one column of values for each field."""
+"""Decode samples: from the bytes of their fields to one column of values for each field.
+
+The images, masks, boxes and points of a chunk are planned together, then rendered.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice, takewhile
 from typing import Any, TypeVar
 
-from shardio.decoding.codecs import Missing, call_decoder, check_decoders, choose_decoder, decode_values
-from shardio.decoding.planned import (
-    LocatedValue,
-    PlannedFields,
-    PlannedImages,
+from shardio.decoding.codecs import (
+    Missing,
+    call_decoder,
+    check_decoders,
     check_present,
-    check_sizes,
-    follow_images,
-    locate_values,
+    choose_decoder,
+    decode_values,
     open_images,
     stored_fields_of,
     undecodable,
 )
-from shardio.errors import mark_sample
-from shardio.images import DEFAULT_MAX_PIXELS, DecodeError, DecoderName, Orientation, decode_pil, open_image
+from shardio.errors import SampleError, mark_sample
+from shardio.images import (
+    DEFAULT_MAX_PIXELS,
+    CropPlan,
+    DecodeError,
+    DecoderName,
+    Orientation,
+    Picture,
+    Pixels,
+    PlannedCrop,
+    PlanRow,
+    RenderedImages,
+    decode_pil,
+    holds_images,
+    open_image,
+    render_crops,
+)
 from shardio.order import Words, derive_rng_key, make_rng_key
 from shardio.process import no_end
 from shardio.reading import StoredSamples
 from shardio.shards import LABEL_FIELD
 from shardio.transforms import (
+    AnnotationError,
     Calls,
     Combination,
     Compose,
     Decode,
+    FieldKind,
     Generators,
     Mask,
     Transform,
@@ -41,9 +59,11 @@ from shardio.transforms import (
     field_kinds_of,
     is_builtin,
     is_made_for_pillow,
+    move_annotations,
     others_in,
     plan_crops,
     refuse_pillow,
+    render_like,
     replace_leading,
 )
 from shardio.values import check_choice, check_flag, check_integer
@@ -56,9 +76,198 @@ CHUNK, CHUNK_OF_WHOLE = 64, 16
 """The number of samples to decode together: fewer if whole images are in memory before they are cropped."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedImages:
+    """Opened images and the drawn parameters of their transforms. :meth:`render` makes their pixels.
+
+    Attributes:
+        name: The name of the images' field: ``image`` for images of any format.
+        samples: The images' samples, for errors.
+        calls: The calls of user callables.
+        crops: For each crop of a MultiCrop, or for the only crop, the n images: pictures and the plan to render them,
+            or finished images without a plan.
+    """
+
+    name: str = "image"
+    samples: StoredSamples
+    calls: Calls
+    crops: Sequence[tuple[list[Any], CropPlan | None]]
+
+    def fits(self, index: int, rows: Pixels | None) -> bool:
+        """Return whether a crop of the images can be rendered into rows, uint8 [n, height, width, 3]."""
+        plan = self.crops[index][1]
+        return rows is not None and plan is not None and plan.fits(rows)
+
+    def render(self, rows: Sequence[Pixels | None] | None = None) -> list[RenderedImages]:
+        """Render the images.
+
+        Args:
+            rows: The destination of each crop's images, uint8 [n, height, width, 3], which the images fit; None for
+                new arrays. By default, all arrays are new.
+
+        Returns:
+            For each crop, the images, and the name of the decoder of each.
+
+        Raises:
+            SampleError: If an image is damaged.
+        """
+        planned = [index for index, (_, plan) in enumerate(self.crops) if plan is not None]
+        rendered = [RenderedImages(images, []) for images, _ in self.crops]
+        if rendered[0].images and self.crops[0][1] is None:
+            rendered[0] = RenderedImages(rendered[0].images, self.calls.decoder_names[: len(rendered[0].images)])
+        if planned:
+            crops = [PlannedCrop(images, plan) for images, plan in self.crops if plan is not None]
+            try:
+                made = render_crops(crops, [None if rows is None else rows[index] for index in planned])
+            except DecodeError as error:
+                raise undecodable(self.samples, self.name, error.row, error) from error
+            for index, images in zip(planned, made, strict=True):
+                rendered[index] = images
+        return rendered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocatedValue:
+    """A value that a transform transforms.
+
+    Attributes:
+        reference: Its name in the transform.
+        name: The name of the sample's value that contains it.
+        entry: Its key in this value; None if it is the whole value.
+        kind: Its kind.
+    """
+
+    reference: str
+    name: str
+    entry: str | None
+    kind: FieldKind
+
+
+def locate_values(
+    kinds: Mapping[str, FieldKind], names: Sequence[str], own_decoders: Collection[str]
+) -> list[LocatedValue]:
+    """Find the values that a transform transforms.
+
+    A reference is the name of a value, or a name, a dot, and the key of an entry.
+
+    Args:
+        kinds: The kind of each value, by its reference.
+        names: The names of a sample's values.
+        own_decoders: The names of the values that user decoders make.
+
+    Raises:
+        ValueError: If there is no such value, or an image is not one that shardio can decode.
+    """
+    located = []
+    for reference, kind in kinds.items():
+        parents = [name for name in names if reference.startswith(f"{name}.")]
+        name = reference if reference in names else max(parents, key=len, default=None)
+        if name is None:
+            raise ValueError(
+                f"the transform has the field {reference!r}, but fields={tuple(names)!r} does not name it: add it to "
+                "the dataset's fields, or remove it from those of the transform"
+            )
+        entry = None if name == reference else reference.removeprefix(f"{name}.")
+        is_image = entry is None and holds_images(name) and name not in own_decoders
+        if kind == "image" and not is_image:
+            raise ValueError(
+                f"the transform has the image {reference!r}, but an image is 'image' or a field that shardio decodes, "
+                "such as 'left.jpg'"
+            )
+        if name in ("image", "label", "key") and kind != "image":
+            raise ValueError(f"the transform takes {reference!r} for {kind!r}, but the dataset's {name!r} is none")
+        located.append(LocatedValue(reference=reference, name=name, entry=entry, kind=kind))
+    return located
+
+
+def check_sizes(samples: StoredSamples, pictures_by_name: Mapping[str, Sequence[Picture]]) -> None:
+    """Raise SampleError if images of a sample differ in size."""
+    (leader, pictures), *others = pictures_by_name.items()
+    for name, follower in others:
+        for row, (one, other) in enumerate(zip(pictures, follower, strict=True)):
+            if one.size == other.size:
+                continue
+            key, where = samples.describe(row)
+            shown = " and ".join(f"{width}×{height}" for height, width in (one.size, other.size))
+            message = (
+                f"the images {leader!r} and {name!r} of sample {key} in {where} have {shown} pixels: images that are "
+                "transformed together must have the same size"
+            )
+            raise SampleError(message, row=row, key=key, where=where, stage="decode")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFields:
+    """The opened and planned images of samples, which their other fields follow.
+
+    Attributes:
+        images: The images by field. The others follow the first.
+        followers: The values that follow the images.
+        sizes: The height and width of each sample's images.
+        missing: The result for a missing value: an error, or None.
+    """
+
+    images: Mapping[str, PlannedImages]
+    followers: Sequence[LocatedValue] = ()
+    sizes: Sequence[tuple[int, int]] = ()
+    missing: Missing = "error"
+
+    def move(self, columns: Mapping[str, Sequence[Any]], samples: StoredSamples) -> dict[str, list[Any]]:
+        """Transform the values that follow the images.
+
+        Args:
+            columns: The n values of each other field, by name.
+            samples: The n samples.
+
+        Returns:
+            All columns, with the transformed values.
+
+        Raises:
+            SampleError: If a value does not fit its kind.
+        """
+        moved = {name: list(column) for name, column in columns.items()}
+        if not self.followers or not samples:
+            return moved
+        kinds = {each.reference: each.kind for each in self.followers}
+        pictures, plan = next(iter(self.images.values())).crops[0]
+        assert plan is not None, "all steps of a Compose with fields extend plans"
+        for row in range(len(samples)):
+            history = (*pictures[row].history, PlanRow(plan, row))
+            try:
+                values = {each.reference: self._get(each, columns[each.name][row]) for each in self.followers}
+                values = move_annotations(kinds, values, self.sizes[row], history)
+            except AnnotationError as error:
+                raise self._describe(error, samples, row) from error
+            for each in self.followers:
+                column, value = moved[each.name], values[each.reference]
+                if value is not None:
+                    column[row] = value if each.entry is None else {**column[row], each.entry: value}
+        return moved
+
+    def _get(self, located: LocatedValue, value: Any) -> Any:
+        if located.entry is None or (value is None and self.missing is None):
+            return value
+        if not isinstance(value, Mapping):
+            raise AnnotationError(
+                located.reference, f"must be an entry of {located.name!r}, got {type(value).__name__}"
+            )
+        if located.entry not in value and self.missing == "error":
+            entries = ", ".join(map(repr, value))
+            raise AnnotationError(
+                located.reference, f"is missing: {located.name!r} has the entries {entries or 'none'}"
+            )
+        return value.get(located.entry)
+
+    def _describe(self, error: AnnotationError, samples: StoredSamples, row: int) -> SampleError:
+        name = next(each.name for each in self.followers if each.reference == error.name)
+        key, where = samples.describe(row, (name,))
+        message = f"field {error.name!r} of sample {key} in {where} {error}"
+        return SampleError(message, row=row, key=key, where=where, stage="decode")
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FieldSettings:
-    """The values of samples, and the settings for decoding and transforming them.
+class FieldDecoder:
+    """A decoder from stored samples to columns of values.
 
     Attributes:
         fields: The names of the values in a sample's tuple, or a single name for bare values. ``image`` is the
@@ -127,7 +336,7 @@ class FieldSettings:
         located = tuple(each.name for each in self.located_values if each.kind == "image")
         return located or (("image",) if "image" in self.names else ())
 
-    @property
+    @cached_property
     def located_values(self) -> list[LocatedValue]:
         """The values that a Compose with fields transforms."""
         return locate_values(field_kinds_of(self.transform), self.names, self.decoders)
@@ -161,7 +370,7 @@ class FieldSettings:
             *([] if self.transform_sample is None else [self.transform_sample]),
         ]
 
-    @property
+    @cached_property
     def chunk_size(self) -> int:
         """The number of samples to decode together."""
         has_masks = any(isinstance(each.kind, Mask) for each in self.located_values)  # They are decoded whole.
@@ -203,16 +412,11 @@ class FieldSettings:
     def pipeline(self) -> tuple[Callable[[Any], Any] | None, Decode]:
         """The transform and its input: arrays, if shardio recognised the leading steps, or Pillow images.
 
-        It is computed each time, because users change the settings of their transforms between epochs.
+        It is computed once for each chunk, because users change the settings of their transforms between epochs.
         """
         decode = "pil" if is_made_for_pillow(self.transform) else self.decode
         found = replace_leading(self.transform, decode)
         return (self.transform, decode) if found is None else (found, "array")
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FieldDecoder(FieldSettings):
-    """A decoder from stored samples to columns of values."""
 
     def decode_columns(self, samples: StoredSamples, rng_keys: Words, calls: Calls) -> list[list[Any]]:
         """Decode a chunk of samples.
@@ -250,28 +454,19 @@ class FieldDecoder(FieldSettings):
         Raises:
             SampleError: If an image is missing or damaged, or images that are transformed together differ in size.
         """
-        opened = {name: self._open_images(samples, name) for name in self.image_names}
+        transform, form = self.pipeline
+        open_one = partial(
+            decode_pil if form == "pil" else open_image, orientation=self.orientation, max_pixels=self.max_pixels
+        )
+        opened = {name: open_images(samples, name, open_one) for name in self.image_names}
         if not opened:
             return PlannedFields(images={})
         check_sizes(samples, opened)
         (name, pictures), *further = opened.items()
-        leader = self._plan_images(samples, name, pictures, rng_keys, calls)
-        images = {name: leader, **{other: follow_images(leader, other, followers) for other, followers in further}}
-        others = self.followers
-        sizes = [picture.size for picture in pictures] if others else []
-        return PlannedFields(images=images, followers=others, sizes=sizes, missing=self.missing)
-
-    def _open_images(self, samples: StoredSamples, name: str) -> list[Any]:
-        open_one = decode_pil if self.pipeline[1] == "pil" else open_image
-        return open_images(samples, name, partial(open_one, orientation=self.orientation, max_pixels=self.max_pixels))
-
-    def _plan_images(
-        self, samples: StoredSamples, name: str, images: list[Any], rng_keys: Words, calls: Calls
-    ) -> PlannedImages:
-        if self.pipeline[1] == "pil":
-            calls.decoder_names = ["pillow"] * len(images)  # Opening them has decoded them.
+        if form == "pil":
+            calls.decoder_names = ["pillow"] * len(pictures)  # Opening them has decoded them.
         try:
-            crops = plan_crops(self.pipeline[0], images, rng_keys, calls)
+            crops = plan_crops(transform, pictures, rng_keys, calls)
         except DecodeError as error:
             raise undecodable(samples, name, error.row, error) from error
         except StopIteration as error:  # It would silently end an epoch.
@@ -279,7 +474,16 @@ class FieldDecoder(FieldSettings):
         except Exception as error:
             self._mark(error, calls, samples)
             raise
-        return PlannedImages(name=name, samples=samples, crops=crops, calls=calls)
+        leader = PlannedImages(name=name, samples=samples, crops=crops, calls=calls)
+        images = {name: leader}
+        for other, others in further:  # One transform that extends plans has planned the leader.
+            same, plan = leader.crops[0]
+            try:
+                images[other] = replace(leader, name=other, crops=[(render_like(others, same), plan)])
+            except DecodeError as error:
+                raise undecodable(samples, other, error.row, error) from error
+        sizes = [picture.size for picture in pictures] if self.followers else []
+        return PlannedFields(images=images, followers=self.followers, sizes=sizes, missing=self.missing)
 
     def make_calls(self) -> Calls:
         """Return the object that makes and times the calls of user code for a chunk."""

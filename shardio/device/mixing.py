@@ -88,8 +88,8 @@ def find_images(batch: Any) -> torch.Tensor:
     if len(found) != 1:
         shapes = ", ".join(str(list(tensor.shape)) for tensor in found) or "none"
         raise ValueError(
-            f"a batch must have exactly one tensor of images [N, C, H, W], got {shapes}: transform other batches in a "
-            "function of your own, which passes on images and labels"
+            f"a batch must have exactly one tensor of images [N, C, H, W], got {shapes}: transform other batches in "
+            "your own function, which passes on images and labels"
         )
     return found[0]
 

@@ -9,17 +9,6 @@ from .crop_plan import (
     resize as resize,
     use_one_thread as use_one_thread,
 )
-from .editing import (
-    Floats as Floats,
-    Operations as Operations,
-    edit_images as edit_images,
-    make_operations as make_operations,
-    move_boxes as move_boxes,
-    move_mask as move_mask,
-    move_points as move_points,
-    normalize_floats as normalize_floats,
-    normalize_image as normalize_image,
-)
 from .formats import (
     CONVERTIBLE as CONVERTIBLE,
     IMAGE_FIELDS as IMAGE_FIELDS,
@@ -28,6 +17,7 @@ from .formats import (
     ConvertedFormat as ConvertedFormat,
     describe_other_images as describe_other_images,
     encode_png as encode_png,
+    find_clipped_type as find_clipped_type,
     find_field as find_field,
     find_format as find_format,
     holds_images as holds_images,
@@ -63,9 +53,15 @@ from .pictures import (
 from .rendering import (
     IMAGES_AT_ONCE as IMAGES_AT_ONCE,
     DecodeError as DecodeError,
+    Floats as Floats,
+    Operations as Operations,
     RenderedImages as RenderedImages,
+    define_operation as define_operation,
+    edit_images as edit_images,
+    make_operations as make_operations,
+    normalize_floats as normalize_floats,
+    normalize_image as normalize_image,
     render_chunk as render_chunk,
     render_crops as render_crops,
     why_not_by_kernel as why_not_by_kernel,
 )
-from .value_formats import find_clipped_type as find_clipped_type

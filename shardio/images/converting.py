@@ -15,10 +15,16 @@ import numpy as np
 import PIL.Image
 import PIL.ImageCms
 
-from shardio.images.formats import ConvertedFormat, encode_png, errors_of_pillow
+from shardio.images.formats import (
+    ConvertedFormat,
+    ValueFormat,
+    encode_png,
+    errors_of_pillow,
+    opened_by_pillow,
+    read_value_format,
+)
 from shardio.images.opening import decode_image, decode_unconverted
 from shardio.images.pictures import DEFAULT_MAX_PIXELS, check_size, read_turn, turn_pillow
-from shardio.images.value_formats import ValueFormat, read_value_format
 
 _MODELS = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK"}
 """Pillow's mode for the values that a profile describes, by the colour space in its header (ICC.1:2022, 7.2.6)."""
@@ -96,7 +102,7 @@ def convert_image(
 
 def _read_upright(content: bytes, max_pixels: int, *, needs_profile: bool) -> tuple[PIL.Image.Image, bytes | None]:
     """Return an image and its ICC profile. The image is upright, with no other metadata than its transparent colour."""
-    with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as stored:
+    with opened_by_pillow(content) as stored:
         check_size(stored.height, stored.width, max_pixels)
         _check_frames(stored)
         profile = read_profile(stored) if needs_profile else stored.info.get("icc_profile")
@@ -119,11 +125,10 @@ def _is_like_pillows(stored: ValueFormat) -> bool:
 def _convert_wide(
     content: bytes, stored: ValueFormat, *, max_side: int | None, to_srgb: bool, max_pixels: int
 ) -> bytes:
-    """Convert an image whose values Pillow's images cannot hold to PNG."""
     is_storable = stored.dtype == np.uint16 and stored.num_channels <= 4 and stored.has_alpha
     if not is_storable or stored.decode is None:
         raise ValueError(f"stores {stored.describe()}, which PNG cannot store, or shardio cannot decode: leave it out")
-    with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as image:
+    with opened_by_pillow(content) as image:
         check_size(image.height, image.width, max_pixels)
         _check_frames(image)
         profile, transparency = image.info.get("icc_profile"), image.info.get("transparency")
@@ -184,7 +189,6 @@ def _shrink(image: PIL.Image.Image, max_side: int | None) -> PIL.Image.Image:
 
 
 def _find_model(image: PIL.Image.Image) -> str:
-    """Return the kind of values that an image's profile describes."""
     if image.mode in _GRAY or image.mode in _INTEGERS:
         return "gray"
     return image.mode if image.mode in ("CMYK", "LAB") else "RGB"

@@ -1,4 +1,4 @@
-"""Crop plans, which describe the rendering of images before any image is decoded, and the resizing in them.
+"""Crop plans, which describe the rendering of images before any image is decoded; and rendering by libraries.
 
 Bilinear resizing gives the pixels of OpenCV's INTER_LINEAR on x86 (resize.cpp). OpenCV's code for other processors
 rounds differently in some versions, so OpenCV resizes only if it gives the same pixels in this process. The kernel has
@@ -10,19 +10,36 @@ OpenCV and Pillow are imported when an image first needs them, so worker process
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images.pictures import Picture, Pixels
+from shardio.images.jpeg import Box
+from shardio.images.pictures import DEFAULT_MAX_PIXELS, Picture, Pixels, scratch_pixels
 
 if TYPE_CHECKING:
     import PIL.Image
 
+
+SCALES = (8, 4, 2)
+"""Factors by which libjpeg can shrink a JPEG while decoding, by a smaller inverse DCT of each block."""
+
+MAX_RESIZED_PIXELS = DEFAULT_MAX_PIXELS
+"""The maximum number of pixels after resizing. Enlarging the shorter side of a long, thin image can make it huge."""
+
+MAX_AVERAGED_PIXELS = 1 << 20
+"""The most pixels of a box that is decoded at full size, though it shrinks to half or less without antialiasing.
+
+Larger boxes are decoded at a fraction of their size. Decoding smaller ones at full size takes the kernel about as long.
+"""
+
+Render = Callable[[Pixels], object]
+"""A function that writes pixels to uint8 [height, width, 3], or raises ValueError if the image is damaged."""
 
 _WEIGHT_SUM = np.float32(1 << 11)
 """The sum of two weights (resize.cpp, INTER_RESIZE_COEF_SCALE)."""
@@ -117,7 +134,7 @@ class CropPlan:
         """Whether each box shrinks to half its size or less without antialiasing, bool [n].
 
         The nearest four pixels would be too few. So "bilinear" averages over all pixels of such a box, or of a smaller
-        inverse DCT of it: see :func:`shardio.images.rendering.prepare_render`.
+        inverse DCT of it: see :func:`shardio.images.crop_plan.prepare_render`.
         """
         if self.resampling != "bilinear":
             return np.zeros(len(self.box), np.bool_)
@@ -145,24 +162,20 @@ class CropPlan:
 
     def take(self, rows: NDArray[np.int64]) -> CropPlan:
         """Return the plan of some of the images."""
-        upside_down = None if self.upside_down is None else self.upside_down[rows]
-        operations = None if self.operations is None else self.operations[rows]
-        box, size, window, flip = self.box[rows], self.size[rows], self.window[rows], self.flip[rows]
-        taken = replace(self, box=box, size=size, window=window, flip=flip)
-        return replace(taken, upside_down=upside_down, operations=operations)
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        taken: dict[str, Any] = {name: each[rows] for name, each in given.items() if isinstance(each, np.ndarray)}
+        return replace(self, **taken)
 
     def restart(self, rows: NDArray[np.int64]) -> CropPlan:
         """Return a plan that leaves some of the images as they are, because they have been rendered."""
         assert self.operations is None, "all edited images are rendered at once"
-        box, size, window, flip = self.box.copy(), self.size.copy(), self.window.copy(), self.flip.copy()
         whole = CropPlan.whole(self.output_size[rows])
-        box[rows], size[rows], window[rows], flip[rows] = whole.box, whole.size, whole.window, whole.flip
-        restarted = replace(self, box=box, size=size, window=window, flip=flip)
-        if self.upside_down is None:
-            return restarted
-        upside_down = self.upside_down.copy()
-        upside_down[rows] = False
-        return replace(restarted, upside_down=upside_down)
+        arrays: dict[str, Any] = {}
+        for name in ("box", "size", "window", "flip", "upside_down"):
+            if (given := getattr(self, name)) is not None:
+                arrays[name] = given.copy()
+                arrays[name][rows] = False if name == "upside_down" else getattr(whole, name)
+        return replace(self, **arrays)
 
 
 class PlanRow(NamedTuple):
@@ -190,6 +203,160 @@ def _reach_beyond(boxes: Boxes, sizes: Sizes) -> NDArray[np.bool_]:
 
 def _any_in_row(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:  # bool [n, m] → [n]
     return np.asarray(mask.any(axis=1))
+
+
+def is_too_large_to_average(num_pixels: Any) -> Any:
+    """Return whether a box of so many pixels that shrinks to half its size or less is decoded at a smaller size.
+
+    Args:
+        num_pixels: An int or an array.
+
+    Returns:
+        A bool or an array.
+    """
+    return num_pixels > MAX_AVERAGED_PIXELS
+
+
+def prepare_render(picture: Picture, box: Box, height: int, width: int, window: Box, resampling: Resampling) -> Render:
+    """Return a function that renders a window of a resized box, with black pixels beyond the box.
+
+    Args:
+        picture: The picture.
+        box: The part of it to resize.
+        height: The height that the box is resized to.
+        width: The width that the box is resized to.
+        window: The part of the resized box to render.
+        resampling: The way to resize it.
+
+    Raises:
+        ValueError: If the resized box is too large.
+    """
+    if height * width > MAX_RESIZED_PIXELS:
+        raise ValueError(
+            f"a part of {box.width}×{box.height} pixels cannot be resized to {width}×{height}: at most "
+            f"{MAX_RESIZED_PIXELS} pixels are allowed"
+        )
+    visible = _intersect(window, height, width)
+    if visible.height <= 0 or visible.width <= 0:
+        return lambda out: out.fill(0)
+    render = _prepare_visible(picture, box, height, width, visible, resampling)
+    if visible == window:
+        return render
+
+    def render_padded(out: Pixels) -> None:
+        out[...] = 0
+        render(_part_of(out, visible._replace(top=visible.top - window.top, left=visible.left - window.left)))
+
+    return render_padded
+
+
+def _prepare_visible(
+    picture: Picture, box: Box, height: int, width: int, visible: Box, resampling: Resampling
+) -> Render:
+    if resampling == "bilinear" and (scale := _choose_scale(box, height, width)) > 1:
+        if picture.can_scale and is_too_large_to_average(box.height * box.width):
+            return _prepare_scaled(picture, box, height, width, visible, scale)
+        resampling = "antialiased bilinear"
+    if (box.height, box.width) == (height, width):
+        return picture.prepare_copy(_inside(box, visible))
+    if visible == (0, 0, height, width):
+        whole = picture.part(box)
+        return lambda out: resize(whole(), height, width, resampling, out=out)
+    return _prepare_window(picture, box, height, width, visible, resampling)
+
+
+def _prepare_window(
+    picture: Picture, box: Box, height: int, width: int, visible: Box, resampling: Resampling
+) -> Render:
+    """Return a function that renders a part of the resized box.
+
+    :func:`resize` would sample a part of an image at other points. So it gets the whole box, in which only the pixels
+    for the visible part are decoded.
+    """
+    rows = _needed_pixels(visible.top, visible.height, box.height, height, resampling)
+    columns = _needed_pixels(visible.left, visible.width, box.width, width, resampling)
+    needed = Box(rows.start, columns.start, len(rows), len(columns))
+    part = picture.part(_inside(box, needed))
+
+    def render(out: Pixels) -> None:
+        before = scratch_pixels("before resizing", box.height, box.width)
+        np.copyto(_part_of(before, needed), part())
+        after = scratch_pixels("after resizing", height, width)
+        resize(before, height, width, resampling, out=after)
+        np.copyto(out, _part_of(after, visible))
+
+    return render
+
+
+def _prepare_scaled(picture: Picture, box: Box, height: int, width: int, visible: Box, scale: int) -> Render:
+    """Return a function that renders a part of the resized box from the picture at 1/scale of its size.
+
+    The box may begin between pixels of the scaled picture, so the picture is sampled at the exact points.
+    """
+    (picture_height, picture_width), (origin_top, origin_left) = picture.size, picture.origin(scale)
+    rows = _Samples.lay(box.top, box.height, height, picture_height, scale, origin_top)
+    columns = _Samples.lay(box.left, box.width, width, picture_width, scale, origin_left)
+    needed_rows = rows.sources(visible.top, visible.height)
+    needed_columns = columns.sources(visible.left, visible.width)
+    needed = Box(needed_rows.start, needed_columns.start, len(needed_rows), len(needed_columns))
+    part = picture.part(needed, scale)
+    corner = rows.point(visible.top) - needed.top, columns.point(visible.left) - needed.left
+    steps = rows.step, columns.step
+    return lambda out: np.copyto(out, sample(part(), corner, steps, visible.height, visible.width))
+
+
+class _Samples(NamedTuple):
+    """Evenly spaced points along a side of a scaled picture, in its pixels from the centre of the first pixel."""
+
+    first: float
+    step: float
+    start: int
+    stop: int
+
+    @classmethod
+    def lay(cls, start: int, length: int, num_after: int, total: int, scale: int, origin: float) -> _Samples:
+        """Space ``num_after`` points evenly over a part of a side of ``total`` pixels, at 1/scale of its size."""
+        before, step = origin + start / scale, length / scale / num_after
+        stop = min(math.ceil(before + length / scale), -(-total // scale))
+        return cls(before + step / 2 - 0.5, step, math.floor(before), stop)
+
+    def point(self, index: int) -> float:
+        return self.first + index * self.step
+
+    def sources(self, start: int, length: int) -> range:
+        """Return the pixels inside the box that determine a run of points."""
+        first, last = math.floor(self.point(start)), math.floor(self.point(start + length - 1))
+        return range(max(first - 1, self.start), min(last + 3, self.stop))
+
+
+def _choose_scale(box: Box, height: int, width: int) -> int:
+    for scale in SCALES:
+        if box.height >= scale * height and box.width >= scale * width:
+            return scale
+    return 1
+
+
+def _needed_pixels(start: int, length: int, num_before: int, num_after: int, resampling: Resampling) -> range:
+    ratio = num_before / num_after
+    reaches = {"antialiased bilinear": max(ratio, 1.0), "antialiased bicubic": 2 * max(ratio, 1.0)}
+    reach = reaches.get(resampling, 1.0)
+    first = math.floor((start + 0.5) * ratio - 0.5 - reach)
+    stop = math.ceil((start + length - 0.5) * ratio + 0.5 + reach)
+    return range(max(first, 0), min(stop, num_before))
+
+
+def _intersect(window: Box, height: int, width: int) -> Box:
+    top, left = max(window.top, 0), max(window.left, 0)
+    bottom, right = min(window.top + window.height, height), min(window.left + window.width, width)
+    return Box(top, left, bottom - top, right - left)
+
+
+def _inside(outer: Box, inner: Box) -> Box:
+    return Box(outer.top + inner.top, outer.left + inner.left, inner.height, inner.width)
+
+
+def _part_of(pixels: Pixels, box: Box) -> Pixels:
+    return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
 
 
 def use_one_thread() -> None:
@@ -337,5 +504,4 @@ def _sample_at(image: Pixels, rows: Points, columns: Points) -> Pixels:
 
 
 def _positions(num_before: int, num_after: int) -> NDArray[np.floating[Any]]:
-    """Return the positions of the centres of a resized side's pixels."""
     return (np.arange(num_after) + 0.5) * (1.0 / (num_after / num_before)) - 0.5

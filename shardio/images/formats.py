@@ -1,4 +1,13 @@
-"""Image formats: names, suffixes, signatures, PNG chunks, and the errors that readers raise."""
+"""Image formats: names, suffixes, signatures, and the values that files store.
+
+Pillow's images hold at most 8 bits of colour, or gray of 16 bits, signed integers of 32 bits or floats of 32 bits. It
+cuts, wraps or refuses other values. OpenCV reads more of the types of a PNG or TIFF. shardio uses it only for kinds of
+files that it decodes exactly, and checks that the result has the type and the shape that the file declares.
+
+OpenCV also decodes ordinary PNGs, because it is faster than Pillow. PNGs have checksums, and OpenCV refuses all damaged
+ones that Pillow refuses. Pillow decodes WebP images, and takes 1.2 to 1.6 times as long: OpenCV decodes one in sixteen
+of the damaged WebP images that Pillow refuses.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +17,23 @@ import struct
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from threading import Lock
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.images.jpeg.standard import JPEG_START
+from shardio.images.pictures import Pixels, check_size
 from shardio.process import let_through
+
+if TYPE_CHECKING:
+    import PIL.Image
+
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -35,24 +50,30 @@ _CRITICAL_CHUNKS = frozenset((b"IHDR", b"PLTE", b"IDAT", b"IEND"))
 _PAETH = 4
 
 
-class _Format(NamedTuple):
+class ImageFormat(NamedTuple):
+    """An image format that shardio packs and reads. :mod:`shardio.testing.image_format` has tests of formats.
+
+    Attributes:
+        name: Pillow's name of the format.
+        suffixes: The suffixes of its files, which are also the names of samples' fields.
+        signature: Matches the first 16 bytes of each file; None if there is no such pattern. Pillow then identifies the
+            format, more slowly.
+    """
+
     name: str
     suffixes: tuple[str, ...]
     signature: re.Pattern[bytes] | None
 
 
 _FORMATS = (
-    _Format("JPEG", ("jpg", "jpeg"), re.compile(re.escape(JPEG_START))),
-    _Format("PNG", ("png",), re.compile(re.escape(PNG_SIGNATURE))),
-    _Format("WEBP", ("webp",), re.compile(rb"RIFF.{4}WEBP", re.DOTALL)),
-    _Format("BMP", ("bmp",), None),
-    _Format("TIFF", ("tif", "tiff"), re.compile(rb"II\*\x00|MM\x00\*")),
-    _Format("PPM", ("ppm", "pgm"), None),
+    ImageFormat("JPEG", ("jpg", "jpeg"), re.compile(re.escape(JPEG_START))),
+    ImageFormat("PNG", ("png",), re.compile(re.escape(PNG_SIGNATURE))),
+    ImageFormat("WEBP", ("webp",), re.compile(rb"RIFF.{4}WEBP", re.DOTALL)),
+    ImageFormat("BMP", ("bmp",), None),
+    ImageFormat("TIFF", ("tif", "tiff"), re.compile(rb"II\*\x00|MM\x00\*")),
+    ImageFormat("PPM", ("ppm", "pgm"), None),
 )
-"""The formats that shardio packs and reads: Pillow's name, the suffixes and the file signature of each.
-
-To add a format that Pillow reads, add a line here. Without a signature, Pillow identifies the format, more slowly.
-"""
+"""The formats that shardio packs and reads. To add a format that Pillow reads, add a line here."""
 
 IMAGE_FORMATS = {suffix: image_format.name for image_format in _FORMATS for suffix in image_format.suffixes}
 """The format of each suffix. The suffix is also the name of the sample's field."""
@@ -63,22 +84,18 @@ IMAGE_FIELDS = tuple(IMAGE_FORMATS)
 UNCOMPRESSED = frozenset(("bmp", "ppm", "pgm"))
 """Fields of formats that are hardly ever compressed."""
 
-_CAMERA_IMAGES = ("arw", "cr2", "cr3", "dng", "heic", "heif", "hif", "nef")
-
-_JPEG_VARIANTS = ("j2k", "jfif", "jp2", "jpe", "jpf", "jpx", "jxl")
-
-_FURTHER_IMAGES = ("avif", "dib", "gif", "ico", "pbm", "pcx", "pnm", "qoi", "svg", "tga")
-
-_OTHER_IMAGES = frozenset((*_CAMERA_IMAGES, *_JPEG_VARIANTS, *_FURTHER_IMAGES)).difference(IMAGE_FORMATS)
-"""Suffixes of image formats that shardio neither packs nor reads."""
-
 ConvertedFormat = Literal["jpeg", "png", "webp"]
 """The formats that images can be converted to."""
 
-CONVERTIBLE = frozenset(("avif", "dib", "gif", "ico", "j2k", "jfif", "jp2", "jpe", "jpf", "jpx")).union(
-    ("pbm", "pcx", "pnm", "qoi", "tga")
+CONVERTIBLE = frozenset(
+    ["avif", "dib", "gif", "ico", "j2k", "jfif", "jp2", "jpe", "jpf", "jpx", "pbm", "pcx", "pnm", "qoi", "tga"]
 )
 """Suffixes of further formats that Pillow reads. shardio packs such images only if it converts them."""
+
+_OTHER_IMAGES = CONVERTIBLE.union(["arw", "cr2", "cr3", "dng", "heic", "heif", "hif", "nef", "jxl", "svg"]).difference(
+    IMAGE_FORMATS
+)
+"""Suffixes of image formats that shardio neither packs nor reads."""
 
 
 def is_convertible(field: str) -> bool:
@@ -188,6 +205,15 @@ def errors_of_pillow() -> Iterator[None]:
         raise ValueError(str(error) or repr(error)) from error
 
 
+@contextmanager
+def opened_by_pillow(content: bytes) -> Iterator[PIL.Image.Image]:
+    """Open an image in a ``with`` block, and convert any error that Pillow raises in it to ValueError."""
+    import PIL.Image  # Not before an image needs it: see crop_plan.py.
+
+    with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as image:
+        yield image
+
+
 def strip_png(content: bytes) -> bytes | None:
     """Return a PNG without the chunks that describe its pixels, such as profiles; None if any chunk is damaged.
 
@@ -250,3 +276,295 @@ def _filter_by_paeth(rows: NDArray[np.uint8], stride: int) -> bytes:
     filtered = np.full((len(rows), rows.shape[1] + 1), _PAETH, np.uint8)
     filtered[:, 1:] = rows - predicted.astype(np.uint8)
     return filtered.tobytes()
+
+
+_PNG_DEPTH = 24
+"""The offset of the bit depth in a PNG (PNG specification, 11.2.2)."""
+
+_SILENT = 0
+"""OpenCV's lowest log level."""
+
+_LOG_LEVEL_LOCK = Lock()
+"""Guards OpenCV's log level, which is global."""
+
+
+class ValueFormat(NamedTuple):
+    """The value format of an image file.
+
+    Attributes:
+        dtype: The values' type, in native byte order.
+        shape: Height, width and, unless there is a single channel, the number of channels.
+        is_in_pillow: Whether Pillow's image holds the same values.
+        decode: Decodes the file to these values, [height, width] or [height, width, channels]; None if no decoder is
+            exact.
+        has_alpha: Whether the last of 2 or 4 channels is an alpha channel that the others are not multiplied by.
+        white: The largest value that a pixel may have. Pillow scales values unless it is 255 or 65,535.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    is_in_pillow: bool
+    decode: Callable[[bytes], NDArray[Any]] | None = None
+    has_alpha: bool = True
+    white: int | None = None
+
+    @property
+    def num_channels(self) -> int:
+        """The number of channels."""
+        return self.shape[2] if len(self.shape) == 3 else 1
+
+    def describe(self) -> str:
+        """Return the type and the number of channels in words, such as ``3 channels of uint16``."""
+        channels = "1 channel" if self.num_channels == 1 else f"{self.num_channels} channels"
+        return f"{channels} of {self.dtype.name}"
+
+    def scale(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return values scaled so that white has all bits set, as Pillow scales them."""
+        full = np.iinfo(self.dtype).max
+        return values if self.white in (None, full) else np.rint(values * (full / self.white)).astype(self.dtype)
+
+    def decode_exactly(self, content: bytes, max_pixels: int) -> NDArray[Any]:
+        """Return the values that a file of this format stores, writable.
+
+        Raises:
+            ValueError: If the image is damaged or too large (TooManyPixels), or cannot be decoded exactly.
+        """
+        check_size(self.shape[0], self.shape[1], max_pixels)
+        if self.decode is None:
+            raise ValueError(
+                f"it stores {self.describe()} in a form that no decoder here reads exactly: store the values in an npy "
+                "field, or as PNG or TIFF with 1, 3 or 4 interleaved channels"
+            )
+        values = self.decode(content)
+        if values.dtype != self.dtype or values.shape != self.shape:
+            raise ValueError(
+                f"it declares {self.describe()} of shape {self.shape}, but was decoded to {values.dtype.name} of shape "
+                f"{values.shape}"
+            )
+        return values
+
+
+def read_value_format(content: bytes) -> ValueFormat | None:
+    """Return the value format of an image file; None if it has 8 bits or fewer, or is damaged, which Pillow reports.
+
+    Files of 8 bits have a format only if Pillow drops or multiplies some of their channels.
+    """
+    if content.startswith(PNG_SIGNATURE):
+        return _read_png(content)
+    if content[:4] in _TIFF_SIGNATURES:
+        return _read_tiff(content)
+    if content[:2] in (b"P2", b"P3", b"P5", b"P6"):
+        return _read_pnm(content)
+    if content.startswith(_JPEG_2000_SIGNATURES):
+        return _read_jpeg_2000(content)
+    return _read_avif(content) if content[4:12] in (b"ftypavif", b"ftypavis") else None
+
+
+def find_clipped_type(content: bytes) -> str | None:
+    """Return the type of an image's gray values if they are clipped when the image becomes RGB; otherwise None.
+
+    Pillow takes the upper 8 bits of colour, but clips gray of more than 8 bits, and takes signed bytes for unsigned
+    ones.
+    """
+    stored = read_value_format(content)
+    return stored.dtype.name if stored is not None and stored.num_channels == 1 and stored.dtype != np.uint8 else None
+
+
+def is_for_opencv(image: PIL.Image.Image, content: bytes) -> bool:
+    """Return whether OpenCV decodes an image that Pillow opened to the same pixels: a PNG with colours of 8 bits."""
+    if image.format != "PNG" or image.mode not in ("RGB", "RGBA") or getattr(image, "is_animated", False):
+        return False
+    return content[_PNG_DEPTH] == 8 and "interlace" not in image.info
+
+
+def decode_by_opencv(content: bytes) -> Pixels | None:
+    """Decode a whole PNG, without transparency and not turned. Return None if it is damaged or too large."""
+    import cv2
+
+    if (stripped := strip_png(content)) is None:
+        return None
+    try:
+        pixels = cv2.imdecode(np.frombuffer(stripped, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+    except cv2.error:  # A side is longer than OpenCV allows.
+        return None
+    return None if pixels is None else np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels), np.uint8)
+
+
+def decode_unchanged(content: bytes) -> NDArray[Any] | None:
+    """Decode an image to the values that it stores, with red before blue. Return None if it is damaged or too large.
+
+    OpenCV's log messages about unusual TIFFs do not name the file, so its log is silent meanwhile.
+    """
+    import cv2
+
+    with _LOG_LEVEL_LOCK:
+        level = cv2.utils.logging.setLogLevel(_SILENT)
+        try:
+            values = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
+        except cv2.error:
+            return None
+        finally:
+            cv2.utils.logging.setLogLevel(level)
+    if values is None or values.ndim == 2:
+        return values
+    order = {3: [2, 1, 0], 4: [2, 1, 0, 3]}
+    return np.ascontiguousarray(values[..., order[values.shape[2]]])
+
+
+def _read_png(content: bytes) -> ValueFormat | None:
+    start = len(PNG_SIGNATURE) + 8
+    if len(content) < start + IHDR.size:
+        return None
+    width, height, depth, colour_type, *_ = IHDR.unpack_from(content, start)
+    num_channels = {colour: number for number, colour in COLOUR_TYPES.items()}.get(colour_type)
+    if depth != 16 or num_channels is None:
+        return None
+    return _make_format(np.uint16, height, width, num_channels, is_in_pillow=num_channels == 1, decode=_decode_png)
+
+
+def _decode_png(content: bytes) -> NDArray[Any]:
+    stripped = strip_png(content)
+    values = None if stripped is None else decode_unchanged(stripped)
+    if values is None:
+        raise ValueError("the PNG is truncated or damaged")
+    is_gray_with_alpha = content[len(PNG_SIGNATURE) + 8 + 9] == COLOUR_TYPES[2]
+    return values[..., [0, 3]] if is_gray_with_alpha else values  # OpenCV copies gray to three channels.
+
+
+_TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_BIG_TIFF = 43
+
+_WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC, _SAMPLES, _PLANES, _EXTRA, _KINDS = 256, 257, 258, 262, 277, 284, 338, 339
+_ORIENTATION, _TRANSPOSING = 274, 5
+"""Tags (TIFF 6.0, sections 8 and 18 to 20), and the first orientation whose rows are columns."""
+
+_GRAY_OR_RGB = (0, 1, 2)
+_UNSIGNED, _SIGNED, _FLOATING = 1, 2, 3
+_NUMPY_KINDS = {_UNSIGNED: "u", _SIGNED: "i", _FLOATING: "f", 5: "i", 6: "c"}
+_UNASSOCIATED = 2
+
+_IN_PILLOW = {("u", 2), ("i", 2), ("i", 4), ("f", 4)}
+"""The kinds and sizes of gray values that Pillow's images hold."""
+
+
+def _read_tiff(content: bytes) -> ValueFormat | None:
+    from PIL import TiffImagePlugin  # Not before an image needs it: see crop_plan.py.
+
+    is_big = _BIG_TIFF in content[2:4]
+    try:
+        tags = TiffImagePlugin.ImageFileDirectory_v2(content[: 16 if is_big else 8])
+        file = io.BytesIO(content)
+        file.seek(tags.next)
+        tags.load(file)
+        height, width, samples = (int(tags.get(tag, 1)) for tag in (_HEIGHT, _WIDTH, _SAMPLES))
+        bits, kinds = {*tags.get(_BITS, (1,))}, {*tags.get(_KINDS, (_UNSIGNED,))}
+        photometric, planes, orientation = (int(tags.get(tag, 1)) for tag in (_PHOTOMETRIC, _PLANES, _ORIENTATION))
+        extra: tuple[int, ...] = tuple(tags.get(_EXTRA, ()))
+    except pillow_errors() as error:  # Pillow's reader raises all of these for damaged files.
+        let_through(error)
+        return None
+    if _TRANSPOSING <= orientation <= 8:  # Both Pillow and OpenCV turn TIFFs upright.
+        height, width = width, height
+    if photometric not in _GRAY_OR_RGB or bits == {1}:
+        is_known = max(bits) <= 8 and kinds == {_UNSIGNED}
+        return None if is_known else _make_format(np.uint16, height, width, samples, is_in_pillow=False)
+    num_bits, kind = max(bits), _NUMPY_KINDS.get(max(kinds), "u")
+    is_uniform = len(bits) == len(kinds) == 1 and num_bits in (8, 16, 32, 64) and (kind, num_bits) != ("f", 8)
+    if not is_uniform or kind == "c":
+        # Pillow scales gray of 2 and 4 bits as in PNGs, and unpacks 12 bits. It refuses nearly all other widths.
+        is_in_pillow = samples == 1 and kinds == {_UNSIGNED}
+        is_narrow = is_in_pillow and num_bits <= 8
+        return None if is_narrow else _make_format(np.uint16, height, width, samples, is_in_pillow=is_in_pillow)
+    dtype = np.dtype(f"{kind}{num_bits // 8}")
+    has_alpha = samples not in (2, 4) or extra in ((), (_UNASSOCIATED,))
+    if dtype == np.uint8 and has_alpha and samples <= 4:
+        return None
+    is_readable = samples == 1 or (samples in (3, 4) and planes == 1)
+    if dtype == np.float16 or (dtype.itemsize == 1 and photometric == 0):
+        is_readable = False  # OpenCV does not read the former, and inverts the latter.
+    return _make_format(
+        dtype,
+        height,
+        width,
+        samples,
+        is_in_pillow=samples == 1 and (dtype.kind, dtype.itemsize) in _IN_PILLOW,
+        decode=_decode_tiff if is_readable else None,
+        has_alpha=has_alpha,
+    )
+
+
+def _decode_tiff(content: bytes) -> NDArray[Any]:
+    values = decode_unchanged(content)
+    if values is None:
+        raise ValueError("the TIFF is truncated, damaged, or compressed in an unknown way")
+    return values
+
+
+_PNM_GAP = rb"(?:\s|#[^\n]*\n)+"
+_PNM_HEAD = re.compile(rb"P([2356])" + (_PNM_GAP + rb"(\d{1,9})") * 3 + rb"\s")
+"""The head of a gray or colour image of Netpbm: its kind, width, height and largest value."""
+
+
+def _read_pnm(content: bytes) -> ValueFormat | None:
+    """Read the head of a PGM or PPM. Pillow scales its values if the largest one is not 255."""
+    if (head := _PNM_HEAD.match(content)) is None:
+        return None
+    _, width, height, largest = map(int, head.groups())
+    if largest == 255 or not 0 < largest < 1 << 16:
+        return None
+    dtype, num_channels = np.uint8 if largest < 256 else np.uint16, 3 if head[1] in b"36" else 1
+    return _make_format(dtype, height, width, num_channels, is_in_pillow=False, decode=_decode_pnm, white=largest)
+
+
+def _decode_pnm(content: bytes) -> NDArray[Any]:
+    head = _PNM_HEAD.match(content)
+    assert head is not None, "its head has been read"
+    _, width, height, largest = map(int, head.groups())
+    shape = (height, width, 3) if head[1] in b"36" else (height, width)
+    dtype = np.dtype(np.uint8 if largest < 256 else ">u2")
+    num_values, raster = int(np.prod(shape)), content[head.end() :]
+    if head[1] in b"23":
+        numbers = raster.split(maxsplit=num_values)[:num_values]
+        values: NDArray[Any] = np.array(numbers, np.int64) if all(map(bytes.isdigit, numbers)) else np.empty(0)
+    else:
+        values = np.frombuffer(raster[: num_values * dtype.itemsize], dtype)
+    if len(values) != num_values or values.max(initial=0) > largest:
+        raise ValueError(f"the image is truncated or damaged: it declares {num_values} values of at most {largest}")
+    return values.reshape(shape).astype(dtype.newbyteorder("="))
+
+
+_JPEG_2000_SIGNATURES = (b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP  ")
+_CODESTREAM = _JPEG_2000_SIGNATURES[0]
+_COMPONENTS, _COMPONENT_DEPTH = 40, 42
+"""The offsets of the number of components and of the first one's depth in a codestream (ISO/IEC 15444-1, A.5.1)."""
+
+
+def _read_jpeg_2000(content: bytes) -> ValueFormat | None:
+    start = content.find(_CODESTREAM)
+    if start < 0 or len(content) < start + _COMPONENT_DEPTH + 1:
+        return None
+    num_channels = int.from_bytes(content[start + _COMPONENTS : start + _COMPONENT_DEPTH])
+    x1, y1, x0, y0 = (int.from_bytes(content[start + 8 + 4 * i : start + 12 + 4 * i]) for i in range(4))
+    depth, is_signed = (content[start + _COMPONENT_DEPTH] & 127) + 1, content[start + _COMPONENT_DEPTH] >> 7
+    if not is_signed and depth <= 8:
+        return None
+    is_in_pillow = not is_signed and depth == 16 and num_channels == 1
+    return _make_format(np.int16 if is_signed else np.uint16, y1 - y0, x1 - x0, num_channels, is_in_pillow=is_in_pillow)
+
+
+_AVIF_HIGH_DEPTH = 0x40
+
+
+def _read_avif(content: bytes) -> ValueFormat | None:
+    """Find AVIFs of 10 or 12 bits by their configuration (AV1 in ISOBMFF, 2.3.3)."""
+    start = content.find(b"av1C")
+    if start < 0 or len(content) < start + 8 or not content[start + 6] & _AVIF_HIGH_DEPTH:
+        return None
+    at = content.find(b"ispe")
+    width, height = (int.from_bytes(content[at + 8 + 4 * i : at + 12 + 4 * i]) for i in range(2))
+    return _make_format(np.uint16, height, width, 3, is_in_pillow=False)
+
+
+def _make_format(dtype: Any, height: int, width: int, num_channels: int, **others: Any) -> ValueFormat:
+    shape = (height, width) if num_channels == 1 else (height, width, num_channels)
+    return ValueFormat(np.dtype(dtype), shape, **others)

@@ -12,10 +12,16 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from shardio.images.formats import PNG_SIGNATURE, errors_of_pillow
-from shardio.images.jpeg import has_tiles
+from shardio.images.formats import (
+    PNG_SIGNATURE,
+    decode_by_opencv,
+    errors_of_pillow,
+    is_for_opencv,
+    opened_by_pillow,
+    read_value_format,
+)
+from shardio.images.jpeg import Box, cut_rows, cut_tiles, has_tiles, refuse_damage, write_harmless
 from shardio.images.jpeg.head import JpegHead, read_head, why_irregular
-from shardio.images.jpeg.regions import Box, cut_rows, cut_tiles, refuse_damage, write_harmless
 from shardio.images.jpeg.standard import APP1, EOI, JPEG_START, RST0, USUAL_FACTORS, marker_bytes
 from shardio.images.jpeg.tile_table import read_tiles
 from shardio.images.pictures import (
@@ -29,11 +35,9 @@ from shardio.images.pictures import (
     Pixels,
     Turn,
     check_size,
-    read_jpeg_turn,
     read_turn,
     scratch_pixels,
 )
-from shardio.images.value_formats import decode_by_opencv, is_for_opencv, read_value_format
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -123,8 +127,8 @@ def decode_unconverted_pil(
     if stored is not None and not stored.is_in_pillow:
         check_size(stored.shape[0], stored.shape[1], max_pixels)
         raise ValueError(
-            f"it stores {stored.describe()}, which a Pillow image cannot hold: use decode='array', or decoders= with a "
-            "function of your own"
+            f"it stores {stored.describe()}, which a Pillow image cannot hold: use decode='array', or decoders= with "
+            "your own function"
         )
     if _is_rgb(content, max_pixels):
         return decode_pil(content, orientation=orientation, max_pixels=max_pixels)
@@ -132,16 +136,12 @@ def decode_unconverted_pil(
 
 
 def _read_turn(content: bytes) -> Turn:
-    import PIL.Image  # Not before an image needs it: see crop_plan.py.
-
-    with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as image:
+    with opened_by_pillow(content) as image:
         return read_turn(image)
 
 
 def _is_rgb(content: bytes, max_pixels: int) -> bool:
-    import PIL.Image  # Not before an image needs it: see crop_plan.py.
-
-    with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as image:
+    with opened_by_pillow(content) as image:
         check_size(image.height, image.width, max_pixels)
         return image.mode == "RGB"
 
@@ -215,15 +215,11 @@ def open_by_libjpeg(content: bytes, orientation: Orientation, max_pixels: int) -
     if not _can_convert(content, head):
         return None
     check_size(head.height, head.width, max_pixels)
-    turn = UPRIGHT
-    if orientation == "apply" and any(segment.marker == APP1 for segment in head.segments):
-        with errors_of_pillow():
-            turn = read_jpeg_turn(content)
-    return JpegPicture(content, head, turn)
+    may_be_turned = orientation == "apply" and any(segment.marker == APP1 for segment in head.segments)
+    return JpegPicture(content, head, _read_turn(content) if may_be_turned else UPRIGHT)
 
 
 def _can_convert(content: bytes, head: JpegHead) -> bool:
-    """Return whether simplejpeg can convert a JPEG to RGB. It needs 1 or 3 components and known sampling factors."""
     if len(head.factors) not in (1, 3) or not head.height or not head.width:
         return False
     if len(head.factors) == 1 or head.factors in USUAL_FACTORS:
@@ -288,7 +284,7 @@ def decode_whole(
 
     Raises:
         ValueError: If libjpeg-turbo reports an error, or a warning that is not harmless: see
-            :mod:`shardio.images.jpeg.regions`.
+            :mod:`shardio.images.jpeg`.
     """
     pixels = _destination(head.height, head.width, scale) if out is None else out
     try:
@@ -377,9 +373,7 @@ class PillowPicture(Picture):
             if pixels is not None and pixels.shape[:2] == self.size:
                 return pixels  # Otherwise, Pillow says what is wrong.
         _refuse_damage(self._content)
-        import PIL.Image  # Not before an image needs it: see crop_plan.py.
-
-        with errors_of_pillow(), PIL.Image.open(io.BytesIO(self._content)) as image:
+        with opened_by_pillow(self._content) as image:
             pixels = _convert_to_rgb(image)
         if pixels.shape[:2] != self.size:
             declared, found = (f"{width}×{height}" for height, width in (self.size, pixels.shape[:2]))

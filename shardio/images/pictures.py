@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images.jpeg.regions import Box
+from shardio.images.jpeg import Box
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -129,14 +128,6 @@ def turn_pillow(image: PIL.Image.Image, turn: Turn) -> PIL.Image.Image:
     return image
 
 
-def read_jpeg_turn(content: bytes) -> Turn:
-    """Return the turn that makes the image in a JPEG upright."""
-    import PIL.Image  # Not before an image needs it: see crop_plan.py.
-
-    with PIL.Image.open(io.BytesIO(content)) as image:
-        return read_turn(image)
-
-
 class TooManyPixels(ValueError):  # noqa: N818  # It names the finding, as NotTileable does.
     """The error for an image with more pixels than the caller allows."""
 
@@ -217,21 +208,17 @@ def check_size(height: int, width: int, max_pixels: int) -> None:
         )
 
 
-class _ScratchArrays(threading.local):
-    def __init__(self) -> None:
-        self.by_purpose: dict[str, NDArray[np.uint8]] = {}
-
-
-_scratch_arrays = _ScratchArrays()
+_scratch_arrays = threading.local()
 
 
 def scratch(purpose: str, num_bytes: int) -> NDArray[np.uint8]:
     """Return uint8 [num_bytes] with arbitrary content, valid until this thread calls again with the same purpose."""
-    array = _scratch_arrays.by_purpose.get(purpose)
+    arrays: dict[str, NDArray[np.uint8]] = vars(_scratch_arrays)  # Those of this thread.
+    array = arrays.get(purpose)
     if array is None or array.size < num_bytes:
         array = np.empty(num_bytes, np.uint8)
         if num_bytes <= MAX_SCRATCH_BYTES:
-            _scratch_arrays.by_purpose[purpose] = array
+            arrays[purpose] = array
     return array[:num_bytes]
 
 

@@ -1,22 +1,35 @@
-"""Render a chunk's pictures into the rows of a batch by their crop plan, with the kernel if possible."""
+"""Render a chunk's pictures into the rows of a batch by their crop plan, and edit their pixels.
+
+The kernel's compiled functions do this if possible, or OpenCV, Pillow and numpy. Both give the same pixels.
+:mod:`shardio.images.kernel.compiled.operation_records` lists the kernel's operations.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images.crop_plan import CropPlan, PlannedCrop, Resampling, Rows, flip, resize, sample
-from shardio.images.editing import Operations, edit_images, make_operations
-from shardio.images.jpeg import has_tiles
+from shardio.images.crop_plan import (
+    MAX_RESIZED_PIXELS,
+    CropPlan,
+    PlannedCrop,
+    Render,
+    Rows,
+    flip,
+    is_too_large_to_average,
+    prepare_render,
+)
+from shardio.images.jpeg import Box, has_tiles
 from shardio.images.jpeg.head import read_head, why_irregular
-from shardio.images.jpeg.regions import Box
 from shardio.images.jpeg.standard import EOI, JPEG_START, marker_bytes
-from shardio.images.kernel import find_kernel
-from shardio.images.kernel.compiled.operation_records import NONE, VERTICAL_FLIP
+from shardio.images.kernel import find_functions, find_kernel
+from shardio.images.kernel.compiled import operation_records as codes
 from shardio.images.kernel.compiled.records import (
     GROUP_SIZE,
     LUMA_FACTORS,
@@ -28,28 +41,21 @@ from shardio.images.kernel.compiled.records import (
 )
 from shardio.images.kernel.functions import RESAMPLINGS
 from shardio.images.opening import JpegPicture
-from shardio.images.pictures import DEFAULT_MAX_PIXELS, UPRIGHT, DecoderName, Picture, Pixels, scratch_pixels, sizes_of
+from shardio.images.pictures import UPRIGHT, DecoderName, Picture, Pixels, scratch_pixels, sizes_of
 from shardio.process import let_through
 
-SCALES = (8, 4, 2)
-"""Factors by which libjpeg can shrink a JPEG while decoding, by a smaller inverse DCT of each block."""
+if TYPE_CHECKING:
+    from PIL import Image
 
-MAX_RESIZED_PIXELS = DEFAULT_MAX_PIXELS
-"""The maximum number of pixels after resizing. Enlarging the shorter side of a long, thin image can make it huge."""
+Operations = NDArray[np.void]
+"""OPERATION [n, k]: the operations on n images, in order."""
 
-MAX_AVERAGED_PIXELS = 1 << 20
-"""The most pixels of a box that is decoded at full size, though it shrinks to half or less without antialiasing.
-
-Larger boxes are decoded at a fraction of their size. Decoding smaller ones at full size takes the kernel about as long.
-"""
+Floats = NDArray[np.float32]
 
 IMAGES_AT_ONCE = GROUP_SIZE
 """The number of images that the kernel decodes side by side. Rendering fewer in a call takes longer per image."""
 
 _KERNEL_FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in LUMA_FACTORS)
-
-Render = Callable[[Pixels], object]
-"""A function that writes pixels to uint8 [height, width, 3], or raises ValueError if the image is damaged."""
 
 
 class DecodeError(ValueError):
@@ -128,195 +134,40 @@ def _render_by_libraries(crop: PlannedCrop, destinations: Rows, rows: list[int])
     renders: list[tuple[int, Render]] = []
     # First all Python code, then all decoding, because each is faster while its memory is in the processor's caches.
     for row in rows:
-        height, width = sizes[row]
-        try:
-            render = prepare_render(pictures[row], Box(*boxes[row]), height, width, Box(*windows[row]), plan.resampling)
-        except ValueError as error:
-            let_through(error)
-            raise DecodeError(row, str(error)) from error
-        renders.append((row, render))
+        with _name_row(row):
+            args = Box(*boxes[row]), *sizes[row], Box(*windows[row]), plan.resampling
+            renders.append((row, prepare_render(pictures[row], *args)))
     for row, render in renders:
         destination = destinations[row]
         unflipped = scratch_pixels("unflipped", *destination.shape[:2]) if flips[row] else destination
-        try:
+        with _name_row(row):
             render(unflipped)
-        except ValueError as error:
-            let_through(error)
-            raise DecodeError(row, str(error)) from error
         if flips[row]:
             flip(unflipped, out=destination)
 
 
+@contextmanager
+def _name_row(row: int) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        let_through(error)
+        raise DecodeError(row, str(error)) from error
+
+
 def _operations_of(plan: CropPlan) -> Operations | None:
-    """Return the operations on the rendered images: vertical flips, then the plan's operations."""
     if plan.upside_down is None or not plan.upside_down.any():
         return plan.operations
-    flips = make_operations(len(plan.upside_down), NONE)
-    flips["code"][plan.upside_down] = VERTICAL_FLIP
+    flips = make_operations(len(plan.upside_down), codes.NONE)
+    flips["code"][plan.upside_down] = codes.VERTICAL_FLIP
     return flips if plan.operations is None else np.concatenate([flips, plan.operations], axis=1)
 
 
 def _make_rows(plan: CropPlan) -> Rows:
-    """Return new arrays for a plan's results: the rows of one array if all results have one size."""
     sizes = plan.output_size.tolist()
     if sizes and all(size == sizes[0] for size in sizes):
         return np.empty((len(sizes), *sizes[0], 3), np.uint8)
     return [np.empty((height, width, 3), np.uint8) for height, width in sizes]
-
-
-def is_too_large_to_average(num_pixels: Any) -> Any:
-    """Return whether a box of so many pixels that shrinks to half its size or less is decoded at a smaller size.
-
-    Args:
-        num_pixels: An int or an array.
-
-    Returns:
-        A bool or an array.
-    """
-    return num_pixels > MAX_AVERAGED_PIXELS
-
-
-def prepare_render(picture: Picture, box: Box, height: int, width: int, window: Box, resampling: Resampling) -> Render:
-    """Return a function that renders a window of a resized box, with black pixels beyond the box.
-
-    Args:
-        picture: The picture.
-        box: The part of it to resize.
-        height: The height that the box is resized to.
-        width: The width that the box is resized to.
-        window: The part of the resized box to render.
-        resampling: The way to resize it.
-
-    Raises:
-        ValueError: If the resized box is too large.
-    """
-    if height * width > MAX_RESIZED_PIXELS:
-        raise ValueError(
-            f"a part of {box.width}×{box.height} pixels cannot be resized to {width}×{height}: at most "
-            f"{MAX_RESIZED_PIXELS} pixels are allowed"
-        )
-    visible = _intersect(window, height, width)
-    if visible.height <= 0 or visible.width <= 0:
-        return lambda out: out.fill(0)
-    render = _prepare_visible(picture, box, height, width, visible, resampling)
-    if visible == window:
-        return render
-
-    def render_padded(out: Pixels) -> None:
-        out[...] = 0
-        render(_part_of(out, visible._replace(top=visible.top - window.top, left=visible.left - window.left)))
-
-    return render_padded
-
-
-def _prepare_visible(
-    picture: Picture, box: Box, height: int, width: int, visible: Box, resampling: Resampling
-) -> Render:
-    if resampling == "bilinear" and (scale := _choose_scale(box, height, width)) > 1:
-        if picture.can_scale and is_too_large_to_average(box.height * box.width):
-            return _prepare_scaled(picture, box, height, width, visible, scale)
-        resampling = "antialiased bilinear"
-    if (box.height, box.width) == (height, width):
-        return picture.prepare_copy(_inside(box, visible))
-    if visible == (0, 0, height, width):
-        whole = picture.part(box)
-        return lambda out: resize(whole(), height, width, resampling, out=out)
-    return _prepare_window(picture, box, height, width, visible, resampling)
-
-
-def _prepare_window(
-    picture: Picture, box: Box, height: int, width: int, visible: Box, resampling: Resampling
-) -> Render:
-    """Return a function that renders a part of the resized box.
-
-    :func:`resize` would sample a part of an image at other points. So it gets the whole box, in which only the pixels
-    for the visible part are decoded.
-    """
-    rows = _needed_pixels(visible.top, visible.height, box.height, height, resampling)
-    columns = _needed_pixels(visible.left, visible.width, box.width, width, resampling)
-    needed = Box(rows.start, columns.start, len(rows), len(columns))
-    part = picture.part(_inside(box, needed))
-
-    def render(out: Pixels) -> None:
-        before = scratch_pixels("before resizing", box.height, box.width)
-        np.copyto(_part_of(before, needed), part())
-        after = scratch_pixels("after resizing", height, width)
-        resize(before, height, width, resampling, out=after)
-        np.copyto(out, _part_of(after, visible))
-
-    return render
-
-
-def _prepare_scaled(picture: Picture, box: Box, height: int, width: int, visible: Box, scale: int) -> Render:
-    """Return a function that renders a part of the resized box from the picture at 1/scale of its size.
-
-    The box may begin between pixels of the scaled picture, so the picture is sampled at the exact points.
-    """
-    (picture_height, picture_width), (origin_top, origin_left) = picture.size, picture.origin(scale)
-    rows = _Samples.lay(box.top, box.height, height, picture_height, scale, origin_top)
-    columns = _Samples.lay(box.left, box.width, width, picture_width, scale, origin_left)
-    needed_rows = rows.sources(visible.top, visible.height)
-    needed_columns = columns.sources(visible.left, visible.width)
-    needed = Box(needed_rows.start, needed_columns.start, len(needed_rows), len(needed_columns))
-    part = picture.part(needed, scale)
-    corner = rows.point(visible.top) - needed.top, columns.point(visible.left) - needed.left
-    steps = rows.step, columns.step
-    return lambda out: np.copyto(out, sample(part(), corner, steps, visible.height, visible.width))
-
-
-class _Samples(NamedTuple):
-    """Evenly spaced points along a side of a scaled picture, in its pixels from the centre of the first pixel."""
-
-    first: float
-    step: float
-    start: int
-    stop: int
-
-    @classmethod
-    def lay(cls, start: int, length: int, num_after: int, total: int, scale: int, origin: float) -> _Samples:
-        """Space ``num_after`` points evenly over a part of a side of ``total`` pixels, at 1/scale of its size."""
-        before, step = origin + start / scale, length / scale / num_after
-        stop = min(math.ceil(before + length / scale), -(-total // scale))
-        return cls(before + step / 2 - 0.5, step, math.floor(before), stop)
-
-    def point(self, index: int) -> float:
-        return self.first + index * self.step
-
-    def sources(self, start: int, length: int) -> range:
-        """Return the pixels inside the box that determine a run of points."""
-        first, last = math.floor(self.point(start)), math.floor(self.point(start + length - 1))
-        return range(max(first - 1, self.start), min(last + 3, self.stop))
-
-
-def _choose_scale(box: Box, height: int, width: int) -> int:
-    for scale in SCALES:
-        if box.height >= scale * height and box.width >= scale * width:
-            return scale
-    return 1
-
-
-def _needed_pixels(start: int, length: int, num_before: int, num_after: int, resampling: Resampling) -> range:
-    """Return the pixels of a side that determine a part of the resized side."""
-    ratio = num_before / num_after
-    reaches = {"antialiased bilinear": max(ratio, 1.0), "antialiased bicubic": 2 * max(ratio, 1.0)}
-    reach = reaches.get(resampling, 1.0)
-    first = math.floor((start + 0.5) * ratio - 0.5 - reach)
-    stop = math.ceil((start + length - 0.5) * ratio + 0.5 + reach)
-    return range(max(first, 0), min(stop, num_before))
-
-
-def _intersect(window: Box, height: int, width: int) -> Box:
-    top, left = max(window.top, 0), max(window.left, 0)
-    bottom, right = min(window.top + window.height, height), min(window.left + window.width, width)
-    return Box(top, left, bottom - top, right - left)
-
-
-def _inside(outer: Box, inner: Box) -> Box:
-    return Box(outer.top + inner.top, outer.left + inner.left, inner.height, inner.width)
-
-
-def _part_of(pixels: Pixels, box: Box) -> Pixels:
-    return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
 
 
 def why_not_by_kernel(content: bytes) -> str | None:
@@ -385,7 +236,6 @@ def render_by_kernel(crops: Sequence[PlannedCrop], rows: Sequence[Rows]) -> NDAr
 
 
 def _find_suitable(crop: PlannedCrop, pictures: Sequence[Picture], rows: Rows) -> NDArray[np.bool_]:
-    """Return which images of a crop the kernel may render together with the first crop's pictures, bool [n]."""
     is_suitable = ~_is_for_libraries(crop.plan)
     is_suitable &= [
         isinstance(picture, JpegPicture) and picture is first
@@ -422,7 +272,6 @@ def _is_for_libraries(plan: CropPlan) -> NDArray[np.bool_]:
 
 
 def _encode_turn(picture: Picture) -> int:
-    """Return a picture's turn in the kernel's form, IMAGE.turn."""
     if not isinstance(picture, JpegPicture) or picture.turn == UPRIGHT:
         return 0
     is_upside_down, is_mirrored, is_transposed = picture.turn
@@ -439,3 +288,184 @@ def as_records(plan: CropPlan) -> NDArray[np.void]:
     averaged = RESAMPLINGS["antialiased bilinear"]
     records["resampling"] = np.where(plan.is_halved, averaged, RESAMPLINGS[plan.resampling])
     return records
+
+
+def make_operations(num_images: int, code: int, *numbers: object) -> Operations:
+    """Return one operation for each image, OPERATION [n, 1].
+
+    Args:
+        num_images: n.
+        code: The operation's code.
+        numbers: Its numbers: for each, one for all images, or an array [n].
+    """
+    operations = np.zeros((num_images, 1), codes.OPERATION)
+    operations["code"] = code
+    for index, number in enumerate(numbers):
+        operations["numbers"][:, 0, index] = number
+    return operations
+
+
+def edit_images(rows: Pixels | Sequence[Pixels], operations: Operations) -> None:
+    """Apply operations to images in place.
+
+    Args:
+        rows: The images: uint8 [n, height, width, 3], or n uint8 [height, width, 3] arrays.
+        operations: OPERATION [n, k].
+    """
+    if not operations["code"].any():
+        return
+    edited = [np.ascontiguousarray(pixels) for pixels in rows]  # Most rows are contiguous and are not copied.
+    functions = find_functions()
+    if functions is None or operations["code"].min() < 0:
+        edited = [edit_by_pillow(row, own) for row, own in zip(edited, operations, strict=True)]
+    else:
+        functions.edit_images(edited, np.ascontiguousarray(operations))
+    for pixels, row in zip(rows, edited, strict=True):
+        if row is not pixels and not np.may_share_memory(row, pixels):
+            np.copyto(pixels, row)
+
+
+def normalize_image(pixels: Pixels, means: Floats, deviations: Floats) -> Floats:
+    """Return (pixels / 255 - mean) / deviation, rounded to 32 bits after each step, float32 [3, height, width].
+
+    Args:
+        pixels: uint8 [height, width, 3].
+        means: float32 [3], of red, green and blue.
+        deviations: float32 [3].
+    """
+    functions = find_functions()
+    if functions is not None:
+        return functions.normalize_image(np.ascontiguousarray(pixels), means, deviations)
+    scaled = pixels.transpose(2, 0, 1).astype(np.float32, order="C")
+    scaled *= np.float32(1 / 255)
+    return normalize_floats(scaled, means, deviations)
+
+
+def normalize_floats(image: Floats, means: Floats, deviations: Floats) -> Floats:
+    """Return (image - mean) / deviation, float32 [3, height, width], of an image of that form."""
+    normalized: Floats = image - means[:, None, None]
+    normalized /= deviations[:, None, None]
+    return normalized
+
+
+Edit = Callable[["Image.Image", Sequence[float]], "Image.Image"]
+"""An operation on a Pillow image, given the operation's numbers. It does not change its argument."""
+
+_DEFINED: dict[int, Edit] = {}
+"""The operations that the kernel does not have, by code."""
+
+
+def define_operation(name: str, edit: Edit) -> int:
+    """Define an operation that the kernel does not have, and return its code, the same in every process.
+
+    Transforms draw it, crop plans end in it, and Pillow or numpy applies it.
+
+    Args:
+        name: A name that no other operation has.
+        edit: Applies the operation to an image, given at most twelve numbers.
+
+    Raises:
+        ValueError: If another operation has the name.
+    """
+    code = -1 - zlib.crc32(name.encode())
+    if _DEFINED.setdefault(code, edit) is not edit:
+        raise ValueError(f"there is an operation {name!r} already: choose another name")
+    return code
+
+
+def edit_by_pillow(pixels: Pixels, operations: NDArray[np.void]) -> Pixels:
+    """Return an image after operations.
+
+    Args:
+        pixels: uint8 [height, width, 3].
+        operations: OPERATION [k].
+    """
+    from PIL import Image
+
+    image = original = Image.fromarray(pixels)
+    total = np.zeros(pixels.shape, np.float32)
+    for code, numbers in operations.tolist():
+        if code == codes.BEGIN_MIXTURE:
+            original, total = image, np.asarray(image, np.float32) * np.float32(numbers[0])
+        elif code == codes.ADD_TO_MIXTURE:
+            image, total = original, total + np.asarray(image, np.float32) * np.float32(numbers[0])
+        elif code == codes.END_MIXTURE:
+            image = Image.fromarray(total.clip(0, 255).astype(np.uint8))
+        elif code != codes.NONE:
+            image = (_kernels_operations().get(code) or _DEFINED[code])(image, numbers)
+    return np.array(image)
+
+
+@cache
+def _kernels_operations() -> dict[int, Edit]:
+    from PIL import Image, ImageEnhance, ImageOps
+
+    def turn_hue(image: Image.Image, numbers: Sequence[float]) -> Image.Image:
+        hue, saturation, value = image.convert("HSV").split()
+        turned = hue.point([(level + int(numbers[0])) % 256 for level in range(256)])
+        return Image.merge("HSV", (turned, saturation, value)).convert("RGB")
+
+    def warp(image: Image.Image, numbers: Sequence[float], method: Image.Transform) -> Image.Image:
+        matrix = numbers[:6] if method == Image.Transform.AFFINE else [*numbers[:6], *numbers[10:]]
+        fill, interpolation = tuple(map(int, numbers[6:9])), Image.Resampling(int(numbers[9]))
+        return image.transform(image.size, method, matrix, interpolation, fillcolor=fill)
+
+    def erase(image: Image.Image, numbers: Sequence[float]) -> Image.Image:
+        top, left, height, width, *colour = map(int, numbers[:7])
+        erased = image.copy()
+        erased.paste(tuple(colour), (left, top, left + width, top + height))
+        return erased
+
+    return {
+        codes.BRIGHTNESS: lambda image, numbers: ImageEnhance.Brightness(image).enhance(numbers[0]),
+        codes.CONTRAST: lambda image, numbers: ImageEnhance.Contrast(image).enhance(numbers[0]),
+        codes.SATURATION: lambda image, numbers: ImageEnhance.Color(image).enhance(numbers[0]),
+        codes.SHARPNESS: lambda image, numbers: ImageEnhance.Sharpness(image).enhance(numbers[0]),
+        codes.HUE: turn_hue,
+        codes.GRAYSCALE: lambda image, _: image.convert("L").convert("RGB"),
+        codes.SOLARIZE: lambda image, numbers: ImageOps.solarize(image, int(numbers[0])),
+        codes.POSTERIZE: lambda image, numbers: image.point([level & int(numbers[0]) for level in range(256)] * 3),
+        codes.INVERT: lambda image, _: ImageOps.invert(image),
+        codes.AUTOCONTRAST: lambda image, _: ImageOps.autocontrast(image),
+        codes.EQUALIZE: lambda image, _: ImageOps.equalize(image),
+        codes.AFFINE: partial(warp, method=Image.Transform.AFFINE),
+        codes.PERSPECTIVE: partial(warp, method=Image.Transform.PERSPECTIVE),
+        codes.ERASE: erase,
+        codes.VERTICAL_FLIP: lambda image, _: ImageOps.flip(image),
+        codes.GAUSSIAN_BLUR: lambda image, numbers: Image.fromarray(blur(np.asarray(image), *numbers[:4])),
+    }
+
+
+def blur(image: Pixels, radius_down: float, ratio_down: float, radius_across: float, ratio_across: float) -> Pixels:
+    """Return an image after a Gaussian blur, down and then across; GAUSSIAN_BLUR describes the numbers.
+
+    Beyond the border, the image is mirrored at the centre of the border's pixels.
+    """
+    down = _add_neighbours(image, _weigh(int(radius_down), ratio_down))
+    across = _add_neighbours(down.swapaxes(0, 1), _weigh(int(radius_across), ratio_across)).swapaxes(0, 1)
+    pixels: Pixels = np.rint(across).astype(np.uint8)
+    return pixels
+
+
+def _add_neighbours(image: NDArray[np.generic], weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the weighted sums of the pixels above and below each pixel, float32, from the middle outwards."""
+    radius, height = len(weights) - 1, len(image)
+    padded = np.pad(image.astype(np.float32), ((radius, radius), (0, 0), (0, 0)), mode="reflect")
+    total: NDArray[np.float32] = weights[0] * padded[radius : radius + height]
+    for i in range(1, radius + 1):
+        above, below = padded[radius - i : radius - i + height], padded[radius + i : radius + i + height]
+        total = total + weights[i] * (above + below)
+    return total
+
+
+def _weigh(radius: int, ratio: float) -> NDArray[np.float32]:
+    """Return the weights of a pixel and of its neighbours up to a radius, without negligible ones."""
+    total, weight, step = 1.0, 1.0, ratio
+    for _ in range(radius):
+        weight, step = weight * step, step * (ratio * ratio)
+        total += 2 * weight
+    weights, weight, step = list[float](), 1 / total, ratio
+    while len(weights) <= radius and weight >= codes.SMALLEST_WEIGHT:
+        weights.append(weight)
+        weight, step = weight * step, step * (ratio * ratio)
+    return np.array(weights, np.float32)

@@ -6,14 +6,13 @@ counts determine the best Huffman tables. Then it writes the tokens.
 
 :func:`tile_jpeg` reads every code of the scan, and refuses all scans that libjpeg would complain about. It does not
 check what else libjpeg needs: quantisation tables, and the segments that decide how to convert colours. libjpeg refuses
-some of these, and warns of others, which takes a second look (:mod:`shardio.images.jpeg.regions`).
+some of these, and warns of others, which takes a second look (:mod:`shardio.images.jpeg`).
 :func:`decodes_if_tileable` states the conditions under which libjpeg does neither. Other files may or may not be
 decodable.
 """
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -22,9 +21,9 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from shardio.images.formats import errors_of_pillow
+from shardio.images.formats import opened_by_pillow
+from shardio.images.jpeg import ADOBE, ADOBE_TRANSFORM, JFIF, JFIF_MAJOR, MAX_SIDE, write_harmless
 from shardio.images.jpeg.head import JpegHead, Segment, read_head, why_irregular
-from shardio.images.jpeg.regions import ADOBE, ADOBE_TRANSFORM, JFIF, JFIF_MAJOR, MAX_SIDE, write_harmless
 from shardio.images.jpeg.standard import (
     APP0,
     APP2,
@@ -434,7 +433,6 @@ def _read_quantiser_ids(content: bytes, head: JpegHead) -> set[int]:
 
 
 def _has_known_colours(content: bytes, head: JpegHead) -> bool:
-    """Return whether libjpeg knows all values of the segments that concern colours."""
     for segment in _find_segments(head, APP0, APP14):
         payload = content[segment.payload_start : segment.stop]
         if payload.startswith(JFIF) and payload[JFIF_MAJOR : JFIF_MAJOR + 1] != b"\1":
@@ -496,12 +494,11 @@ def reencode_jpeg(
 
 
 def _convert_to_srgb(content: bytes, pixels: Pixels, max_pixels: int) -> Pixels:
-    """Return a JPEG's upright pixels in sRGB, given the pixels of :func:`decode_image`."""
     import PIL.Image  # Not before an image needs it: see crop_plan.py.
 
     from shardio.images.converting import convert_to_srgb, read_profile
 
-    with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as stored:
+    with opened_by_pillow(content) as stored:
         profile, mode = read_profile(stored), stored.mode
     if profile is None:
         return pixels

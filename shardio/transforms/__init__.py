@@ -3,132 +3,29 @@
 Each image's parameters are a pure function of (seed, epoch, sample), whichever process decodes the image.
 """
 
-from shardio.transforms import recipes
-from shardio.transforms.annotations import (
-    AnnotationError,
-    BoundingBoxes,
-    FieldKind,
-    KeyPoints,
-    Labels,
-    Mask,
-    Ragged,
-    move_annotations,
+from shardio.transforms import (
+    annotations,
+    automatic,
+    compose,
+    geometry,
+    pixels,
+    recipes,
+    recognition,
+    transform,
 )
-from shardio.transforms.automatic import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
-from shardio.transforms.colours import (
-    ColorJitter,
-    GaussianBlur,
-    Normalize,
-    RandomAdjustSharpness,
-    RandomAutocontrast,
-    RandomEqualize,
-    RandomErasing,
-    RandomGrayscale,
-    RandomInvert,
-    RandomPosterize,
-    RandomSolarize,
-    ToDtype,
-)
-from shardio.transforms.compose import (
-    Combination,
-    Compose,
-    MultiCrop,
-    RandomApply,
-    RandomChoice,
-    RandomOrder,
-    render_alike,
-)
-from shardio.transforms.foreign import Calls, Generators, as_pillow, call_with_sample, is_image_array
-from shardio.transforms.geometry import (
-    CenterCrop,
-    CornerCrop,
-    FiveCrop,
-    Pad,
-    RandomCrop,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    RandomVerticalFlip,
-    Resize,
-)
-from shardio.transforms.planning import (
-    Decode,
-    apply_transform,
-    count_crops,
-    field_kinds_of,
-    is_builtin,
-    is_made_for_pillow,
-    others_in,
-    plan_crops,
-    plan_transform,
-    refuse_pillow,
-    replace_leading,
-)
-from shardio.transforms.transform import Geometry, PixelTransform, Transform, rng_keys_from_torch
-from shardio.transforms.warps import RandomAffine, RandomPerspective, RandomRotation
+from shardio.transforms.annotations import *
+from shardio.transforms.automatic import *
+from shardio.transforms.compose import *
+from shardio.transforms.geometry import *
+from shardio.transforms.pixels import *
+from shardio.transforms.recognition import *
+from shardio.transforms.transform import *
 
-__all__ = [
-    "AnnotationError",
-    "AugMix",
-    "AutoAugment",
-    "BoundingBoxes",
-    "Calls",
-    "CenterCrop",
-    "ColorJitter",
-    "Combination",
-    "Compose",
-    "CornerCrop",
-    "Decode",
-    "FieldKind",
-    "FiveCrop",
-    "GaussianBlur",
-    "Generators",
-    "Geometry",
-    "KeyPoints",
-    "Labels",
-    "Mask",
-    "MultiCrop",
-    "Normalize",
-    "Pad",
-    "PixelTransform",
-    "Ragged",
-    "RandAugment",
-    "RandomAdjustSharpness",
-    "RandomAffine",
-    "RandomApply",
-    "RandomAutocontrast",
-    "RandomChoice",
-    "RandomCrop",
-    "RandomEqualize",
-    "RandomErasing",
-    "RandomGrayscale",
-    "RandomHorizontalFlip",
-    "RandomInvert",
-    "RandomOrder",
-    "RandomPerspective",
-    "RandomPosterize",
-    "RandomResizedCrop",
-    "RandomRotation",
-    "RandomSolarize",
-    "RandomVerticalFlip",
-    "Resize",
-    "ToDtype",
-    "Transform",
-    "TrivialAugmentWide",
-    "apply_transform",
-    "as_pillow",
-    "call_with_sample",
-    "count_crops",
-    "field_kinds_of",
-    "is_builtin",
-    "is_image_array",
-    "is_made_for_pillow",
-    "move_annotations",
-    "others_in",
-    "plan_crops",
-    "plan_transform",
-    "recipes",
-    "refuse_pillow",
-    "render_alike",
-    "replace_leading",
-    "rng_keys_from_torch",
-]
+__all__ = ["recipes"]
+__all__ += annotations.__all__
+__all__ += automatic.__all__
+__all__ += compose.__all__
+__all__ += geometry.__all__
+__all__ += pixels.__all__
+__all__ += recognition.__all__
+__all__ += transform.__all__

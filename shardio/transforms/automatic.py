@@ -6,7 +6,7 @@ AutoAugment: arxiv.org/abs/1805.09501. RandAugment: arxiv.org/abs/1909.13719. Tr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -14,20 +14,13 @@ from numpy.typing import NDArray
 
 from shardio.images import Operations, Sizes, make_operations
 from shardio.images.kernel.compiled import operation_records as codes
-from shardio.order import Words, derive_rng_key
-from shardio.transforms.colours import mask_of
-from shardio.transforms.transform import (
-    Colour,
-    Fill,
-    PixelTransform,
-    check_fill,
-    check_interpolation,
-    draw_gammas,
-    draw_units,
-    to_integers,
-)
-from shardio.transforms.warps import Matrix, make_affine_matrix, make_rotation_matrix, make_warps
+from shardio.order import Words, derive_rng_key, random_words, to_unit
+from shardio.transforms.geometry import Colour, Fill, check_fill, check_interpolation
+from shardio.transforms.pixels import Matrix, make_affine_matrix, make_rotation_matrix, make_warps, mask_of
+from shardio.transforms.transform import PixelTransform, draw_units, to_integers
 from shardio.values import check_integer
+
+__all__ = ["AugMix", "AutoAugment", "RandAugment", "TrivialAugmentWide"]
 
 
 class Strength(NamedTuple):
@@ -55,62 +48,41 @@ MAX_DEPTH = 3
 Space = Mapping[str, Strength | None]
 """The operations to choose from, by torchvision's names; None for those without a magnitude."""
 
-_BIT_OPERATIONS: Space = {"Posterize": Strength(4, 8, is_signed=False), "Solarize": Strength(0.0, 1.0, is_signed=False)}
 
-RAND_AUGMENT: Space = {
-    "Identity": None,
-    "ShearX": Strength(0.3),
-    "ShearY": Strength(0.3),
-    "TranslateX": Strength(150.0 / 331.0, side=1),
-    "TranslateY": Strength(150.0 / 331.0, side=0),
-    "Rotate": Strength(30.0),
-    "Brightness": Strength(0.9),
-    "Color": Strength(0.9),
-    "Contrast": Strength(0.9),
-    "Sharpness": Strength(0.9),
-    **_BIT_OPERATIONS,
-    "AutoContrast": None,
-    "Equalize": None,
-}
+def _moves(shear: float, shift: float, angle: float, *, is_relative: bool = True) -> Space:
+    x, y = Strength(shift, side=1 if is_relative else None), Strength(shift, side=0 if is_relative else None)
+    return {
+        "ShearX": Strength(shear),
+        "ShearY": Strength(shear),
+        "TranslateX": x,
+        "TranslateY": y,
+        "Rotate": Strength(angle),
+    }
 
-AUTO_AUGMENT: Space = {**{name: RAND_AUGMENT[name] for name in RAND_AUGMENT if name != "Identity"}, "Invert": None}
+
+def _factors(last: float) -> Space:
+    return dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), Strength(last))
+
+
+def _tones(first_bits: float, last_bits: float) -> Space:
+    bits, threshold = Strength(last_bits, first_bits, is_signed=False), Strength(0.0, 1.0, is_signed=False)
+    return {"Posterize": bits, "Solarize": threshold, "AutoContrast": None, "Equalize": None}
+
+
+AUTO_AUGMENT: Space = {**_moves(0.3, 150.0 / 331.0, 30.0), **_factors(0.9), **_tones(8, 4), "Invert": None}
+
+RAND_AUGMENT: Space = {"Identity": None, **{name: AUTO_AUGMENT[name] for name in AUTO_AUGMENT if name != "Invert"}}
 
 TRIVIAL_AUGMENT: Space = {
     "Identity": None,
-    "ShearX": Strength(0.99),
-    "ShearY": Strength(0.99),
-    "TranslateX": Strength(32.0),
-    "TranslateY": Strength(32.0),
-    "Rotate": Strength(135.0),
-    "Brightness": Strength(0.99),
-    "Color": Strength(0.99),
-    "Contrast": Strength(0.99),
-    "Sharpness": Strength(0.99),
-    **_BIT_OPERATIONS,
-    "Posterize": Strength(2, 8, is_signed=False),
-    "AutoContrast": None,
-    "Equalize": None,
+    **_moves(0.99, 32.0, 135.0, is_relative=False),
+    **_factors(0.99),
+    **_tones(8, 2),
 }
 
-PARTIAL_AUG_MIX: Space = {
-    "ShearX": Strength(0.3),
-    "ShearY": Strength(0.3),
-    "TranslateX": Strength(1.0 / 3.0, side=1),
-    "TranslateY": Strength(1.0 / 3.0, side=0),
-    "Rotate": Strength(30.0),
-    "Posterize": Strength(0, 4, is_signed=False),
-    "Solarize": Strength(0.0, 1.0, is_signed=False),
-    "AutoContrast": None,
-    "Equalize": None,
-}
+PARTIAL_AUG_MIX: Space = {**_moves(0.3, 1.0 / 3.0, 30.0), **_tones(4, 0)}
 
-AUG_MIX: Space = {
-    **PARTIAL_AUG_MIX,
-    "Brightness": Strength(0.9),
-    "Color": Strength(0.9),
-    "Contrast": Strength(0.9),
-    "Sharpness": Strength(0.9),
-}
+AUG_MIX: Space = {**PARTIAL_AUG_MIX, **_factors(0.9)}
 
 _CODES_WITH_FACTOR = {
     "Brightness": codes.BRIGHTNESS,
@@ -171,19 +143,14 @@ def space_evenly(
 
 
 def _make_matrix(name: str, magnitude: float, height: int, width: int) -> Matrix | None:
-    middle = (width * 0.5, height * 0.5)
-    angle = math.degrees(math.atan(magnitude))
-    match name:
-        case "ShearX":
-            return make_affine_matrix((0.0, 0.0), 0.0, (0, 0), 1.0, (angle, 0.0))
-        case "ShearY":
-            return make_affine_matrix((0.0, 0.0), 0.0, (0, 0), 1.0, (0.0, angle))
-        case "TranslateX":
-            return make_affine_matrix(middle, 0.0, (int(magnitude), 0), 1.0, (0.0, 0.0))
-        case "TranslateY":
-            return make_affine_matrix(middle, 0.0, (0, int(magnitude)), 1.0, (0.0, 0.0))
-    assert name == "Rotate", f"there is no operation {name}"
-    return make_rotation_matrix(height, width, magnitude)
+    if name == "Rotate":
+        return make_rotation_matrix(height, width, magnitude)
+    kind, axis = name[:-1], "XY".index(name[-1])
+    if kind == "Shear":
+        angle = math.degrees(math.atan(magnitude))
+        return make_affine_matrix((0.0, 0.0), 0.0, (0, 0), 1.0, (0.0, angle) if axis else (angle, 0.0))
+    shift = int(magnitude)
+    return make_affine_matrix((width * 0.5, height * 0.5), 0.0, (0, shift) if axis else (shift, 0), 1.0, (0.0, 0.0))
 
 
 class Augmentation(PixelTransform):
@@ -222,9 +189,6 @@ class Augmentation(PixelTransform):
             operations[places] = made[:, 0]
         return operations
 
-    def _show_pixels(self) -> str:
-        return f"interpolation={self.interpolation!r}, fill={self.fill}"
-
 
 def _choose_signs(unit: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(unit < 0.5, -1.0, 1.0)
@@ -247,9 +211,6 @@ class TrivialAugmentWide(Augmentation):
         unit = draw_units(rng_keys, 3)
         chosen, bins = to_integers(unit[:, :1], len(self._space)), to_integers(unit[:, 1:2], self.num_magnitude_bins)
         return self._make(chosen, bins, _choose_signs(unit[:, 2:]), sizes)
-
-    def __repr__(self) -> str:
-        return f"TrivialAugmentWide(num_magnitude_bins={self.num_magnitude_bins}, {self._show_pixels()})"
 
 
 class RandAugment(Augmentation):
@@ -283,100 +244,69 @@ class RandAugment(Augmentation):
         chosen = to_integers(unit[:, ::2], len(self._space))
         return self._make(chosen, np.full_like(chosen, self.magnitude), _choose_signs(unit[:, 1::2]), sizes)
 
-    def __repr__(self) -> str:
-        return (
-            f"RandAugment(num_ops={self.num_ops}, magnitude={self.magnitude}, "
-            f"num_magnitude_bins={self.num_magnitude_bins}, {self._show_pixels()})"
-        )
-
 
 PolicyStep = tuple[str, float, int | None]
 """An operation, its probability, and the number of its strength; None if it has no strengths."""
 
-POLICIES: Mapping[str, Sequence[tuple[PolicyStep, PolicyStep]]] = {
-    "imagenet": (
-        (("Posterize", 0.4, 8), ("Rotate", 0.6, 9)),
-        (("Solarize", 0.6, 5), ("AutoContrast", 0.6, None)),
-        (("Equalize", 0.8, None), ("Equalize", 0.6, None)),
-        (("Posterize", 0.6, 7), ("Posterize", 0.6, 6)),
-        (("Equalize", 0.4, None), ("Solarize", 0.2, 4)),
-        (("Equalize", 0.4, None), ("Rotate", 0.8, 8)),
-        (("Solarize", 0.6, 3), ("Equalize", 0.6, None)),
-        (("Posterize", 0.8, 5), ("Equalize", 1.0, None)),
-        (("Rotate", 0.2, 3), ("Solarize", 0.6, 8)),
-        (("Equalize", 0.6, None), ("Posterize", 0.4, 6)),
-        (("Rotate", 0.8, 8), ("Color", 0.4, 0)),
-        (("Rotate", 0.4, 9), ("Equalize", 0.6, None)),
-        (("Equalize", 0.0, None), ("Equalize", 0.8, None)),
-        (("Invert", 0.6, None), ("Equalize", 1.0, None)),
-        (("Color", 0.6, 4), ("Contrast", 1.0, 8)),
-        (("Rotate", 0.8, 8), ("Color", 1.0, 2)),
-        (("Color", 0.8, 8), ("Solarize", 0.8, 7)),
-        (("Sharpness", 0.4, 7), ("Invert", 0.6, None)),
-        (("ShearX", 0.6, 5), ("Equalize", 1.0, None)),
-        (("Color", 0.4, 0), ("Equalize", 0.6, None)),
-        (("Equalize", 0.4, None), ("Solarize", 0.2, 4)),
-        (("Solarize", 0.6, 5), ("AutoContrast", 0.6, None)),
-        (("Invert", 0.6, None), ("Equalize", 1.0, None)),
-        (("Color", 0.6, 4), ("Contrast", 1.0, 8)),
-        (("Equalize", 0.8, None), ("Equalize", 0.6, None)),
-    ),
-    "cifar10": (
-        (("Invert", 0.1, None), ("Contrast", 0.2, 6)),
-        (("Rotate", 0.7, 2), ("TranslateX", 0.3, 9)),
-        (("Sharpness", 0.8, 1), ("Sharpness", 0.9, 3)),
-        (("ShearY", 0.5, 8), ("TranslateY", 0.7, 9)),
-        (("AutoContrast", 0.5, None), ("Equalize", 0.9, None)),
-        (("ShearY", 0.2, 7), ("Posterize", 0.3, 7)),
-        (("Color", 0.4, 3), ("Brightness", 0.6, 7)),
-        (("Sharpness", 0.3, 9), ("Brightness", 0.7, 9)),
-        (("Equalize", 0.6, None), ("Equalize", 0.5, None)),
-        (("Contrast", 0.6, 7), ("Sharpness", 0.6, 5)),
-        (("Color", 0.7, 7), ("TranslateX", 0.5, 8)),
-        (("Equalize", 0.3, None), ("AutoContrast", 0.4, None)),
-        (("TranslateY", 0.4, 3), ("Sharpness", 0.2, 6)),
-        (("Brightness", 0.9, 6), ("Color", 0.2, 8)),
-        (("Solarize", 0.5, 2), ("Invert", 0.0, None)),
-        (("Equalize", 0.2, None), ("AutoContrast", 0.6, None)),
-        (("Equalize", 0.2, None), ("Equalize", 0.6, None)),
-        (("Color", 0.9, 9), ("Equalize", 0.6, None)),
-        (("AutoContrast", 0.8, None), ("Solarize", 0.2, 8)),
-        (("Brightness", 0.1, 3), ("Color", 0.7, 0)),
-        (("Solarize", 0.4, 5), ("AutoContrast", 0.9, None)),
-        (("TranslateY", 0.9, 9), ("TranslateY", 0.7, 9)),
-        (("AutoContrast", 0.9, None), ("Solarize", 0.8, 3)),
-        (("Equalize", 0.8, None), ("Invert", 0.1, None)),
-        (("TranslateY", 0.7, 9), ("AutoContrast", 0.9, None)),
-    ),
-    "svhn": (
-        (("ShearX", 0.9, 4), ("Invert", 0.2, None)),
-        (("ShearY", 0.9, 8), ("Invert", 0.7, None)),
-        (("Equalize", 0.6, None), ("Solarize", 0.6, 6)),
-        (("Invert", 0.9, None), ("Equalize", 0.6, None)),
-        (("Equalize", 0.6, None), ("Rotate", 0.9, 3)),
-        (("ShearX", 0.9, 4), ("AutoContrast", 0.8, None)),
-        (("ShearY", 0.9, 8), ("Invert", 0.4, None)),
-        (("ShearY", 0.9, 5), ("Solarize", 0.2, 6)),
-        (("Invert", 0.9, None), ("AutoContrast", 0.8, None)),
-        (("Equalize", 0.6, None), ("Rotate", 0.9, 3)),
-        (("ShearX", 0.9, 4), ("Solarize", 0.3, 3)),
-        (("ShearY", 0.8, 8), ("Invert", 0.7, None)),
-        (("Equalize", 0.9, None), ("TranslateY", 0.6, 6)),
-        (("Invert", 0.9, None), ("Equalize", 0.6, None)),
-        (("Contrast", 0.3, 3), ("Rotate", 0.8, 4)),
-        (("Invert", 0.8, None), ("TranslateY", 0.0, 2)),
-        (("ShearY", 0.7, 6), ("Solarize", 0.4, 8)),
-        (("Invert", 0.6, None), ("Rotate", 0.8, 4)),
-        (("ShearY", 0.3, 7), ("TranslateX", 0.9, 3)),
-        (("ShearX", 0.1, 6), ("Invert", 0.6, None)),
-        (("Solarize", 0.7, 2), ("TranslateY", 0.6, 7)),
-        (("ShearY", 0.8, 4), ("Invert", 0.8, None)),
-        (("ShearX", 0.7, 9), ("TranslateY", 0.8, 3)),
-        (("ShearY", 0.8, 5), ("AutoContrast", 0.7, None)),
-        (("ShearX", 0.7, 2), ("Invert", 0.1, None)),
-    ),
+_POLICIES = {
+    "imagenet": """
+        Posterize 0.4 8, Rotate 0.6 9; Solarize 0.6 5, AutoContrast 0.6;
+        Equalize 0.8, Equalize 0.6; Posterize 0.6 7, Posterize 0.6 6;
+        Equalize 0.4, Solarize 0.2 4; Equalize 0.4, Rotate 0.8 8;
+        Solarize 0.6 3, Equalize 0.6; Posterize 0.8 5, Equalize 1.0;
+        Rotate 0.2 3, Solarize 0.6 8; Equalize 0.6, Posterize 0.4 6;
+        Rotate 0.8 8, Color 0.4 0; Rotate 0.4 9, Equalize 0.6;
+        Equalize 0.0, Equalize 0.8; Invert 0.6, Equalize 1.0;
+        Color 0.6 4, Contrast 1.0 8; Rotate 0.8 8, Color 1.0 2;
+        Color 0.8 8, Solarize 0.8 7; Sharpness 0.4 7, Invert 0.6;
+        ShearX 0.6 5, Equalize 1.0; Color 0.4 0, Equalize 0.6;
+        Equalize 0.4, Solarize 0.2 4; Solarize 0.6 5, AutoContrast 0.6;
+        Invert 0.6, Equalize 1.0; Color 0.6 4, Contrast 1.0 8;
+        Equalize 0.8, Equalize 0.6
+    """,
+    "cifar10": """
+        Invert 0.1, Contrast 0.2 6; Rotate 0.7 2, TranslateX 0.3 9;
+        Sharpness 0.8 1, Sharpness 0.9 3; ShearY 0.5 8, TranslateY 0.7 9;
+        AutoContrast 0.5, Equalize 0.9; ShearY 0.2 7, Posterize 0.3 7;
+        Color 0.4 3, Brightness 0.6 7; Sharpness 0.3 9, Brightness 0.7 9;
+        Equalize 0.6, Equalize 0.5; Contrast 0.6 7, Sharpness 0.6 5;
+        Color 0.7 7, TranslateX 0.5 8; Equalize 0.3, AutoContrast 0.4;
+        TranslateY 0.4 3, Sharpness 0.2 6; Brightness 0.9 6, Color 0.2 8;
+        Solarize 0.5 2, Invert 0.0; Equalize 0.2, AutoContrast 0.6;
+        Equalize 0.2, Equalize 0.6; Color 0.9 9, Equalize 0.6;
+        AutoContrast 0.8, Solarize 0.2 8; Brightness 0.1 3, Color 0.7 0;
+        Solarize 0.4 5, AutoContrast 0.9; TranslateY 0.9 9, TranslateY 0.7 9;
+        AutoContrast 0.9, Solarize 0.8 3; Equalize 0.8, Invert 0.1;
+        TranslateY 0.7 9, AutoContrast 0.9
+    """,
+    "svhn": """
+        ShearX 0.9 4, Invert 0.2; ShearY 0.9 8, Invert 0.7;
+        Equalize 0.6, Solarize 0.6 6; Invert 0.9, Equalize 0.6;
+        Equalize 0.6, Rotate 0.9 3; ShearX 0.9 4, AutoContrast 0.8;
+        ShearY 0.9 8, Invert 0.4; ShearY 0.9 5, Solarize 0.2 6;
+        Invert 0.9, AutoContrast 0.8; Equalize 0.6, Rotate 0.9 3;
+        ShearX 0.9 4, Solarize 0.3 3; ShearY 0.8 8, Invert 0.7;
+        Equalize 0.9, TranslateY 0.6 6; Invert 0.9, Equalize 0.6;
+        Contrast 0.3 3, Rotate 0.8 4; Invert 0.8, TranslateY 0.0 2;
+        ShearY 0.7 6, Solarize 0.4 8; Invert 0.6, Rotate 0.8 4;
+        ShearY 0.3 7, TranslateX 0.9 3; ShearX 0.1 6, Invert 0.6;
+        Solarize 0.7 2, TranslateY 0.6 7; ShearY 0.8 4, Invert 0.8;
+        ShearX 0.7 9, TranslateY 0.8 3; ShearY 0.8 5, AutoContrast 0.7;
+        ShearX 0.7 2, Invert 0.1
+    """,
 }
-"""The pairs of operations that each policy chooses from."""
+"""The pairs of operations of each policy: their names, probabilities, and the numbers of their strengths, if any."""
+
+
+def read_policy(name: str) -> list[tuple[PolicyStep, PolicyStep]]:
+    """Return the pairs of operations that a policy chooses from."""
+
+    def read(step: str) -> PolicyStep:
+        operation, chance, *strength = step.split()
+        return operation, float(chance), int(strength[0]) if strength else None
+
+    pairs = (pair.split(",") for pair in _POLICIES[name].split(";"))
+    return [(read(first), read(second)) for first, second in pairs]
 
 
 class AutoAugment(Augmentation):
@@ -391,10 +321,10 @@ class AutoAugment(Augmentation):
     def __init__(self, policy: object = "imagenet", interpolation: object = "nearest", fill: Fill = None) -> None:
         super().__init__(AUTO_AUGMENT, NUM_STRENGTHS, interpolation, fill)
         name = getattr(policy, "value", policy)
-        if not isinstance(name, str) or name not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(map(repr, POLICIES))}, got {policy!r}")
+        if not isinstance(name, str) or name not in _POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(map(repr, _POLICIES))}, got {policy!r}")
         self.policy = name
-        pairs, numbers = POLICIES[self.policy], {name: number for number, name in enumerate(self._space)}
+        pairs, numbers = read_policy(self.policy), {name: number for number, name in enumerate(self._space)}
         self._chosen = np.array([[numbers[name] for name, _, _ in pair] for pair in pairs])  # [pair, 2]
         self._chances = np.array([[chance for _, chance, _ in pair] for pair in pairs])
         self._bins = np.array([[strength or 0 for _, _, strength in pair] for pair in pairs])
@@ -406,9 +336,6 @@ class AutoAugment(Augmentation):
         operations = self._make(self._chosen[pairs], self._bins[pairs], _choose_signs(unit[:, 3:]), sizes)
         operations["code"][unit[:, 1:3] >= self._chances[pairs]] = codes.NONE
         return operations
-
-    def __repr__(self) -> str:
-        return f"AutoAugment(policy={self.policy!r}, {self._show_pixels()})"
 
 
 class AugMix(Augmentation):
@@ -427,6 +354,8 @@ class AugMix(Augmentation):
         interpolation: "nearest", "bilinear" or "bicubic", or a torchvision or Pillow constant.
         fill: The colour of pixels outside the image: one number or three; black by default.
     """
+
+    equals_torchvisions = False
 
     def __init__(
         self,
@@ -477,12 +406,30 @@ class AugMix(Augmentation):
         scaled = chains.astype(np.float32) * own[:, 1:].astype(np.float32)
         return np.concatenate([own[:, :1].astype(np.float32), scaled], axis=1).astype(np.float64)
 
-    def __repr__(self) -> str:
-        return (
-            f"AugMix(severity={self.severity}, mixture_width={self.mixture_width}, chain_depth={self.chain_depth}, "
-            f"alpha={self.alpha}, all_ops={self.all_ops}, {self._show_pixels()})"
-        )
 
+def draw_gammas(rng_keys: Words, shape: float, num_numbers: int) -> NDArray[np.float64]:
+    """Return variates of the gamma distribution for each of n rng keys, float64 [n, num_numbers].
 
-AUGMENTATIONS: frozenset[type] = frozenset({AugMix, AutoAugment, RandAugment, TrivialAugmentWide})
-"""The transforms of this module."""
+    Source: Marsaglia and Tsang, "A simple method for generating gamma variables" (2000).
+
+    Args:
+        rng_keys: uint64 [n].
+        shape: The distribution's shape, positive. Its scale is 1.
+        num_numbers: The number of variates of each rng key.
+    """
+    keys = derive_rng_key(rng_keys[:, None], np.arange(num_numbers, dtype=np.uint64)).reshape(-1)
+    d = (shape + 1 if shape < 1 else shape) - 1 / 3
+    gammas, left, attempt = np.empty(len(keys)), np.arange(len(keys)), 0
+    while left.size:
+        counters = np.arange(3 * attempt, 3 * attempt + 3, dtype=np.uint64)
+        unit = 1.0 - to_unit(random_words(keys[left, None], counters))  # Above 0, up to 1.
+        normal = np.sqrt(-2 * np.log(unit[:, 0])) * np.cos(2 * np.pi * unit[:, 1])
+        v = (1 + normal / np.sqrt(9 * d)) ** 3
+        with np.errstate(invalid="ignore", divide="ignore"):  # v may be zero or negative.
+            is_accepted = (v > 0) & (np.log(unit[:, 2]) < 0.5 * normal**2 + d - d * v + d * np.log(v))
+        gammas[left[is_accepted]] = d * v[is_accepted]
+        left, attempt = left[~is_accepted], attempt + 1
+    if shape < 1:
+        last = derive_rng_key(keys, np.array([1], np.uint64))
+        gammas *= (1.0 - to_unit(random_words(last, np.zeros(1, np.uint64)))) ** (1 / shape)
+    return gammas.reshape(len(rng_keys), num_numbers)

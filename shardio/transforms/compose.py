@@ -1,15 +1,16 @@
-"""Transforms that consist of others: in sequence, at random, or one of them.
+"""Combine transforms, draw their parameters, and render images before a step that needs their pixels.
 
-The functions at the end render images before a step that needs their pixels.
+shardio's transforms become one crop plan where possible, so only the part of an image that the crop needs is decoded.
 """
 
 from __future__ import annotations
 
 import reprlib
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from itertools import groupby
+from types import FunctionType
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,28 +20,34 @@ from shardio.images import (
     CropPlan,
     DecodedPicture,
     DecodeError,
+    DecoderName,
     Operations,
     Picture,
-    PlanRow,
-    RenderedImages,
     Sizes,
     make_operations,
     render_chunk,
+    sizes_of,
 )
 from shardio.images.kernel.compiled.operation_records import NONE
 from shardio.order import Words, derive_rng_key
-from shardio.transforms import foreign
-from shardio.transforms.annotations import FieldKind, check_field_kinds
-from shardio.transforms.foreign import Calls
+from shardio.transforms.annotations import FieldKind, check_field_kinds, render_rows, render_rows_as_pictures
 from shardio.transforms.transform import (
+    Calls,
+    Geometry,
     PixelTransform,
     Transform,
+    as_pixels,
     check_call,
     check_probability,
     draw_chance,
     draw_units,
+    is_known,
     rng_keys_from_torch,
+    steps_of,
 )
+
+__all__ = ["Combination", "Compose", "MultiCrop", "RandomApply", "RandomChoice", "RandomOrder", "apply_transform"]
+__all__ += ["count_crops", "field_kinds_of", "is_builtin", "others_in", "plan_crops", "plan_transform", "refuse_pillow"]
 
 MAX_RENDERED_BYTES = 2**25
 """The most bytes of pixels to render at a time for user callables, unless three images take more.
@@ -74,9 +81,6 @@ class Combination:
             check_transform(transform)
 
     def __call__(self, image: Any) -> Any:
-        """Transform one image with parameters from torch's global generator."""
-        from shardio.transforms.planning import plan_crops  # It imports this module.
-
         if self.fields is not None:
             raise TypeError(
                 "a Compose with fields transforms whole samples: pass it to a dataset, as transform=Compose(...), or "
@@ -194,7 +198,7 @@ class RandomApply(Choice):
         return np.where(draw_chance(rng_keys, self.p)[:, None], numbers, -1)
 
     def __repr__(self) -> str:
-        return f"RandomApply({self.transforms}, p={self.p})"
+        return f"{type(self).__name__}({self.transforms}, p={self.p})"
 
 
 class RandomChoice(Choice):
@@ -221,7 +225,7 @@ class RandomChoice(Choice):
         return np.minimum(np.searchsorted(bounds, draw_units(rng_keys, 1), side="right"), last)
 
     def __repr__(self) -> str:
-        return f"RandomChoice({self.transforms}, p={self.p})"
+        return f"{type(self).__name__}({self.transforms}, p={self.p})"
 
 
 class RandomOrder(Choice):
@@ -231,13 +235,9 @@ class RandomOrder(Choice):
         return np.argsort(draw_units(rng_keys, len(self.transforms)), axis=1)
 
 
-CHOICES: frozenset[type] = frozenset({RandomApply, RandomChoice, RandomOrder})
-"""The transforms of this module."""
-
-
 def check_transform(transform: object) -> None:
     """Raise TypeError if a transform is not callable, or is a class, which a call would only instantiate."""
-    if isinstance(transform, type) and (issubclass(transform, Transform | Combination) or foreign.is_known(transform)):
+    if isinstance(transform, type) and (issubclass(transform, Transform | Combination) or is_known(transform)):
         raise TypeError(f"{transform.__name__} is a class, not a transform: write {transform.__name__}(...)")
     if isinstance(transform, MultiCrop):
         raise TypeError(
@@ -255,7 +255,7 @@ def check_transform(transform: object) -> None:
 
 def inner_steps(transform: Any) -> Sequence[Any] | None:
     """Return the transforms in a Compose or in another library's sequence; None for a single transform."""
-    return transform.transforms if isinstance(transform, Compose) else foreign.steps_of(transform)
+    return transform.transforms if isinstance(transform, Compose) else steps_of(transform)
 
 
 def parts_of(transform: Any) -> Sequence[Any] | None:
@@ -299,7 +299,6 @@ def draw_operations(transform: Any, sizes: Sizes, rng_keys: Words) -> Operations
 
 
 def _lengthen(operations: Operations, length: int) -> Operations:
-    """Return operations, OPERATION [n, k], followed by some that do nothing: OPERATION [n, length]."""
     lengthened = np.zeros((len(operations), length), operations.dtype)
     lengthened[:, : operations.shape[1]] = operations
     return lengthened
@@ -310,11 +309,6 @@ def render_all(images: list[Any], plan: CropPlan | None) -> list[Any]:
     return images if plan is None else render_chunk(images, plan).images
 
 
-def render_pictures(images: list[Any], plan: CropPlan) -> list[Any]:
-    """Return the finished images as pictures."""
-    return _render_rows_as_pictures(images, plan, np.arange(len(images)))
-
-
 def render_each(images: list[Any], plan: CropPlan | None, calls: Calls) -> Iterator[Any]:
     """Yield the finished images. Only as many as :data:`MAX_RENDERED_BYTES` allows are in memory at the same time."""
     if plan is None:
@@ -323,7 +317,7 @@ def render_each(images: list[Any], plan: CropPlan | None, calls: Calls) -> Itera
     largest = 3 * int(plan.output_size.prod(axis=1).max(initial=1))
     num_at_once = max(IMAGES_AT_ONCE, MAX_RENDERED_BYTES // largest)
     for start in range(0, len(images), num_at_once):
-        rendered = _render_rows(images, plan, np.arange(start, min(start + num_at_once, len(images))))
+        rendered = render_rows(images, plan, np.arange(start, min(start + num_at_once, len(images))))
         calls.decoder_names += rendered.decoder_names
         yield from rendered.images
 
@@ -332,46 +326,200 @@ def render_some(images: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> t
     """Render only these rows: the pixels of the other images must not depend on them."""
     if not rows.size:
         return images, plan
-    pictures, images = _render_rows_as_pictures(images, plan, rows), list(images)
+    pictures, images = render_rows_as_pictures(images, plan, rows), list(images)
     for row, picture in zip(rows.tolist(), pictures, strict=True):
         images[row] = picture
     return images, plan.restart(rows)
 
 
-def render_alike(images: list[Any], others: Sequence[Picture]) -> list[Any]:
-    """Return images as pictures, rendered by the same plans as other pictures.
+def count_crops(transform: Callable[[Any], Any] | None) -> int | None:
+    """Return the number of results of each image, or None for a transform that is not a MultiCrop."""
+    return len(transform.transforms) if isinstance(transform, MultiCrop) else None
 
-    Images whose plan was the same object are rendered together.
+
+def is_builtin(transform: Callable[[Any], Any] | None) -> bool:
+    """Return whether a transform runs only shardio's code, as None does. Subclasses elsewhere may run other code."""
+    if isinstance(transform, Combination) and _is_ours(transform):
+        return all(map(is_builtin, transform.transforms))
+    return transform is None or _is_ours(transform)
+
+
+def others_in(transform: Callable[[Any], Any] | None) -> list[Callable[[Any], Any]]:
+    """Return the transforms that are not shardio's own, in the order of their calls, including nested ones."""
+    return [step for each in _crops_of(transform) for step in _steps(each) if not _is_ours(step)]
+
+
+def field_kinds_of(transform: Callable[[Any], Any] | None) -> dict[str, FieldKind]:
+    """Return the kind of each field that a dataset's transform changes; empty if it transforms only the image.
+
+    Raises:
+        TypeError: If crop plans cannot express some of the steps, because these would transform only an image.
     """
-    images = list(images)
-    for step in range(max((len(other.history) for other in others), default=0)):
-        rows_by_plan = defaultdict[int, list[int]](list)
-        for row, other in enumerate(others):
-            if step < len(other.history):
-                rows_by_plan[id(other.history[step].plan)].append(row)
-        for rows in rows_by_plan.values():
-            steps = [others[row].history[step] for row in rows]
-            plan = steps[0].plan.take(np.array([each.row for each in steps]))
+    if not isinstance(transform, Compose) or transform.fields is None:
+        return {}
+    steps = (step for step, _ in _steps_with_keys(transform, np.zeros(1, np.uint64)))
+    other = next((step for step in steps if _kind_of(step) not in ("geometry", "pixels")), None)
+    if other is not None:
+        raise TypeError(
+            f"a Compose with fields consists of shardio's own transforms, but {other!r} would transform only the "
+            "image: leave it out, or transform the sample in the dataset's transform_sample= instead, without fields"
+        )
+    return transform.fields
+
+
+def _is_ours(step: Any) -> bool:
+    module = getattr(step if isinstance(step, FunctionType) else type(step), "__module__", "")
+    return module.partition(".")[0] == __name__.partition(".")[0]
+
+
+def refuse_pillow(transform: Callable[[Any], Any] | None) -> None:
+    """Raise TypeError if the first transform is one of shardio's, which do not accept Pillow images."""
+    for step in [next(_steps(each), None) for each in _crops_of(transform)]:
+        if not isinstance(step, Transform):
+            continue
+        raise TypeError(
+            f"{step!r} takes uint8 [height, width, 3] arrays, but decode='pil' gives it Pillow images: "
+            "use decode='array', the default, or transforms that accept Pillow images"
+        )
+
+
+def _crops_of(transform: Callable[[Any], Any] | None) -> Sequence[Any]:
+    return transform.transforms if isinstance(transform, MultiCrop) else [transform]
+
+
+def _steps(transform: Any) -> Iterator[Callable[[Any], Any]]:
+    if (inner := parts_of(transform)) is not None:
+        for each in inner:
+            yield from _steps(each)
+    elif transform is not None:
+        yield transform
+
+
+def apply_transform(transform: Callable[[Any], Any], images: Sequence[Any], rng_keys: Words) -> list[Any]:
+    """Transform n images, each with its own rng key. Arguments and errors are as in :func:`plan_transform`."""
+    return render_all(*plan_transform(transform, images, rng_keys))
+
+
+def plan_crops(
+    transform: Callable[[Any], Any] | None, images: Sequence[Any], rng_keys: Words, calls: Calls | None = None
+) -> list[tuple[list[Any], CropPlan | None]]:
+    """Draw the parameters of a dataset's transform for n images.
+
+    Arguments, errors and results are as in :func:`plan_transform`, with one result for each crop of a MultiCrop.
+    """
+    if not isinstance(transform, MultiCrop):
+        return [plan_transform(transform, images, rng_keys, calls)]
+    keys = [keys_of_inner(rng_keys, i) for i in range(len(transform.transforms))]
+    return [plan_transform(each, images, own, calls) for each, own in zip(transform.transforms, keys, strict=True)]
+
+
+def plan_transform(
+    transform: Callable[[Any], Any] | None, images: Sequence[Any], rng_keys: Words, calls: Calls | None = None
+) -> tuple[list[Any], CropPlan | None]:
+    """Draw a transform's parameters for n images, and render only the images whose pixels it needs.
+
+    Args:
+        transform: One of shardio's transforms, any other callable, or None.
+        images: Pictures, uint8 [height, width, 3] arrays, or any objects that other callables accept.
+        rng_keys: uint64 [n], one rng key for each image. Each transform of a Compose derives its own keys.
+        calls: Calls the other callables. By default, it leaves their random generators as they are.
+
+    Returns:
+        The images and the plan that renders them; None instead of a plan if the images are finished.
+
+    Raises:
+        DecodeError: If a picture must be rendered and cannot be decoded.
+    """
+    images, calls = list(images), calls or Calls()
+    num_known = len(calls.decoder_names)
+    plan = CropPlan.whole(sizes_of(images)) if images and isinstance(images[0], Picture) else None
+    steps = _steps_with_keys(transform, rng_keys)
+    for kind, group in groupby(steps, key=lambda step_and_keys: _kind_of(step_and_keys[0])):
+        if kind == "other":
+            callables, keys = zip(*group, strict=True)
+            # Rendered one after the other: whole images are large, but a callable's results may be small.
+            images, plan = calls.call(callables, render_each(images, plan, calls), keys[0]), None
+            continue
+        for step, step_keys in group:
+            if kind == "geometry":
+                images, plan = _extend(step, *_begin(step, images, plan, calls.decoder_names[num_known:]), step_keys)
+            elif kind == "pixels":
+                images, plan = _begin(step, images, plan, calls.decoder_names[num_known:])
+                plan = plan.edit(draw_operations(step, plan.output_size, step_keys))
+            elif kind == "choice":
+                images, plan = _apply_chosen(step, list(render_each(images, plan, calls)), step_keys, calls), None
+            else:
+                images, plan = _apply(step, list(render_each(images, plan, calls)), step_keys), None
+    return images, plan
+
+
+def _kind_of(step: Callable[[Any], Any]) -> Literal["geometry", "pixels", "choice", "transform", "other"]:
+    if isinstance(step, Geometry) and step.is_planned:
+        return "geometry"
+    if consists_of_operations(step):
+        return "pixels"
+    if isinstance(step, Choice):
+        return "choice"
+    return "transform" if isinstance(step, Transform) else "other"
+
+
+def _extend(step: Any, images: list[Any], plan: CropPlan, step_keys: Words) -> tuple[list[Any], CropPlan | None]:
+    if plan.operations is not None:
+        images = render_rows_as_pictures(images, plan, np.arange(len(images)))
+        plan = CropPlan.whole(sizes_of(images))
+    parameters = step.draw(plan.output_size, step_keys)
+    images, plan = render_some(images, plan, np.flatnonzero(step.needs_pixels(plan, parameters)))
+    return images, step.extend(plan, parameters)
+
+
+def _begin(
+    step: Any, images: list[Any], plan: CropPlan | None, decoder_names: Sequence[DecoderName]
+) -> tuple[list[Any], CropPlan]:
+    """Return images and their plan, by default a plan that leaves the images as they are.
+
+    ``decoder_names`` has fewer than n names if the decoders are unknown.
+    """
+    if plan is not None:
+        return images, plan
+    arrays = [as_pixels(step, image) for image in images]
+    is_known = len(decoder_names) >= len(arrays)
+    pictures = list(map(DecodedPicture, arrays, *[decoder_names] * is_known))
+    return list(pictures), CropPlan.whole(sizes_of(pictures))
+
+
+def _apply(step: Any, images: list[Any], step_keys: Words) -> list[Any]:
+    arrays = [step.as_input(image) for image in images]
+    sizes = np.array([array.shape[:2] for array in arrays], dtype=np.int64).reshape(-1, 2)
+    parameters = step.draw(sizes, step_keys)
+    return [step.apply(array, row) for array, row in zip(arrays, parameters, strict=True)]
+
+
+def _apply_chosen(choice: Any, images: list[Any], rng_keys: Words, calls: Calls) -> list[Any]:
+    numbers = choice.choose(rng_keys)
+    for chosen in numbers.T:
+        for number, transform in enumerate(choice.transforms):
+            rows = np.flatnonzero(chosen == number)
+            if not rows.size:
+                continue
+            keys = keys_of_inner(rng_keys, number)[rows]
             try:
-                pictures = render_pictures([images[row] for row in rows], plan)
+                changed = render_all(*plan_transform(transform, [images[row] for row in rows], keys, calls))
             except DecodeError as error:
-                raise DecodeError(rows[error.row], str(error)) from error
-            for row, picture in zip(rows, pictures, strict=True):
-                images[row] = picture
+                raise DecodeError(int(rows[error.row]), str(error)) from error
+            except BaseException:  # User code may raise anything. Its row in this group becomes its row in the chunk.
+                if calls.failed_row is not None:
+                    calls.failed_row = int(rows[calls.failed_row])
+                raise
+            for row, image in zip(rows.tolist(), changed, strict=True):
+                images[row] = image
     return images
 
 
-def _render_rows_as_pictures(images: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> list[Any]:
-    rendered = _render_rows(images, plan, rows)
-    return [
-        DecodedPicture(pixels, decoder_name, (*images[row].history, PlanRow(plan, row)))
-        for row, pixels, decoder_name in zip(rows.tolist(), rendered.images, rendered.decoder_names, strict=True)
-    ]
-
-
-def _render_rows(pictures: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> RenderedImages:
-    """Render these rows of a chunk. An error names the row in the chunk."""
-    try:
-        return render_chunk([pictures[row] for row in rows], plan.take(rows))
-    except DecodeError as error:
-        raise DecodeError(int(rows[error.row]), str(error)) from error
+def _steps_with_keys(transform: Any, rng_keys: Words) -> Iterator[tuple[Callable[[Any], Any], Words]]:
+    """Yield the transforms of nested sequences, each with its own rng keys. A choice counts as one transform."""
+    if (inner := inner_steps(transform)) is not None:
+        for index, each in enumerate(inner):
+            yield from _steps_with_keys(each, keys_of_inner(rng_keys, index))
+    elif transform is not None:
+        check_transform(transform)
+        yield transform, rng_keys

@@ -11,26 +11,37 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Sequence
 from numbers import Real
-from typing import Any, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.images import Boxes, CropPlan, DecodeError, Operations, Pixels, Resampling, Sizes, make_operations
 from shardio.images.kernel.compiled import operation_records as codes
-from shardio.order import Words, random_words, to_unit
+from shardio.order import Words
 from shardio.transforms.compose import Compose, MultiCrop
 from shardio.transforms.transform import (
-    Fill,
+    Bounds,
     Geometry,
-    check_fill,
-    check_interpolation,
+    between,
     check_probability,
     draw_chance,
     draw_units,
     to_integers,
 )
 from shardio.values import check_choice, check_optional_integer
+
+__all__ = ["CenterCrop", "CornerCrop", "FiveCrop", "Pad", "RandomCrop", "RandomHorizontalFlip", "RandomResizedCrop"]
+__all__ += ["RandomVerticalFlip", "Resize"]
+
+Fill = float | Sequence[float] | None
+"""One number for all colours, or three; None for black."""
+
+Colour = tuple[int, int, int]
+"""Red, green and blue."""
+
+INTERPOLATIONS = {"nearest": codes.NEAREST, "bilinear": codes.BILINEAR, "bicubic": codes.BICUBIC}
+"""The numbers of interpolations by their names."""
 
 Interpolation = Literal["bilinear", "bicubic"]
 
@@ -43,18 +54,26 @@ NUM_TRIES = 10
 
 
 class _Resizing(Geometry):
-    interpolation: Interpolation
-    antialias: bool
+    unshown: ClassVar[dict[str, object]] = {"interpolation": "bilinear", "max_size": None}
+    unaveraged: Resampling = "bilinear"
+    """The way to resize without antialiasing."""
+
+    def __init__(self, interpolation: object, antialias: bool) -> None:
+        self.interpolation = check_interpolation(interpolation)
+        if self.interpolation not in get_args(Interpolation):
+            raise ValueError(f"interpolation must be 'bilinear' or 'bicubic', got {interpolation!r}")
+        if self.interpolation == "bicubic" and not antialias:
+            raise ValueError("interpolation='bicubic' requires antialias=True")
+        self.antialias = antialias
 
     @property
     def _resampling(self) -> Resampling:
         if not self.antialias:
-            return "bilinear"
+            return self.unaveraged
         return "antialiased bicubic" if self.interpolation == "bicubic" else "antialiased bilinear"
 
-    def _show_resampling(self) -> str:
-        shown = f"antialias={self.antialias}"
-        return shown if self.interpolation == "bilinear" else f"interpolation={self.interpolation!r}, {shown}"
+    def needs_pixels(self, plan: CropPlan, parameters: NDArray[Any]) -> NDArray[np.bool_]:
+        return plan.is_final
 
 
 class RandomResizedCrop(_Resizing):
@@ -76,32 +95,20 @@ class RandomResizedCrop(_Resizing):
         interpolation: object = "bilinear",
         antialias: bool = False,
     ) -> None:
-        if not (are_in_order(scale) and scale[1] <= 1):
-            raise ValueError(f"scale must be (low, high) with 0 < low <= high <= 1, got {scale!r}")
-        if not are_in_order(ratio):
-            raise ValueError(f"ratio must be (low, high) with 0 < low <= high, got {ratio!r}")
-        self.size, self.scale, self.ratio = pair(size), scale, ratio
-        self.interpolation, self.antialias = _check_interpolation(interpolation, antialias=antialias), antialias
+        self.scale, self.ratio = check_part(scale, ratio)
+        self.size = pair(size)
+        super().__init__(interpolation, antialias)
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Boxes:
         """Return the crops as int64 [n, 4]: top, left, height, width."""
-        unit = to_unit(random_words(rng_keys[:, None], np.arange(2 * NUM_TRIES + 2, dtype=np.uint64)))  # [n, words]
-        height, width = sizes[:, :1], sizes[:, 1:]  # [n, 1], against [n, tries] below
-        area = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * unit[:, :NUM_TRIES])
+        unit = draw_units(rng_keys, 2 * NUM_TRIES + 2)
         low, high = np.log(self.ratio)
-        ratio = np.exp(low + (high - low) * unit[:, NUM_TRIES : 2 * NUM_TRIES])
-        crop_width = np.rint(np.sqrt(area * ratio)).astype(np.int64)
-        crop_height = np.rint(np.sqrt(area / ratio)).astype(np.int64)
-
-        fits = (crop_width > 0) & (crop_width <= width) & (crop_height > 0) & (crop_height <= height)
-        rows, first = np.arange(len(sizes)), np.argmax(fits, axis=1)
-        crop = np.stack([crop_height[rows, first], crop_width[rows, first]], axis=1)  # [n, 2]
-        corner = np.floor(unit[:, -2:] * (sizes - crop + 1)).astype(np.int64)
+        widths, heights = draw_sides(sizes, unit, self.scale, (low, high))
+        fits: NDArray[np.bool_] = (widths > 0) & (widths <= sizes[:, 1:]) & (heights > 0) & (heights <= sizes[:, :1])
+        crop = take_first(fits, heights, widths)
+        corner = to_integers(unit[:, -2:], sizes - crop + 1)
         central = self._central_crop(sizes)
-        return np.where(fits.any(axis=1)[:, None], np.concatenate([corner, crop], axis=1), central)
-
-    def needs_pixels(self, plan: CropPlan, parameters: Boxes) -> NDArray[np.bool_]:
-        return plan.is_final
+        return np.where(fits.any(axis=1, keepdims=True), np.concatenate([corner, crop], axis=1), central)
 
     def extend(self, plan: CropPlan, parameters: Boxes) -> CropPlan:
         sizes = np.broadcast_to(np.array(self.size, dtype=np.int64), (len(parameters), 2))
@@ -114,9 +121,6 @@ class RandomResizedCrop(_Resizing):
         crop_height = np.minimum(height, np.rint(width / self.ratio[0]).astype(np.int64))
         crop = np.maximum(np.stack([crop_height, crop_width], axis=1), 1)
         return np.concatenate([(sizes - crop) // 2, crop], axis=1)
-
-    def __repr__(self) -> str:
-        return f"RandomResizedCrop(size={self.size}, scale={self.scale}, ratio={self.ratio}, {self._show_resampling()})"
 
 
 class Resize(_Resizing):
@@ -148,7 +152,7 @@ class Resize(_Resizing):
             raise ValueError(f"max_size applies only to a size of one number, got size={self.size}")
         if self.max_size is not None and self.size is not None and self.max_size <= self.size:  # type: ignore[operator]
             raise ValueError(f"max_size must be greater than size, got max_size={max_size} and size={self.size}")
-        self.interpolation, self.antialias = _check_interpolation(interpolation, antialias=antialias), antialias
+        super().__init__(interpolation, antialias)
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Sizes:
         """Return the new sizes as int64 [n, 2]: height, width."""
@@ -165,27 +169,34 @@ class Resize(_Resizing):
         new_sizes: Sizes = np.where(sizes == shorter, np.maximum(new_shorter, 1), new_longer)
         return new_sizes
 
-    def needs_pixels(self, plan: CropPlan, parameters: Sizes) -> NDArray[np.bool_]:
-        return plan.is_final
-
     def extend(self, plan: CropPlan, parameters: Sizes) -> CropPlan:
         return plan.resize(parameters, self._resampling)
 
+
+class _Plain(_Resizing):
+    unaveraged = "plain bilinear"
+
     def __repr__(self) -> str:
-        max_size = "" if self.max_size is None else f"max_size={self.max_size}, "
-        return f"Resize(size={self.size}, {max_size}{self._show_resampling()})"
+        return super().__repr__().removeprefix("Plain")
 
 
-def _check_interpolation(interpolation: object, *, antialias: bool) -> Interpolation:
-    name = check_interpolation(interpolation)
-    if name not in get_args(Interpolation):
-        raise ValueError(f"interpolation must be 'bilinear' or 'bicubic', got {interpolation!r}")
-    if name == "bicubic" and not antialias:
-        raise ValueError("interpolation='bicubic' requires antialias=True")
-    return cast(Interpolation, name)
+class PlainRandomResizedCrop(_Plain, RandomResizedCrop):
+    """A RandomResizedCrop that never averages, however much it shrinks: OpenCV's INTER_LINEAR."""
 
 
-class CenterCrop(Geometry):
+class PlainResize(_Plain, Resize):
+    """A Resize that never averages, however much it shrinks: OpenCV's INTER_LINEAR."""
+
+
+class _Cropping(Geometry):
+    def needs_pixels(self, plan: CropPlan, parameters: Boxes) -> NDArray[np.bool_]:
+        return plan.pads(parameters)
+
+    def extend(self, plan: CropPlan, parameters: Boxes) -> CropPlan:
+        return plan.crop(parameters)
+
+
+class CenterCrop(_Cropping):
     """Crop the image's centre.
 
     Args:
@@ -203,23 +214,8 @@ class CenterCrop(Geometry):
         corner = np.rint((np.maximum(sizes, size) - size) / 2).astype(np.int64) - missing // 2
         return np.concatenate([corner, np.broadcast_to(size, sizes.shape)], axis=1)
 
-    def needs_pixels(self, plan: CropPlan, parameters: Boxes) -> NDArray[np.bool_]:
-        return plan.pads(parameters)
-
-    def extend(self, plan: CropPlan, parameters: Boxes) -> CropPlan:
-        return plan.crop(parameters)
-
-    def __repr__(self) -> str:
-        return f"CenterCrop(size={self.size})"
-
 
 class _RandomFlip(Geometry):
-    """A flip of some images.
-
-    Args:
-        p: The probability that an image is flipped.
-    """
-
     def __init__(self, p: float = 0.5) -> None:
         self.p = check_probability(p)
 
@@ -228,9 +224,6 @@ class _RandomFlip(Geometry):
 
     def needs_pixels(self, plan: CropPlan, parameters: NDArray[np.bool_]) -> NDArray[np.bool_]:
         return np.zeros_like(parameters)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(p={self.p})"
 
 
 class RandomHorizontalFlip(_RandomFlip):
@@ -247,7 +240,7 @@ class RandomVerticalFlip(_RandomFlip):
         return plan.mirror_vertically(parameters)
 
 
-class _Padding(Geometry):
+class _Padding(_Cropping):
     """A transform that may show pixels beyond an image's border. :class:`Pad` describes its arguments."""
 
     def __init__(self, fill: Fill, padding_mode: PaddingMode) -> None:
@@ -258,11 +251,8 @@ class _Padding(Geometry):
     def is_planned(self) -> bool:
         return self.padding_mode == "constant" and type(self).apply is _Padding.apply
 
-    def needs_pixels(self, plan: CropPlan, parameters: Boxes) -> NDArray[np.bool_]:
-        return plan.pads(parameters)
-
     def extend(self, plan: CropPlan, parameters: Boxes) -> CropPlan:
-        extended = plan.crop(parameters)
+        extended = super().extend(plan, parameters)
         if not any(self._colour):
             return extended
         return extended.edit(_paint_outside(parameters, plan.output_size, self._colour))
@@ -276,9 +266,6 @@ class _Padding(Geometry):
         padded = np.pad(image, (*zip(before, after, strict=True), (0, 0)), mode=self.padding_mode)
         top, left = corner + before
         return np.ascontiguousarray(padded[top : top + size[0], left : left + size[1]])
-
-    def _show_padding(self) -> str:
-        return f"fill={self.fill}, padding_mode={self.padding_mode!r}"
 
 
 class Pad(_Padding):
@@ -301,9 +288,6 @@ class Pad(_Padding):
         left, top, right, bottom = self.padding
         corners = np.broadcast_to(np.array([-top, -left], dtype=np.int64), sizes.shape)
         return np.concatenate([corners, sizes + np.array([top + bottom, left + right])], axis=1)
-
-    def __repr__(self) -> str:
-        return f"Pad(padding={self.padding}, {self._show_padding()})"
 
 
 class RandomCrop(_Padding):
@@ -348,12 +332,16 @@ class RandomCrop(_Padding):
         corner = to_integers(draw_units(rng_keys, 2), padded - crop + 1) - before
         return np.concatenate([corner, np.broadcast_to(crop, sizes.shape)], axis=1)
 
-    def __repr__(self) -> str:
-        shown = f"size={self.size}, padding={self.padding}, pad_if_needed={self.pad_if_needed}"
-        return f"RandomCrop({shown}, {self._show_padding()})"
+    @classmethod
+    def from_torchvision(cls, theirs: Any) -> RandomCrop:
+        padding = theirs.padding
+        if padding is not None and ".v2." in type(theirs).__module__:
+            left, right, top, bottom = padding  # v2 stores them in another order than it takes them.
+            padding = left, top, right, bottom
+        return cls(theirs.size, padding, theirs.pad_if_needed, theirs.fill, theirs.padding_mode)
 
 
-class CornerCrop(Geometry):
+class CornerCrop(_Cropping):
     """Crop a corner of the image.
 
     Args:
@@ -374,15 +362,6 @@ class CornerCrop(Geometry):
         is_last = np.array([self.corner.startswith("bottom"), self.corner.endswith("right")])
         crop = np.broadcast_to(np.array(self.size, dtype=np.int64), sizes.shape)
         return np.concatenate([np.where(is_last, sizes - crop, 0), crop], axis=1)
-
-    def needs_pixels(self, plan: CropPlan, parameters: Boxes) -> NDArray[np.bool_]:
-        return plan.pads(parameters)
-
-    def extend(self, plan: CropPlan, parameters: Boxes) -> CropPlan:
-        return plan.crop(parameters)
-
-    def __repr__(self) -> str:
-        return f"CornerCrop(size={self.size}, corner={self.corner!r})"
 
 
 class FiveCrop(MultiCrop):
@@ -431,6 +410,57 @@ def are_in_order(bounds: object) -> bool:
     return False
 
 
+def check_part(scale: Bounds, ratio: Bounds) -> tuple[Bounds, Bounds]:
+    """Return the bounds of a part's share of the area and of the ratio of its sides, or raise ValueError."""
+    if not (are_in_order(scale) and scale[1] <= 1):
+        raise ValueError(f"scale must be (low, high) with 0 < low <= high <= 1, got {scale!r}")
+    if not are_in_order(ratio):
+        raise ValueError(f"ratio must be (low, high) with 0 < low <= high, got {ratio!r}")
+    return (scale[0], scale[1]), (ratio[0], ratio[1])
+
+
+def draw_sides(
+    sizes: Sizes, unit: NDArray[np.float64], scale: Bounds, log_ratio: Bounds
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the sides of random parts of n images, first the one that grows with the ratio, int64 [n, NUM_TRIES] each.
+
+    Args:
+        sizes: int64 [n, 2].
+        unit: float64 [n, 2 * NUM_TRIES or more], numbers from 0 to below 1.
+        scale: The bounds of a part's share of the image's area.
+        log_ratio: The bounds of the logarithm of the ratio of its sides.
+    """
+    area = sizes.prod(axis=1)[:, None] * between(scale, unit[:, :NUM_TRIES])
+    ratio = np.exp(between(log_ratio, unit[:, NUM_TRIES : 2 * NUM_TRIES]))
+    grows, shrinks = (np.rint(np.sqrt(side)).astype(np.int64) for side in (area * ratio, area / ratio))
+    return grows, shrinks
+
+
+def take_first(fits: NDArray[np.bool_], heights: NDArray[np.int64], widths: NDArray[np.int64]) -> Sizes:
+    """Return the first sides that fit, int64 [n, 2]: height, width. Those of an image without any are arbitrary."""
+    rows, first = np.arange(len(fits)), np.argmax(fits, axis=1)
+    return np.stack([heights[rows, first], widths[rows, first]], axis=1)
+
+
+def check_fill(name: str, fill: Fill) -> Colour:
+    """Return a colour as red, green and blue, or raise ValueError."""
+    values = [0.0] * 3 if fill is None else [float(fill)] * 3 if isinstance(fill, int | float) else list(fill)
+    values = values * 3 if len(values) == 1 else values
+    if len(values) != 3 or not all(0 <= value <= 255 for value in values):
+        raise ValueError(f"{name} must be a number from 0 to 255 or three of them, got {fill!r}")
+    red, green, blue = map(int, values)
+    return red, green, blue
+
+
+def check_interpolation(interpolation: object) -> str:
+    """Return the name of an interpolation, which may be a torchvision or Pillow constant, or raise ValueError."""
+    value = getattr(interpolation, "value", interpolation)
+    for name, number in INTERPOLATIONS.items():
+        if value in (name, number):
+            return name
+    raise ValueError(f"interpolation must be 'nearest', 'bilinear' or 'bicubic', got {interpolation!r}")
+
+
 def _check_padding(padding: int | Sequence[int]) -> tuple[int, int, int, int]:
     given = [padding] if isinstance(padding, int) else list(padding)
     sides = {1: given * 4, 2: given * 2, 4: given}.get(len(given))
@@ -462,9 +492,3 @@ def _paint_outside(boxes: Boxes, sizes: Sizes, colour: tuple[int, int, int]) -> 
         (0, right, height, width - right),
     ]
     return np.concatenate([make_operations(len(boxes), codes.ERASE, *part, *colour) for part in parts], axis=1)
-
-
-GEOMETRIES: frozenset[type] = frozenset(
-    {CenterCrop, CornerCrop, Pad, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip, Resize}
-)
-"""The transforms of this module."""

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardio.transforms.automatic import RandAugment, TrivialAugmentWide
-from shardio.transforms.colours import ColorJitter, GaussianBlur, RandomErasing, RandomGrayscale, RandomSolarize
 from shardio.transforms.compose import Compose, MultiCrop, RandomApply
 from shardio.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from shardio.transforms.pixels import ColorJitter, GaussianBlur, RandomErasing, RandomGrayscale, RandomSolarize
 
 IMAGENET_MEAN = (124, 116, 104)
 """The mean colour of ImageNet, rounded: 255 × (0.485, 0.456, 0.406)."""
@@ -107,14 +107,8 @@ def cifar_eval(size: int = 32) -> Compose:
 
 
 RECIPES: dict[str, Callable[[int], Compose | MultiCrop]] = {
-    "imagenet_train": imagenet_train,
-    "imagenet_eval": imagenet_eval,
-    "trivial_augment": trivial_augment,
-    "randaugment": randaugment,
-    "simclr": simclr,
-    "dino": dino,
-    "cifar": cifar,
-    "cifar_eval": cifar_eval,
+    recipe.__name__: recipe
+    for recipe in (imagenet_train, imagenet_eval, trivial_augment, randaugment, simclr, dino, cifar, cifar_eval)
 }
 """The pipelines by their names on the command line. Each takes the size of its images."""
 

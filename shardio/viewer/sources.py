@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError, SampleError
 from shardio.images import IMAGE_FIELDS, IMAGE_FORMATS, Picture, Pixels, use_one_thread
-from shardio.images.jpeg.regions import Box
-from shardio.images.rendering import SCALES
+from shardio.images.crop_plan import SCALES
+from shardio.images.jpeg import Box
 from shardio.process import count_processors, let_through
 from shardio.reading import SampleReader
 from shardio.shards import LABEL_FIELD, MANIFEST_NAME, open_table

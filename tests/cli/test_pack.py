@@ -22,8 +22,7 @@ from shardio import DataLoader, ImageFolder, ShardDataset
 from shardio.cli.options import parse_size_option, read_classes
 from shardio.errors import PackError
 from shardio.images import decode_image, find_clipped_type, open_image
-from shardio.images.jpeg import has_tiles
-from shardio.images.jpeg.regions import Box
+from shardio.images.jpeg import Box, has_tiles
 from shardio.images.tiling import tile_jpeg, untile_jpeg
 from shardio.packing import PackOptions, packer
 from shardio.packing.packer import PackPlan, make_plan

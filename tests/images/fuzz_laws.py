@@ -14,12 +14,11 @@ import simplejpeg
 from PIL import Image
 
 from shardio.images import JpegPicture, Orientation, Picture, open_image
+from shardio.images.jpeg import Box
 from shardio.images.jpeg.head import read_head
-from shardio.images.jpeg.regions import Box
 from shardio.images.jpeg.tile_table import read_tiles
 from shardio.images.tiling import NotTileable, tile_jpeg
-from tests.images.by_kernel import render_parts
-from tests.images.crop_laws import SCALES, full_decode, part, scaled_size
+from tests.images.crop_laws import SCALES, full_decode, part, render_parts, scaled_size
 from tests.images.jpeg_files import scan_start
 from tests.images.mutations import Original, Originals, mutate
 from tests.images.pictures import TURNS, Array, read_by_pillow

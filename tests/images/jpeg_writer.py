@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,82 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from tests.images.jpeg_tables import CHROMA, DEEP, FLAT, LUMA, STANDARD, ZIGZAG, HuffmanTable
+ZIGZAG = sorted(range(64), key=lambda i: (i // 8 + i % 8, (i // 8 if (i // 8 + i % 8) % 2 else i % 8)))
+"""The indices of the coefficients, row * 8 + column, in zigzag order (figure A.6)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HuffmanTable:
+    """The number of codes of 1 to 16 bits, and the symbols in the order of their codes (T.81, C.1)."""
+
+    counts: bytes
+    symbols: bytes
+
+    def codes(self) -> dict[int, tuple[int, int]]:
+        codes: dict[int, tuple[int, int]] = {}
+        code = 0
+        symbols = iter(self.symbols)
+        for num_bits, count in enumerate(self.counts, start=1):
+            for _ in range(count):
+                codes[next(symbols)] = (code, num_bits)
+                code += 1
+            code *= 2
+        return codes
+
+    @staticmethod
+    def from_counts(counts: Mapping[int, int]) -> HuffmanTable:
+        """Build the best table for symbols that occur so often (T.81 K.2)."""
+        # The symbol 256 gets the code of all ones, which no table may contain.
+        frequency = {**counts, 256: 1}
+        num_bits = dict.fromkeys(frequency, 0)
+        groups = {symbol: [symbol] for symbol in frequency}
+        while len(frequency) > 1:
+            first, second = sorted(frequency, key=lambda symbol: (frequency[symbol], -symbol))[:2]
+            frequency[first] += frequency.pop(second)
+            groups[first] += groups.pop(second)
+            for symbol in groups[first]:
+                num_bits[symbol] += 1
+        bits = Counter(num_bits.values())
+        for length in range(max(bits), 16, -1):  # figure K.3
+            while bits[length] > 0:
+                shorter = next(n for n in range(length - 2, 0, -1) if bits[n])
+                bits[length] -= 2
+                bits[length - 1] += 1
+                bits[shorter + 1] += 2
+                bits[shorter] -= 1
+        bits[max(n for n in bits if bits[n])] -= 1
+        symbols = sorted(counts, key=lambda symbol: (num_bits[symbol], symbol))
+        return HuffmanTable(counts=bytes(bits[n] for n in range(1, 17)), symbols=bytes(symbols))
+
+
+DC_SYMBOLS = range(12)
+AC_SYMBOLS = [0x00, 0xF0, *(run << 4 | size for run in range(16) for size in range(1, 11))]
+DEEP = {
+    0: HuffmanTable.from_counts({symbol: 2**symbol for symbol in DC_SYMBOLS}),
+    1: HuffmanTable.from_counts({symbol: 2**i for i, symbol in enumerate(AC_SYMBOLS)}),
+}
+"""Wasteful tables: the most common symbols have the longest codes, up to 16 bits."""
+FLAT = {
+    0: HuffmanTable.from_counts(dict.fromkeys(DC_SYMBOLS, 1)),
+    1: HuffmanTable.from_counts(dict.fromkeys(AC_SYMBOLS, 1)),
+}
+
+
+def _read_standard_tables() -> tuple[dict[int, list[int]], dict[tuple[int, bool], HuffmanTable]]:
+    """Return the tables of Annex K from a file of libjpeg: quantisation (K.1 and K.2), and Huffman (K.3 to K.6)."""
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "JPEG", quality=50)
+    content, start, huffman = file.getvalue(), 0, {}
+    while (start := content.find(b"\xff\xc4", start)) >= 0:
+        key, counts = content[start + 4], content[start + 5 : start + 21]
+        symbols = content[start + 21 : start + 21 + sum(counts)]
+        huffman[key >> 4, bool(key & 15)] = HuffmanTable(counts=counts, symbols=symbols)
+        start += 21
+    quantisation: dict[int, list[int]] = Image.open(file).quantization  # type: ignore[attr-defined]  # of JPEG images
+    return quantisation, huffman
+
+
+QUANTISATION, STANDARD = _read_standard_tables()
 
 Array = NDArray[np.uint8]
 TableKey = tuple[int, int]
@@ -142,7 +218,7 @@ def _quantisation(options: JpegOptions) -> dict[int, Sequence[int]]:
     scale = 5000 // options.quality if options.quality < 50 else 200 - 2 * options.quality
     tables: dict[int, Sequence[int]] = {}
     for number in options.quantisation_ids[: len(options.factors)]:
-        base = np.array((LUMA if number == options.quantisation_ids[0] else CHROMA).split(), np.int64)
+        base = np.array(QUANTISATION[number != options.quantisation_ids[0]], np.int64)
         scaled = np.clip((base * scale + 50) // 100, 1, 32767 if options.wide_quantisation else 255)
         tables[number] = options.quantisation.get(number, scaled.tolist())
     return tables

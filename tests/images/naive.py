@@ -12,7 +12,7 @@ from PIL import Image
 
 from shardio.images import Resampling, crop_plan
 from shardio.images.crop_plan import is_opencv_equal
-from shardio.images.jpeg.regions import Box
+from shardio.images.jpeg import Box
 from shardio.order import derive_rng_key
 from shardio.transforms import (
     CenterCrop,

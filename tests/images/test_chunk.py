@@ -5,7 +5,6 @@ They are those of the plan's transforms, applied one after another to whole arra
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 from collections.abc import Callable
 from typing import Any, get_args
@@ -23,9 +22,8 @@ from shardio.images import (
     Resampling,
     open_image,
     render_chunk,
-    rendering,
 )
-from shardio.images.jpeg.regions import Box
+from shardio.images.jpeg import Box
 from shardio.images.tiling import tile_jpeg
 from shardio.transforms import (
     CenterCrop,
@@ -98,7 +96,7 @@ def test_random_plans_give_the_pixels_of_cropped_resized_and_cropped_arrays(resa
 @pytest.fixture
 def _small_boxes_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let boxes of eight by eight pixels be too large to be averaged."""
-    monkeypatch.setattr(rendering, "MAX_AVERAGED_PIXELS", 63)
+    monkeypatch.setattr("shardio.images.crop_plan.MAX_AVERAGED_PIXELS", 63)
 
 
 def _scale_of(box: Box, size: tuple[int, int]) -> int:
@@ -340,42 +338,6 @@ def test_plans_of_whole_images_and_of_none() -> None:
     none = CropPlan.whole(np.zeros((0, 2), np.int64))
     assert render_chunk([], none).images == []
     assert none.crop(np.zeros((0, 4), np.int64)).mirror(np.zeros(0, np.bool_)).output_size.shape == (0, 2)
-
-
-def test_cropping_mirroring_or_resizing_returns_a_new_plan() -> None:
-    plan = CropPlan.whole(np.array([[10, 20]]))
-    plan.crop(np.array([[1, 2, 3, 4]]))
-    plan.mirror(np.array([True]))
-    plan.resize(np.array([[5, 5]]), "antialiased bilinear")
-    assert (plan.window.tolist(), plan.flip.tolist(), plan.resampling) == ([[0, 0, 10, 20]], [False], "bilinear")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        plan.resampling = "antialiased bilinear"  # type: ignore[misc]  # The plan must be frozen.
-
-
-@pytest.mark.parametrize(
-    ("size", "window", "can_resize"),
-    [
-        ((5, 6), Box(0, 0, 5, 6), True),
-        ((5, 6), Box(1, 1, 2, 2), True),
-        ((5, 7), Box(0, 0, 5, 7), False),
-        ((5, 6), Box(-1, 0, 5, 6), False),
-        ((5, 6), Box(0, -1, 5, 6), False),
-        ((5, 6), Box(1, 0, 5, 6), False),
-        ((5, 6), Box(0, 1, 5, 6), False),
-    ],
-)
-def test_a_plan_can_resize_unless_it_has_resized_or_padded(
-    size: tuple[int, int], window: Box, can_resize: bool
-) -> None:
-    plan = _plan([Box(1, 2, 5, 6)], [size], windows=[window], flips=[window.top == 1])
-    assert plan.is_final.tolist() == [not can_resize]
-    if can_resize:
-        resized = plan.resize(np.array([[9, 8]]), "antialiased bicubic")
-        top, left, height, width = window
-        assert resized.box.tolist() == [[1 + top, 2 + left, height, width]]
-        assert resized.output_size.tolist() == [[9, 8]]
-        assert resized.flip.tolist() == plan.flip.tolist()
-        assert resized.resampling == "antialiased bicubic"
 
 
 @pytest.mark.parametrize(

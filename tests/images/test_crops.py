@@ -1,7 +1,12 @@
-"""A part of a picture is that part of its full decode, bit for bit, whatever is decoded for it."""
+"""A part of a picture is that part of its full decode; a part of a damaged file is right or an error."""
 
 from __future__ import annotations
 
+import itertools
+import random
+import re
+import struct
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -11,8 +16,8 @@ import pytest
 import simplejpeg
 
 from shardio.images import JpegPicture, decode_image, open_image
-from shardio.images.jpeg import has_tiles
-from shardio.images.jpeg.regions import Box
+from shardio.images.jpeg import Box, has_tiles
+from shardio.images.jpeg.tile_table import dump_tile_table
 from shardio.images.tiling import NotTileable, tile_jpeg
 from tests.images.crop_laws import (
     SCALES,
@@ -23,9 +28,11 @@ from tests.images.crop_laws import (
     random_boxes,
     scaled_size,
     some_boxes,
+    table_segment,
     tile_by_hand,
 )
-from tests.images.jpeg_corpus import ODD_FACTORS, small_corpus
+from tests.images.fuzz_laws import check_reading
+from tests.images.jpeg_corpus import ODD_FACTORS, small_corpus, truncations
 from tests.images.jpeg_files import (
     SAMPLINGS,
     Factors,
@@ -33,11 +40,17 @@ from tests.images.jpeg_files import (
     by_cv2,
     by_pillow,
     by_simplejpeg,
+    flat,
     make_jpeg,
     noise,
+    patch,
     readers_of,
+    scan_start,
+    segments_of,
 )
+from tests.images.mutations import Original
 from tests.images.pictures import TURNS, Array, exif_of, make_picture, read_by_pillow, save
+from tests.images.tiling_laws import TILED as IS_TILED, check_file, read_by_simplejpeg, take_apart, tile_by
 
 FACTORS = {
     **SAMPLINGS,
@@ -176,3 +189,284 @@ def test_a_part_that_was_read_stays_as_it_is_until_the_next_is() -> None:
         assert pixels.dtype == np.uint8
         assert pixels.shape == (box.height, box.width, 3)
         np.testing.assert_array_equal(pixels, part(whole, box))
+
+
+SIZE = (24, 83)
+TILED = tile_by(by_pillow(noise(*SIZE), subsampling=0, quality=30), 1)
+"""Three rows of eleven MCUs, each an interval."""
+WHOLE = full_decode(TILED, SIZE)
+BOXES = [Box(0, 0, 3, 3), Box(9, 30, 5, 20), Box(20, 78, 4, 5), *random_boxes(*SIZE, 3, np.random.default_rng(0))]
+TABLE = next((start, end) for marker, start, end in segments_of(TILED) if marker == 0xE9)
+HEADER = 4 + 11
+"""Bytes of the segment before its part of the table."""
+
+
+def _with_table(part_of_table: bytes) -> bytes:
+    return TILED[: TABLE[0]] + table_segment(part_of_table) + TILED[TABLE[1] :]
+
+
+def _table_of(content: bytes) -> tuple[bytes, list[int]]:
+    """Return the fields and the lengths of a file's table."""
+    start, end = next((start, end) for marker, start, end in segments_of(content) if marker == 0xE9)
+    table = content[start + HEADER : end]
+    return table[:11], list(struct.unpack(f">{(len(table) - 11) // 2}H", table[11:]))
+
+
+def _join(fields: bytes, lengths: list[int]) -> bytes:
+    return fields + struct.pack(f">{len(lengths)}H", *lengths)
+
+
+def _is_right(content: bytes) -> bool:
+    """Check that crops are those of the strict full decode; where there is none, errors or a lenient one's pixels."""
+    try:
+        expected = full_decode(content, SIZE)
+    except ValueError:
+        _check_leniently(content)
+        return False
+    assert_parts(content, expected, BOXES)
+    return True
+
+
+def _read(content: bytes, box: Box) -> Array | None:
+    """Return a part of a file, None where there is an error."""
+    try:
+        return open_image(content).read(box)
+    except ValueError:
+        return None
+
+
+def _check_leniently(content: bytes) -> None:
+    for seed in range(2):
+        check_reading(content, [Original.of_jpeg(TILED)], random.Random(seed))
+
+
+def test_whatever_byte_of_the_table_changes_the_pixels_stay() -> None:
+    start, end = TABLE
+    num_right = num_without = 0
+    for place in range(start, end):
+        for value in {TILED[place] ^ 1, TILED[place] ^ 0x80, 0xFF, 0x00} - {TILED[place]}:
+            content = TILED[:place] + bytes([value]) + TILED[place + 1 :]
+            num_right += _is_right(content)
+            num_without += not has_tiles(content)
+    assert num_without > 3 * (end - start - 1)
+    assert num_right > 3 * (end - start - 5), "only the marker and the length matter to libjpeg"
+
+
+def _stale_tables() -> Iterator[tuple[str, bytes]]:
+    fields, lengths = _table_of(TILED)
+    start, end = TABLE
+    own_table, own_segment = TILED[start + HEADER : end], TILED[start:end]
+    for first, second in [(0, 1), (0, len(lengths) - 1), (7, 15), (3, 11)]:
+        swapped = lengths.copy()
+        swapped[first], swapped[second] = swapped[second], swapped[first]
+        if swapped != lengths:
+            yield f"lengths {first} and {second} swapped", _with_table(_join(fields, swapped))
+    for by in (8, -8, 16, 1):
+        yield f"lengths rolled by {by}", _with_table(_join(fields, lengths[by:] + lengths[:by]))
+    # Markers eight intervals apart have the same number.
+    joined = [sum(lengths[:9]) + 2 * 8, *lengths[9:]]
+    yield "eight intervals joined to one", _with_table(_join(fields, joined))
+    yield "eight joined, the number kept", _with_table(_join(fields, joined + [0] * 8))
+    yield "eight joined, the last repeated", _with_table(_join(fields, joined + lengths[-8:]))
+    yield "a length more", _with_table(_join(fields, [*lengths, 7]))
+    yield "a length less", _with_table(_join(fields, lengths[:-1]))
+    yield "no lengths", _with_table(fields)
+    yield "half the fields", _with_table(fields[:5])
+    yield "nothing", _with_table(b"")
+    yield "lengths of zero", _with_table(_join(fields, [0] * len(lengths)))
+    yield "lengths of 65535", _with_table(_join(fields, [65535] * len(lengths)))
+    long = fields[:6] + b"\4" + fields[7:] + struct.pack(f">{len(lengths)}I", *lengths[:-1], 2**32 - 1)
+    yield "a length of four gigabytes", _with_table(long)
+    for other in (make_picture(16, 83), make_picture(*SIZE), flat(*SIZE)):
+        table = _join(*_table_of(tile_jpeg(by_pillow(other, subsampling=0))))
+        yield f"the table of another image of {other.shape} pixels", _with_table(table)
+    segments = {
+        "part 1 of 1": table_segment(own_table, 1, 1),
+        "part 0 of 0": table_segment(own_table, 0, 0),
+        "part 0 of 2": table_segment(own_table, 0, 2),
+        "twice": own_segment * 2,
+        "twice as parts": table_segment(own_table, 0, 2) + table_segment(own_table, 1, 2),
+        "parts in the wrong order": table_segment(own_table[20:], 1, 2) + table_segment(own_table[:20], 0, 2),
+        "parts of unlike numbers": table_segment(own_table[:20], 0, 3) + table_segment(own_table[20:], 1, 2),
+        "a part without a number": own_segment + b"\xff\xe9\0\x0ashardio\0",
+        "version 2": own_segment[:12] + b"\2" + own_segment[13:],
+    }
+    for name, content in segments.items():
+        yield name, TILED[:start] + content + TILED[end:]
+
+
+def test_a_stale_or_wrong_table_is_not_used_and_tiling_drops_it() -> None:
+    assert has_tiles(TILED)
+    for name, content in _stale_tables():
+        assert not has_tiles(content) or name == "parts of unlike numbers"  # They are as many as the last one says.
+        assert _is_right(content), name
+        assert tile_by(content, 1) == TILED, name
+
+
+OTHERS = {
+    "lower": by_pillow(noise(SIZE[0] - 8, SIZE[1]), subsampling=0, restart_marker_blocks=1),
+    "lower in its last row": by_pillow(noise(SIZE[0] - 1, SIZE[1]), subsampling=0, restart_marker_blocks=1),
+    "wider": by_pillow(noise(SIZE[0], 2 * SIZE[1]), subsampling=0, restart_marker_blocks=1),
+    "narrower in its last column": by_pillow(noise(SIZE[0], SIZE[1] - 1), subsampling=0, restart_marker_blocks=1),
+    "turned": by_pillow(noise(*SIZE[::-1]), subsampling=0, restart_marker_blocks=1),
+    "gray": by_pillow(noise(*SIZE)[..., 0].copy(), restart_marker_blocks=1),
+    "of other sampling": by_pillow(noise(*SIZE), subsampling=2, restart_marker_blocks=1),
+    "of another interval": by_pillow(noise(*SIZE), subsampling=0, restart_marker_blocks=11),
+    "of an interval that divides no row": by_pillow(noise(*SIZE), subsampling=0, restart_marker_blocks=2),
+    "without restarts": by_pillow(noise(*SIZE), subsampling=0),
+    "of another quality": by_pillow(noise(*SIZE), subsampling=0, quality=31, restart_marker_blocks=1),
+    "of other content": by_pillow(make_picture(*SIZE), subsampling=0, quality=30, restart_marker_blocks=1),
+    "of other Huffman tables": by_pillow(noise(*SIZE), subsampling=0, quality=30, restart_marker_blocks=1),
+    "progressive": by_pillow(noise(*SIZE), progressive=True),
+}
+"""Files that another tool may write from the tiled one, with a copy of its table."""
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_table_that_was_copied_into_another_file_is_not_used_and_tiling_drops_it(what: str) -> None:
+    other = OTHERS[what]
+    stale = other[:2] + TILED[TABLE[0] : TABLE[1]] + other[2:]
+    assert not has_tiles(stale)
+    expected = read_by_simplejpeg(other)
+    np.testing.assert_array_equal(decode_image(stale), expected)
+    box = Box(9, 10, 7, 13)
+    np.testing.assert_array_equal(open_image(stale).read(box), part(expected, box))
+    if what != "progressive":
+        assert tile_jpeg(stale) == tile_jpeg(other)
+
+
+@pytest.mark.parametrize("cut", [1, 10, 11, 12, 50])
+def test_a_table_in_two_segments_is_read_as_if_it_were_in_one(cut: int) -> None:
+    start, end = TABLE
+    table = TILED[start + HEADER : end]
+    parts = table_segment(table[:cut], 0, 2) + b"\xff\xfe\0\x04hm" + table_segment(table[cut:], 1, 2)
+    content = TILED[:start] + parts + TILED[end:]
+    assert has_tiles(content)
+    assert _is_right(content)
+
+
+def test_a_table_is_not_used_with_a_header_of_another_size_or_interval() -> None:
+    for offset in range(1, 5):
+        for change in (-1, 1):
+            place = TILED.index(b"\xff\xc0") + 4 + offset
+            assert not has_tiles(patch(TILED, 0xC0, offset, (TILED[place] + change) % 256))
+    for interval in (0, 1, 2, 11, 65535):
+        content = patch(patch(TILED, 0xDD, 0, interval >> 8), 0xDD, 1, interval & 255)
+        assert has_tiles(content) == (interval == 1)
+        _is_right(content)
+
+
+def test_bytes_other_than_markers_do_not_end_intervals() -> None:
+    content = tile_by(by_pillow(noise(8, 64), subsampling=0, quality=100), 4)
+    parts = take_apart(content)
+    assert len(parts.intervals) == 2
+    found = re.search(rb"[^\xff]\xd0", parts.scan)
+    assert found is not None
+    lengths = np.array([found.start(), len(parts.scan) - found.end()])
+    assert not has_tiles(content.replace(parts.tile_table[0], dump_tile_table(8, 64, 4, lengths)))
+
+
+def test_a_table_without_intervals_is_not_used() -> None:
+    empty = b"\xff\xe9\x00\x18shardio\0\1\0\1" + bytes([0, 0, 0, 8, 0, 1, 2, 0, 0, 0, 0])
+    content = bytearray(by_pillow(make_picture(8, 8), subsampling=0, restart_marker_blocks=1))
+    frame = content.index(b"\xff\xc0")
+    content[frame + 5 : frame + 9] = bytes([0, 0, 0, 8])
+    assert not has_tiles(bytes(content[:2] + empty + content[2:]))
+
+
+@pytest.mark.slow
+def test_an_image_with_many_intervals_has_a_table_of_several_segments() -> None:
+    """65,536 intervals of unequal lengths."""
+    blocks = np.kron(noise(128, 128)[..., 0], np.ones((32, 32), np.uint8))
+    large = tile_by(by_pillow(blocks, quality=10), 4)
+    parts = take_apart(large)
+    assert len(parts.intervals) == 65536
+    assert [len(segment) for segment in parts.tile_table[:-1]] == [65537] * 2
+    assert len(parts.tile_table) == 3
+    assert has_tiles(large)
+    assert check_file("large", large) == IS_TILED
+    expected = read_by_simplejpeg(large)
+    for box in (Box(0, 0, 1, 1), Box(4095, 4095, 1, 1), Box(2040, 1000, 100, 300), Box(1, 4000, 4000, 90)):
+        np.testing.assert_array_equal(open_image(large).read(box), part(expected, box))
+    start, table = large.index(parts.tile_table[0]), parts.tile_table
+    for order in ((0, 1), (0, 2, 1), (1, 2), (0, 0, 1, 2), (0, 1, 2, 2)):
+        changed = large[:start] + b"".join(table[i] for i in order) + large[start + sum(map(len, table)) :]
+        assert len(take_apart(changed).tile_table) == len(order)
+        assert not has_tiles(changed)
+        assert tile_by(changed, 4) == large
+
+
+def test_a_table_of_long_intervals_has_lengths_of_four_bytes() -> None:
+    # Tiling writes them only for long rows without a suitable divisor.
+    row_mcus = 1024
+    content = by_pillow(noise(24, 8 * row_mcus)[..., 0].copy(), quality=100, restart_marker_rows=1)
+    lengths = np.array([len(data) for data in take_apart(content).intervals])
+    assert lengths.max() >= 2**16
+    with_table = content[:2] + dump_tile_table(24, 8 * row_mcus, row_mcus, lengths) + content[2:]
+    assert take_apart(with_table).tile_table[0][15:22] == bytes([0, 24, 0x20, 0, 4, 0, 4])
+    assert has_tiles(with_table)
+    expected, box = read_by_simplejpeg(content), Box(9, 5000, 5, 900)
+    np.testing.assert_array_equal(decode_image(with_table), expected)
+    np.testing.assert_array_equal(open_image(with_table).read(box), part(expected, box))
+
+
+SMALL = make_jpeg("small", make_picture(16, 24), factors=((2, 2), (1, 1), (1, 1))).content
+FILES = {"untouched": SMALL, "tiled": tile_jpeg(SMALL)}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_whatever_byte_changes_crops_are_right_or_an_error(kind: str) -> None:
+    content = FILES[kind]
+    draw = random.Random(kind)
+    made_of = [Original.of_jpeg(content)]
+    for place in range(0, len(content), 2):
+        for value in {content[place] ^ 1 << draw.randrange(8), draw.randrange(256), 0xFF, 0xD0} - {content[place]}:
+            check_reading(content[:place] + bytes([value]) + content[place + 1 :], made_of, draw)
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_whatever_a_marker_of_the_head_becomes_crops_are_right_or_an_error(kind: str) -> None:
+    """Without its own Huffman tables, libjpeg would take the standard ones: none may be left out unseen."""
+    content = FILES[kind]
+    draw = random.Random(kind)
+    for _, start, _ in segments_of(content):
+        for value in range(256):
+            changed = content[: start + 1] + bytes([value]) + content[start + 2 :]
+            check_reading(changed, [Original(content=content)], draw)
+
+
+@pytest.mark.parametrize("marker", [0x02, 0x44, 0xBF, 0xC8, 0xCC, 0xF0, 0xFD])
+@pytest.mark.parametrize("content", [by_pillow(noise(*SIZE), subsampling=0), TILED], ids=["untouched", "tiled"])
+def test_a_part_is_not_read_where_libjpeg_refuses_the_whole(content: bytes, marker: int) -> None:
+    start = next(start for kind, start, _ in segments_of(content) if kind == 0xC4)
+    damaged = content[: start + 1] + bytes([marker]) + content[start + 2 :]
+    with pytest.raises(ValueError, match=r".+"):
+        simplejpeg.decode_jpeg(damaged)
+    for top, left in itertools.product(range(0, 24, 8), range(0, 83, 8)):
+        assert _read(damaged, Box(top, left, 1, 1)) is None
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_every_beginning_of_a_file_is_an_error_or_has_the_right_pixels(kind: str) -> None:
+    draw = random.Random(0)
+    for beginning in truncations(FILES[kind]):
+        assert not has_tiles(beginning)
+        outcomes = check_reading(beginning, [Original.of_jpeg(FILES[kind])], draw)
+        assert "an error" in outcomes[0] or kind == "tiled"
+
+
+def test_damage_in_one_interval_leaves_crops_elsewhere_right_and_those_that_touch_it_errors() -> None:
+    """In rows of MCUs, with 4:4:4 sampling, so that no row depends on another."""
+    fields, lengths = _table_of(TILED)
+    assert struct.unpack(">HHHBI", fields)[2] == 1
+    start = scan_start(TILED) + sum(lengths[:16]) + 2 * 16  # The sixth interval of the second row.
+    content = TILED[:start] + b"\xff\0" * (lengths[16] // 2) + TILED[start + lengths[16] // 2 * 2 :]
+    assert has_tiles(content)
+    with pytest.raises(ValueError, match="Corrupt"):
+        full_decode(content, SIZE)
+    for top in range(SIZE[0]):
+        row = _read(content, Box(top, 0, 1, SIZE[1]))
+        assert (row is None) == (8 <= top < 16)
+        if row is not None:
+            np.testing.assert_array_equal(row, part(WHOLE, Box(top, 0, 1, SIZE[1])))
+    assert_parts(content, WHOLE, [Box(0, 0, 24, 40), Box(9, 48, 10, 35)])

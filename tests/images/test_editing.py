@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shardio.images import edit_images, make_operations
-from shardio.images.editing_by_pillow import blur, edit_by_pillow
 from shardio.images.kernel import compiled_functions
 from shardio.images.kernel.compiled import operation_records as codes
 from shardio.images.kernel.compiled.operation_records import OPERATION
+from shardio.images.rendering import blur, edit_by_pillow
 from shardio.libraries import import_library
 
 functional: Any = None
@@ -199,7 +199,7 @@ def test_images_have_their_own_operations_and_sizes(monkeypatch: pytest.MonkeyPa
     expected = [edit_by_pillow(image, own) for image, own in zip(images, operations, strict=True)]
     others = [image.copy() for image in images]
     edit_images(images, operations)
-    monkeypatch.setattr("shardio.images.editing.find_functions", lambda: None)
+    monkeypatch.setattr("shardio.images.rendering.find_functions", lambda: None)
     edit_images(others, operations)
     for image, other, wanted in zip(images, others, expected, strict=True):
         np.testing.assert_array_equal(image, wanted)

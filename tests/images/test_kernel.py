@@ -16,13 +16,12 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from shardio.images import CropPlan, Resampling, open_image, render_chunk, rendering, why_not_by_kernel
-from shardio.images.jpeg.regions import Box
+from shardio.images.jpeg import Box
 from shardio.images.kernel import find_kernel
 from shardio.images.kernel.compiled.records import MAX_SIDE, OPENCV_BILINEAR, PLAN, WORKSPACE
 from shardio.images.tiling import tile_jpeg
 from tests.images import naive
-from tests.images.by_kernel import render_chunk_by_kernel, render_parts
-from tests.images.crop_laws import assert_parts_by_kernel, random_boxes
+from tests.images.crop_laws import assert_parts_by_kernel, random_boxes, render_chunk_by_kernel, render_parts
 from tests.images.jpeg_corpus import ODD_FACTORS, small_corpus
 from tests.images.jpeg_files import SAMPLINGS, Factors, by_pillow, extremes, make_jpeg, noise, waves
 from tests.images.jpeg_writer import segment
@@ -259,13 +258,6 @@ def test_colours_are_libjpegs() -> None:
         for i, colour in enumerate(added):
             expected = np.clip(y + ((colour + 32768) >> 16), 0, 255)
             np.testing.assert_array_equal(pixels >> 8 * i & 255, expected)
-
-
-def test_damaged_images_raise_the_same_error_as_without_the_kernel() -> None:
-    content = by_pillow(make_picture(64, 64), quality=60)[:-100] + b"\xff\xd9"
-    rows = np.zeros((1, 64, 64, 3), np.uint8)
-    with pytest.raises(ValueError, match="Corrupt JPEG data"):
-        render_chunk([open_image(content)], CropPlan.whole(np.array([[64, 64]])), rows)
 
 
 # Which images it renders.

@@ -14,11 +14,11 @@ from shardio.images import decode_image
 from shardio.images.jpeg import has_tiles
 from shardio.images.tiling import reencode_jpeg, tile_jpeg
 from tests.images.icc_profiles import cmyk_profile, gray_profile, wide_rgb_profile
+from tests.images.jpeg_corpus import truncations
 from tests.images.jpeg_files import by_pillow, exif_with_thumbnail, segments_of
 from tests.images.jpeg_writer import JpegOptions, write_jpeg
 from tests.images.pictures import TURNS, Array, exif_of, make_picture, open_by_pillow, psnr_db, read_by_pillow, save
 from tests.images.tiling_laws import take_apart
-from tests.images.untileable_jpegs import not_jpegs, truncations, untileable_jpegs
 
 MAX_PIXELS = 10**6
 
@@ -178,20 +178,6 @@ def test_a_file_truncated_anywhere_is_an_error(progressive: bool, max_side: int 
     for cut in truncations(content):
         with pytest.raises(ValueError, match=r".+"):
             _reencode(cut, max_side)
-
-
-def test_a_file_that_no_decoder_reads_is_an_error() -> None:
-    broken = [
-        *not_jpegs(),
-        *(
-            file
-            for file in untileable_jpegs([(20, 30)])
-            if any(word in file.name for word in ("no data", "half the data"))
-        ),
-    ]
-    for file in broken:
-        with pytest.raises(ValueError, match=r".+"):
-            _reencode(file.content)
 
 
 @pytest.mark.parametrize(

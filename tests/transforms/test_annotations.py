@@ -1,7 +1,8 @@
-"""Boxes and points are torchvision's, given the same parameters; what a Compose with fields accepts."""
+"""Boxes, points and masks follow their image as torchvision's do; what a Compose with fields accepts."""
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import re
 from typing import Any
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
-from shardio.images import CropPlan, DecodedPicture, Picture, PlanRow, make_operations, render_chunk
+from shardio.images import CropPlan, DecodedPicture, Picture, PlanRow, edit_images, make_operations, render_chunk
 from shardio.images.kernel.compiled import operation_records as codes
 from shardio.transforms import (
     AnnotationError,
@@ -37,11 +39,12 @@ from shardio.transforms import (
     is_builtin,
     move_annotations,
     plan_transform,
-    render_alike,
+    render_like,
 )
-from shardio.transforms.annotations import check_field_kinds
-from shardio.transforms.warps import make_affine_matrix
+from shardio.transforms.annotations import check_field_kinds, move_boxes, move_mask, move_points
+from shardio.transforms.pixels import make_affine_matrix
 from tests.images.pictures import make_picture
+from tests.images.test_editing import make_steps
 from tests.transforms.by_torchvision import functional, tv_tensors, v2
 from tests.transforms.inputs import make_rng_keys
 
@@ -206,7 +209,7 @@ def test_everything_follows_images_that_are_rendered_between_steps(steps: list[A
     planned, plan = plan_transform(Compose(steps), pictures, make_rng_keys(4))
     assert plan is not None
     rendered, num_square = render_chunk(planned, plan).images, 0
-    again = render_chunk(render_alike(list(pictures), planned), plan).images
+    again = render_chunk(render_like(list(pictures), planned), plan).images
     for row, (image, other) in enumerate(zip(rendered, again, strict=True)):
         np.testing.assert_array_equal(image, other)
         values = {"mask": masks[row], "boxes": [[12, 15, 44, 40]], "points": [[28, 27]]}
@@ -262,3 +265,102 @@ def test_a_compose_with_fields_is_a_datasets_whole_transform_and_shardios_own() 
         transform(make_picture(9, 9))
     with pytest.raises(TypeError, match=r"abs.* would transform only the image"):
         field_kinds_of(Compose([CenterCrop(3), abs], fields={"image": "image"}))
+
+
+AFFINE = Image.Transform.AFFINE
+
+
+def make_plan(random: np.random.Generator, height: int, width: int) -> CropPlan:
+    """Return a plan of one image: a box, resized, and a window that may reach beyond it, perhaps mirrored."""
+    first = [np.sort(random.choice(side + 1, 2, replace=False)) for side in (height, width)]
+    box = np.array([[first[0][0], first[1][0], np.ptp(first[0]), np.ptp(first[1])]])
+    size = random.integers(1, 60, (1, 2)) if random.random() < 0.6 else box[:, 2:]
+    window = np.concatenate([random.integers(-9, 20, (1, 2)), random.integers(1, 50, (1, 2))], axis=1)
+    plan = CropPlan.whole(np.array([[height, width]])).crop(box).resize(size, "antialiased bilinear")
+    return plan.crop(window).mirror(random.random(1) < 0.5)
+
+
+def make_matrix(random: np.random.Generator) -> list[float]:
+    turned = np.eye(2) + random.uniform(-0.5, 0.5, (2, 2))
+    shift = random.uniform(-9, 9, 2)
+    return [*turned[0].tolist(), float(shift[0]), *turned[1].tolist(), float(shift[1])]
+
+
+def edit_affinely(plan: CropPlan, matrix: list[float]) -> CropPlan:
+    return plan.edit(make_operations(1, codes.AFFINE, *matrix, 0, 0, 0))
+
+
+def move_by_pillow(mask: NDArray[Any], plan: CropPlan, fill: int) -> Image.Image:
+    (top, left, height, width), (new_height, new_width) = plan.box[0].tolist(), plan.size[0].tolist()
+    image = Image.fromarray(mask).crop((left, top, left + width, top + height))
+    resized = image.resize((new_width, new_height), Image.Resampling.NEAREST)
+    window_top, window_left, window_height, window_width = plan.window[0].tolist()
+    shown = Image.new(image.mode, (window_width, window_height), fill)
+    shown.paste(resized, (-window_left, -window_top))
+    return shown.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if plan.flip[0] else shown
+
+
+def test_everything_in_a_plan_is_known_to_what_follows_it() -> None:
+    """Whoever adds an attribute decides what it does to masks, boxes and points: see _sides_of."""
+    known = {"box", "size", "window", "flip", "upside_down", "operations"}
+    assert {field.name for field in dataclasses.fields(CropPlan)} == {*known, "resampling"}
+
+
+def test_other_operations_leave_pixels_where_they_are() -> None:
+    """A square on a plain image stays there, up to blurring; AFFINE moves it."""
+    random = np.random.default_rng(7)
+    image = np.full((60, 60, 3), 90, np.uint8)
+    image[25:30, 40:46] = 200
+    is_far = np.ones((60, 60), np.bool_)
+    is_far[20:35, 35:51] = False
+    steps = make_steps(random)
+    assert {code for code, _, _ in steps.values()} >= set(codes.MOVING)
+    del steps["erase"], steps["vertical flip"]  # One paints what all fields show; the other is part of the plan.
+    for name, (code, numbers, _) in steps.items():
+        edited = image.copy()
+        edit_images([edited], make_operations(1, code, *numbers))
+        assert code in codes.MOVING or (edited[is_far] == edited[0, 0]).all(), name
+    shifted = image.copy()
+    edit_images([shifted], make_operations(1, codes.AFFINE, 1, 0, 20, 0, 1, 0, 0, 0, 0))
+    assert not (shifted[is_far] == shifted[0, 0]).all()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "float32", "uint16", "bool", "int64"])
+def test_masks_are_moved_and_turned_as_by_pillows_nearest(dtype: str) -> None:
+    """Pillow has no mode for some of these types. Their values fit in 32 bits, which it has."""
+    random = np.random.default_rng(0)
+    for number in range(120):
+        height, width = random.integers(1, 90, 2).tolist()
+        mask = random.integers(0, 256 if dtype == "uint8" else 60_000, (height, width)).astype(dtype)
+        form = mask if dtype in ("uint8", "int32", "float32") else mask.astype(np.int32)
+        if number % 3 or dtype == "bool":
+            plan, fill = make_plan(random, height, width), int(random.integers(2))
+            expected = move_by_pillow(form, plan, fill)
+        else:
+            matrix, fill = make_matrix(random), 255
+            plan = edit_affinely(CropPlan.whole(np.array([[height, width]])), matrix)
+            expected = Image.fromarray(form).transform((width, height), AFFINE, matrix, fillcolor=255)
+        moved = move_mask(mask, PlanRow(plan, 0), fill)
+        assert moved.dtype == mask.dtype
+        np.testing.assert_array_equal(moved, np.asarray(expected))
+
+
+def test_channels_of_a_mask_move_together() -> None:
+    random = np.random.default_rng(2)
+    mask = random.integers(0, 60_000, (40, 50, 4)).astype(np.uint16)
+    plan = edit_affinely(make_plan(random, 40, 50), make_matrix(random))
+    moved = move_mask(mask, PlanRow(plan, 0), 7)
+    for channel in range(4):
+        np.testing.assert_array_equal(moved[..., channel], move_mask(mask[..., channel], PlanRow(plan, 0), 7))
+
+
+def test_what_the_result_does_not_show_has_no_area() -> None:
+    step = PlanRow(CropPlan.whole(np.array([[40, 40]])).crop(np.array([[10, 10, 20, 20]])), 0)
+    boxes = np.array([[0, 0, 5, 5], [35, 0, 40, 40], [0, 0, 40, 40], [12, 30, 15, 38]], np.float64)
+    assert move_boxes(boxes, step).tolist() == [[0, 0, 0, 0], [20, 0, 20, 20], [0, 0, 20, 20], [2, 20, 5, 20]]
+    assert move_points(boxes[:, :2], step).tolist() == [[-10, -10], [25, -10], [-10, -10], [2, 20]]
+    padded = PlanRow(CropPlan.whole(np.array([[10, 20]])).crop(np.array([[-5, -5, 20, 30]])), 0)
+    assert move_boxes(np.array([[-3.0, -3.0, 40.0, 40.0]]), padded).tolist() == [[5, 5, 25, 15]], "not into the black"
+    turned = PlanRow(edit_affinely(make_plan(np.random.default_rng(5), 40, 50), [1, 0.1, 0, 0, 1, 0]), 0)
+    assert move_boxes(np.zeros((0, 4)), turned).shape == (0, 4)
+    assert move_points(np.zeros((0, 2)), turned).shape == (0, 2)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from shardio import transforms
 from shardio.images import edit_images
-from shardio.images.editing_by_pillow import edit_by_pillow
 from shardio.images.kernel.compiled import operation_records as codes
+from shardio.images.rendering import edit_by_pillow
 from shardio.transforms import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
-from shardio.transforms.automatic import POLICIES, space_evenly
-from shardio.transforms.transform import draw_gammas
+from shardio.transforms.automatic import draw_gammas, read_policy, space_evenly
 from tests.transforms.by_torchvision import v2
 from tests.transforms.inputs import chi_square, ks_distance, make_noise, make_rng_keys, repeat_size
 
@@ -30,40 +30,41 @@ def make_image(random: np.random.Generator) -> np.ndarray[Any, np.dtype[np.uint8
 
 
 @pytest.mark.parametrize(
-    ("kind", "num_bins", "interpolation"),
+    ("kind", "options", "interpolation"),
     [
-        ("RandAugment", 31, "nearest"),
-        ("RandAugment", 5, "bicubic"),
-        ("TrivialAugmentWide", 31, "bilinear"),
-        ("TrivialAugmentWide", 2, "nearest"),
-        ("AutoAugment", 10, "nearest"),
-        ("AutoAugment", 10, "bicubic"),
+        ("RandAugment", {"magnitude": 0, "num_magnitude_bins": 31}, "nearest"),
+        ("RandAugment", {"magnitude": 0, "num_magnitude_bins": 5}, "bicubic"),
+        ("TrivialAugmentWide", {"num_magnitude_bins": 31}, "bilinear"),
+        ("TrivialAugmentWide", {"num_magnitude_bins": 2}, "nearest"),
+        ("AutoAugment", {}, "nearest"),
+        ("AutoAugment", {}, "bicubic"),
+        ("AugMix", {"all_ops": True}, "bilinear"),
+        ("AugMix", {"all_ops": False}, "nearest"),
     ],
 )
 def test_every_operation_at_every_strength_gives_torchvisions_pixels(
-    kind: str, num_bins: int, interpolation: str
+    kind: str, options: dict[str, Any], interpolation: str
 ) -> None:
-    random, settings = np.random.default_rng(num_bins), dict[str, Any](fill=[7, 250, 130], interpolation=interpolation)
-    theirs, ours = v2.AutoAugment(**settings), cast(Any, AutoAugment(**settings))
-    if kind == "RandAugment":
-        theirs = v2.RandAugment(num_magnitude_bins=num_bins, **settings)
-        ours = RandAugment(magnitude=0, num_magnitude_bins=num_bins, **settings)
-    if kind == "TrivialAugmentWide":
-        theirs = v2.TrivialAugmentWide(num_magnitude_bins=num_bins, **settings)
-        ours = TrivialAugmentWide(num_bins, **settings)
-    assert list(ours._space) == list(theirs._AUGMENTATION_SPACE)
-    for number, (name, (find_magnitudes, is_signed)) in enumerate(theirs._AUGMENTATION_SPACE.items()):
+    num_bins = options.get("num_magnitude_bins", 10)
+    random, settings = np.random.default_rng(num_bins), {"fill": [7, 250, 130], "interpolation": interpolation}
+    ours, theirs = (getattr(library, kind)(**options, **settings) for library in (transforms, v2))
+    space = theirs._AUGMENTATION_SPACE if options.get("all_ops", True) else theirs._PARTIAL_AUGMENTATION_SPACE
+    assert list(ours._space) == list(space)
+    for number, (name, (find_magnitudes, is_signed)) in enumerate(space.items()):
         for index in range(num_bins):
             for sign in (1.0, -1.0) if is_signed else (1.0,):
                 pixels = make_image(random)
+                original, sizes = Image.fromarray(pixels.copy()), np.array([pixels.shape[:2]])
                 magnitudes = find_magnitudes(num_bins, *pixels.shape[:2])
                 magnitude = 0.0 if magnitudes is None else sign * float(magnitudes[index])
-                expected = theirs._apply_image_or_video_transform(
-                    Image.fromarray(pixels), name, magnitude, theirs.interpolation, theirs._fill
-                )
-                sizes = np.array([pixels.shape[:2]])
                 operations = ours._make(np.array([[number]]), np.array([[index]]), np.array([[sign]]), sizes)
                 edit_images([pixels], operations)
+                if name == "Posterize" and magnitude == 0:  # Pillow refuses it; torchvision's tensors become black.
+                    assert not pixels.any()
+                    continue
+                expected = theirs._apply_image_or_video_transform(
+                    original, name, magnitude, theirs.interpolation, theirs._fill
+                )
                 np.testing.assert_array_equal(pixels, np.array(expected), f"{name} {magnitude} {pixels.shape}")
 
 
@@ -76,7 +77,7 @@ def test_numbers_are_those_of_torchs_linspace(ends: tuple[float, float]) -> None
 
 @pytest.mark.parametrize("policy", ["imagenet", "cifar10", "svhn"])
 def test_policies_are_torchvisions_and_pairs_are_drawn_with_their_probabilities(policy: str) -> None:
-    transform, pairs = AutoAugment(policy), POLICIES[policy]
+    transform, pairs = AutoAugment(policy), read_policy(policy)
     assert list(map(tuple, pairs)) == v2.AutoAugment(v2.AutoAugmentPolicy(policy))._policies
     expected: dict[Any, float] = defaultdict(float)
     for pair in pairs:
@@ -153,28 +154,6 @@ def test_a_mixture_is_torchvisions_of_the_same_chains(settings: dict[str, Any]) 
             assert operations["code"][-1] == codes.END_MIXTURE
             np.testing.assert_array_equal(transform.apply(image, operations), mix.to(torch.uint8).numpy())
             np.testing.assert_array_equal(edit_by_pillow(image, operations), mix.to(torch.uint8).numpy())
-
-
-@pytest.mark.parametrize("all_ops", [True, False])
-def test_the_space_and_its_strengths_are_torchvisions(all_ops: bool) -> None:
-    ours, theirs = AugMix(all_ops=all_ops), v2.AugMix(all_ops=all_ops)
-    space = theirs._AUGMENTATION_SPACE if all_ops else theirs._PARTIAL_AUGMENTATION_SPACE
-    assert list(ours._space) == list(space)
-    image = make_noise(31, 97)
-    for number, (name, (find_magnitudes, is_signed)) in enumerate(space.items()):
-        magnitudes, sign = find_magnitudes(10, 31, 97), -1.0 if is_signed else 1.0
-        for index in (0, 1, 2, 9):
-            magnitude = 0.0 if magnitudes is None else float(magnitudes[index])
-            (operation,) = ours._make(
-                np.array([[number]]), np.array([[index]]), np.array([[sign]]), repeat_size(31, 97, 1)
-            )
-            if name == "Posterize" and magnitude == 0:  # Pillow refuses it; torchvision's tensors become black.
-                assert not edit_by_pillow(image, operation).any()
-                continue
-            expected = theirs._apply_image_or_video_transform(
-                Image.fromarray(image), name, sign * magnitude, theirs.interpolation, theirs._fill
-            )
-            np.testing.assert_array_equal(edit_by_pillow(image, operation), np.array(expected), name)
 
 
 def test_weights_are_dirichlet_variates() -> None:

@@ -17,7 +17,7 @@ from PIL import Image
 
 from shardio import DataLoader, ImageFolder, ShardDataset, ShardMapDataset
 from shardio.images import CropPlan, DecodeError, PlannedCrop, RenderedImages, open_image, render_chunk, render_crops
-from shardio.images.jpeg.regions import Box
+from shardio.images.jpeg import Box
 from shardio.images.kernel import find_kernel
 from shardio.images.tiling import tile_jpeg
 from shardio.order import derive_rng_key
@@ -119,16 +119,9 @@ def test_few_images_are_in_memory_before_a_callable_gets_them(max_bytes: int, mo
         return render_chunk(pictures, plan)
 
     monkeypatch.setattr("shardio.transforms.compose.MAX_RENDERED_BYTES", max_bytes)
-    monkeypatch.setattr("shardio.transforms.compose.render_chunk", render)
+    monkeypatch.setattr("shardio.transforms.annotations.render_chunk", render)
     assert are_equal(apply(transform, images), expected)
     assert sizes == {1: [3, 3, 3, 1], 4 * 3 * 16 * 16: [4, 4, 2], 2**25: [10]}[max_bytes]
-
-
-def test_an_image_does_not_depend_on_the_others_in_its_chunk() -> None:
-    images, rng_keys = [make_noise(30 + seed, 50, seed) for seed in range(40)], make_rng_keys(40)
-    together = apply_transform(RANDOM, images, rng_keys)
-    assert are_equal([apply_transform(RANDOM, images[i : i + 1], rng_keys[i : i + 1])[0] for i in range(40)], together)
-    assert not are_equal(apply(RANDOM, images, seed=1), together)
 
 
 class Inverted(CenterCrop):

@@ -16,7 +16,8 @@ from PIL import Image
 
 from shardio import DataLoader, ShardMapDataset, transforms
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
-from shardio.transforms.planning import PlainRandomResizedCrop, PlainResize, recognise, replace_leading
+from shardio.transforms.geometry import PlainRandomResizedCrop, PlainResize
+from shardio.transforms.recognition import recognise, replace_leading
 from tests.transforms.by_torchvision import tv_tensors, v1, v2
 from tests.transforms.inputs import make_rng_keys, repeat_size
 

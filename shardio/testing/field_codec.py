@@ -1,0 +1,111 @@
+"""Conformance tests of a field codec: the values of a field, its errors, and the memory that it takes."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio.decoding import FieldDecoder
+from shardio.errors import SampleError
+from shardio.reading import StoredSamples
+
+MAX_WASTED_BYTES = 10 * 2**20
+"""The most memory that decoding a damaged field may take."""
+
+
+class FieldCodecTests:
+    """The tests of one field codec: a function from the bytes of a field to its value.
+
+    Subclass it and override :meth:`field`, :meth:`content`, :meth:`value` and :meth:`damaged`; for a function that is
+    passed as ``decoders=``, also :meth:`settings`::
+
+        class TestFlac(FieldCodecTests):
+            @pytest.fixture
+            def settings(self) -> dict[str, Any]:
+                return {"decoders": {"flac": decode_flac}}
+
+            @pytest.fixture
+            def field(self) -> str:
+                return "flac"
+            ...
+    """
+
+    @pytest.fixture
+    def settings(self) -> dict[str, Any]:
+        """The dataset's settings with which the field is decoded, such as ``{"trusted": True}``."""
+        return {}
+
+    @pytest.fixture
+    def field(self) -> str:
+        """The stored field, such as ``left.npy``."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def content(self) -> bytes:
+        """The bytes of an undamaged field."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def value(self) -> Any:
+        """The value in :meth:`content`."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def damaged(self) -> Sequence[bytes]:
+        """Bytes that must be refused."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def decode(self, field: str, settings: Mapping[str, Any]) -> Callable[..., list[Any]]:
+        """A function that decodes the field of samples ``k0``, ``k1``, … as a dataset does."""
+
+        def decode(*contents: bytes | None, **others: Any) -> list[Any]:
+            samples = StoredSamples(
+                {field: list(contents)},
+                len(contents),
+                describe=lambda row, fields: (f"k{row}", "a.tar"),
+                list_keys=lambda: [f"k{row}" for row in range(len(contents))],
+            )
+            decoder = FieldDecoder(fields=field, **{**settings, **others})
+            (column,) = decoder.decode_columns(samples, np.arange(len(contents), dtype=np.uint64), decoder.make_calls())
+            return column
+
+        return decode
+
+    def test_the_value_depends_only_on_the_bytes(
+        self, decode: Callable[..., list[Any]], content: bytes, value: Any
+    ) -> None:
+        for found in decode(content, bytes(bytearray(content)), content):
+            np.testing.assert_equal(found, value)
+            assert type(found) is type(value)
+            if isinstance(value, np.ndarray):
+                assert found.dtype == value.dtype.newbyteorder("="), "torch takes no other byte order"
+
+    def test_a_missing_field_is_an_error_or_none(
+        self, decode: Callable[..., list[Any]], field: str, content: bytes, value: Any
+    ) -> None:
+        found, missing = decode(content, None, missing=None)
+        np.testing.assert_equal(found, value)
+        assert missing is None
+        with pytest.raises(SampleError, match=f"sample k1 in a.tar has no field '{field}'") as caught:
+            decode(content, None)
+        assert caught.value.row == 1
+
+    def test_damaged_bytes_are_an_error_that_names_the_sample_and_take_little_memory(
+        self, decode: Callable[..., list[Any]], field: str, content: bytes, damaged: Sequence[bytes], settings: Any
+    ) -> None:
+        error = Exception if "decoders" in settings else SampleError  # User decoders raise their own errors.
+        for each in damaged:
+            tracemalloc.start()
+            try:
+                with pytest.raises(error) as caught:
+                    decode(content, each)
+                assert tracemalloc.get_traced_memory()[1] < MAX_WASTED_BYTES + 10 * len(each)
+            finally:
+                tracemalloc.stop()
+            shown = "".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+            assert f"'{field}' of sample k1 in a.tar" in shown

@@ -1,0 +1,146 @@
+"""Every field codec passes the conformance tests; arrays that are declared too large are refused."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import shardio
+from shardio import ShardDataset
+from shardio.decoding.codecs import DECODERS, TRUSTED_DECODERS, decode_npy, extension_of
+from shardio.images import encode_png
+from shardio.testing.field_codec import FieldCodecTests
+from tests.sources import write_images
+
+
+def write(shape: str, descr: str = "'<f8'", body: bytes = b"") -> bytes:
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\0" + struct.pack("<H", len(header)) + header + body
+
+
+def save(array: Any, **options: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, **options)
+    return file.getvalue()
+
+
+def save_zip(array: Any = np.arange(3)) -> bytes:  # noqa: B008  # It is not changed.
+    file = io.BytesIO()
+    np.savez(file, a=array)
+    return file.getvalue()
+
+
+def damage_zip() -> list[bytes]:
+    whole = save_zip()
+    return [whole[:-10], whole[10:], whole.replace(b"NUMPY", b"NUMPI"), b"", save_zip(OBJECTS)]
+
+
+OBJECTS = np.array([{"a": 1}], dtype=object)
+DEEP = np.arange(20, dtype=np.uint16).reshape(4, 5) * 1000
+
+
+HOSTILE = {
+    "elements": write("(1000000000000,)"),
+    "elements-that-would-fit-in-memory": write("(20000000,)"),
+    "item": write("(1,)", "'|V1000000000'"),
+    "items-of-nothing": write("(10000000000,)", "'|V0'"),
+    "negative": write("(-1,)", body=bytes(8)),
+    "dimension": write("(0, 1" + "0" * 30 + ")"),
+    "cut": save(np.arange(10))[:-1],
+    "objects": save(np.array([{}], dtype=object), allow_pickle=True),
+    "zip": save_zip(),
+    "pickle": b"\x80\x04N.",
+    "nothing": b"",
+}
+
+
+@pytest.mark.filterwarnings("ignore:Stored array in format 3.0:UserWarning")
+def test_a_saved_array_is_read_back() -> None:
+    big_endian, structured = np.arange(12, dtype=">i2").reshape(3, 4), np.array([(1, 2.0)], [("é", "i4"), ("b", "f8")])
+    for array in (big_endian, np.asfortranarray(np.eye(3)), np.float32(1.5), np.empty((0, 7)), structured, "aü"):
+        found = decode_npy(save(array))
+        np.testing.assert_array_equal(found, array)
+        assert found.dtype == np.asarray(array).dtype.newbyteorder("="), "torch takes no other byte order"
+
+
+@pytest.mark.parametrize("save_all", [np.savez, np.savez_compressed])
+def test_npz_and_safetensors_files_are_dicts_of_arrays(save_all: Any, tmp_path: Path) -> None:
+    arrays: dict[str, Any] = {"a": np.arange(12).reshape(3, 4), "b.c": np.zeros(0, np.float16), "d": np.array(3.5)}
+    file = io.BytesIO()
+    save_all(file, **arrays)
+    write_images(tmp_path / "images", classes=1, per_class=2, width=16, height=16)
+    for image in list((tmp_path / "images").rglob("*.jpg")):
+        image.with_suffix(".npz").write_bytes(file.getvalue())
+        image.with_suffix(".safetensors").write_bytes(safetensors.numpy.save(arrays))
+    shardio.pack(tmp_path / "images", tmp_path / "packed")
+    for sample in ShardDataset(tmp_path / "packed", fields=("npz", "safetensors")):
+        for found in sample:
+            assert found.keys() == arrays.keys()
+            for name, array in arrays.items():
+                assert found[name].dtype == array.dtype
+                assert np.array_equal(found[name], array)
+
+
+CODECS: dict[str, tuple[str, dict[str, Any], bytes, Any, list[bytes]]] = {
+    "cls": ("cls", {}, b"7\n", 7, [b"", b"x", b"1.5", b"%d" % 2**63, b"1" + b"0" * 30, b"9" * 10**5]),
+    "smallest label": ("cls", {}, b"%d" % -(2**63), -(2**63), []),
+    "largest label": ("cls", {}, b"%d" % (2**63 - 1), 2**63 - 1, []),
+    "json": ("json", {}, b'{"a": [1, null]}', {"a": [1, None]}, [b"", b"{", b"\xff"]),
+    "txt": ("txt", {}, "aé".encode(), "aé", [b"\xff"]),
+    "npy": ("a.npy", {}, save(np.arange(12, dtype=">i2")), np.arange(12, dtype=">i2"), list(HOSTILE.values())),
+    "npz": ("npz", {}, save_zip(), {"a": np.arange(3)}, damage_zip()),
+    "safetensors": ("safetensors", {}, safetensors.numpy.save({"a": np.eye(2)}), {"a": np.eye(2)}, [b"", bytes(8)]),
+    "msgpack": ("msgpack", {}, msgpack.packb({1: [2.5]}), {1: [2.5]}, [b"", b"\xc1"]),
+    "mp": ("mp", {}, msgpack.packb("a"), "a", [b""]),
+    "a mask": ("mask.png", {}, encode_png(DEEP), DEEP, [b"", encode_png(DEEP)[:-35], b"no image"]),
+    "pickle": ("pkl", {"trusted": True}, pickle.dumps({1}), {1}, [b"", b"\x80"]),
+    "objects": ("npy", {"trusted": True}, save(OBJECTS, allow_pickle=True), OBJECTS, [b"", b"\x93NUMPY"]),
+    "zipped objects": ("npz", {"trusted": True}, save_zip(OBJECTS), {"a": OBJECTS}, [b"PK"]),
+    "bytes": ("flac", {}, b"abc", b"abc", []),
+    "a user decoder": ("flac", {"decoders": {"flac": bytes.decode}}, b"abc", "abc", [b"\xff"]),
+}
+
+
+class TestCodecs(FieldCodecTests):
+    @pytest.fixture(params=CODECS)
+    def codec(self, request: pytest.FixtureRequest) -> Any:
+        return CODECS[request.param]
+
+    @pytest.fixture
+    def field(self, codec: Any) -> Any:
+        return codec[0]
+
+    @pytest.fixture
+    def settings(self, codec: Any) -> Any:
+        return codec[1]
+
+    @pytest.fixture
+    def content(self, codec: Any) -> Any:
+        return codec[2]
+
+    @pytest.fixture
+    def value(self, codec: Any) -> Any:
+        return codec[3]
+
+    @pytest.fixture
+    def damaged(self, codec: Any) -> Any:
+        return codec[4]
+
+
+def test_every_codec_is_tested() -> None:
+    tested = {extension_of(field) for field, *_ in CODECS.values()}
+    assert {*DECODERS, *TRUSTED_DECODERS} - tested <= {"msg", "pickle", "pyd"}, "other names of the same codecs"
+
+
+@pytest.mark.parametrize(("field", "content"), [("npy", save(OBJECTS, allow_pickle=True)), ("npz", save_zip(OBJECTS))])
+def test_objects_are_read_only_if_the_user_trusts_them(field: str, content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"it holds Python objects.*trusted=True"):
+        DECODERS[field](content)
