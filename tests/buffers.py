@@ -21,7 +21,7 @@ from shardio import DataLoader, ShardDataset
 from shardio.transforms import RandomResizedCrop
 from tests.sources import write_images
 
-PROGRAM = b"from shardio.loader.processes.worker_process import main; gc.enable(); main()"
+PROGRAM = b"from shardio.loader.chunk_worker import main; gc.enable(); main()"
 """The end of a fork server's command, by which it is found."""
 
 NUM_SAMPLES = 100

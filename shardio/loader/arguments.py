@@ -15,9 +15,9 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Seque
 from shardio.bad_samples import BadSamples, OnError, check_quarantine
 from shardio.datasets import EpochSampler, MapDataset, Ordered, ShardDataset, find_digest, unwrap
 from shardio.errors import Stage
+from shardio.loader.assembly import DefaultPrefetch
 from shardio.loader.collate import yields_images
-from shardio.loader.executors.assembly import DefaultPrefetch
-from shardio.loader.fetching.fetchers import WorkerMethod
+from shardio.loader.fetchers import WorkerMethod
 from shardio.order import Split
 from shardio.sample import warn_of_other_classes
 from shardio.values import check_choice, check_flag, check_integer

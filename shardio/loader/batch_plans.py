@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from shardio.datasets import Ordered, Unwrapped, check_indices, read_ahead
 from shardio.decoding import FieldDecoder
 from shardio.epochs import hand_over
-from shardio.loader.fetching.epochs import Epochs
-from shardio.loader.fetching.position import EpochPosition, Indices, SamplerPosition
+from shardio.loader.epochs import Epochs, Indices
+from shardio.loader.saved_state import EpochPosition, SamplerPosition
 from shardio.order import Cursor, Split, Words, derive_rng_key, make_rng_key
 from shardio.reading import read_batches_ahead, read_nothing_ahead
 

@@ -15,7 +15,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 from shardio.bad_samples import keep_samples
 from shardio.datasets import ImageFolder, RaggedTensor, ShardDataset, ShardMapDataset, decode_samples, mark_valid
 from shardio.decoding import FieldDecoder, find_wide
-from shardio.loader.failures import Failure, describe_failure
+from shardio.loader.wire import Failure, describe_failure
 from shardio.order import Words, derive_rng_key, make_rng_key
 from shardio.process import let_through, no_end
 from shardio.reading import StoredSamples

@@ -17,13 +17,14 @@ from shardio.epochs import set_epoch, set_epoch_of_parts
 from shardio.errors import Stage
 from shardio.libraries import own_tensors
 from shardio.loader.arguments import check_dataset, check_own_arguments, check_prefetch_factor
+from shardio.loader.assembly import DefaultPrefetch
 from shardio.loader.buffers import MemoryCallback
+from shardio.loader.choice import fallback_reason, is_torchs
 from shardio.loader.collate import collate_channels_last, yields_images
 from shardio.loader.epoch_iterator import is_preparing
-from shardio.loader.executors.assembly import DefaultPrefetch
-from shardio.loader.executors.choice import fallback_reason, is_torchs
 from shardio.loader.extension import DeliveredBatches, Extension, Shown, extend, find_extension
-from shardio.loader.fetching.fetchers import WorkerMethod, takes_arguments
+from shardio.loader.fetchers import WorkerMethod
+from shardio.loader.saved_state import takes_arguments
 from shardio.loader.stats import LoaderStats
 from shardio.order import check_epoch
 from shardio.values import check_integer, check_optional_integer
@@ -35,9 +36,11 @@ NO_STATE = (
     "run restarts the epoch"
 )
 
+
 _UNKNOWN = "{kind} did not call the constructor of shardio's DataLoader, so torch's own iterators make its batches"
 
 _log = logging.getLogger("shardio")
+
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar

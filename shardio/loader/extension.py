@@ -25,6 +25,7 @@ from shardio.loader.arguments import (
     warn_of_whole_epochs,
 )
 from shardio.loader.buffers import BufferWatch, MemoryCallback
+from shardio.loader.choice import fallback_reason, find_settings, is_torchs, make_executor
 from shardio.loader.collate import yields_images
 from shardio.loader.epoch_iterator import (
     BegunEpoch,
@@ -34,8 +35,8 @@ from shardio.loader.epoch_iterator import (
     check_parallelism,
     make_epoch_iterator,
 )
-from shardio.loader.executors.choice import fallback_reason, find_settings, is_torchs, make_executor
-from shardio.loader.executors.executor import (
+from shardio.loader.epochs import Epochs
+from shardio.loader.executor import (
     Executor,
     ExecutorSettings,
     OrderSampler,
@@ -44,8 +45,7 @@ from shardio.loader.executors.executor import (
     find_order,
     find_override,
 )
-from shardio.loader.executors.pipeline import SUPERSEDED
-from shardio.loader.fetching.epochs import Epochs
+from shardio.loader.pipeline import SUPERSEDED
 from shardio.order import Cursor, Progress, Remainder, Split
 
 _READ = ("dataset", "batch_size", "sampler", "batch_sampler", "collate_fn", "num_workers")

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from shardio.images import CLIPPED_ADVICE, DecoderName
-from shardio.loader.processes.wire import StageTimes
+from shardio.loader.wire import StageTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ import shardio
 from shardio import DataLoader, DevicePrefetcher, EpochSampler, SampleError, ShardDataset, ShardMapDataset
 from shardio.epochs import find_held
 from shardio.images.formats import find_format
-from shardio.loader.processes.pool import WorkerPool
+from shardio.loader.pool import WorkerPool
 from shardio.transforms import RandomHorizontalFlip
 from tests.faults.damage import Subject, fill_with_noise
 from tests.faults.test_caught_errors import catching

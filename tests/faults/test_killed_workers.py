@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from shardio import WorkerError
-from shardio.loader.processes import fork_server, pool as pool_module, worker_process
+from shardio.loader import chunk_worker, fork_server, pool as pool_module
 from shardio.transforms import Compose
 from tests.buffers import PROGRAM, find_fork_servers
 from tests.faults.worker_processes import (
@@ -422,9 +422,9 @@ def test_a_warning_comes_once_for_each_doubling() -> None:
 
 
 def test_memory_is_that_of_the_process() -> None:
-    before = worker_process.read_private_bytes()
+    before = chunk_worker.read_private_bytes()
     # Not from malloc, which may have kept as much.
     block = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     block.write(b"\1" * len(block))
-    assert worker_process.read_private_bytes() - before >= 0.9 * len(block)
+    assert chunk_worker.read_private_bytes() - before >= 0.9 * len(block)
     block.close()

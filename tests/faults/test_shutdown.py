@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from shardio import DataLoader
-from shardio.loader.processes import fork_server
-from shardio.loader.processes.wire import make_pair
+from shardio.loader import fork_server
+from shardio.loader.wire import make_pair
 from shardio.reading import SampleReader
 from tests.buffers import find_fork_servers
 from tests.faults.worker_processes import (

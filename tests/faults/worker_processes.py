@@ -181,7 +181,7 @@ def install_failure(modules: Path) -> None:
     (modules / "sitecustomize.py").write_text(
         f"""
 import itertools, os
-from shardio.loader.processes.worker_process import WorkerProcess
+from shardio.loader.chunk_worker import WorkerProcess
 
 report, numbers = WorkerProcess._report, itertools.count()
 
@@ -235,7 +235,7 @@ def _install(modules: Path, what: str, beforehand: str = "") -> None:
     (modules / "sitecustomize.py").write_text(
         f"""
 import itertools, os, threading, time
-from shardio.loader.processes.worker_process import ChunkBuilder
+from shardio.loader.chunk_worker import ChunkBuilder
 
 make, numbers = ChunkBuilder.make, itertools.count()
 {beforehand}

@@ -2,7 +2,7 @@
 
 An executor's author checks its iterators with :func:`check_iterator` and :func:`check_failure`, and with
 :func:`check_waiting` if other threads or processes make the batches.
-The interface is :class:`shardio.loader.executors.executor.BatchIterator`.
+The interface is :class:`shardio.loader.executor.BatchIterator`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from shardio.loader.executors.executor import BatchIterator
-from shardio.loader.failures import Failure
+from shardio.loader.executor import BatchIterator
+from shardio.loader.wire import Failure
 
 Start = Callable[[], BatchIterator]
 """Begins an epoch. The epochs are the same, unless its arguments say otherwise."""

@@ -17,7 +17,7 @@ import pytest
 import torch.utils.data
 
 from shardio import DataLoader, ShardMapDataset
-from shardio.loader.memory import make_memory
+from shardio.loader.buffers import make_memory
 from shardio.transforms import RandomResizedCrop
 from tests.buffers import (
     NUM_BUFFERS,

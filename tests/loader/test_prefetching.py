@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from shardio import DataLoader, ShardMapDataset
+from shardio.loader import pool as pool_module
+from shardio.loader.assembly import Batch, BatchChunk, ChunkQueue, OutcomeHandler
 from shardio.loader.batch_plans import BatchPlan
-from shardio.loader.executors.assembly import Batch, BatchChunk, ChunkQueue, OutcomeHandler
-from shardio.loader.processes import pool as pool_module
-from shardio.loader.processes.fork_server import Death, ForkServer
-from shardio.loader.processes.pool import WorkerPool, divide_threads
-from shardio.loader.processes.wire import Chunk, Made, StageTimes, WorkerSetup, make_pair, receive, send
+from shardio.loader.fork_server import Death, ForkServer
+from shardio.loader.pool import WorkerPool, divide_threads
 from shardio.loader.stats import Tally
+from shardio.loader.wire import Chunk, Made, StageTimes, WorkerSetup, make_pair, receive, send
 from shardio.transforms import RandomResizedCrop
 from tests.buffers import assert_same, buffers_of, find_worker_processes, make_loader
 from tests.loader.torchs_workers import TORCHS

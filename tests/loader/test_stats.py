@@ -18,7 +18,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import shardio
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
 from shardio.images import rendering
-from shardio.loader.processes import fork_server
+from shardio.loader import fork_server
 from shardio.order import Words
 from shardio.transforms import (
     CenterCrop,

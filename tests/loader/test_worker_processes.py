@@ -23,10 +23,10 @@ from torch import nn
 from torch.utils.data import Subset
 
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
-from shardio.loader import failures
+from shardio.loader import epoch_iterator
 from shardio.loader.arguments import OwnArguments
-from shardio.loader.executors.choice import find_settings
-from shardio.loader.processes.fork_server import end_kept
+from shardio.loader.choice import find_settings
+from shardio.loader.fork_server import end_kept
 from shardio.train import Callback, TrainConfig, train
 from shardio.transforms import CenterCrop, Compose, RandomResizedCrop
 from tests.buffers import (
@@ -387,13 +387,13 @@ def test_any_setting_that_changes_makes_a_difference(packed: Path) -> None:
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> failures._Gate:
+def gate(monkeypatch: pytest.MonkeyPatch) -> epoch_iterator._Gate:
     """A gate that waits for an hour."""
-    monkeypatch.setattr(failures, "PATIENCE_S", 3600.0)
-    return failures._Gate()
+    monkeypatch.setattr(epoch_iterator, "PATIENCE_S", 3600.0)
+    return epoch_iterator._Gate()
 
 
-def test_pythons_shutdown_waits_until_other_threads_have_their_batches(gate: failures._Gate) -> None:
+def test_pythons_shutdown_waits_until_other_threads_have_their_batches(gate: epoch_iterator._Gate) -> None:
     events, is_inside = list[str](), threading.Event()
 
     def make() -> None:
@@ -415,7 +415,7 @@ def test_pythons_shutdown_waits_until_other_threads_have_their_batches(gate: fai
     assert events == ["left", "closed"]
 
 
-def test_pythons_shutdown_does_not_wait_for_its_own_thread(gate: failures._Gate) -> None:
+def test_pythons_shutdown_does_not_wait_for_its_own_thread(gate: epoch_iterator._Gate) -> None:
     gate.enter()  # Ctrl-C came before leave().
     gate.close()
     with pytest.raises(RuntimeError, match="Python is shutting down"):

@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 
 from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset
-from shardio.loader.executors.choice import fallback_reason
+from shardio.loader.choice import fallback_reason
 from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop
 from tests.faults.worker_processes import batches_of
 from tests.loader.torchs_workers import TORCHS, keys_of, two_epochs_of

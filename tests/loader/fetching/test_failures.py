@@ -19,8 +19,7 @@ import torch.utils.data
 from torch.utils.data import IterableDataset
 
 from shardio import DataLoader, StateError, WorkerError
-from shardio.loader import buffers
-from shardio.loader.fetching import worker_processes, workers
+from shardio.loader import buffers, fetch_workers
 from tests.processes import run_python
 
 JOIN_S = 60.0
@@ -58,7 +57,7 @@ def numbers(batches: Any) -> list[list[int]]:
 
 @workers_only
 def test_a_batch_may_take_as_long_as_the_timeout(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_processes, "CHECK_S", 0.05)  # As if the batch took 100 times as long.
+    monkeypatch.setattr(fetch_workers, "CHECK_S", 0.05)  # As if the batch took 100 times as long.
     slow = Numbers(partial(time.sleep, 0.5))
     assert numbers(DataLoader(slow, 2, timeout=60, **METHODS[method]))[2] == [4, 5]
     batches = iter(DataLoader(slow, 2, timeout=0.2, **METHODS[method]))
@@ -210,7 +209,7 @@ def test_threads_end_although_an_error_was_raised() -> None:
 
 def test_threads_are_awaited_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing waits for as long as one of them may take, not for the sum."""
-    monkeypatch.setattr(workers, "JOIN_S", 0.2)
+    monkeypatch.setattr(fetch_workers, "JOIN_S", 0.2)
     all_fetch, may_end = threading.Barrier(5), threading.Event()
 
     def block() -> None:

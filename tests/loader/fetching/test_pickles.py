@@ -19,7 +19,7 @@ import torch.utils.data
 from hypothesis import given, strategies as st
 
 from shardio import DataLoader, SharedList
-from shardio.loader.memory import MIN_BYTES
+from shardio.loader.buffers import MIN_BYTES
 from shardio.loader.pickles import Arena, Memory, pack, unpack
 from tests.loader.fetching.programs import VALUES, as_list, describe
 from tests.processes import forkserver_context

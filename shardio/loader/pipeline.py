@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shardio.loader.batch_plans import BatchPlan, Planner, SampleSource, repeat_error
-from shardio.loader.buffers import BufferPool, BufferWatch, Views
-from shardio.loader.executors.assembly import (
+from shardio.loader.assembly import (
     Batch,
     BatchChunk,
     BatchSettings,
@@ -25,13 +23,13 @@ from shardio.loader.executors.assembly import (
     finish_batch,
     probe_layout,
 )
-from shardio.loader.failures import Failure
-from shardio.loader.memory import Layout
-from shardio.loader.processes.fork_server import ForkServer
-from shardio.loader.processes.pool import WorkerPool
-from shardio.loader.processes.wire import Chunk, Failed, Outcome, WorkerSetup
-from shardio.loader.processes.worker_process import ChunkBuilder
+from shardio.loader.batch_plans import BatchPlan, Planner, SampleSource, repeat_error
+from shardio.loader.buffers import BufferPool, BufferWatch, Layout, Views
+from shardio.loader.chunk_worker import ChunkBuilder
+from shardio.loader.fork_server import ForkServer
+from shardio.loader.pool import WorkerPool
 from shardio.loader.stats import LoaderStats, Tally
+from shardio.loader.wire import Chunk, Failed, Failure, Outcome, WorkerSetup
 from shardio.order import Cursor, Split
 from shardio.process import let_through
 

@@ -1,15 +1,29 @@
-"""The epochs of a loader without shardio's order: the start of each, and the state of the latest one."""
+"""The epochs of a loader without shardio's order: the start of each, and the indices that its sampler yields."""
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils.data import BatchSampler
 
-from shardio.loader.fetching.fetchers import OwnGenerators, RandomStates, States, capture, drawing_from, is_iterable
-from shardio.loader.fetching.position import EpochPosition, Indices, load_position
+from shardio.loader.fetchers import is_iterable
+from shardio.loader.saved_state import (
+    EpochPosition,
+    OwnGenerators,
+    RandomStates,
+    SamplerPosition,
+    States,
+    capture,
+    drawing_from,
+    dump_state,
+    has_state,
+    load_position,
+    load_state,
+)
 
 
 class Epochs:
@@ -202,3 +216,183 @@ def _find_epoch_samplers(outermost: Any) -> list[Any]:
 def _find_epoch(outermost: Any) -> int | None:
     """Return the epoch of a loader's sampler; None if that has no ``set_epoch``."""
     return next((int(sampler.epoch) for sampler in _find_epoch_samplers(outermost)), None)
+
+
+_SAMPLES_YIELDED, _SAMPLER_STATE, _SAMPLER_ITER_STATE = "samples_yielded", "sampler_state", "sampler_iter_state"
+
+
+_HAS_ENDED = "has_ended"
+
+
+class Indices:
+    """An epoch of a loader's sampler.
+
+    A sampler with its own state is asked for it, and receives it to resume. Any other sampler yields the same values
+    again, given the same generators, and the earlier ones are dropped without reading samples.
+
+    Args:
+        sampler: The loader's batch sampler or, without batches, its sampler.
+        generators: The generators from which the sampler draws; None for the process's generators.
+
+    Attributes:
+        position: The position of the sampler.
+    """
+
+    def __init__(self, sampler: Any, generators: OwnGenerators | None) -> None:
+        self._sampler, self._generators = sampler, generators
+        self._batches = _BatchIterator(sampler) if type(sampler) is BatchSampler else None
+        with drawing_from(self._generators):
+            self._iterator: Iterator[Any] = self._batches or iter(sampler)
+        self._prepared = list[Any]()  # Drawn, but not yielded.
+        self.position = SamplerPosition()
+        self._track()
+
+    def resume(self, position: SamplerPosition, skip: Callable[[Any], None] | None = None) -> None:
+        """Go to a position in the epoch.
+
+        Args:
+            position: The position.
+            skip: Called with each earlier value, if the sampler has no state.
+        """
+        with drawing_from(self._generators):
+            if not self._restore(position):
+                for batch in self._before(position):
+                    if skip is not None:
+                        skip(batch)
+        self.position = position
+
+    def begin_after(self, position: SamplerPosition) -> None:
+        """Begin the epoch that follows one that ended at a position."""
+        with drawing_from(self._generators):
+            if not self._restore(position):
+                return
+            if self._batches is not None:
+                self._batches.has_ended = False
+            # Some samplers' states say where the next epoch begins, others that this one is over.
+            first = list(itertools.islice(self._iterator, 1))
+            if first:
+                self._iterator = itertools.chain(first, self._iterator)
+            else:
+                self._batches = None if self._batches is None else _BatchIterator(self._sampler)
+                self._iterator = self._batches or iter(self._sampler)
+        self.position = SamplerPosition()
+        self._track()
+
+    def prepare(self) -> None:
+        """Make a sampler without a state draw its random numbers now, not with the first batch."""
+        if not self._prepared and self.position.sampler_state is None and self.position.iterator_state is None:
+            with drawing_from(self._generators):
+                self._prepared = list(itertools.islice(self._iterator, 1))
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self.draw()
+
+    def draw(self) -> Any:
+        """Return the sampler's next value.
+
+        Raises:
+            StopIteration: At the end.
+        """
+        with drawing_from(self._generators):
+            try:
+                index = self._prepared.pop() if self._prepared else next(self._iterator)
+            except StopIteration:
+                self._track()
+                raise
+        self._track(1)
+        return index
+
+    def _before(self, position: SamplerPosition) -> Iterator[Any]:
+        """Return an iterator over the values before a position. Batches may have had another size when it was saved."""
+        num_samples = position.num_samples
+        if num_samples is None and isinstance(position.iterator_state, dict):
+            num_samples = position.iterator_state.get(_SAMPLES_YIELDED)  # StatefulDataLoader counts them there.
+        if self._batches is None or num_samples is None:
+            return itertools.islice(self._iterator, position.num_yielded)
+        return self._batches.pass_over(num_samples)
+
+    def _restore(self, position: SamplerPosition) -> bool:
+        if self._batches is not None:
+            return self._batches.restore(position.iterator_state)
+        if position.sampler_state is not None:
+            load_state(self._sampler, position.sampler_state)
+            self._iterator = iter(self._sampler)
+        if position.iterator_state is not None:
+            load_state(self._iterator, position.iterator_state)
+        return position.sampler_state is not None or position.iterator_state is not None
+
+    def _track(self, num_drawn: int = 0) -> None:
+        is_batched = self._batches is not None
+        self.position = SamplerPosition(
+            num_yielded=self.position.num_yielded + num_drawn,
+            num_samples=None if self._batches is None else self._batches.num_samples,
+            sampler_state=None if is_batched else dump_state(self._sampler),
+            iterator_state=self._batches.state() if self._batches is not None else dump_state(self._iterator),
+        )
+
+
+class _BatchIterator(Iterator[list[Any]]):
+    """The batches of torch's BatchSampler, with the states of the sampler in it and of its iterator.
+
+    As in torch, a batch size that the program sets applies to the next batch or, with ``drop_last``, the next epoch.
+
+    Attributes:
+        num_samples: The number of yielded samples.
+        has_ended: Whether the sampler has yielded all.
+    """
+
+    def __init__(self, batch_sampler: BatchSampler) -> None:
+        self._batch_sampler = batch_sampler
+        self._sampler: Any = batch_sampler.sampler
+        self._iterator: Iterator[Any] | None = None  # Made by the first batch, as in torch: samplers may draw then.
+        self._only_size: int | None = None  # Of all batches of the epoch, with drop_last.
+        self.num_samples = 0
+        self.has_ended = False
+
+    def __next__(self) -> list[Any]:
+        iterator = self._begun()
+        size = self._only_size or self._batch_sampler.batch_size
+        batch = [] if self.has_ended else list(itertools.islice(iterator, size))
+        self.num_samples += len(batch)
+        self.has_ended = len(batch) < size  # Samplers often reset themselves then.
+        if not batch or (self._only_size is not None and self.has_ended):
+            raise StopIteration
+        return batch
+
+    def pass_over(self, num_samples: int) -> Iterator[list[Any]]:
+        """Yield a number of samples, in batches of any sizes."""
+        size = self._batch_sampler.batch_size
+        while self.num_samples < num_samples:
+            batch = list(itertools.islice(self._begun(), min(size, num_samples - self.num_samples)))
+            if not batch:
+                return
+            self.num_samples += len(batch)
+            yield batch
+
+    def state(self) -> Any:
+        states: dict[str, Any] = {_SAMPLES_YIELDED: self.num_samples, _HAS_ENDED: self.has_ended}
+        if has_state(self._sampler):
+            states[_SAMPLER_STATE] = dump_state(self._sampler)
+        if self._iterator is not None and has_state(self._iterator):
+            states[_SAMPLER_ITER_STATE] = dump_state(self._iterator)
+        return states if len(states) > 2 else None
+
+    def restore(self, states: Any) -> bool:
+        if states is None or not (_SAMPLER_STATE in states or _SAMPLER_ITER_STATE in states):
+            return False
+        if _SAMPLER_STATE in states:
+            load_state(self._sampler, states[_SAMPLER_STATE])
+        self._iterator = None
+        if _SAMPLER_ITER_STATE in states:
+            load_state(self._begun(), states[_SAMPLER_ITER_STATE])
+        self.num_samples, self.has_ended = states[_SAMPLES_YIELDED], states.get(_HAS_ENDED, False)
+        return True
+
+    def _begun(self) -> Iterator[Any]:
+        if self._iterator is None:
+            self._iterator = iter(self._sampler)
+            self._only_size = self._batch_sampler.batch_size if self._batch_sampler.drop_last else None
+        return self._iterator

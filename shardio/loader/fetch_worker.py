@@ -1,33 +1,51 @@
-"""Workers that call the user's dataset: their interface, their messages, and worker threads."""
+"""A worker that calls the user's dataset, in a thread or a process, with its requests, its answers and its channels."""
 
 from __future__ import annotations
 
 import os
 import random
+import socket
 import threading
 import time
-import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from copy import copy
 from dataclasses import dataclass, replace
-from queue import Empty, SimpleQueue
+from functools import partial
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+import torch.utils.data._utils.worker
+from torch.utils.data._utils.collate import (
+    collate,
+    collate_numpy_array_fn,
+    collate_tensor_fn,
+    default_collate,
+    default_collate_fn_map,
+)
 
 from shardio.errors import WorkerError
-from shardio.loader.failures import Failure
-from shardio.loader.fetching.fetchers import DatasetEndError, Fetcher, FetchJob, make_fetcher
-from shardio.loader.processes.wire import StageTimes
-from shardio.loader.stats import Tally
+from shardio.loader.buffers import MIN_BYTES, make_memory, map_memory
+from shardio.loader.fetchers import DatasetEndError, Fetcher, FetchJob, make_fetcher
+from shardio.loader.pickles import (
+    Arena,
+    Memory,
+    pack,
+    receive_job,
+)
+from shardio.loader.saved_state import DATASET_STATE, FETCHER_STATE, UnknownState
+from shardio.loader.wire import (
+    Failure,
+    ForgetBuffers,
+    NewBuffer,
+    StageTimes,
+    describe_failure,
+    receive_all,
+    send,
+)
 from shardio.process import describe_error, no_end
 from shardio.world import WorkerInfo, WorkerRng, being_worker, has_asked
-
-JOIN_S = 5.0
-"""The time, in seconds, that closing workers waits for threads that are fetching. Later, they end by themselves."""
 
 _Requests = SimpleQueue["BeginEpoch | FetchTask | None"]
 
@@ -48,12 +66,6 @@ def measure_since(began: float, idle_s: float = 0.0) -> StageTimes:
     """
     python_s = time.perf_counter() - began
     return StageTimes(transform_s=python_s, python_s=python_s, idle_s=idle_s)
-
-
-def begin_tally(job: FetchJob) -> Tally:
-    """Return the counts of an epoch that begins."""
-    names = [getattr(each, "__qualname__", type(each).__name__) for each in (job.dataset, job.collate_fn)]
-    return Tally(num_workers=job.num_workers, in_python=tuple(names))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -147,49 +159,6 @@ class WorkerExhausted:
 
 
 Answer = Begun | Fetched | FetchFailed | WorkerExhausted
-
-
-class FetchWorkers(Protocol):
-    """The workers of one loader. They end when they are closed or freed.
-
-    Attributes:
-        members: The processes or threads.
-        max_tasks: The number of batches that may be fetched ahead now.
-    """
-
-    max_tasks: int
-
-    @property
-    def members(self) -> Sequence[Any]: ...
-
-    @property
-    def belongs_here(self) -> bool:
-        """Whether this process started the workers; false in a forked child."""
-
-    def begin(self, requests: Sequence[BeginEpoch]) -> None:
-        """Begin an epoch: one request for each worker."""
-
-    def submit(self, worker_id: int, task: FetchTask) -> None:
-        """Request a batch of a worker."""
-
-    def receive(self, timeout_s: float | None) -> list[Answer]:
-        """Wait for answers; return an empty list after ``timeout_s``.
-
-        Raises:
-            WorkerError: If a worker ended, or a worker process was stopped and does not continue.
-        """
-
-    def open(self, fetched: Fetched) -> Any:
-        """Return the batch that a worker fetched. This is called once for each answer that is delivered."""
-
-    def drop(self, task_id: int) -> None:
-        """Drop the batch of a task, which is no longer needed."""
-
-    def release(self, worker_id: int) -> None:
-        """End a worker that has nothing more to do."""
-
-    def close(self) -> None:
-        """End all workers and wait for them."""
 
 
 def seed_process(base_seed: int, worker_id: int) -> None:
@@ -347,103 +316,6 @@ class QueueChannel:
         self._answers.put(answer)
 
 
-class FetchThreads:
-    """The worker threads of one loader.
-
-    Args:
-        job: The settings of the loader.
-        base_seed: The seed of the first one's generators.
-        max_tasks: The number of batches that are fetched ahead.
-
-    Attributes:
-        members: The threads.
-        max_tasks: The number of batches that are fetched ahead.
-    """
-
-    def __init__(self, job: FetchJob, base_seed: int, max_tasks: int) -> None:
-        self.max_tasks, self._job = max_tasks, job
-        self._has_warned = not job.is_iterable or job.num_workers == 1
-        self._answers: _Answers = SimpleQueue()
-        self._process_id = os.getpid()
-        self._requests: list[_Requests] = [SimpleQueue() for _ in range(job.num_workers)]
-        is_closed = threading.Event()
-        self._channels = [QueueChannel(requests, self._answers, is_closed) for requests in self._requests]
-        self.members = [
-            threading.Thread(
-                target=_run_thread,
-                args=(channel, self._answers, _share(job), worker_id, base_seed),
-                name=f"shardio-worker-{worker_id}",
-                daemon=True,
-            )
-            for worker_id, channel in enumerate(self._channels)
-        ]
-        self._finalizer = weakref.finalize(self, _close, self._requests, self.members, is_closed)
-        for thread in self.members:
-            thread.start()
-
-    @property
-    def belongs_here(self) -> bool:
-        """Whether the threads run in this process: a forked child has none of them."""
-        return self._process_id == os.getpid()
-
-    def begin(self, requests: Sequence[BeginEpoch]) -> None:
-        """Begin an epoch: one request for each worker."""
-        for queue, request in zip(self._requests, requests, strict=True):
-            queue.put(request)
-
-    def submit(self, worker_id: int, task: FetchTask) -> None:
-        """Request a batch of a worker."""
-        self._requests[worker_id].put(task)
-
-    def receive(self, timeout_s: float | None) -> list[Answer]:
-        """Wait for answers; return an empty list after ``timeout_s``.
-
-        Raises:
-            WorkerError: If a worker thread ended.
-        """
-        answers = list[Answer]()
-        with suppress(Empty):
-            answer = self._answers.get(timeout=timeout_s)
-            while True:
-                if isinstance(answer, WorkerError):
-                    if not answers:
-                        raise answer
-                    self._answers.put(answer)  # After what arrived before it.
-                    break
-                answers.append(answer)
-                answer = self._answers.get_nowait()
-        return answers
-
-    def open(self, fetched: Fetched) -> Any:
-        """Return the batch that a worker fetched; warn if the dataset cannot know its share."""
-        if not self._has_warned and self._channels[fetched.worker_id].has_asked is False:
-            self._has_warned = True
-            warnings.warn(
-                f"{type(self._job.dataset).__name__} did not call shardio.get_worker_info(), so each of "
-                f"{self._job.num_workers} worker threads may yield the whole dataset: call it in __iter__ instead of "
-                "torch's function, which returns None in threads",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return fetched.content
-
-    def drop(self, task_id: int) -> None:
-        """Do nothing: the batch is freed with the answer."""
-
-    def release(self, worker_id: int) -> None:
-        """End a worker that has nothing more to do."""
-        self._requests[worker_id].put(None)
-
-    def close(self) -> None:
-        """End all workers and wait for them."""
-        self._finalizer()
-
-
-def _share(job: FetchJob) -> FetchJob:
-    # As in processes, each worker's iteration of an iterable dataset has its own attributes.
-    return replace(job, dataset=copy(job.dataset)) if job.is_iterable else job
-
-
 def _run_thread(channel: QueueChannel, answers: _Answers, job: FetchJob, worker_id: int, base_seed: int) -> None:
     info = WorkerInfo(
         id=worker_id,
@@ -461,11 +333,173 @@ def _run_thread(channel: QueueChannel, answers: _Answers, job: FetchJob, worker_
         answers.put(ended)
 
 
-def _close(requests: Sequence[_Requests], threads: Sequence[threading.Thread], is_closed: threading.Event) -> None:
-    is_closed.set()
-    for queue in requests:
-        queue.put(None)
-    deadline = time.monotonic() + JOIN_S
-    for thread in threads:
-        if thread is not threading.current_thread():  # The last reference may be dropped in one of them.
-            thread.join(max(deadline - time.monotonic(), 0.0))
+_MapOfFunctions = dict[Any, Callable[..., Any]]
+
+
+def run_worker_process(end: socket.socket, job: FetchJob | None, worker_id: int, base_seed: int) -> None:
+    """Run a worker in this process, which was started for it; see :class:`FetchWorker`.
+
+    Args:
+        end: This side's end of the socket pair.
+        job: The settings of the loader; None if they come through the socket pair.
+        worker_id: The number of the worker.
+        base_seed: The seed of worker 0.
+    """
+    torch.set_num_threads(1)
+    if job is None and (job := receive_job(end)) is None:
+        return
+    seed_process(base_seed, worker_id)  # After the modules of the dataset are imported: they may also seed.
+    # torch has no public function for this, and user code asks torch.
+    torch.utils.data._utils.worker._worker_info = torch.utils.data._utils.worker.WorkerInfo(
+        id=worker_id, num_workers=job.num_workers, seed=base_seed + worker_id, dataset=job.dataset
+    )
+    with suppress(KeyboardInterrupt):  # The training process also raises it.
+        FetchWorker(worker_id, job, SocketChannel(end)).run()
+
+
+class SocketChannel:
+    """The channel of a worker process.
+
+    Args:
+        end: The worker's end of the socket pair.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._messages = receive_all(end, os.getppid())
+        self._buffers: dict[int, Memory] = {}
+        self._arena: Arena | None = None
+        self._is_closed = False  # Requests that were sent before are not answered any more.
+
+    def receive(self) -> BeginEpoch | FetchTask | None:
+        """Return the next request; None if the other end is closed."""
+        while not self._is_closed:
+            received = next(self._messages, None)
+            if received is None:
+                break
+            message, descriptors = received
+            match message:
+                case NewBuffer():
+                    self._buffers[message.buffer_id] = map_memory(descriptors[0], message.layout.num_bytes)
+                    os.close(descriptors[0])
+                case ForgetBuffers():
+                    for buffer_id in message.buffer_ids:
+                        self._buffers.pop(buffer_id, None)
+                case BeginEpoch() | FetchTask():
+                    return message
+        return None
+
+    def find_collate(self, task: FetchTask, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return a function that makes the same batches, if possible in the task's buffer."""
+        memory = None if task.buffer_id is None else self._buffers.get(task.buffer_id)
+        self._arena = None if memory is None else Arena(memory)
+        return find_collate(collate_fn, self._arena)
+
+    def describe(self, error: Exception) -> Failure:
+        """Return an error with its traceback in this process."""
+        return describe_failure(error)
+
+    def send(self, answer: Answer) -> None:
+        """Send an answer, a batch as an OutOfBandPickle."""
+        descriptors = list[int]()
+        arena, self._arena = self._arena, None
+        try:
+            if isinstance(answer, Fetched):
+
+                def make_own(num_bytes: int) -> Memory:
+                    descriptors.append(make_memory(num_bytes))
+                    return map_memory(descriptors[0], num_bytes)
+
+                try:
+                    answer.content = pack(answer.content, arena, make_own)
+                except Exception as error:
+                    answer = _fail(answer, error)
+            try:
+                send(self._end, answer, descriptors)
+            except ConnectionError:
+                raise
+            except Exception as error:  # The state of the dataset cannot be pickled.
+                answer = _without_state(answer, error)
+                send(self._end, answer, descriptors if isinstance(answer, Fetched) else ())
+        except ConnectionError:
+            self._is_closed = True
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+
+def _fail(answer: Answer, error: Exception) -> Answer:
+    """Return the answer that replaces one that cannot be sent."""
+    failure = describe_failure(error)
+    if isinstance(answer, Begun):
+        return replace(answer, state=None, failure=failure)
+    return FetchFailed(task_id=answer.task_id, worker_id=answer.worker_id, failure=failure)
+
+
+def _without_state(answer: Answer, error: Exception) -> Answer:
+    """Return an answer with an UnknownState in place of a state that cannot be sent."""
+    if isinstance(answer, FetchFailed) or answer.state is None:
+        return _fail(answer, error)
+    unknown = UnknownState(reason=f"the state of the dataset cannot be pickled ({describe_error(error)})")
+    return replace(answer, state={FETCHER_STATE: None, DATASET_STATE: unknown})
+
+
+def find_collate(collate_fn: Callable[[Any], Any], arena: Arena | None) -> Callable[[Any], Any]:
+    """Return a function that makes the same batches as ``collate_fn``, if possible with their tensors in a buffer.
+
+    Args:
+        collate_fn: The loader's function.
+        arena: The buffer; None if there is none.
+    """
+    if collate_fn is not default_collate:
+        return collate_fn
+    functions: _MapOfFunctions = dict(default_collate_fn_map)
+    # The user may have registered other functions for these types.
+    if functions.get(torch.Tensor) is collate_tensor_fn:
+        functions[torch.Tensor] = partial(_collate_tensors, arena)
+        if functions.get(np.ndarray) is collate_numpy_array_fn:
+            functions[np.ndarray] = partial(_collate_arrays, arena)
+    return partial(collate, collate_fn_map=functions)
+
+
+def _collate_tensors(arena: Arena | None, batch: Sequence[Any], *, collate_fn_map: Any = None) -> torch.Tensor:
+    first = batch[0]
+    if first.is_nested or not all(map(partial(_is_like, first), batch)):
+        collated: torch.Tensor = collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+        return collated
+    out = _make(arena, first.dtype, (len(batch), *first.shape))
+    return torch.stack(tuple(batch), out=out)
+
+
+def _collate_arrays(arena: Arena | None, batch: Sequence[Any], *, collate_fn_map: Any = None) -> torch.Tensor:
+    first = batch[0]
+    is_plain = first.dtype.kind in "biufc" and first.dtype.isnative and first.ndim
+    if is_plain and all(
+        type(each) is np.ndarray and each.dtype == first.dtype and each.shape == first.shape for each in batch
+    ):
+        out = _make(arena, torch.from_numpy(np.empty(0, first.dtype)).dtype, (len(batch), *first.shape))
+        if out is not None:
+            np.stack(batch, out=out.numpy())
+            return out
+    collated: torch.Tensor = collate_numpy_array_fn(batch, collate_fn_map=collate_fn_map)
+    return collated
+
+
+def _is_like(first: torch.Tensor, other: Any) -> bool:
+    return (
+        type(other) is torch.Tensor
+        and not other.is_nested  # It has no shape.
+        and other.dtype == first.dtype
+        and other.shape == first.shape
+        and other.device.type == "cpu"
+        and other.layout == torch.strided
+        and not (other.requires_grad or other.is_quantized)
+    )
+
+
+def _make(arena: Arena | None, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
+    """Return an empty tensor in the buffer; None if it is small, or does not fit."""
+    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if arena is None or num_bytes < MIN_BYTES or (memory := arena.take(num_bytes)) is None:
+        return None
+    return torch.from_numpy(memory).view(dtype).view(shape)

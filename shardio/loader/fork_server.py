@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from shardio.errors import WorkerError
-from shardio.loader.processes.wire import (
+from shardio.loader.wire import (
     AllWorkersEnded,
     EndAllWorkers,
     EndWorker,
@@ -362,7 +362,7 @@ def _start_process(descriptor: int, setup: WorkerSetup) -> subprocess.Popen[byte
     if setup.runs_user_code:
         environment |= {name: value for name, value in REUSE_OF_MEMORY.items() if name not in os.environ}
     return start_process(
-        "shardio.loader.processes.worker_process:main",
+        "shardio.loader.chunk_worker:main",
         [descriptor, os.getpid()],
         environment=environment,
         descriptors=[descriptor],

@@ -12,11 +12,14 @@ user's script or notebook, are sent by value, so the script does not run again.
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import pickle
 import select
 import socket
+import sys
+import traceback
 import weakref
 from array import array
 from collections import Counter
@@ -29,19 +32,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import add_note
-from shardio.loader.failures import Failure, describe_failure
-from shardio.loader.memory import make_memory
+from shardio.errors import add_note, copy_mark
+from shardio.loader.buffers import make_memory
 from shardio.process import describe_error, let_through
 
 if TYPE_CHECKING:
     from shardio.decoding import FieldDecoder
     from shardio.images import DecoderName
-    from shardio.loader.collate import Collation  # It imports torch.
-    from shardio.loader.memory import Column, Layout
+    from shardio.loader.buffers import Column, Layout
+    from shardio.loader.collate import Collation
     from shardio.order import Words
     from shardio.reading import Reader
-
 
 MAX_INLINE = 8 * 1024
 """The largest pickle, in bytes, that is sent in the packet itself. A socket's buffer holds dozens of them."""
@@ -51,6 +52,7 @@ MAX_DESCRIPTORS = 2
 
 CHECK_PARENT_S = 1.0
 """The interval, in seconds, of checks that the parent is alive: another process may hold the other end open."""
+
 
 _INLINE, _IN_MEMORY = b"\0", b"\1"
 
@@ -338,7 +340,6 @@ class Failed:
 
 Outcome = Made | Failed
 
-
 _obstacles: dict[int, tuple[weakref.ref[Any], str | None]] = {}
 """The objects that were tried, by id, because they need not be hashable; and the reason why each cannot be sent."""
 
@@ -394,3 +395,56 @@ def _dump(value: object) -> bytes:
 
     content: bytes = cloudpickle.dumps(value, protocol=5)
     return content
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """The failure of a batch or a chunk, returned instead of it.
+
+    Attributes:
+        error: The error.
+        traceback: The error's traceback in another process; empty if the error has its own.
+    """
+
+    error: BaseException
+    traceback: str = ""
+
+    def restore(self) -> BaseException:
+        """Return the error, with its traceback in another process as the cause."""
+        if self.traceback:  # Pickling drops the original one.
+            self.error.__cause__ = RuntimeError(f"in a worker:\n{self.traceback}")
+        return self.error
+
+    def renewed(self) -> Failure:
+        """Return the same failure with a copy of the error, for one that is raised several times.
+
+        An error's traceback holds every frame that it has passed, and so the loader that has raised it.
+        """
+        try:
+            error = copy.copy(self.error)
+        except Exception:  # Copying may fail in any way.
+            error = _as_runtime_error(self.error)
+        error.__cause__ = self.error.__cause__
+        return Failure(error=error.with_traceback(self.error.__traceback__), traceback=self.traceback)
+
+
+def describe_failure(error: BaseException) -> Failure:
+    """Return a failure that can be sent to another process."""
+    lines = traceback.format_exception(error)
+    if sys.version_info < (3, 11):  # Python writes notes from then on.
+        lines += [f"{note}\n" for note in getattr(error, "__notes__", [])]
+    return Failure(error=_make_portable(error), traceback="".join(lines))
+
+
+def _make_portable(error: BaseException) -> BaseException:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # Pickling may fail in any way. Send at least the message.
+        return _as_runtime_error(error)
+    return error
+
+
+def _as_runtime_error(error: BaseException) -> BaseException:
+    portable = RuntimeError(f"{type(error).__name__}: {error}")
+    copy_mark(error, portable)
+    return portable

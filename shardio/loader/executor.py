@@ -1,6 +1,6 @@
 """The interface of executors, through which a DataLoader gets its batches, and their settings.
 
-To add an executor, write it in its own file and return it from :mod:`shardio.loader.executors.choice`.
+To add an executor, write it in its own file and return it from :mod:`shardio.loader.choice`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.utils.data.dataloader
 
 from shardio.datasets import EpochSampler, ShardDataset, Transformed, unwrap
 from shardio.decoding import FieldDecoder
-from shardio.loader.fetching.fetchers import WorkerMethod, is_iterable
+from shardio.loader.fetchers import WorkerMethod, is_iterable
 from shardio.loader.stats import LoaderStats
 from shardio.order import Cursor, EpochCounter, Split
 

@@ -29,13 +29,13 @@ from torch.utils.data.dataloader import (
 from shardio.bad_samples import BadSamples, Broken, Skipped, read_around, read_samples
 from shardio.datasets import EpochSampler, MapDataset, ShardDataset, Unwrapped, known_epoch, mark_valid, unwrap
 from shardio.images import use_one_thread
+from shardio.loader.any_dataset import FetchedBatches, Fetching, can_fetch, starts_threads
 from shardio.loader.batch_plans import SamplerPlanner, SamplerProgress
 from shardio.loader.collate import CollateKept
-from shardio.loader.executors.executor import BatchIterator, Executor, ExecutorSettings, TorchDataLoader
-from shardio.loader.executors.fetching import FetchedBatches, Fetching, can_fetch, starts_threads
-from shardio.loader.failures import Failure
-from shardio.loader.fetching.epochs import Epochs
+from shardio.loader.epochs import Epochs
+from shardio.loader.executor import BatchIterator, Executor, ExecutorSettings, TorchDataLoader
 from shardio.loader.stats import LoaderStats, Tally
+from shardio.loader.wire import Failure
 from shardio.order import Cursor, Split, Words
 from shardio.process import is_interruption, let_through, no_end
 from shardio.world import World

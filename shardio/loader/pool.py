@@ -12,9 +12,9 @@ from itertools import count
 from typing import Any
 
 from shardio.errors import WorkerError
-from shardio.loader.memory import Layout
-from shardio.loader.processes.fork_server import CLOSE_S, Death, ForkServer
-from shardio.loader.processes.wire import (
+from shardio.loader.buffers import Layout
+from shardio.loader.fork_server import CLOSE_S, Death, ForkServer
+from shardio.loader.wire import (
     Cancel,
     Chunk,
     Failed,

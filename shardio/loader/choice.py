@@ -23,24 +23,18 @@ from shardio.datasets import (
     why_not_concatenated,
 )
 from shardio.decoding import FieldDecoder
+from shardio.loader.any_dataset import Fetching, can_fetch
 from shardio.loader.arguments import OwnArguments
+from shardio.loader.assembly import BatchSettings, ChunkSizing, DefaultPrefetch
 from shardio.loader.batch_plans import OrderPlanner, Planner, SamplerPlanner
 from shardio.loader.buffers import BufferWatch
 from shardio.loader.collate import Collation, collate_channels_last
-from shardio.loader.executors.assembly import BatchSettings, ChunkSizing, DefaultPrefetch
-from shardio.loader.executors.executor import Executor, ExecutorSettings, LoaderOrder, find_decoder, find_override
-from shardio.loader.executors.fetching import Fetching, can_fetch
-from shardio.loader.executors.ordered_workers import (
-    IndexWorkers,
-    SampledExecutor,
-    ShardWorkers,
-    TorchLoader,
-    WorkerOptions,
-)
-from shardio.loader.executors.pipeline import CallingProcess, WorkerProcesses
-from shardio.loader.fetching.epochs import Epochs
-from shardio.loader.fetching.fetchers import WorkerMethod
-from shardio.loader.processes.wire import why_not_sendable
+from shardio.loader.epochs import Epochs
+from shardio.loader.executor import Executor, ExecutorSettings, LoaderOrder, find_decoder, find_override
+from shardio.loader.fetchers import WorkerMethod
+from shardio.loader.ordered_workers import IndexWorkers, SampledExecutor, ShardWorkers, TorchLoader, WorkerOptions
+from shardio.loader.pipeline import CallingProcess, WorkerProcesses
+from shardio.loader.wire import why_not_sendable
 
 _log = logging.getLogger("shardio")
 

@@ -12,22 +12,23 @@ from itertools import cycle, islice
 from typing import Any
 
 from shardio.epochs import Count, find_held, hand_over
-from shardio.loader.failures import Failure
-from shardio.loader.fetching.fetchers import DatasetEndError, FetchJob, has_state, make_fetcher
-from shardio.loader.fetching.position import EpochPosition, Indices, SamplerPosition
-from shardio.loader.fetching.workers import (
+from shardio.loader.epochs import Indices
+from shardio.loader.fetch_worker import (
     Answer,
     BeginEpoch,
     Begun,
     Fetched,
     FetchFailed,
     FetchTask,
-    FetchWorkers,
     WorkerExhausted,
     count_samples,
     measure_since,
 )
+from shardio.loader.fetch_workers import FetchWorkers
+from shardio.loader.fetchers import DatasetEndError, FetchJob, make_fetcher
+from shardio.loader.saved_state import EpochPosition, SamplerPosition, has_state
 from shardio.loader.stats import Tally
+from shardio.loader.wire import Failure
 from shardio.process import let_through, no_end
 
 _WORKERS_ENDED = (

@@ -35,15 +35,15 @@ from numpy.typing import NDArray
 from shardio.decoding import FieldDecoder, refuse_wide
 from shardio.errors import SampleError, move_mark
 from shardio.images import DecoderName, find_kernel, prepare_kernel
-from shardio.loader.failures import Failure, describe_failure
-from shardio.loader.memory import Column, Layout, as_stored, map_memory
-from shardio.loader.processes.wire import (
+from shardio.loader.buffers import Column, Layout, as_stored, map_memory
+from shardio.loader.wire import (
     AllWorkersEnded,
     Cancel,
     Chunk,
     EndAllWorkers,
     EndWorker,
     Failed,
+    Failure,
     ForgetBuffers,
     Made,
     NewBuffer,
@@ -55,6 +55,7 @@ from shardio.loader.processes.wire import (
     WorkerEnded,
     WorkerMemory,
     WorkerSetup,
+    describe_failure,
     load_setup,
     receive_all,
     send,
@@ -63,9 +64,8 @@ from shardio.process import ignore_pillows_warnings
 from shardio.shards import LABEL_FIELD
 
 if TYPE_CHECKING:
-    from shardio.loader.collate import Collation  # It imports torch.
+    from shardio.loader.collate import Collation
     from shardio.reading import Reader
-
 
 Rows = Mapping[int, NDArray[Any]]
 """The destination of a chunk's n values, by column: [n, *shape of an item]."""

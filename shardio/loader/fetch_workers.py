@@ -1,4 +1,4 @@
-"""The training process's side of worker processes that call the user's dataset."""
+"""The workers of a loader that call the user's dataset, on the side of the training process: threads and processes."""
 
 from __future__ import annotations
 
@@ -7,37 +7,203 @@ import os
 import select
 import signal
 import socket
+import threading
 import time
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
 
 from shardio.errors import WorkerError
-from shardio.loader.buffers import Buffer, BufferPool, find_num_buffers, map_in_torch
-from shardio.loader.fetching.fetchers import FetchJob
-from shardio.loader.fetching.worker_process import SharedJob, run_worker_process
-from shardio.loader.fetching.workers import Answer, BeginEpoch, Begun, Fetched, FetchTask
-from shardio.loader.memory import Layout
-from shardio.loader.pickles import Memory, OutOfBandPickle, unpack
-from shardio.loader.processes.fork_server import describe_exit
-from shardio.loader.processes.wire import ForgetBuffers, NewBuffer, make_pair, receive, send_within
+from shardio.loader.buffers import Buffer, BufferPool, Layout, find_num_buffers, map_in_torch
+from shardio.loader.fetch_worker import (
+    Answer,
+    BeginEpoch,
+    Begun,
+    Fetched,
+    FetchTask,
+    QueueChannel,
+    _Answers,
+    _Requests,
+    _run_thread,
+    run_worker_process,
+)
+from shardio.loader.fetchers import FetchJob
+from shardio.loader.fork_server import describe_exit
+from shardio.loader.pickles import Memory, OutOfBandPickle, SharedJob, unpack
+from shardio.loader.wire import ForgetBuffers, NewBuffer, make_pair, receive, send_within
 from shardio.process import call_at_fork, count_processors
+
+JOIN_S = 5.0
+"""The time, in seconds, that workers get to end, or to finish their batches. Then processes are terminated."""
+
+
+class FetchWorkers(Protocol):
+    """The workers of one loader. They end when they are closed or freed.
+
+    Attributes:
+        members: The processes or threads.
+        max_tasks: The number of batches that may be fetched ahead now.
+    """
+
+    max_tasks: int
+
+    @property
+    def members(self) -> Sequence[Any]: ...
+
+    @property
+    def belongs_here(self) -> bool:
+        """Whether this process started the workers; false in a forked child."""
+
+    def begin(self, requests: Sequence[BeginEpoch]) -> None:
+        """Begin an epoch: one request for each worker."""
+
+    def submit(self, worker_id: int, task: FetchTask) -> None:
+        """Request a batch of a worker."""
+
+    def receive(self, timeout_s: float | None) -> list[Answer]:
+        """Wait for answers; return an empty list after ``timeout_s``.
+
+        Raises:
+            WorkerError: If a worker ended, or a worker process was stopped and does not continue.
+        """
+
+    def open(self, fetched: Fetched) -> Any:
+        """Return the batch that a worker fetched. This is called once for each answer that is delivered."""
+
+    def drop(self, task_id: int) -> None:
+        """Drop the batch of a task, which is no longer needed."""
+
+    def release(self, worker_id: int) -> None:
+        """End a worker that has nothing more to do."""
+
+    def close(self) -> None:
+        """End all workers and wait for them."""
+
+
+class FetchThreads:
+    """The worker threads of one loader.
+
+    Args:
+        job: The settings of the loader.
+        base_seed: The seed of the first one's generators.
+        max_tasks: The number of batches that are fetched ahead.
+
+    Attributes:
+        members: The threads.
+        max_tasks: The number of batches that are fetched ahead.
+    """
+
+    def __init__(self, job: FetchJob, base_seed: int, max_tasks: int) -> None:
+        self.max_tasks, self._job = max_tasks, job
+        self._has_warned = not job.is_iterable or job.num_workers == 1
+        self._answers: _Answers = SimpleQueue()
+        self._process_id = os.getpid()
+        self._requests: list[_Requests] = [SimpleQueue() for _ in range(job.num_workers)]
+        is_closed = threading.Event()
+        self._channels = [QueueChannel(requests, self._answers, is_closed) for requests in self._requests]
+        self.members = [
+            threading.Thread(
+                target=_run_thread,
+                args=(channel, self._answers, _share(job), worker_id, base_seed),
+                name=f"shardio-worker-{worker_id}",
+                daemon=True,
+            )
+            for worker_id, channel in enumerate(self._channels)
+        ]
+        self._finalizer = weakref.finalize(self, _close_threads, self._requests, self.members, is_closed)
+        for thread in self.members:
+            thread.start()
+
+    @property
+    def belongs_here(self) -> bool:
+        """Whether the threads run in this process: a forked child has none of them."""
+        return self._process_id == os.getpid()
+
+    def begin(self, requests: Sequence[BeginEpoch]) -> None:
+        """Begin an epoch: one request for each worker."""
+        for queue, request in zip(self._requests, requests, strict=True):
+            queue.put(request)
+
+    def submit(self, worker_id: int, task: FetchTask) -> None:
+        """Request a batch of a worker."""
+        self._requests[worker_id].put(task)
+
+    def receive(self, timeout_s: float | None) -> list[Answer]:
+        """Wait for answers; return an empty list after ``timeout_s``.
+
+        Raises:
+            WorkerError: If a worker thread ended.
+        """
+        answers = list[Answer]()
+        with suppress(Empty):
+            answer = self._answers.get(timeout=timeout_s)
+            while True:
+                if isinstance(answer, WorkerError):
+                    if not answers:
+                        raise answer
+                    self._answers.put(answer)  # After what arrived before it.
+                    break
+                answers.append(answer)
+                answer = self._answers.get_nowait()
+        return answers
+
+    def open(self, fetched: Fetched) -> Any:
+        """Return the batch that a worker fetched; warn if the dataset cannot know its share."""
+        if not self._has_warned and self._channels[fetched.worker_id].has_asked is False:
+            self._has_warned = True
+            warnings.warn(
+                f"{type(self._job.dataset).__name__} did not call shardio.get_worker_info(), so each of "
+                f"{self._job.num_workers} worker threads may yield the whole dataset: call it in __iter__ instead of "
+                "torch's function, which returns None in threads",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return fetched.content
+
+    def drop(self, task_id: int) -> None:
+        """Do nothing: the batch is freed with the answer."""
+
+    def release(self, worker_id: int) -> None:
+        """End a worker that has nothing more to do."""
+        self._requests[worker_id].put(None)
+
+    def close(self) -> None:
+        """End all workers and wait for them."""
+        self._finalizer()
+
+
+def _share(job: FetchJob) -> FetchJob:
+    # As in processes, each worker's iteration of an iterable dataset has its own attributes.
+    return replace(job, dataset=copy(job.dataset)) if job.is_iterable else job
+
+
+def _close_threads(
+    requests: Sequence[_Requests], threads: Sequence[threading.Thread], is_closed: threading.Event
+) -> None:
+    is_closed.set()
+    for queue in requests:
+        queue.put(None)
+    deadline = time.monotonic() + JOIN_S
+    for thread in threads:
+        if thread is not threading.current_thread():  # The last reference may be dropped in one of them.
+            thread.join(max(deadline - time.monotonic(), 0.0))
+
 
 STOPPED_S = 30.0
 """The time, in seconds, that a worker process may be stopped, as by SIGSTOP, while the loader waits for it."""
 
 CHECK_S = 5.0
 """The interval, in seconds, of checks of a silent worker process."""
-
-JOIN_S = 5.0
-"""The time, in seconds, that a worker process gets to end, or to finish its batch before it is terminated."""
 
 MAX_SENT = 8
 """The most unanswered requests of a worker process. More would fill its socket, and block both sides."""
@@ -67,7 +233,7 @@ class FetchProcesses:
         self._buffer_of_task: dict[int, Buffer] = {}
         self._owns: dict[int, Memory] = {}  # Memory that a worker made for one batch, by task.
         self._process_id, self._has_warned = os.getpid(), False
-        self._finalizer = weakref.finalize(self, _close, self._workers, os.getpid())
+        self._finalizer = weakref.finalize(self, _close_processes, self._workers, os.getpid())
         call_at_fork(self, after_in_child=FetchProcesses._leave_to_parent)
         self._context, self._job, self._base_seed = context, job, base_seed
         self._unstarted = deque(range(job.num_workers))
@@ -247,7 +413,7 @@ def _forget(workers: Sequence[_Process], buffer_ids: tuple[int, ...]) -> None:
         worker.send(ForgetBuffers(buffer_ids=buffer_ids))
 
 
-def _close(workers: list[_Process], process_id: int) -> None:
+def _close_processes(workers: list[_Process], process_id: int) -> None:
     if os.getpid() != process_id:
         return
     for worker in workers:

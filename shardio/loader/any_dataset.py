@@ -19,14 +19,13 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from shardio.bad_samples import BadSamples
 from shardio.datasets import Transformed, unwrap
 from shardio.loader.arguments import find_user_level
-from shardio.loader.failures import Failure
-from shardio.loader.fetching.batches import CallerBatches, WorkerBatches
-from shardio.loader.fetching.epochs import Epochs
-from shardio.loader.fetching.fetchers import FetchJob, WorkerMethod, has_state, is_iterable
-from shardio.loader.fetching.position import EpochPosition
-from shardio.loader.fetching.worker_processes import FetchProcesses
-from shardio.loader.fetching.workers import FetchThreads, FetchWorkers, begin_tally
+from shardio.loader.epochs import Epochs
+from shardio.loader.fetch_workers import FetchProcesses, FetchThreads, FetchWorkers
+from shardio.loader.fetched_batches import CallerBatches, WorkerBatches
+from shardio.loader.fetchers import FetchJob, WorkerMethod, is_iterable
+from shardio.loader.saved_state import EpochPosition, has_state
 from shardio.loader.stats import LoaderStats, Tally
+from shardio.loader.wire import Failure
 from shardio.order import Cursor, Split
 from shardio.process import let_through
 
@@ -300,3 +299,9 @@ def _warn_of_pinning(loader: Any) -> None:
             UserWarning,
             stacklevel=find_user_level(),
         )
+
+
+def begin_tally(job: FetchJob) -> Tally:
+    """Return the counts of an epoch that begins."""
+    names = [getattr(each, "__qualname__", type(each).__name__) for each in (job.dataset, job.collate_fn)]
+    return Tally(num_workers=job.num_workers, in_python=tuple(names))
