@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, get_args
 
@@ -171,6 +171,18 @@ class BatchChunk:
     num_deaths: int = 0  # Of worker processes that were making only this chunk.
     is_suspect: bool = False  # It may have killed a worker process.
 
+    def request(self, chunk_id: int, source: SampleSource, buffer: Buffer | None, tally: Tally) -> Chunk:
+        """Return the request to make it."""
+        return Chunk(
+            chunk_id=chunk_id,
+            samples=source.dataset.locate(self.plan.indices),
+            rng_keys=self.plan.rng_keys,
+            buffer_id=None if buffer is None else buffer.buffer_id,
+            row=self.row,
+            valid=self.plan.valid,
+            epoch_began=tally.began,
+        )
+
 
 def cut_batch(plan: BatchPlan, layout: Layout | None, sizing: ChunkSizing) -> list[BatchChunk]:
     """Cut a batch into chunks of about equal size."""
@@ -178,25 +190,35 @@ def cut_batch(plan: BatchPlan, layout: Layout | None, sizing: ChunkSizing) -> li
     return [BatchChunk(plan=plan.take(slice(start, stop)), row=start) for start, stop in pairwise(cuts)]
 
 
-def probe_layout(
-    plan: BatchPlan, make: Callable[[Batch], None], source: SampleSource, num_rows: int
+def fit_layout(
+    layout: Layout | None,
+    plan: BatchPlan,
+    make: Callable[[Batch], None],
+    source: SampleSource,
+    settings: BatchSettings,
 ) -> tuple[Layout | None, BaseException | None]:
-    """Find the layout of batches, given one readable sample.
+    """Return the layout for the next batch.
 
     Args:
-        plan: The plan of a batch.
+        layout: The layout of the batches before; None to find one from a readable sample.
+        plan: The plan of the batch.
         make: Makes a probe, which is a batch of one sample.
         source: The source of the samples.
-        num_rows: The number of samples in a full batch.
+        settings: The settings of all batches of the loader.
 
     Returns:
-        The layout, or None if no sample of the plan can be read; and the error of the plan's batch, if a probe failed
-        for a reason other than its sample.
+        The layout, or None if no sample of the plan can be read, or a collation makes the batch before there is one;
+        and the error of the batch, if a probe failed for a reason other than its sample.
     """
+    if settings.collation is not None:
+        return layout, None
+    if layout is not None:
+        return replace(layout, num_rows=len(plan)) if len(plan) > layout.num_rows else layout, None
     for row in range(len(plan)):
         probe = Batch(chunks=[BatchChunk(plan=plan.take(slice(row, row + 1)), row=0)], is_probe=True)
         make(probe)
         if probe.error is None:
+            num_rows = max(settings.batch_size or 0, len(plan))
             return choose_layout(source.decoder.column_names, probe.chunks[0].columns or [], num_rows), None
         if as_sample_error(probe.error, get_args(Stage)) is None:
             return None, probe.error
@@ -264,15 +286,7 @@ class ChunkQueue:
             batch, chunk = self._pending.popleft()
             if batch.error is not None:
                 continue
-            request = Chunk(
-                chunk_id=self._workers.next_chunk_id(),
-                samples=self._source.dataset.locate(chunk.plan.indices),
-                rng_keys=chunk.plan.rng_keys,
-                buffer_id=None if batch.buffer is None else batch.buffer.buffer_id,
-                row=chunk.row,
-                valid=chunk.plan.valid,
-                epoch_began=self._tally.began,
-            )
+            request = chunk.request(self._workers.next_chunk_id(), self._source, batch.buffer, self._tally)
             self._in_flight[request.chunk_id] = batch, chunk
             requests.append(request)
         if requests:

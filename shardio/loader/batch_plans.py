@@ -65,6 +65,21 @@ class SampleSource:
     epoch: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedEpoch:
+    """The plans of an epoch.
+
+    Attributes:
+        plans: The plan of each batch.
+        source: The source of the samples.
+        progress: Counts the batches that the user receives; None in shardio's order, where the iterator counts them.
+    """
+
+    plans: Iterator[BatchPlan]
+    source: SampleSource
+    progress: SamplerProgress | None = None
+
+
 class Planner(Protocol):
     """The interface of planners, which plan the batches of epochs.
 
@@ -74,12 +89,15 @@ class Planner(Protocol):
 
     dataset: Unwrapped
 
-    def plan(self, cursor: Cursor | None, split: Split | None) -> tuple[Iterator[BatchPlan], SampleSource]:
-        """Return the plans of an epoch's batches, and the source of their samples.
+    def plan(self, cursor: Cursor | None, split: Split | None) -> PlannedEpoch:
+        """Begin an epoch and return its plans.
 
         Args:
             cursor: The start of the epoch; None if the order is not shardio's.
             split: This rank's share, from the cursor to the end; None in the same case.
+
+        Raises:
+            IndexError: By the iterator, if a batch of a sampler is empty or an index is out of range.
         """
 
 
@@ -94,12 +112,11 @@ class OrderPlanner:
     def __init__(self, dataset: Unwrapped, order: Ordered) -> None:
         self.dataset, self._order = dataset, order
 
-    def plan(self, cursor: Cursor | None, split: Split | None) -> tuple[Iterator[BatchPlan], SampleSource]:
-        """Return the plans of an epoch's batches, and the source of their samples."""
+    def plan(self, cursor: Cursor | None, split: Split | None) -> PlannedEpoch:
         assert cursor is not None, "the order is shardio's"
         assert split is not None, "the order is shardio's"
         source = SampleSource(dataset=self.dataset, decoder=self.dataset.dataset.decoder, epoch=cursor.epoch)
-        return self._plan(cursor, split), source
+        return PlannedEpoch(plans=self._plan(cursor, split), source=source)
 
     def _plan(self, cursor: Cursor, split: Split) -> Iterator[BatchPlan]:
         with read_ahead(self._order, self.dataset.dataset, cursor, split, self.dataset.inner_indices) as advance:
@@ -123,22 +140,13 @@ class SamplerPlanner:
         dataset: The loader's dataset, which is map-style.
         loader: The loader.
         epochs: The positions at which its epochs begin.
-
-    Attributes:
-        counted: Counts the batches of the latest epoch.
     """
 
     def __init__(self, dataset: Unwrapped, loader: Any, epochs: Epochs) -> None:
         self.dataset, self._epochs = dataset, epochs
         self._loader = weakref.ref(loader)  # Weak: workers end as soon as the loader is released.
-        self.counted: SamplerProgress | None = None
 
-    def plan(self, cursor: Cursor | None, split: Split | None) -> tuple[Iterator[BatchPlan], SampleSource]:
-        """Return the plans of an epoch's batches, and the source of their samples.
-
-        Raises:
-            IndexError: By the iterator, if a batch is empty or an index is out of range.
-        """
+    def plan(self, cursor: Cursor | None, split: Split | None) -> PlannedEpoch:
         inner = self.dataset.dataset
         known: tuple[int, int] | None = inner.map_epoch.known
         num_returned = np.zeros(len(self.dataset) if known else 0, np.uint32)
@@ -148,14 +156,17 @@ class SamplerPlanner:
                 _count_repetitions(num_returned, check_indices(batch, len(self.dataset)))
 
         position, indices = self._epochs.begin(self._loader(), has_new_workers=True, skip=skip)
-        self.counted = SamplerProgress(position, indices)
-        source = SampleSource(dataset=self.dataset, decoder=inner.decoder, epoch=None if known is None else known[1])
-        return self._plan(position, self.counted, known, num_returned), source
+        progress = SamplerProgress(position, indices)
+        return PlannedEpoch(
+            plans=self._plan(position, progress, known, num_returned),
+            source=SampleSource(dataset=self.dataset, decoder=inner.decoder, epoch=None if known is None else known[1]),
+            progress=progress,
+        )
 
     def _plan(
         self,
         position: EpochPosition,
-        counted: SamplerProgress,
+        progress: SamplerProgress,
         known: tuple[int, int] | None,
         num_returned: NDArray[np.uint32],
     ) -> Iterator[BatchPlan]:
@@ -164,7 +175,7 @@ class SamplerPlanner:
         num_samples, num_planned = len(self.dataset), position.num_samples
         remote = self.dataset.dataset.remote_samples()
         with read_nothing_ahead() if remote is None else read_batches_ahead(remote) as fetch:
-            for batch in counted:
+            for batch in progress.indices:
                 indices = check_indices(batch, num_samples)
                 if not len(indices):
                     raise IndexError(
@@ -178,7 +189,7 @@ class SamplerPlanner:
                     repetitions = _count_repetitions(num_returned, indices)
                     rng_keys, replacement_rng_keys = self.dataset.rng_keys(*known, indices, repetitions)
                 num_planned += len(indices)
-                counted.note_plan(len(indices))
+                progress.note_plan(len(indices))
                 yield BatchPlan(indices=indices, rng_keys=rng_keys, replacement_rng_keys=replacement_rng_keys)
 
 
@@ -196,14 +207,6 @@ class SamplerProgress:
     def __init__(self, position: EpochPosition, indices: Indices) -> None:
         self._position, self.indices = position, indices
         self._planned: deque[tuple[SamplerPosition, int]] = deque()  # Of the batches that were not delivered.
-
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            try:
-                batch = self.indices.draw()
-            except StopIteration:
-                return
-            yield batch
 
     def note_plan(self, num_samples: int) -> None:
         """Note that the latest yielded batch is planned."""

@@ -23,7 +23,14 @@ from shardio.datasets import (
     why_not_concatenated,
 )
 from shardio.decoding import FieldDecoder
-from shardio.loader.any_dataset import Fetching, can_fetch
+from shardio.loader.any_dataset import (
+    Fetching,
+    FetchSource,
+    OrderSource,
+    SamplerSource,
+    TorchIterators,
+    can_fetch,
+)
 from shardio.loader.arguments import OwnArguments
 from shardio.loader.assembly import BatchSettings, ChunkSizing, DefaultPrefetch
 from shardio.loader.batch_plans import OrderPlanner, Planner, SamplerPlanner
@@ -32,7 +39,6 @@ from shardio.loader.collate import Collation, collate_channels_last
 from shardio.loader.epochs import Epochs
 from shardio.loader.executor import Executor, ExecutorSettings, LoaderOrder, find_decoder, find_override
 from shardio.loader.fetchers import WorkerMethod
-from shardio.loader.ordered_workers import IndexWorkers, SampledExecutor, ShardWorkers, TorchLoader, WorkerOptions
 from shardio.loader.pipeline import CallingProcess, WorkerProcesses
 from shardio.loader.wire import why_not_sendable
 
@@ -77,28 +83,27 @@ def make_executor(
             pins=settings.pins,
             collation=collation,
         )
-        executor: Executor
-        if settings.num_workers:
-            executor = WorkerProcesses(
-                planner,
-                batches,
-                watches,
-                timeout_s=settings.timeout_s,
-                closes_workers=not settings.persistent_workers,
-            )
-        else:
-            executor = CallingProcess(planner, batches)
-        return SampledExecutor(executor, planner) if isinstance(planner, SamplerPlanner) else executor
+        if not settings.num_workers:
+            return CallingProcess(planner, batches)
+        return WorkerProcesses(
+            planner, batches, watches, timeout_s=settings.timeout_s, closes_workers=not settings.persistent_workers
+        )
     _log.info("the dataset's own methods make the samples of this loader: %s", fallback_reason(loader))
+    source: FetchSource
     if order is None:
-        if not can_fetch(loader, settings.worker_method):
-            _log.info("torch's own iterators make the batches of this loader")
-            return TorchLoader(loader)
-        return Fetching(loader, epochs, settings.worker_method, settings.snapshot_every_n_steps, bad_samples)
-    options, ordered = WorkerOptions(settings=settings), order.ordered
-    if isinstance(ordered, ShardDataset):
-        return ShardWorkers(ordered, options, bad_samples)
-    return IndexWorkers(settings.dataset, ordered, options, bad_samples)
+        source = SamplerSource(loader, epochs, bad_samples)
+    else:
+        source = OrderSource(settings, order.ordered, bad_samples)
+    if _can_fetch(loader, settings.worker_method, has_order=order is not None):
+        return Fetching(settings, source, bad_samples)
+    _log.info("torch's own iterators make the batches of this loader")
+    return TorchIterators(settings, source, bad_samples)
+
+
+def _can_fetch(loader: Any, worker_method: WorkerMethod, *, has_order: bool) -> bool:
+    return can_fetch(
+        loader.dataset, loader.num_workers, worker_method, loader.multiprocessing_context, has_order=has_order
+    )
 
 
 def _make_collation(settings: ExecutorSettings, decoder: FieldDecoder) -> Collation | None:
@@ -118,7 +123,7 @@ def _make_planner(loader: Any, settings: ExecutorSettings, order: LoaderOrder | 
 
 def is_torchs(loader: Any, worker_method: WorkerMethod) -> bool:
     """Return whether torch's own iterators make a loader's batches, unless the order is shardio's."""
-    return fallback_reason(loader) is not None and not can_fetch(loader, worker_method)
+    return fallback_reason(loader) is not None and not _can_fetch(loader, worker_method, has_order=False)
 
 
 def find_settings(loader: Any, arguments: OwnArguments) -> ExecutorSettings:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,11 @@ from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Subset
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from shardio.bad_samples import keep_samples
 from shardio.datasets import ImageFolder, RaggedTensor, ShardDataset, ShardMapDataset, decode_samples, mark_valid
 from shardio.decoding import FieldDecoder, find_wide
-from shardio.loader.wire import Failure, describe_failure
 from shardio.order import Words, derive_rng_key, make_rng_key
-from shardio.process import let_through, no_end
 from shardio.reading import StoredSamples
 from shardio.transforms import Calls, Generators, Ragged
-from shardio.world import is_torch_worker
 
 
 def yields_images(dataset: Any) -> bool:
@@ -43,30 +38,6 @@ def collate_channels_last(samples: Sequence[Any]) -> Any:
     if isinstance(first, dict) and (other := next((each for each in samples if each.keys() != first.keys()), None)):
         raise ValueError(f"the samples of a batch have different keys, {list(first)} and {list(other)}")
     return collate_column(samples)
-
-
-@dataclass(frozen=True, slots=True)
-class CollateKept:
-    """A collate function that ignores samples that were left out, and returns a Failure if the batch cannot be made.
-
-    If it raised the error instead, torch's loader could not tell which batch failed, and an error from a worker process
-    would lose its attributes.
-
-    Attributes:
-        collate: The user's function, or the default.
-        is_batched: Whether the function takes a list of samples, not a single one.
-    """
-
-    collate: Callable[[Any], Any]
-    is_batched: bool
-
-    def __call__(self, samples: Any) -> Any:
-        try:
-            return self.collate(keep_samples(samples) if self.is_batched else keep_samples([samples])[0])
-        except Exception as error:
-            let_through(error)
-            failure = no_end(error)
-            return describe_failure(failure) if is_torch_worker() else Failure(error=failure)
 
 
 def collate_column(values: Sequence[Any]) -> Any:

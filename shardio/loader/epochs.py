@@ -163,8 +163,7 @@ class Epochs:
         indices = Indices(sampler, self._generators)
         if position.draws_seed or position.base_seed is None:
             with drawing_from(self._generators):
-                seed = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=loader.generator)
-            position.base_seed = int(seed.item())
+                position.base_seed = draw_seed(loader.generator)
             if loader.num_workers:
                 indices = Indices(sampler, self._generators)
         return indices
@@ -190,6 +189,11 @@ class Epochs:
         samplers = _find_samplers(self._find_sampler(loader))
         found = [loader.generator, *(getattr(sampler, "generator", None) for sampler in samplers)]
         return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
+
+
+def draw_seed(generator: torch.Generator | None) -> int:
+    """Draw the seed of workers as torch does, from a generator or torch's global one."""
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
 
 
 def _find_samplers(outermost: Any) -> list[Any]:
@@ -288,14 +292,6 @@ class Indices:
         return self
 
     def __next__(self) -> Any:
-        return self.draw()
-
-    def draw(self) -> Any:
-        """Return the sampler's next value.
-
-        Raises:
-            StopIteration: At the end.
-        """
         with drawing_from(self._generators):
             try:
                 index = self._prepared.pop() if self._prepared else next(self._iterator)

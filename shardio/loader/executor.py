@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from types import MethodType
-from typing import Any, Protocol
+from typing import Any
 
 import torch.utils.data
 import torch.utils.data.dataloader
@@ -28,19 +30,32 @@ _VALUES = (bool, int, float, str, MethodType)
 """Types whose instances are compared by value. Methods are created at each access and compare by their objects."""
 
 
-class BatchIterator(Protocol):
+SUPERSEDED = (
+    "this iterator ended when the loader was iterated again: persistent_workers=True allows one iterator at a time. "
+    "Use persistent_workers=False, or a second loader"
+)
+
+IN_ANOTHER_PROCESS = "this iterator belongs to the parent of this forked process: call iter(loader) again"
+
+
+class BatchIterator(ABC):
     """The batches of one epoch, in their order.
 
     The iterator that the user gets has the same methods: it raises the error of a Failure, and may be asked for further
-    batches after its end. ``tests/loader/iterator_laws.py`` checks any iterator against this interface.
-
-    If a sampler determines the batches, the iterator also has ``indices``, which iterates over the sampler's remaining
-    values.
+    batches after its end. :class:`shardio.testing.executor.ExecutorTests` checks any executor and its iterators.
 
     If the loader has a state, a batch counts when the user receives it, as :mod:`shardio.epochs` reports, and a failed
     one counts when the next one is requested. Neither :meth:`is_ready` nor :meth:`close` counts a batch.
+
+    Attributes:
+        is_open: Whether the epoch can go on. An iterator that is open when it is freed is closed.
+        members: The processes or threads that call the user's dataset; none if shardio's own code makes the samples.
+        indices: The sampler's remaining values, if a sampler determines the batches.
     """
 
+    is_open = False
+
+    @abstractmethod
     def __next__(self) -> Any:
         """Return the next batch, or a Failure instead. After a Failure, the next batch can still be requested.
 
@@ -56,7 +71,9 @@ class BatchIterator(Protocol):
         The answer is a batch, a Failure, an error or the end. True if only a request can tell, because the calling
         process or torch's iterator makes the batches.
         """
+        return True
 
+    @abstractmethod
     def close(self) -> None:
         """End the epoch; drop batches that were made ahead. Further calls do nothing.
 
@@ -65,15 +82,25 @@ class BatchIterator(Protocol):
 
     def end_workers(self) -> None:
         """End the epoch and the workers, also those that persist. No other epoch may have begun since."""
+        self.close()
 
     @property
     def members(self) -> Sequence[Any]:
-        """The processes or threads that call the user's dataset; none if shardio's own code makes the samples."""
+        return ()
+
+    @property
+    def indices(self) -> Iterator[Any] | None:
+        return None
+
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self.is_open and not is_exiting():
+            self.close()
 
 
-class Executor(Protocol):
+class Executor(ABC):
     """The interface of executors, which make the batches of one loader, epoch after epoch."""
 
+    @abstractmethod
     def start(self, cursor: Cursor | None, split: Split | None) -> BatchIterator:
         """Begin an epoch and return its batches.
 
@@ -82,9 +109,10 @@ class Executor(Protocol):
             split: This rank's share, from the cursor to the end; None in the same case.
         """
 
-    def start_workers(self) -> None:
+    def start_workers(self) -> None:  # noqa: B027  # Most have nothing to do.
         """Start the workers of the next epoch now, unless only the epoch itself can start them."""
 
+    @abstractmethod
     def stats(self) -> LoaderStats | None:
         """Return the statistics of the latest epoch; None if this executor has none."""
 

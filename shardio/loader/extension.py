@@ -37,6 +37,7 @@ from shardio.loader.epoch_iterator import (
 )
 from shardio.loader.epochs import Epochs
 from shardio.loader.executor import (
+    SUPERSEDED,
     Executor,
     ExecutorSettings,
     OrderSampler,
@@ -45,7 +46,6 @@ from shardio.loader.executor import (
     find_order,
     find_override,
 )
-from shardio.loader.pipeline import SUPERSEDED
 from shardio.order import Cursor, Progress, Remainder, Split
 
 _READ = ("dataset", "batch_size", "sampler", "batch_sampler", "collate_fn", "num_workers")

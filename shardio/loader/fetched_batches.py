@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
@@ -13,6 +12,7 @@ from typing import Any
 
 from shardio.epochs import Count, find_held, hand_over
 from shardio.loader.epochs import Indices
+from shardio.loader.executor import IN_ANOTHER_PROCESS, BatchIterator
 from shardio.loader.fetch_worker import (
     Answer,
     BeginEpoch,
@@ -26,7 +26,7 @@ from shardio.loader.fetch_worker import (
 )
 from shardio.loader.fetch_workers import FetchWorkers
 from shardio.loader.fetchers import DatasetEndError, FetchJob, make_fetcher
-from shardio.loader.saved_state import EpochPosition, SamplerPosition, has_state
+from shardio.loader.saved_state import EpochPosition, SamplerPosition
 from shardio.loader.stats import Tally
 from shardio.loader.wire import Failure
 from shardio.process import let_through, no_end
@@ -49,7 +49,7 @@ class TimedOutError(RuntimeError):
     """No batch arrived within ``timeout``."""
 
 
-class WorkerBatches:
+class WorkerBatches(BatchIterator):
     """The batches of one epoch.
 
     Args:
@@ -82,7 +82,7 @@ class WorkerBatches:
         closes_workers: bool,
     ) -> None:
         self.workers = workers
-        self.indices, self._position, self._task_ids = indices, position, task_ids
+        self._indices, self._position, self._task_ids = indices, position, task_ids
         self._tally = tally
         self._in_order, self._timeout_s, self._closes_workers = in_order, timeout_s, closes_workers
         self._pending: dict[int, _Pending] = {}  # By task id, in the order of the indices.
@@ -90,7 +90,7 @@ class WorkerBatches:
         self._begun = [False] * len(position.workers)
         self._epoch_id = next(task_ids)
         self._afters: dict[int, SamplerPosition] = {}  # Of batches that were delivered ahead.
-        self._is_open, self._has_ended = True, False
+        self.is_open, self._has_ended = True, False
         self._late_counts = list[Count]()  # Of a failed batch: it counts when the next one is requested.
         self._sampler_error: Exception | None = None
         self._exhausted = [False] * len(position.workers)
@@ -111,9 +111,12 @@ class WorkerBatches:
         self._fill_up()
 
     @property
-    def is_open(self) -> bool:
-        """Whether further batches can be requested."""
-        return self._is_open
+    def members(self) -> Sequence[Any]:
+        return self.workers.members
+
+    @property
+    def indices(self) -> Indices:
+        return self._indices
 
     def __next__(self) -> Any:
         """Return the next batch, or a Failure instead.
@@ -125,10 +128,10 @@ class WorkerBatches:
         """
         if self._has_ended:
             raise StopIteration
-        if not self._is_open:
+        if not self.is_open:
             raise RuntimeError(_WORKERS_ENDED)
         if not self.workers.belongs_here:
-            raise RuntimeError("this iterator belongs to the parent of this forked process: call iter(loader) again")
+            raise RuntimeError(IN_ANOTHER_PROCESS)
         began = time.perf_counter()
         hand_over(self._late_counts)
         self._late_counts = []
@@ -151,7 +154,7 @@ class WorkerBatches:
 
     def is_ready(self, timeout_s: float) -> bool:
         """Wait up to ``timeout_s`` for the next batch; return whether it is there, or has failed."""
-        if not self._is_open or not self._pending or not self.workers.belongs_here:
+        if not self.is_open or not self._pending or not self.workers.belongs_here:
             return True  # Only a request can tell.
         for answer in self.workers.receive(timeout_s):
             self._apply(answer)
@@ -170,14 +173,14 @@ class WorkerBatches:
 
     def update_position(self) -> None:
         """Wait until the states of all workers at the beginning are known, unless the epoch is over."""
-        if self._is_open:
+        if self.is_open:
             self.await_workers(raises=False)
 
     def close(self) -> None:
         """End the epoch; drop batches that were fetched ahead."""
-        if not self._is_open:
+        if not self.is_open:
             return
-        self._is_open = False
+        self.is_open = False
         if self._closes_workers:
             self.workers.close()
         else:
@@ -185,10 +188,6 @@ class WorkerBatches:
                 if pending.answer is not None:
                     self.workers.drop(task_id)
         self._pending.clear()
-
-    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_exiting() and hasattr(self, "_is_open"):
-            self.close()
 
     def _take(self) -> tuple[_Pending, Fetched | FetchFailed] | Failure:
         """Wait for the answer of the next pending batch, and remove and return both."""
@@ -221,7 +220,7 @@ class WorkerBatches:
     def _finish(self) -> None:
         self._position.is_finished = True
         if not self._position.is_iterable:
-            self._position.sampler = self.indices.position
+            self._position.sampler = self._indices.position
 
     def _receive(self, *, raises: bool = False) -> None:
         """Wait for answers. If ``raises``, raise the error of a worker that cannot begin."""
@@ -273,19 +272,19 @@ class WorkerBatches:
             and (worker_id := self._next_worker()) is not None
         ):
             try:
-                index = self.indices.draw()
+                index = next(self._indices)
             except StopIteration:
                 return
             except Exception as error:  # A user's sampler failed. It is raised after the batches before it.
                 let_through(error)
                 self._sampler_error = error
                 return
-            number = self._num_before + self.indices.position.num_yielded - 1
+            number = self._num_before + self._indices.position.num_yielded - 1
             if number in self._position.ahead:
-                self._pass(number, self.indices.position)
+                self._pass(number, self._indices.position)
                 continue
             task_id = next(self._task_ids)
-            self._pending[task_id] = _Pending(number=number, worker_id=worker_id, after=self.indices.position)
+            self._pending[task_id] = _Pending(number=number, worker_id=worker_id, after=self._indices.position)
             self.workers.submit(worker_id, FetchTask(task_id=task_id, index=index))
 
     def _next_worker(self) -> int | None:
@@ -325,7 +324,7 @@ class WorkerBatches:
             position.sampler = self._afters.pop(next_number)
 
 
-class CallerBatches:
+class CallerBatches(BatchIterator):
     """The batches of one epoch. Each is fetched when it is requested.
 
     Args:
@@ -339,24 +338,23 @@ class CallerBatches:
     """
 
     def __init__(self, job: FetchJob, indices: Indices, position: EpochPosition, tally: Tally) -> None:
-        self._job, self.indices, self._position, self._tally = job, indices, position, tally
+        self._job, self._indices, self._position, self._tally = job, indices, position, tally
         (worker,) = position.workers
         self._fetcher = make_fetcher(job, worker.state, follows_end=position.follows_end)
         self._fetcher.skip(worker.num_since)
         self._late_counts = list[Count]()  # Of a failed batch: it counts when the next one is requested.
         self._sampler_error: Exception | None = None
-        self._is_open = True
+        self.is_open = True
         self._is_ahead = False  # Whether the dataset may be ahead of the user, because a wrapper holds batches back.
         self._is_between = True  # Whether the user has received, or passed over, every fetched batch.
         self._save()
 
-    def __next__(self) -> Any:
-        """Return the next batch, or a Failure instead.
+    @property
+    def indices(self) -> Indices:
+        return self._indices
 
-        Raises:
-            StopIteration: If the epoch has no further batch.
-        """
-        if not self._is_open:
+    def __next__(self) -> Any:
+        if not self.is_open:
             raise StopIteration
         if self._sampler_error is not None:
             return Failure(error=self._sampler_error)
@@ -367,7 +365,7 @@ class CallerBatches:
         hand_over(self._late_counts)
         self._late_counts, self._is_between = [], True
         try:
-            index = self.indices.draw()
+            index = next(self._indices)
         except StopIteration:
             self._end()
             raise
@@ -387,36 +385,28 @@ class CallerBatches:
             raise StopIteration from None
         except Exception as error:
             let_through(error)
-            self._late_counts = [partial(self._advance, self.indices.position, None)]
+            self._late_counts = [partial(self._advance, self._indices.position, None)]
             return Failure(error=no_end(error))
-        hand_over([partial(self._advance, self.indices.position, state)])
+        hand_over([partial(self._advance, self._indices.position, state)])
         self._is_between = True
         self._tally.times += (times := measure_since(began))
         self._tally.count_batch(num_samples, Counter(), times.python_s)
         return batch
 
-    def is_ready(self, timeout_s: float) -> bool:
-        """Return True: a request fetches the batch."""
-        return True
-
     def update_position(self) -> None:
         """Put the dataset's state into the position."""
-        if has_state(self._job.dataset) and not self._position.num_yielded:
-            self.indices.prepare()  # If the sampler draws from the same generators as the dataset, it draws first.
+        if self._job.has_state and not self._position.num_yielded:
+            self._indices.prepare()  # If the sampler draws from the same generators as the dataset, it draws first.
         self._save()
 
     def close(self) -> None:
         """End the epoch."""
-        if self._is_open:
+        if self.is_open:
             self._save()  # The state may be requested after the iterator is dropped.
-            self._is_open = False
-
-    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_exiting() and hasattr(self, "_is_open"):
-            self.close()
+            self.is_open = False
 
     def _save(self) -> None:
-        if self._is_open and self._is_between and not self._is_ahead:
+        if self.is_open and self._is_between and not self._is_ahead:
             self._set_state(self._fetcher.state())
 
     def _advance(self, sampler: SamplerPosition, state: dict[str, Any] | None) -> None:
@@ -437,5 +427,5 @@ class CallerBatches:
 
     def _finish(self, state: dict[str, Any] | None) -> None:
         self._position.is_finished = True
-        self._position.sampler = self.indices.position
+        self._position.sampler = self._indices.position
         self._set_state(state)

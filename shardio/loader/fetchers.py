@@ -7,19 +7,22 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import _DatasetKind
 
-from shardio.bad_samples import BadSamples, keep_samples, read_around, read_samples
+from shardio.bad_samples import BadSamples, Skipped, keep_samples, read_around, read_samples
 from shardio.errors import add_note
+from shardio.images import use_one_thread
 from shardio.loader.saved_state import (
     DATASET_ITER_STATE,
     DATASET_STATE,
     FETCHER_ENDED,
     FETCHER_STATE,
     dump_state,
+    has_state,
     load_state,
 )
-from shardio.order import derive_rng_key, make_rng_key
+from shardio.order import Words, derive_rng_key, make_rng_key
 
 WorkerMethod = Literal["multiprocessing", "thread"]
 """The kinds of workers. The names are those of torch's ``WorkerInfo.worker_method``."""
@@ -39,6 +42,7 @@ class FetchJob:
         worker_init_fn: The function that each worker calls before its first batch.
         num_workers: The number of workers; 0 if the calling process fetches.
         bad_samples: The policy for samples of a map-style dataset that raise errors; None raises them.
+        keeps_state: Whether the loader's state contains those of the dataset and its iterator.
     """
 
     dataset: Any
@@ -50,6 +54,45 @@ class FetchJob:
     worker_init_fn: Callable[[int], None] | None
     num_workers: int
     bad_samples: BadSamples | None = None
+    keeps_state: bool = True
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the loader's state contains one of the dataset."""
+        return self.keeps_state and has_state(self.dataset)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInit:
+    """A ``worker_init_fn`` that makes each worker resize images in one thread, because workers run in parallel.
+
+    Attributes:
+        init_fn: The user's ``worker_init_fn``.
+    """
+
+    init_fn: Callable[[int], None] | None
+
+    def __call__(self, worker_id: int) -> None:
+        use_one_thread()
+        if self.init_fn is not None:
+            self.init_fn(worker_id)
+
+
+@dataclass(kw_only=True, eq=False)
+class OrderedIndices:
+    """The indices of a batch in shardio's order, with the context that draws the samples' parameters.
+
+    Attributes:
+        indices: int64 [n].
+        seed: The seed of the order.
+        epoch: The epoch's number.
+        valid: bool [n], false for repeats; None if samples are not marked.
+    """
+
+    indices: NDArray[np.int64]
+    seed: int
+    epoch: int
+    valid: NDArray[np.bool_] | None
 
 
 def is_iterable(loader: Any) -> bool:
@@ -129,6 +172,9 @@ class MapFetcher:
     def fetch(self, index: Any) -> Any:
         """Return the samples for a list of indices, or the sample for an index."""
         dataset, bad_samples = self._job.dataset, self._job.bad_samples
+        if isinstance(index, OrderedIndices):
+            samples = keep_samples(_get_ordered(dataset, bad_samples, index))
+            return samples if self._job.is_batched else samples[0]
         if bad_samples is not None:
             samples = _get_around(dataset, bad_samples, index if self._job.is_batched else [index])
             return samples if self._job.is_batched else samples[0]
@@ -147,7 +193,7 @@ class MapFetcher:
 
     def state(self) -> dict[str, Any] | None:
         """Return the dataset's state; None if it has none."""
-        dataset_state = dump_state(self._job.dataset)
+        dataset_state = dump_state(self._job.dataset) if self._job.keeps_state else None
         return None if dataset_state is None else {FETCHER_STATE: None, DATASET_STATE: dataset_state}
 
 
@@ -173,7 +219,7 @@ class IterableFetcher:
         if self._has_ended:
             raise DatasetEndError
         if not job.is_batched:
-            return self._next()
+            return keep_samples([self._next()])[0]
         samples = []
         for _ in index:
             try:
@@ -182,7 +228,7 @@ class IterableFetcher:
                 break
         if not samples or (job.drop_last and len(samples) < len(index)):
             raise DatasetEndError
-        return samples
+        return keep_samples(samples)
 
     def skip(self, num_batches: int) -> None:
         """Leave out batches."""
@@ -194,6 +240,8 @@ class IterableFetcher:
 
     def state(self) -> dict[str, Any] | None:
         """Return the states of the iterator and the dataset; None if neither has one."""
+        if not self._job.keeps_state:
+            return None
         iterator_state = dump_state(self._iterator)
         dataset_state = None if self._iterator is self._job.dataset else dump_state(self._job.dataset)
         if iterator_state is None and dataset_state is None:
@@ -235,3 +283,42 @@ def _get(dataset: Any, index: Any) -> Any:
     except Exception as error:
         add_note(error, f"while getting sample {index!r} of {type(dataset).__name__}")
         raise
+
+
+def _get_ordered(dataset: Any, bad_samples: BadSamples | None, request: OrderedIndices) -> list[Any]:
+    """Return samples in shardio's order, with Skipped in the rows of those that were left out."""
+    from shardio.datasets import MapDataset, Unwrapped, known_epoch, mark_valid, unwrap
+
+    indices, seed, epoch = request.indices, request.seed, request.epoch
+    unwrapped = unwrap(dataset)
+    if not _takes_rng_keys(unwrapped.dataset):  # It is read as in torch.
+        unwrapped = Unwrapped(dataset=dataset, subsets=())
+
+    def read(some: NDArray[np.int64], rng_keys: Words) -> list[Any]:
+        inner: Any = unwrapped.dataset
+        if _takes_rng_keys(inner):
+            return list(inner.read(unwrapped.inner_indices(some), rng_keys))  # A replacement keeps the row's rng key.
+        return read_samples(inner, some)
+
+    with known_epoch(seed, epoch):
+        samples = read_around(
+            bad_samples,
+            read,
+            indices,
+            *unwrapped.rng_keys(seed, epoch, indices),
+            epoch=epoch,
+            describe=unwrapped.describe if isinstance(unwrapped.dataset, MapDataset) else None,
+        )
+    if request.valid is None:
+        return samples
+    marked = zip(samples, request.valid.tolist(), strict=True)
+    return [sample if isinstance(sample, Skipped) else mark_valid(sample, is_valid) for sample, is_valid in marked]
+
+
+def _takes_rng_keys(dataset: Any) -> bool:
+    from shardio.datasets import MapDataset
+
+    methods = ("__getitem__", "__getitems__")
+    return isinstance(dataset, MapDataset) and all(
+        getattr(type(dataset), name) is getattr(MapDataset, name) for name in methods
+    )

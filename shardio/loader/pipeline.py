@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import weakref
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,25 +21,80 @@ from shardio.loader.assembly import (
     choose_layout,
     cut_batch,
     finish_batch,
-    probe_layout,
+    fit_layout,
 )
-from shardio.loader.batch_plans import BatchPlan, Planner, SampleSource, repeat_error
+from shardio.loader.batch_plans import BatchPlan, PlannedEpoch, Planner, repeat_error
 from shardio.loader.buffers import BufferPool, BufferWatch, Layout, Views
 from shardio.loader.chunk_worker import ChunkBuilder
+from shardio.loader.executor import IN_ANOTHER_PROCESS, SUPERSEDED, BatchIterator, Executor
 from shardio.loader.fork_server import ForkServer
 from shardio.loader.pool import WorkerPool
 from shardio.loader.stats import LoaderStats, Tally
-from shardio.loader.wire import Chunk, Failed, Failure, Outcome, WorkerSetup
+from shardio.loader.wire import Failed, Failure, Outcome, WorkerSetup
 from shardio.order import Cursor, Split
 from shardio.process import let_through
 
-SUPERSEDED = (
-    "this iterator ended when the loader was iterated again: persistent_workers=True allows one iterator at a time. "
-    "Use persistent_workers=False, or a second loader"
-)
+
+class PlannedBatches(BatchIterator):
+    """The base class of iterators over batches of shardio's datasets.
+
+    Args:
+        epoch: The plans of the batches.
+        settings: The settings of all batches of the loader.
+        tally: The running counts of the epoch.
+    """
+
+    def __init__(self, epoch: PlannedEpoch, settings: BatchSettings, tally: Tally) -> None:
+        self._plans, self._source, self._progress = epoch.plans, epoch.source, epoch.progress
+        self._settings, self._tally = settings, tally
+        self._handler = OutcomeHandler(source=epoch.source, bad_samples=settings.bad_samples, tally=tally)
+        self._has_failed = False
+
+    @property
+    def indices(self) -> Iterator[Any] | None:
+        return None if self._progress is None else self._progress.indices
+
+    def __next__(self) -> Any:
+        began = time.perf_counter()
+        if self._progress is not None and self._has_failed:  # A failed batch counts when the next one is requested.
+            self._progress.count_one()
+        try:
+            batch, views = self._take()
+            made = finish_batch(self._source.decoder, batch, views, self._tally, began, self._settings)
+        except StopIteration:
+            self.close()
+            if self._settings.bad_samples is not None:
+                self._settings.bad_samples.warn(self._tally.num_bad, self._source.epoch)
+            if self._progress is not None:
+                self._progress.finish()
+            raise
+        except BaseException:  # Ctrl-C, for example, may cut a message off, so the next epoch starts new workers.
+            self.end_workers()
+            raise
+        self._has_failed = isinstance(made, Failure)
+        if self._progress is not None and not self._has_failed:
+            self._progress.count_one()
+        return made
+
+    @abstractmethod
+    def _take(self) -> tuple[Batch, Views]:
+        """Return the next batch, which is finished or has failed, and its columns of fixed size.
+
+        Raises:
+            StopIteration: If the epoch has no further batch.
+        """
+
+    def _next_plan(self) -> BatchPlan | Batch | None:
+        """Return the next plan; the failed batch of a user's sampler that has failed; or None at the end."""
+        try:
+            return next(self._plans, None)
+        except Exception as error:  # Every request after the batches before it raises its error.
+            let_through(error)
+            self._plans = repeat_error(error)
+            return Batch(error=error)
 
 
-class WorkerProcesses:
+class WorkerProcesses(Executor):
     """An executor that makes batches in worker processes, several ahead.
 
     Args:
@@ -64,7 +119,7 @@ class WorkerProcesses:
         self._workers: WorkerPool | None = None
         self._buffers: BufferPool | None = None
         self._is_unused = False  # Whether the workers were started for an epoch that has not begun.
-        self._latest: Callable[[], Pipeline | None] = _none
+        self._latest: weakref.ref[Pipeline] | None = None
         self._tally = Tally(num_workers=settings.sizing.num_threads)
 
     def start(self, cursor: Cursor | None, split: Split | None) -> Pipeline:
@@ -72,11 +127,10 @@ class WorkerProcesses:
         began = time.perf_counter()
         workers, buffers = self._find_workers()
         buffers.watch(self._watches)
-        plans, source = self._planner.plan(cursor, split)
-        self._tally = self._settings.begin_tally(source.decoder, workers.num_threads, began)
+        epoch = self._planner.plan(cursor, split)
+        self._tally = self._settings.begin_tally(epoch.source.decoder, workers.num_threads, began)
         pipeline = Pipeline(
-            source,
-            plans,
+            epoch,
             workers,
             buffers,
             self._settings,
@@ -88,28 +142,25 @@ class WorkerProcesses:
         return pipeline
 
     def start_workers(self) -> None:
-        """Start the worker processes of the next epoch now, unless they are there already."""
         if self._usable_workers() is None:
             self._make_workers()
             self._is_unused = True
 
     def stats(self) -> LoaderStats:
-        """Return the statistics of the latest epoch."""
         stats = self._tally.sum_up()
         if self._workers is None:
             return stats
         return replace(stats, worker_bytes=tuple(self._workers.memory.bytes_by_worker.values()))
 
     def _find_workers(self) -> tuple[WorkerPool, BufferPool]:
-        # The workers and buffers of the latest epoch, if they persist.
-        if not self._closes_workers and (latest := self._latest()) is not None:
+        latest = None if self._latest is None else self._latest()
+        if not self._closes_workers and latest is not None:
             latest.close()
         found = self._usable_workers() or self._make_workers()
         self._is_unused = False
         return found
 
     def _usable_workers(self) -> tuple[WorkerPool, BufferPool] | None:
-        """Return the worker processes that the next epoch can use, and their buffers."""
         workers, buffers = self._workers, self._buffers
         if workers is None or buffers is None or workers.is_closed or not workers.belongs_here:
             return None
@@ -131,28 +182,22 @@ class WorkerProcesses:
         return workers, buffers
 
 
-def _none() -> None:
-    """Return None, like a reference to a pipeline before there is one."""
-
-
-class Pipeline:
+class Pipeline(PlannedBatches):
     """The batches of one epoch, made by worker processes that serve only this epoch.
 
     Args:
-        source: The source of the samples.
-        plans: The plan of each batch.
+        epoch: As for :class:`PlannedBatches`, like ``settings`` and ``tally``.
         workers: The worker processes.
         buffers: The buffers of the batches.
-        settings: The settings of all batches of the loader.
-        tally: The running counts of the epoch.
+        settings: The settings.
+        tally: The running counts.
         timeout_s: The longest wait for a batch, in seconds; 0 waits forever.
         closes_workers: Whether the worker processes end with the epoch.
     """
 
     def __init__(
         self,
-        source: SampleSource,
-        plans: Iterator[BatchPlan],
+        epoch: PlannedEpoch,
         workers: WorkerPool,
         buffers: BufferPool,
         settings: BatchSettings,
@@ -161,13 +206,12 @@ class Pipeline:
         timeout_s: float,
         closes_workers: bool,
     ) -> None:
-        self._source, self._plans, self._settings, self._tally = source, plans, settings, tally
+        super().__init__(epoch, settings, tally)
         self._workers, self._buffers = workers, buffers
         self._timeout_s, self._closes_workers = timeout_s, closes_workers
-        self._handler = OutcomeHandler(source=source, bad_samples=settings.bad_samples, tally=tally)
         self._batches: deque[Batch] = deque()  # In order; the first one is taken next.
-        self._queue = ChunkQueue(workers, buffers, source, tally)
-        self._is_open = True
+        self._queue = ChunkQueue(workers, buffers, epoch.source, tally)
+        self.is_open = True
 
     def __next__(self) -> Any:
         """Return the next batch, or a Failure instead.
@@ -177,31 +221,15 @@ class Pipeline:
             RuntimeError: If no batch arrived within the timeout, or the iterator ended or belongs to another process.
             WorkerError: If worker processes cannot start.
         """
-        if not self._is_open:
+        if not self.is_open:
             raise RuntimeError(SUPERSEDED)
         if not self._workers.belongs_here:
-            raise RuntimeError("this iterator belongs to the parent of this forked process: call iter(loader) again")
-        began = time.perf_counter()
-        try:
-            batch = self._take()
-            views = {} if batch.buffer is None or batch.error is not None else self._buffers.hand_out(batch.buffer)
-            return finish_batch(self._source.decoder, batch, views, self._tally, began, self._settings)
-        except StopIteration:
-            self.close()
-            if self._settings.bad_samples is not None:
-                self._settings.bad_samples.warn(self._tally.num_bad, self._source.epoch)
-            raise
-        except BaseException:  # Ctrl-C, for example, may cut a message off, so the next epoch starts new workers.
-            self._closes_workers = True
-            self.close()
-            raise
-
-    members = ()
+            raise RuntimeError(IN_ANOTHER_PROCESS)
+        return super().__next__()
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Wait up to ``timeout_s`` for the next batch; return whether it is there, or has failed."""
         if not self._batches or not self._workers.belongs_here:
-            return True  # Only a request can tell.
+            return True
         try:
             self._advance(timeout_s)
         except BaseException:  # As in __next__.
@@ -210,10 +238,9 @@ class Pipeline:
         return self._batches[0].is_over
 
     def close(self) -> None:
-        """End the epoch; drop batches that were made ahead."""
-        if not self._is_open:
+        if not self.is_open:
             return
-        self._is_open = False
+        self.is_open = False
         if not self._workers.belongs_here:
             return
         if self._closes_workers:
@@ -226,19 +253,13 @@ class Pipeline:
         self._queue.clear()
 
     def end_workers(self) -> None:
-        """End the epoch, and the worker processes even if they persist. No other epoch may have begun since."""
         self._closes_workers = True
         self.close()
         if self._workers.belongs_here:
             self._workers.close()
             self._buffers.close()
 
-    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_exiting() and hasattr(self, "_is_open"):
-            self.close()
-
-    def _take(self) -> Batch:
-        """Return the next batch after it is finished or has failed, and begin another one."""
+    def _take(self) -> tuple[Batch, Views]:
         self._fill_up()
         if not self._batches:
             raise StopIteration
@@ -248,40 +269,29 @@ class Pipeline:
         if batch.error is not None:
             self._give_up([batch])
             self._queue.drop(batch)
-            return batch
+            return batch, {}
         if self._buffers.layout is None and (chunk := batch.chunks[0]).columns:  # A collation's first batch.
             layout = choose_layout([""] * len(chunk.columns), chunk.columns, num_rows=1)
             self._buffers.lay_out(layout, self._settings.sizing.num_spare(layout))
         self._fill_up()  # Before the user computes. Otherwise, the workers might run out of chunks.
-        return batch
+        return batch, {} if batch.buffer is None else self._buffers.hand_out(batch.buffer)
 
     def _fill_up(self) -> None:
         sizing, buffers = self._settings.sizing, self._buffers
         while len(self._batches) < sizing.num_ahead(buffers.layout) and (plan := self._next_plan()) is not None:
-            layout = buffers.layout
-            if layout is None and self._settings.collation is None:
-                num_rows = self._settings.batch_size or len(plan)
-                layout, error = probe_layout(plan, self._make_probe, self._source, num_rows)
-                if error is not None:
-                    self._batches.append(Batch(error=error))
-                    return  # The user gets this error first: each further one, such as a time-out, may take as long.
-            if layout is not None and self._settings.collation is None and len(plan) > layout.num_rows:
-                layout = replace(layout, num_rows=len(plan))
+            if isinstance(plan, Batch):
+                self._batches.append(plan)
+                return
+            layout, error = fit_layout(buffers.layout, plan, self._make_probe, self._source, self._settings)
+            if error is not None:
+                self._batches.append(Batch(error=error))
+                return  # The user gets this error first: each further one, such as a time-out, may take as long.
             if layout is not None and layout is not buffers.layout:
                 buffers.lay_out(layout, sizing.num_spare(layout))
             batch = Batch(buffer=buffers.take() if layout is not None and layout.columns else None)
             batch.chunks = cut_batch(plan, layout, sizing)
             self._batches.append(batch)
             self._queue.add(batch, batch.chunks)
-
-    def _next_plan(self) -> BatchPlan | None:
-        try:
-            return next(self._plans, None)
-        except Exception as error:  # A user's sampler failed. Every request after its batches raises its error.
-            let_through(error)
-            self._plans = repeat_error(error)
-            self._batches.append(Batch(error=error))
-            return None
 
     def _make_probe(self, probe: Batch) -> None:
         self._queue.add(probe, probe.chunks)
@@ -297,7 +307,6 @@ class Pipeline:
             self._advance(left_s)
 
     def _advance(self, timeout_s: float | None) -> None:
-        """Wait up to ``timeout_s`` for outcomes, and apply them."""
         for owner, chunk, outcome in self._queue.receive(timeout_s):
             if self._handler.apply(owner, chunk, outcome):
                 self._queue.add(owner, [chunk])
@@ -309,7 +318,7 @@ class Pipeline:
         self._buffers.put_back([batch.buffer for batch in batches if batch.buffer is not None and batch.is_made])
 
 
-class CallingProcess:
+class CallingProcess(Executor):
     """An executor that makes batches in the process and thread that request them.
 
     Args:
@@ -321,79 +330,42 @@ class CallingProcess:
     """
 
     def __init__(self, planner: Planner, settings: BatchSettings) -> None:
-        self._planner, self.settings = planner, settings
+        self._planner, self._settings = planner, settings
         self.layout: Layout | None = None
         self._tally = Tally(num_workers=0)
 
-    def start(self, cursor: Cursor | None, split: Split | None) -> _Batches:
-        """Begin an epoch and return its batches."""
+    def start(self, cursor: Cursor | None, split: Split | None) -> BatchIterator:
         began = time.perf_counter()
-        plans, source = self._planner.plan(cursor, split)
-        self._tally = self.settings.begin_tally(source.decoder, 0, began)
-        handler = OutcomeHandler(source=source, bad_samples=self.settings.bad_samples, tally=self._tally)
-        return _Batches(self, plans, handler)
-
-    def start_workers(self) -> None:
-        """Do nothing: there are no workers."""
+        epoch = self._planner.plan(cursor, split)
+        self._tally = self._settings.begin_tally(epoch.source.decoder, 0, began)
+        return _CallersBatches(self, epoch, self._settings, self._tally)
 
     def stats(self) -> LoaderStats:
-        """Return the statistics of the latest epoch."""
         return self._tally.sum_up()
 
 
-class _Batches:
-    def __init__(self, executor: CallingProcess, plans: Iterator[BatchPlan], handler: OutcomeHandler) -> None:
-        self._executor, self._handler = executor, handler
-        self._reader = handler.source.dataset.dataset.reader
-        self._builder = ChunkBuilder(self._reader, handler.source.decoder, executor.settings.collation)
-        self._num_chunks = 0
-        self._plans: Iterator[BatchPlan] | None = plans
-
-    def __next__(self) -> Any:
-        assert self._plans is not None, "it was not closed"
-        began = time.perf_counter()
-        handler = self._handler
-        try:
-            plan = next(self._plans)
-        except StopIteration:
-            self.close()
-            if handler.bad_samples is not None:
-                handler.bad_samples.warn(handler.tally.num_bad, handler.source.epoch)
-            raise
-        except Exception as error:  # A user's sampler failed.
-            let_through(error)
-            self._plans = repeat_error(error)
-            return Failure(error=error)
-        batch, views = self._make(plan)
-        return finish_batch(handler.source.decoder, batch, views, handler.tally, began, self._executor.settings)
-
-    def is_ready(self, timeout_s: float) -> bool:
-        return True
-
-    members = ()
+class _CallersBatches(PlannedBatches):
+    def __init__(self, executor: CallingProcess, epoch: PlannedEpoch, settings: BatchSettings, tally: Tally) -> None:
+        super().__init__(epoch, settings, tally)
+        self._executor, self._num_chunks = executor, 0
+        self._reader = epoch.source.dataset.dataset.reader
+        self._builder = ChunkBuilder(self._reader, epoch.source.decoder, settings.collation)
+        self.is_open = True
 
     def close(self) -> None:
-        self._plans = None
+        self.is_open, self._plans = False, iter(())
         self._reader.close()
 
-    def end_workers(self) -> None:
-        self.close()
-
-    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_exiting() and getattr(self, "_plans", None) is not None:  # It was dropped before the epoch ended.
-            self.close()
-
-    def _make(self, plan: BatchPlan) -> tuple[Batch, Views]:
-        """Return a batch that is finished or has failed, and its columns of fixed size."""
-        executor, settings, layout = self._executor, self._executor.settings, self._executor.layout
-        if layout is None and settings.collation is None:
-            num_rows = settings.batch_size or len(plan)
-            layout, error = probe_layout(plan, self._fill, self._handler.source, num_rows)
-            if error is not None:
-                return Batch(error=error), {}
-        if layout is not None and len(plan) > layout.num_rows:
-            layout = replace(layout, num_rows=len(plan))
-        executor.layout = layout
+    def _take(self) -> tuple[Batch, Views]:
+        plan, settings = self._next_plan(), self._settings
+        if plan is None:
+            raise StopIteration
+        if isinstance(plan, Batch):
+            return plan, {}
+        layout, error = fit_layout(self._executor.layout, plan, self._fill, self._source, settings)
+        if error is not None:
+            return Batch(error=error), {}
+        self._executor.layout = layout
         batch = Batch(chunks=cut_batch(plan, layout, settings.sizing))
         views: Views = {} if layout is None else layout.views(np.empty(layout.num_bytes, np.uint8))
         self._fill(batch, views)
@@ -406,15 +378,7 @@ class _Batches:
 
     def _try(self, chunk: BatchChunk, views: Views) -> Outcome:
         self._num_chunks += 1
-        request = Chunk(
-            chunk_id=self._num_chunks,
-            samples=self._handler.source.dataset.locate(chunk.plan.indices),
-            rng_keys=chunk.plan.rng_keys,
-            buffer_id=None,
-            row=chunk.row,
-            valid=chunk.plan.valid,
-            epoch_began=self._handler.tally.began,
-        )
+        request = chunk.request(self._num_chunks, self._source, None, self._tally)
         try:
             rows = {column_index: view[request.rows] for column_index, view in views.items()}
             return self._builder.make(request, rows)

@@ -172,7 +172,7 @@ class EpochPosition:
     num_to_replay: int = 0
 
     @classmethod
-    def begin(cls, num_workers: int, *, is_iterable: bool, random_states: RandomStates) -> EpochPosition:
+    def begin(cls, num_workers: int, *, is_iterable: bool, random_states: RandomStates | None) -> EpochPosition:
         """Return the beginning of an epoch."""
         return cls(
             num_workers=num_workers,
