@@ -1,4 +1,4 @@
-"""Start background processes, react to forks and signals, and count processors."""
+"""Start background processes, say how they ended, react to forks and signals, and count processors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
@@ -258,6 +259,27 @@ def _absolute_module_path() -> list[str]:
         return list(map(os.path.abspath, path))
     except FileNotFoundError:
         return list(filter(os.path.isabs, path))
+
+
+def is_stopped(process_id: int) -> bool:
+    """Return whether a signal has stopped a process; false if the operating system does not say."""
+    with suppress(OSError):
+        status = Path(f"/proc/{process_id}/stat").read_bytes()  # proc(5): after the name comes the state.
+        return status.rpartition(b")")[2].split()[0] == b"T"
+    return False
+
+
+def describe_exit(process: str, code: int) -> str:
+    """Describe the end of a process in the words of torch's DataLoader, by which programs recognize a dead worker.
+
+    Args:
+        process: Its name, such as ``DataLoader worker (pid 12)``.
+        code: Its exit code; negative for a signal.
+    """
+    if code >= 0:
+        return f"{process} exited unexpectedly with exit code {code}"
+    names = {each.value: f" ({each.name})" for each in signal.Signals}  # Real-time signals have none.
+    return f"{process} is killed by signal: {signal.strsignal(-code)}{names.get(-code, '')}"
 
 
 def ignore_pillows_warnings() -> None:

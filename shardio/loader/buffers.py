@@ -122,6 +122,43 @@ class Layout:
         return {column_index: self.view(memory, column_index) for column_index in self.columns}
 
 
+@dataclass(kw_only=True, eq=False)
+class NewBuffer:
+    """A new buffer. The descriptor of its memory is sent with the message."""
+
+    buffer_id: int
+    layout: Layout
+
+
+@dataclass(kw_only=True, eq=False)
+class ForgetBuffers:
+    """Buffers that no later chunk uses."""
+
+    buffer_ids: tuple[int, ...]
+
+
+class MappedBuffers:
+    """The buffers of a loader in a worker process, by id: the layout and the memory of each."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[int, tuple[Layout, NDArray[np.uint8]]] = {}
+        self.get = self._buffers.get
+
+    def update(self, message: object, descriptors: Sequence[int]) -> bool:
+        """Map a new buffer, or forget old ones, as a message says; return whether it says one of these."""
+        match message:
+            case NewBuffer():
+                memory = map_memory(descriptors[0], message.layout.num_bytes)
+                self._buffers[message.buffer_id] = message.layout, memory
+                os.close(descriptors[0])
+            case ForgetBuffers():
+                for buffer_id in message.buffer_ids:
+                    self._buffers.pop(buffer_id, None)
+            case _:
+                return False
+        return True
+
+
 def as_stored(name: str, value: Any) -> NDArray[Any] | None:
     """Return a value as the array that a buffer can store, without a copy; None if it can store none.
 

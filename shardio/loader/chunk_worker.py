@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from shardio.decoding import FieldDecoder, refuse_wide
 from shardio.errors import SampleError, move_mark
 from shardio.images import DecoderName, find_kernel, prepare_kernel
-from shardio.loader.buffers import Column, Layout, as_stored, map_memory
+from shardio.loader.buffers import Column, Layout, MappedBuffers, as_stored
 from shardio.loader.wire import (
     AllWorkersEnded,
     Cancel,
@@ -44,9 +44,7 @@ from shardio.loader.wire import (
     EndWorker,
     Failed,
     Failure,
-    ForgetBuffers,
     Made,
-    NewBuffer,
     Outcome,
     Ping,
     Pong,
@@ -189,7 +187,7 @@ class WorkerProcess:
 
     def __init__(self, end: socket.socket, setup: WorkerSetup | Failure) -> None:
         self._end, self._setup = end, setup
-        self._buffers: dict[int, _MappedBuffer] = {}
+        self._buffers = MappedBuffers()
         self._chunks: SimpleQueue[Chunk] = SimpleQueue()
         self._newest = self._cancelled = -1
         self._epoch_began = 0.0
@@ -214,12 +212,6 @@ class WorkerProcess:
 
     def _handle(self, message: Any, descriptors: list[int]) -> None:
         match message:
-            case NewBuffer():
-                self._buffers[message.buffer_id] = message.layout, map_memory(descriptors[0], message.layout.num_bytes)
-                os.close(descriptors[0])
-            case ForgetBuffers():
-                for buffer_id in message.buffer_ids:
-                    self._buffers.pop(buffer_id, None)
             case list():
                 for chunk in message:
                     if chunk.epoch_began > self._epoch_began:
@@ -235,6 +227,8 @@ class WorkerProcess:
                 # room for an answer, the unread messages already show that this process is alive.
                 with suppress(BlockingIOError):
                     send(self._end, Pong(), flags=socket.MSG_DONTWAIT)
+            case _:
+                self._buffers.update(message, descriptors)
 
     def _run_thread(self, make: _MakeChunk) -> None:
         try:

@@ -26,7 +26,7 @@ from torch.utils.data._utils.collate import (
 )
 
 from shardio.errors import WorkerError
-from shardio.loader.buffers import MIN_BYTES, make_memory, map_memory
+from shardio.loader.buffers import MIN_BYTES, MappedBuffers, make_memory, map_memory
 from shardio.loader.fetchers import DatasetEndError, Fetcher, FetchJob, make_fetcher
 from shardio.loader.pickles import (
     Arena,
@@ -37,8 +37,6 @@ from shardio.loader.pickles import (
 from shardio.loader.saved_state import DATASET_STATE, FETCHER_STATE, UnknownState
 from shardio.loader.wire import (
     Failure,
-    ForgetBuffers,
-    NewBuffer,
     StageTimes,
     describe_failure,
     receive_all,
@@ -367,7 +365,7 @@ class SocketChannel:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._messages = receive_all(end, os.getppid())
-        self._buffers: dict[int, Memory] = {}
+        self._buffers = MappedBuffers()
         self._arena: Arena | None = None
         self._is_closed = False  # Requests that were sent before are not answered any more.
 
@@ -378,21 +376,15 @@ class SocketChannel:
             if received is None:
                 break
             message, descriptors = received
-            match message:
-                case NewBuffer():
-                    self._buffers[message.buffer_id] = map_memory(descriptors[0], message.layout.num_bytes)
-                    os.close(descriptors[0])
-                case ForgetBuffers():
-                    for buffer_id in message.buffer_ids:
-                        self._buffers.pop(buffer_id, None)
-                case BeginEpoch() | FetchTask():
-                    return message
+            if not self._buffers.update(message, descriptors):
+                request: BeginEpoch | FetchTask = message
+                return request
         return None
 
     def find_collate(self, task: FetchTask, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return a function that makes the same batches, if possible in the task's buffer."""
-        memory = None if task.buffer_id is None else self._buffers.get(task.buffer_id)
-        self._arena = None if memory is None else Arena(memory)
+        buffer = None if task.buffer_id is None else self._buffers.get(task.buffer_id)
+        self._arena = None if buffer is None else Arena(buffer[1])
         return find_collate(collate_fn, self._arena)
 
     def describe(self, error: Exception) -> Failure:

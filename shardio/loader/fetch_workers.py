@@ -19,12 +19,11 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from shardio.errors import WorkerError
-from shardio.loader.buffers import Buffer, BufferPool, Layout, find_num_buffers, map_in_torch
+from shardio.loader.buffers import Buffer, BufferPool, ForgetBuffers, Layout, NewBuffer, find_num_buffers, map_in_torch
 from shardio.loader.fetch_worker import (
     Answer,
     BeginEpoch,
@@ -38,10 +37,9 @@ from shardio.loader.fetch_worker import (
     run_worker_process,
 )
 from shardio.loader.fetchers import FetchJob
-from shardio.loader.fork_server import describe_exit
 from shardio.loader.pickles import Memory, OutOfBandPickle, SharedJob, unpack
-from shardio.loader.wire import ForgetBuffers, NewBuffer, make_pair, receive, send_within
-from shardio.process import call_at_fork, count_processors
+from shardio.loader.wire import make_pair, receive_ready, send_within
+from shardio.process import call_at_fork, count_processors, describe_exit, is_stopped
 
 JOIN_S = 5.0
 """The time, in seconds, that workers get to end, or to finish their batches. Then processes are terminated."""
@@ -378,12 +376,7 @@ class FetchProcesses:
         answers = list[Answer]()
         assert worker.end is not None, "it was polled"
         assert worker.process is not None, "it was started"
-        while True:
-            try:
-                received = receive(worker.end)
-            except BlockingIOError:
-                self._send_waiting(worker)
-                return answers
+        for received in receive_ready(worker.end):
             if received is None:
                 raise describe_death(worker.process)
             answer, descriptors = received
@@ -397,6 +390,8 @@ class FetchProcesses:
             elif not isinstance(answer, Fetched):
                 self.drop(answer.task_id)
             answers.append(answer)
+        self._send_waiting(worker)
+        return answers
 
     def _leave_to_parent(self) -> None:
         for worker in self._workers:
@@ -505,14 +500,6 @@ def _await_fork_server() -> None:
                 f"so no worker can start: continue it (kill -CONT {process_id})"
             )
         time.sleep(min(CHECK_S, STOPPED_S) / 10)  # Nothing tells when a process continues.
-
-
-def is_stopped(process_id: int) -> bool:
-    """Return whether a signal has stopped a process; false if the operating system does not say."""
-    with suppress(OSError):
-        status = Path(f"/proc/{process_id}/stat").read_bytes()  # proc(5): after the name comes the state.
-        return status.rpartition(b")")[2].split()[0] == b"T"
-    return False
 
 
 def describe_stop(process: BaseProcess) -> WorkerError:

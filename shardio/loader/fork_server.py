@@ -33,10 +33,7 @@ from shardio.loader.wire import (
     receive,
     send_within,
 )
-from shardio.process import call_at_fork, start_process
-
-PYTESTS_NOTE = "PYTEST_CURRENT_TEST"
-"""The environment variable in which pytest notes the current test, on which code in workers rarely depends."""
+from shardio.process import call_at_fork, describe_exit, start_process
 
 CLOSE_S = 5.0
 """The time, in seconds, that a fork server gets to end all worker processes or itself before they are killed."""
@@ -203,19 +200,6 @@ class Death:
     num_processes: int = 1
 
 
-def describe_exit(process: str, code: int) -> str:
-    """Describe the end of a process in the words of torch's DataLoader, by which programs recognize a dead worker.
-
-    Args:
-        process: Its name, such as ``DataLoader worker (pid 12)``.
-        code: Its exit code; negative for a signal.
-    """
-    if code >= 0:
-        return f"{process} exited unexpectedly with exit code {code}"
-    names = {each.value: f" ({each.name})" for each in signal.Signals}  # Real-time signals have none.
-    return f"{process} is killed by signal: {signal.strsignal(-code)}{names.get(-code, '')}"
-
-
 def startup_error(death: Death) -> WorkerError:
     """Return the error for worker processes that cannot start, given the latest death."""
     return WorkerError(f"worker processes cannot start ({death.cause}): standard error may show the reason")
@@ -378,8 +362,7 @@ class Surroundings:
 
     Attributes:
         cwd: The working directory; None if it is gone.
-        environment: The environment variables, with an empty string as pytest's note of the current test: otherwise,
-            each test of a suite would start its own fork server.
+        environment: The environment variables.
         module_path: ``sys.path``.
         specs: The spec of each imported module. A module that is reloaded gets a new one.
     """
@@ -411,7 +394,7 @@ def find_surroundings() -> Surroundings:
     modules: dict[str, object] = dict(sys.modules)  # Some values are not modules.
     return Surroundings(
         cwd=cwd,
-        environment={name: "" if name == PYTESTS_NOTE else value for name, value in os.environ.items()},
+        environment=dict(os.environ),
         module_path=tuple(map(str, sys.path)),
         # ``vars``, because attributes of modules that are loaded on demand would load them.
         specs={name: vars(each).get("__spec__") for name, each in modules.items() if isinstance(each, ModuleType)},

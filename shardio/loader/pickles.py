@@ -172,7 +172,7 @@ def put_memory_back(pickled: Pickle, pieces: Sequence[torch.Tensor]) -> Any:
         pickled: The pickle.
         pieces: Its pieces, uint8 [n] each. The value's tensors are views of them; its arrays are copies.
     """
-    return _Unpickler(pickled, pieces).load()
+    return _Unpickler(pickled.content, _fill.__name__, partial(_fill_from, pickled.starts, pieces)).load()
 
 
 @dataclass(kw_only=True, eq=False)
@@ -296,14 +296,19 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, pickled: Pickle, pieces: Sequence[torch.Tensor]) -> None:
-        super().__init__(io.BytesIO(pickled.content))
-        # Not a method: the unpickler keeps it, so the memory would stay until Python looks for cycles.
-        self._fill = partial(_fill_from, pickled.starts, pieces)
+    """An unpickler that calls ``stand_in`` in place of a function of this module.
+
+    The stand-in is no method: the unpickler keeps it, so memory would stay until Python looks for cycles.
+    """
+
+    def __init__(
+        self, content: bytes, name: str, stand_in: Callable[..., Any], buffers: Sequence[Memory] | None = None
+    ) -> None:
+        super().__init__(io.BytesIO(content), buffers=buffers)
+        self._name, self._stand_in = name, stand_in
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the object of a name, and for :func:`_fill` a function that has the pieces."""
-        return self._fill if (module, name) == (__name__, _fill.__name__) else super().find_class(module, name)
+        return self._stand_in if (module, name) == (__name__, self._name) else super().find_class(module, name)
 
 
 def _fill(*values: Any) -> Any:
@@ -433,9 +438,10 @@ def receive_job(end: socket.socket) -> FetchJob | None:
         if (received := next(messages, None)) is None:
             return None
         descriptors += received[1]
-    content = io.BytesIO(memory[: message.pickle_bytes].tobytes())
+    content = memory[: message.pickle_bytes].tobytes()
+    buffers = [memory[slice(*span)] for span in message.spans]
     try:
-        job: FetchJob = _JobUnpickler(content, [memory[slice(*span)] for span in message.spans], descriptors).load()
+        job: FetchJob = _Unpickler(content, _take.__name__, partial(_find, descriptors), buffers).load()
     except Exception as error:  # User modules may raise anything.
         let_through(error)
         add_note(error, "while loading the dataset in a worker process")
@@ -472,18 +478,6 @@ class _Received:
     def detach(self) -> int:
         """Return the descriptor; the caller closes it."""
         return self.descriptor
-
-
-class _JobUnpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, buffers: Sequence[Memory], descriptors: Sequence[int]) -> None:
-        super().__init__(file, buffers=buffers)
-        self._find = partial(_find, descriptors)  # Not a method: the unpickler would keep itself.
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Return the object of a name, and for :func:`_take` a function that has the descriptors."""
-        if (module, name) == (__name__, _take.__name__):
-            return self._find
-        return super().find_class(module, name)
 
 
 def _take(number: int) -> _Received:

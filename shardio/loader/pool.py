@@ -12,23 +12,22 @@ from itertools import count
 from typing import Any
 
 from shardio.errors import WorkerError
-from shardio.loader.buffers import Layout
+from shardio.loader.buffers import ForgetBuffers, Layout, NewBuffer
 from shardio.loader.fork_server import CLOSE_S, Death, ForkServer
 from shardio.loader.wire import (
     Cancel,
     Chunk,
     Failed,
-    ForgetBuffers,
     Made,
-    NewBuffer,
     Outcome,
     Ping,
     WorkerMemory,
     WorkerSetup,
-    receive,
+    receive_ready,
     send_within,
 )
 from shardio.process import call_at_fork, count_processors
+from shardio.values import format_bytes
 
 PATIENCE_S = 5.0
 """The time, in seconds, that all processes may be silent before they are pinged, and that an answer may take."""
@@ -136,14 +135,10 @@ class WorkerPool:
 
     def _read(self, process: _Process) -> list[Outcome]:
         received: list[Outcome] = []
-        while True:
-            try:
-                packet = receive(process.end)
-            except BlockingIOError:
-                return received
+        for packet in receive_ready(process.end):
             if packet is None:
                 self._dying[process] = ""
-                return received
+                break
             message, _ = packet
             process.asked_at, process.is_ready = None, True
             match message:
@@ -152,6 +147,7 @@ class WorkerPool:
                 case Made() | Failed() if message.chunk_id in process.unanswered:  # Otherwise it was cancelled.
                     del process.unanswered[message.chunk_id]
                     received.append(message)
+        return received
 
     def _check_life(self, now: float) -> None:
         # Ping processes with unanswered chunks; give up those that have not answered in time.
@@ -278,8 +274,8 @@ class MemoryWatch:
         if self._warns and num_bytes > self._limits.setdefault(worker_id, 2 * first + GROWTH_BYTES):
             self._limits[worker_id] = 2 * num_bytes
             warnings.warn(
-                f"a worker process uses {_describe(num_bytes)} of memory, {_describe(num_bytes - first)} more than at "
-                "its start. If it keeps growing, your transform, decoders or collate_fn leak memory: watch "
+                f"a worker process uses {format_bytes(num_bytes)} of memory, {format_bytes(num_bytes - first)} more "
+                "than at its start. If it keeps growing, your transform, decoders or collate_fn leak memory: watch "
                 "loader.stats().worker_bytes",
                 RuntimeWarning,
                 stacklevel=2,
@@ -290,8 +286,4 @@ class MemoryWatch:
         self._firsts.pop(worker_id, None)
         self._limits.pop(worker_id, None)
         num_bytes = self.bytes_by_worker.pop(worker_id, 0)
-        return f" (it used {_describe(num_bytes)} of memory before its last chunks)" if num_bytes else ""
-
-
-def _describe(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
+        return f" (it used {format_bytes(num_bytes)} of memory before its last chunks)" if num_bytes else ""

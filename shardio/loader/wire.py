@@ -39,7 +39,7 @@ from shardio.process import describe_error, let_through
 if TYPE_CHECKING:
     from shardio.decoding import FieldDecoder
     from shardio.images import DecoderName
-    from shardio.loader.buffers import Column, Layout
+    from shardio.loader.buffers import Column
     from shardio.loader.collate import Collation
     from shardio.order import Words
     from shardio.reading import Reader
@@ -117,6 +117,14 @@ def receive_all(end: socket.socket, parent_id: int) -> Iterator[tuple[Any, list[
             yield received
         elif os.getppid() != parent_id:
             return
+
+
+def receive_ready(end: socket.socket) -> Iterator[tuple[Any, list[int]] | None]:
+    """Yield the messages that have arrived at an end that does not wait, and at last None if the other is closed."""
+    with suppress(BlockingIOError):
+        while (received := receive(end)) is not None:
+            yield received
+        yield None
 
 
 def receive(end: socket.socket) -> tuple[Any, list[int]] | None:
@@ -227,21 +235,6 @@ class EndAllWorkers:
 @dataclass(kw_only=True, eq=False)
 class AllWorkersEnded:
     """The answer to :class:`EndAllWorkers`."""
-
-
-@dataclass(kw_only=True, eq=False)
-class NewBuffer:
-    """A new buffer. The descriptor of its memory is sent with the message."""
-
-    buffer_id: int
-    layout: Layout
-
-
-@dataclass(kw_only=True, eq=False)
-class ForgetBuffers:
-    """Buffers that no later chunk uses."""
-
-    buffer_ids: tuple[int, ...]
 
 
 @dataclass(kw_only=True, eq=False)

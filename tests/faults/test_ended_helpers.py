@@ -27,8 +27,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import shardio
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardWriter, StreamDataset, WorkerError
 from shardio.loader import fetch_workers
-from shardio.loader.fetch_workers import is_stopped
-from shardio.loader.wire import ForgetBuffers
+from shardio.loader.buffers import ForgetBuffers
+from shardio.process import is_stopped
 from shardio.storage.remote.client import client
 from tests.faults.worker_processes import is_alive, wait_until
 from tests.processes import forkserver_context

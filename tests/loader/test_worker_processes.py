@@ -217,13 +217,6 @@ def test_changed_surroundings_replace_it(pictures: Path, tmp_path: Path, monkeyp
     assert [len(servers) for servers in seen] == [1] * 4
     assert seen[-1] == seen[-2]
     assert len(set().union(*seen)) == 3
-    monkeypatch.setenv("PYTEST_CURRENT_TEST", "another test")
-    list(loader)
-    assert find_fork_servers() == seen[-1], "pytest's note does not matter"
-    monkeypatch.delenv("PYTEST_CURRENT_TEST")
-    list(loader)
-    assert find_fork_servers() != seen[-1], "code may ask whether it is tested"
-    monkeypatch.setenv("PYTEST_CURRENT_TEST", "this test")  # pytest removes it.
 
 
 @pytest.mark.parametrize("make", [make_peoples, pytest.param(make_loader, marks=pytest.mark.slow)])

@@ -23,7 +23,7 @@ from torch._C import _error_if_any_worker_fails, _remove_worker_pids, _set_worke
 from shardio import DataLoader, WorkerError
 from shardio.loader import buffers
 from shardio.loader.fetch_workers import describe_death
-from shardio.loader.fork_server import describe_exit
+from shardio.process import describe_exit
 from tests.files import count_open_files
 
 
