@@ -1,4 +1,6 @@
 """Conformance tests of the interfaces that programs can implement for shardio.
 
 Each module holds one class of pytest tests. Subclass it in your own tests and override its fixtures:
+
+- ``executor.ExecutorTests``: executors of a loader
 """
