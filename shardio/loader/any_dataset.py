@@ -1,13 +1,12 @@
 """The executors for any dataset, which call it and collate its samples as torch's DataLoader does.
 
 :class:`Fetching` does so in shardio's workers or the calling process, in the order of a sampler or in shardio's order.
-What it cannot do is left to torch's own iterators: see :func:`can_fetch`.
+What it cannot do is left to torch's own iterators.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 import traceback
 import warnings
@@ -32,38 +31,25 @@ from torch.utils.data.dataloader import (
 )
 
 from shardio.bad_samples import BadSamples
-from shardio.datasets import EpochSampler, ShardDataset, Transformed, unwrap
-from shardio.loader.arguments import find_user_level
+from shardio.datasets import EpochSampler, ShardDataset
 from shardio.loader.epochs import Epochs, Indices, draw_seed
-from shardio.loader.executor import BatchIterator, Executor, ExecutorSettings, TorchDataLoader
+from shardio.loader.executor import (
+    BatchIterator,
+    Executor,
+    ExecutorSettings,
+    LoaderStats,
+    Tally,
+    TorchDataLoader,
+    find_user_level,
+)
 from shardio.loader.fetch_workers import FetchProcesses, FetchThreads, FetchWorkers
 from shardio.loader.fetched_batches import CallerBatches, WorkerBatches
 from shardio.loader.fetchers import DatasetEndError, FetchJob, OrderedIndices, WorkerInit, is_iterable, make_fetcher
 from shardio.loader.saved_state import EpochPosition
-from shardio.loader.stats import LoaderStats, Tally
 from shardio.loader.wire import Failure, describe_failure
 from shardio.order import Cursor, Split
 from shardio.process import is_interruption, let_through, no_end
 from shardio.world import World, is_torch_worker
-
-
-def can_fetch(dataset: Any, num_workers: int, worker_method: str, context: Any, *, has_order: bool) -> bool:
-    """Return whether :class:`Fetching` can make a loader's batches; otherwise, torch's own iterators do.
-
-    Args:
-        dataset: The loader's dataset.
-        num_workers: The number of its workers.
-        worker_method: The kind of its workers.
-        context: Its context of multiprocessing.
-        has_order: Whether it has shardio's order.
-    """
-    if isinstance(dataset, torch.utils.data.IterDataPipe | torch.utils.data.MapDataPipe) and not has_order:
-        return False  # They share seeds between ranks.
-    if not num_workers or worker_method == "thread":
-        return True
-    if starts_threads(context):  # In torch's way, all threads know one worker's id.
-        return has_order or isinstance(unwrap(dataset).dataset, Transformed)
-    return hasattr(os, "memfd_create")
 
 
 def starts_threads(context: Any) -> bool:

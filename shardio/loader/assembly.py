@@ -20,13 +20,12 @@ from shardio.decoding import FieldDecoder
 from shardio.device.streams import map_tensors
 from shardio.errors import SampleError, Stage, as_sample_error
 from shardio.images import DecoderName, holds_images
-from shardio.loader.batch_plans import BatchPlan, SampleSource
+from shardio.loader.batches import BatchPlan, Collation, SampleSource, collate_column
 from shardio.loader.buffers import Buffer, BufferPool, Column, Layout, Views, as_stored, is_image
-from shardio.loader.collate import Collation, collate_column
+from shardio.loader.executor import Tally
 from shardio.loader.fork_server import MAX_DEATHS, Death, samples_error, startup_error, warn_of
 from shardio.loader.pickles import Pickle, put_memory_back
 from shardio.loader.pool import WorkerPool
-from shardio.loader.stats import Tally
 from shardio.loader.wire import Chunk, Failed, Failure, Made, Outcome
 from shardio.process import let_through
 

@@ -62,7 +62,7 @@ from shardio.process import ignore_pillows_warnings
 from shardio.shards import LABEL_FIELD
 
 if TYPE_CHECKING:
-    from shardio.loader.collate import Collation
+    from shardio.loader.batches import Collation
     from shardio.reading import Reader
 
 Rows = Mapping[int, NDArray[Any]]

@@ -14,19 +14,22 @@ from shardio.bad_samples import BadSamples
 from shardio.datasets import TOO_LATE
 from shardio.device import DevicePrefetcher
 from shardio.libraries import own_tensors
-from shardio.loader.arguments import (
+from shardio.loader.batches import yields_images
+from shardio.loader.buffers import BufferWatch, MemoryCallback
+from shardio.loader.choice import (
     OwnArguments,
     check_order,
     check_policy,
     check_samplers_dataset,
+    fallback_reason,
+    find_settings,
+    is_torchs,
     make_bad_samples,
+    make_executor,
     sole_split,
     warn_of_no_batches,
     warn_of_whole_epochs,
 )
-from shardio.loader.buffers import BufferWatch, MemoryCallback
-from shardio.loader.choice import fallback_reason, find_settings, is_torchs, make_executor
-from shardio.loader.collate import yields_images
 from shardio.loader.epoch_iterator import (
     BegunEpoch,
     EpochIterator,

@@ -295,20 +295,16 @@ class QueueChannel:
         self.has_asked: bool | None = None
 
     def receive(self) -> BeginEpoch | FetchTask | None:
-        """Return the next request; None if the worker must end."""
         request = self._requests.get()
         return None if self._is_closed.is_set() else request
 
     def find_collate(self, task: FetchTask, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return the user's function."""
         return collate_fn
 
     def describe(self, error: Exception) -> Failure:
-        """Return an error, which keeps its traceback."""
         return Failure(error=error)
 
     def send(self, answer: Answer) -> None:
-        """Send an answer."""
         if isinstance(answer, Fetched):
             self.has_asked = has_asked()
         self._answers.put(answer)
@@ -370,7 +366,6 @@ class SocketChannel:
         self._is_closed = False  # Requests that were sent before are not answered any more.
 
     def receive(self) -> BeginEpoch | FetchTask | None:
-        """Return the next request; None if the other end is closed."""
         while not self._is_closed:
             received = next(self._messages, None)
             if received is None:
@@ -382,17 +377,14 @@ class SocketChannel:
         return None
 
     def find_collate(self, task: FetchTask, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return a function that makes the same batches, if possible in the task's buffer."""
         buffer = None if task.buffer_id is None else self._buffers.get(task.buffer_id)
         self._arena = None if buffer is None else Arena(buffer[1])
         return find_collate(collate_fn, self._arena)
 
     def describe(self, error: Exception) -> Failure:
-        """Return an error with its traceback in this process."""
         return describe_failure(error)
 
     def send(self, answer: Answer) -> None:
-        """Send an answer, a batch as an OutOfBandPickle."""
         descriptors = list[int]()
         arena, self._arena = self._arena, None
         try:

@@ -124,24 +124,16 @@ class FetchThreads:
 
     @property
     def belongs_here(self) -> bool:
-        """Whether the threads run in this process: a forked child has none of them."""
         return self._process_id == os.getpid()
 
     def begin(self, requests: Sequence[BeginEpoch]) -> None:
-        """Begin an epoch: one request for each worker."""
         for queue, request in zip(self._requests, requests, strict=True):
             queue.put(request)
 
     def submit(self, worker_id: int, task: FetchTask) -> None:
-        """Request a batch of a worker."""
         self._requests[worker_id].put(task)
 
     def receive(self, timeout_s: float | None) -> list[Answer]:
-        """Wait for answers; return an empty list after ``timeout_s``.
-
-        Raises:
-            WorkerError: If a worker thread ended.
-        """
         answers = list[Answer]()
         with suppress(Empty):
             answer = self._answers.get(timeout=timeout_s)
@@ -156,7 +148,6 @@ class FetchThreads:
         return answers
 
     def open(self, fetched: Fetched) -> Any:
-        """Return the batch that a worker fetched; warn if the dataset cannot know its share."""
         if not self._has_warned and self._channels[fetched.worker_id].has_asked is False:
             self._has_warned = True
             warnings.warn(
@@ -172,11 +163,9 @@ class FetchThreads:
         """Do nothing: the batch is freed with the answer."""
 
     def release(self, worker_id: int) -> None:
-        """End a worker that has nothing more to do."""
         self._requests[worker_id].put(None)
 
     def close(self) -> None:
-        """End all workers and wait for them."""
         self._finalizer()
 
 
@@ -252,30 +241,21 @@ class FetchProcesses:
 
     @property
     def belongs_here(self) -> bool:
-        """Whether this process started the workers."""
         return self._process_id == os.getpid()
 
     @property
     def members(self) -> list[BaseProcess]:
-        """The processes."""
         return [worker.process for worker in self._workers if worker.process is not None]
 
     def begin(self, requests: Sequence[BeginEpoch]) -> None:
-        """Begin an epoch: one request for each worker."""
         for worker, request in zip(self._workers, requests, strict=True):
             worker.waiting.clear()  # They belong to an earlier epoch.
             self._request(worker, request)
 
     def submit(self, worker_id: int, task: FetchTask) -> None:
-        """Request a batch of a worker."""
         self._request(self._workers[worker_id], task)
 
     def receive(self, timeout_s: float | None) -> list[Answer]:
-        """Wait for answers; return an empty list after ``timeout_s``.
-
-        Raises:
-            WorkerError: If a worker process died, or was stopped and does not continue.
-        """
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         poll = select.poll()
         workers = {worker.end.fileno(): worker for worker in self._workers if worker.is_open and worker.end}
@@ -294,7 +274,6 @@ class FetchProcesses:
                 return answers
 
     def open(self, fetched: Fetched) -> Any:
-        """Return the batch that a worker fetched."""
         pickled: OutOfBandPickle = fetched.content
         buffer, own = self._buffer_of_task.pop(fetched.task_id, None), self._owns.pop(fetched.task_id, None)
         spans = {index: piece.span for index, piece in enumerate(pickled.pieces) if piece.content is None}
@@ -309,18 +288,15 @@ class FetchProcesses:
         return unpack(pickled, [views.get(index) for index in range(len(pickled.pieces))])
 
     def release(self, worker_id: int) -> None:
-        """End a worker that has nothing more to do."""
         self._workers[worker_id].close()
 
     def close(self) -> None:
-        """End all workers and wait for them."""
         self._finalizer()
         self._buffers.close()
         self._buffer_of_task.clear()
         self._owns.clear()
 
     def drop(self, task_id: int) -> None:
-        """Take back the buffer of a task whose batch is not delivered."""
         self._owns.pop(task_id, None)
         if (buffer := self._buffer_of_task.pop(task_id, None)) is not None:
             self._buffers.put_back([buffer])

@@ -12,7 +12,7 @@ from typing import Any
 
 from shardio.epochs import Count, find_held, hand_over
 from shardio.loader.epochs import Indices
-from shardio.loader.executor import IN_ANOTHER_PROCESS, BatchIterator
+from shardio.loader.executor import IN_ANOTHER_PROCESS, BatchIterator, Tally
 from shardio.loader.fetch_worker import (
     Answer,
     BeginEpoch,
@@ -27,7 +27,6 @@ from shardio.loader.fetch_worker import (
 from shardio.loader.fetch_workers import FetchWorkers
 from shardio.loader.fetchers import DatasetEndError, FetchJob, make_fetcher
 from shardio.loader.saved_state import EpochPosition, SamplerPosition
-from shardio.loader.stats import Tally
 from shardio.loader.wire import Failure
 from shardio.process import let_through, no_end
 
@@ -153,7 +152,6 @@ class WorkerBatches(BatchIterator):
         return batch
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Wait up to ``timeout_s`` for the next batch; return whether it is there, or has failed."""
         if not self.is_open or not self._pending or not self.workers.belongs_here:
             return True  # Only a request can tell.
         for answer in self.workers.receive(timeout_s):
@@ -177,7 +175,6 @@ class WorkerBatches(BatchIterator):
             self.await_workers(raises=False)
 
     def close(self) -> None:
-        """End the epoch; drop batches that were fetched ahead."""
         if not self.is_open:
             return
         self.is_open = False
@@ -400,7 +397,6 @@ class CallerBatches(BatchIterator):
         self._save()
 
     def close(self) -> None:
-        """End the epoch."""
         if self.is_open:
             self._save()  # The state may be requested after the iterator is dropped.
             self.is_open = False

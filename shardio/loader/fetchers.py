@@ -170,7 +170,6 @@ class MapFetcher:
         self._job = job
 
     def fetch(self, index: Any) -> Any:
-        """Return the samples for a list of indices, or the sample for an index."""
         dataset, bad_samples = self._job.dataset, self._job.bad_samples
         if isinstance(index, OrderedIndices):
             samples = keep_samples(_get_ordered(dataset, bad_samples, index))
@@ -192,7 +191,6 @@ class MapFetcher:
         """Do nothing: the sampler skips."""
 
     def state(self) -> dict[str, Any] | None:
-        """Return the dataset's state; None if it has none."""
         dataset_state = dump_state(self._job.dataset) if self._job.keeps_state else None
         return None if dataset_state is None else {FETCHER_STATE: None, DATASET_STATE: dataset_state}
 
@@ -214,7 +212,6 @@ class IterableFetcher:
         self._has_ended = state[FETCHER_ENDED]
 
     def fetch(self, index: Any) -> Any:
-        """Return the next samples, or the next sample; ``index`` determines only how many."""
         job = self._job
         if self._has_ended:
             raise DatasetEndError
@@ -231,7 +228,6 @@ class IterableFetcher:
         return keep_samples(samples)
 
     def skip(self, num_batches: int) -> None:
-        """Leave out batches."""
         for _ in range(num_batches * (self._job.batch_size or 1)):
             try:
                 self._next()
@@ -239,7 +235,6 @@ class IterableFetcher:
                 return
 
     def state(self) -> dict[str, Any] | None:
-        """Return the states of the iterator and the dataset; None if neither has one."""
         if not self._job.keeps_state:
             return None
         iterator_state = dump_state(self._iterator)

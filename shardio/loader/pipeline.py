@@ -23,13 +23,12 @@ from shardio.loader.assembly import (
     finish_batch,
     fit_layout,
 )
-from shardio.loader.batch_plans import BatchPlan, PlannedEpoch, Planner, repeat_error
+from shardio.loader.batches import BatchPlan, PlannedEpoch, Planner, repeat_error
 from shardio.loader.buffers import BufferPool, BufferWatch, Layout, Views
 from shardio.loader.chunk_worker import ChunkBuilder
-from shardio.loader.executor import IN_ANOTHER_PROCESS, SUPERSEDED, BatchIterator, Executor
+from shardio.loader.executor import IN_ANOTHER_PROCESS, SUPERSEDED, BatchIterator, Executor, LoaderStats, Tally
 from shardio.loader.fork_server import ForkServer
 from shardio.loader.pool import WorkerPool
-from shardio.loader.stats import LoaderStats, Tally
 from shardio.loader.wire import Failed, Failure, Outcome, WorkerSetup
 from shardio.order import Cursor, Split
 from shardio.process import let_through

@@ -39,8 +39,8 @@ from shardio.process import describe_error, let_through
 if TYPE_CHECKING:
     from shardio.decoding import FieldDecoder
     from shardio.images import DecoderName
+    from shardio.loader.batches import Collation
     from shardio.loader.buffers import Column
-    from shardio.loader.collate import Collation
     from shardio.order import Words
     from shardio.reading import Reader
 

@@ -2,5 +2,5 @@
 
 Each module holds one class of pytest tests. Subclass it in your own tests and override its fixtures:
 
-- ``executor.ExecutorTests``: executors of a loader
+- :class:`shardio.testing.executor.ExecutorTests`: an executor of a loader
 """

@@ -35,7 +35,7 @@ Start = Callable[[], BatchIterator]
 """A function that begins an epoch."""
 
 
-class SampleError(LookupError):
+class RefusedSampleError(LookupError):
     """The error of the sample that fails."""
 
 
@@ -46,7 +46,7 @@ class Samples:
         gate: A file. Some samples are not made before it exists.
 
     Attributes:
-        fails: The sample that raises SampleError.
+        fails: The sample that raises RefusedSampleError.
         waits: The first sample that waits for the file.
     """
 
@@ -57,10 +57,10 @@ class Samples:
         """Return ``number``.
 
         Raises:
-            SampleError: If this sample fails.
+            RefusedSampleError: If this sample fails.
         """
         if number == self.fails:
-            raise SampleError(number)
+            raise RefusedSampleError(number)
         deadline = time.monotonic() + DEADLINE_S
         while number >= self.waits and not self.gate.exists():
             assert time.monotonic() < deadline, "the gate was never opened"
@@ -71,9 +71,9 @@ class Samples:
 class ExecutorTests:
     """Tests of an executor and of its iterators.
 
-    Override :meth:`start`. It begins epochs of the batches [0, 1, 2] … [9, 10, 11], as lists or tensors, of which each
-    number is a value that ``samples`` returned. If the executor cannot do what some tests check, override their
-    fixtures :meth:`survives` and :meth:`tells`.
+    Override :meth:`start`. It begins epochs of the batches [0, 1, 2] … [9, 10, 11], as lists or tensors. Each number is
+    a value that ``samples`` returned. If the executor cannot do what some tests check, override their
+    fixtures :meth:`survives` and :meth:`knows`.
     """
 
     @pytest.fixture
@@ -92,8 +92,8 @@ class ExecutorTests:
         return True
 
     @pytest.fixture
-    def tells(self) -> bool:
-        """Return whether ``is_ready`` tells that the next batch is being made."""
+    def knows(self) -> bool:
+        """Return whether ``is_ready`` is false while the next batch is being made."""
         return True
 
     def test_an_epoch_is_delivered_in_order_and_can_be_left(self, start: Start) -> None:
@@ -118,14 +118,14 @@ class ExecutorTests:
             wait_for(batches)
             try:
                 received.append(take(batches))
-            except SampleError:
+            except RefusedSampleError:
                 received.append(None)
         assert received == [BATCHES[0], None, *BATCHES[2:]]
         with pytest.raises(StopIteration):
             take(batches)
 
-    def test_it_tells_whether_the_next_batch_is_there(self, start: Start, samples: Samples, tells: bool) -> None:
-        if not tells:
+    def test_it_knows_whether_the_next_batch_is_there(self, start: Start, samples: Samples, knows: bool) -> None:
+        if not knows:
             pytest.skip("only a request can tell")
         samples.waits = BATCH_SIZE
         batches = start()

@@ -19,7 +19,7 @@ from shardio.cli import bench as bench_module
 from shardio.cli.bench import DatasetFormat, ThroughputMeter, advise
 from shardio.cli.options import has_class_folders
 from shardio.errors import FormatError
-from shardio.loader.stats import LoaderStats
+from shardio.loader.executor import LoaderStats
 from tests.cli.commands import error_of, run, unframed, usage_error
 from tests.faults.worker_processes import wait_until
 from tests.packing.packs import write_files

@@ -84,8 +84,8 @@ EXECUTORS: dict[str, Callable[[Path, Samples], DataLoader]] = {
     "torch, ordered shards": partial(over_shards, **PERSISTENT),
     "torch, ordered indices": partial(in_order, **PERSISTENT),
 }
-NOT_TELLING = ("calling process", "fetching, caller")
-"""Those that cannot tell whether a batch is there, besides torch's."""
+NOT_KNOWING = ("calling process", "fetching, caller")
+"""Those that do not know whether a batch is there, besides torch's."""
 
 CHUNKED = ("ordered shards", "ordered shards, threads")
 """Those that read the samples of several batches together."""
@@ -144,5 +144,5 @@ class TestExecutors(ExecutorTests):
         return name not in ("torch", "torch, workers")
 
     @pytest.fixture
-    def tells(self, name: str) -> bool:
-        return not name.startswith("torch") and name not in NOT_TELLING and name not in CHUNKED
+    def knows(self, name: str) -> bool:
+        return not name.startswith("torch") and name not in NOT_KNOWING and name not in CHUNKED

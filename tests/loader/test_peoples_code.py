@@ -23,7 +23,7 @@ from torch.utils.data import Subset, default_collate
 from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset
 from shardio.errors import Stage
 from shardio.libraries import import_library
-from shardio.loader.collate import collate_channels_last
+from shardio.loader.batches import collate_channels_last
 from shardio.transforms import Compose, MultiCrop, RandomHorizontalFlip, RandomResizedCrop
 from tests.buffers import assert_same, buffer_of, pack_pictures
 from tests.loader.peoples_code import (

@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 
 from shardio import DataLoader, DevicePrefetcher, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
-from shardio.loader.collate import collate_channels_last
+from shardio.loader.batches import collate_channels_last
 from shardio.transforms import CenterCrop, RandomResizedCrop
 from tests.buffers import assert_same
 from tests.loader.fetching.programs import Point, as_list, describe, stack_first

@@ -24,8 +24,7 @@ from torch.utils.data import Subset
 
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
 from shardio.loader import epoch_iterator
-from shardio.loader.arguments import OwnArguments
-from shardio.loader.choice import find_settings
+from shardio.loader.choice import OwnArguments, find_settings
 from shardio.loader.fork_server import end_kept
 from shardio.train import Callback, TrainConfig, train
 from shardio.transforms import CenterCrop, Compose, RandomResizedCrop
