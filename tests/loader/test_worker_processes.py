@@ -127,7 +127,7 @@ def test_the_training_driver_starts_them_before_all_else(packed: Path) -> None:
     assert seen == [1]
 
 
-def make_peoples(pictures: Path, transform: Any = np.negative, **options: Any) -> DataLoader:
+def make_user_loader(pictures: Path, transform: Any = np.negative, **options: Any) -> DataLoader:
     dataset = ShardMapDataset(pictures, fields=("image", "key"), transform=Compose([RandomResizedCrop(48), transform]))
     dataset.set_epoch(3)
     return DataLoader(dataset, 8, **{"num_workers": 1, **options})
@@ -136,7 +136,9 @@ def make_peoples(pictures: Path, transform: Any = np.negative, **options: Any) -
 def test_the_next_loader_has_the_same_fork_server(pictures: Path, images: Path) -> None:
     servers = list[set[int]]()
     for transform in (np.negative, np.flipud, lambda image: image[:9]):
-        assert_same(list(make_peoples(pictures, transform)), list(make_peoples(pictures, transform, num_workers=0)))
+        assert_same(
+            list(make_user_loader(pictures, transform)), list(make_user_loader(pictures, transform, num_workers=0))
+        )
         servers.append(find_fork_servers())
     assert len(servers[0]) == 1
     assert servers == servers[:1] * 3
@@ -151,7 +153,7 @@ def test_the_next_loader_has_the_same_fork_server(pictures: Path, images: Path) 
 
 
 def test_loaders_at_the_same_time_have_their_own_and_one_is_kept(pictures: Path) -> None:
-    loaders = [make_peoples(pictures) for _ in range(3)]
+    loaders = [make_user_loader(pictures) for _ in range(3)]
     batches = list(zip(*loaders, strict=True))
     assert len(find_fork_servers()) == 3
     assert_same([first for first, *_ in batches], [last for *_, last in batches])
@@ -177,12 +179,12 @@ def write_module(folder: Path, value: int) -> None:
 
 @pytest.mark.parametrize("is_new", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_reloaded_module_is_imported_again(pictures: Path, tmp_path: Path, module: ModuleType, is_new: bool) -> None:
-    loader = make_peoples(pictures, module.fill)
+    loader = make_user_loader(pictures, module.fill)
     for value in (1, 2, 2):
         write_module(tmp_path, value)
         importlib.reload(module)
         if is_new:
-            loader = make_peoples(pictures, module.fill)
+            loader = make_user_loader(pictures, module.fill)
         else:
             loader.dataset.transform = module.fill
         values, _ = next(iter(loader))
@@ -192,10 +194,10 @@ def test_a_reloaded_module_is_imported_again(pictures: Path, tmp_path: Path, mod
 @pytest.mark.slow
 def test_a_file_that_is_edited_during_a_run_changes_nothing(pictures: Path, tmp_path: Path, module: ModuleType) -> None:
     """This process still has the code that it imported, and so have its worker processes."""
-    loader = make_peoples(pictures, module.fill)
+    loader = make_user_loader(pictures, module.fill)
     for value in (1, 2):
         write_module(tmp_path, value)
-        for each in (loader, make_peoples(pictures, module.fill)):
+        for each in (loader, make_user_loader(pictures, module.fill)):
             values, _ = next(iter(each))
             assert values.unique().tolist() == [1]
 
@@ -218,7 +220,7 @@ def test_changed_surroundings_replace_it(pictures: Path, tmp_path: Path, monkeyp
     assert len(set().union(*seen)) == 3
 
 
-@pytest.mark.parametrize("make", [make_peoples, pytest.param(make_loader, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", [make_user_loader, pytest.param(make_loader, marks=pytest.mark.slow)])
 def test_one_that_was_killed_is_replaced_in_silence(pictures: Path, make: Callable[..., DataLoader]) -> None:
     loader, oracle = make(pictures), make(pictures, num_workers=0)
     for _ in range(2):
@@ -229,7 +231,7 @@ def test_one_that_was_killed_is_replaced_in_silence(pictures: Path, make: Callab
 
 
 def test_a_forked_child_does_not_keep_it_alive(pictures: Path) -> None:
-    list(make_peoples(pictures))
+    list(make_user_loader(pictures))
     (server,) = find_fork_servers()
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:

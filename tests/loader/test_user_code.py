@@ -26,7 +26,7 @@ from shardio.libraries import import_library
 from shardio.loader.batches import collate_channels_last
 from shardio.transforms import Compose, MultiCrop, RandomHorizontalFlip, RandomResizedCrop
 from tests.buffers import assert_same, buffer_of, pack_pictures
-from tests.loader.peoples_code import (
+from tests.loader.user_code import (
     collate_mixed,
     collate_pair,
     collate_unusual,
@@ -453,7 +453,7 @@ def test_marks_of_repeats_reach_the_collate_fn(pictures: Path) -> None:
         ({"decoders": {"msgpack": decode_some}}, 0, True),
     ],
 )
-def test_samples_with_which_peoples_code_fails_are_left_out_if_they_say_so(
+def test_samples_with_which_user_code_fails_are_left_out_if_they_say_so(
     captioned: Path, tmp_path: Path, options: dict[str, Any], num_workers: int, takes_torch: bool
 ) -> None:
     stage: Stage = "transform" if "transform_sample" in options else "decode"
