@@ -149,6 +149,32 @@ def _call_each(watches: Iterator[_Watch], moment: str) -> None:
         raise
 
 
+class Owned:
+    """A group of workers that belongs to the process that created it, and ends there when it is closed or freed.
+
+    Args:
+        end: Ends the workers and waits for them. It must not refer to this object.
+    """
+
+    def __init__(self, end: Callable[[], object]) -> None:
+        self._owner_id = os.getpid()
+        self._finalizer = weakref.finalize(self, _end_in, self._owner_id, end)
+
+    @property
+    def belongs_here(self) -> bool:
+        """Whether this process created it; false in a forked child."""
+        return self._owner_id == os.getpid()
+
+    def close(self) -> None:
+        """End all workers and wait for them. Further calls do nothing."""
+        self._finalizer()
+
+
+def _end_in(owner_id: int, end: Callable[[], object]) -> None:
+    if os.getpid() == owner_id:
+        end()
+
+
 def let_through(error: BaseException) -> None:
     """Re-raise an error if it is an interruption. Call this before blaming a sample for an error.
 

@@ -127,12 +127,11 @@ def list_processes() -> Iterator[tuple[int, int, list[bytes]]]:
             yield process_id, int(status[1]), command
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait for what other processes will do soon."""
-    deadline = time.monotonic() + 30
+def wait_until(is_so: Callable[[], object], what: str = "other processes have done it") -> None:
+    deadline = time.monotonic() + 60
     while not is_so():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.01)
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        time.sleep(0.005)  # Polling without a pause would take the processor from the other processes.
 
 
 def fork(work: Callable[[], object]) -> Callable[[], str]:

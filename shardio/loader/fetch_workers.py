@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 import warnings
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -39,7 +38,7 @@ from shardio.loader.fetch_worker import (
 from shardio.loader.fetchers import FetchJob
 from shardio.loader.pickles import Memory, OutOfBandPickle, SharedJob, unpack
 from shardio.loader.wire import make_pair, receive_ready, send_within
-from shardio.process import call_at_fork, count_processors, describe_exit, is_stopped
+from shardio.process import Owned, call_at_fork, count_processors, describe_exit, is_stopped
 
 JOIN_S = 5.0
 """The time, in seconds, that workers get to end, or to finish their batches. Then processes are terminated."""
@@ -88,7 +87,7 @@ class FetchWorkers(Protocol):
         """End all workers and wait for them."""
 
 
-class FetchThreads:
+class FetchThreads(Owned):
     """The worker threads of one loader.
 
     Args:
@@ -105,7 +104,6 @@ class FetchThreads:
         self.max_tasks, self._job = max_tasks, job
         self._has_warned = not job.is_iterable or job.num_workers == 1
         self._answers: _Answers = SimpleQueue()
-        self._process_id = os.getpid()
         self._requests: list[_Requests] = [SimpleQueue() for _ in range(job.num_workers)]
         is_closed = threading.Event()
         self._channels = [QueueChannel(requests, self._answers, is_closed) for requests in self._requests]
@@ -118,13 +116,9 @@ class FetchThreads:
             )
             for worker_id, channel in enumerate(self._channels)
         ]
-        self._finalizer = weakref.finalize(self, _close_threads, self._requests, self.members, is_closed)
+        super().__init__(partial(_close_threads, self._requests, self.members, is_closed))
         for thread in self.members:
             thread.start()
-
-    @property
-    def belongs_here(self) -> bool:
-        return self._process_id == os.getpid()
 
     def begin(self, requests: Sequence[BeginEpoch]) -> None:
         for queue, request in zip(self._requests, requests, strict=True):
@@ -165,9 +159,6 @@ class FetchThreads:
     def release(self, worker_id: int) -> None:
         self._requests[worker_id].put(None)
 
-    def close(self) -> None:
-        self._finalizer()
-
 
 def _share(job: FetchJob) -> FetchJob:
     # As in processes, each worker's iteration of an iterable dataset has its own attributes.
@@ -199,7 +190,7 @@ GROWTH = 1.25
 """When batches grow, the size of new buffers relative to the largest batch so far."""
 
 
-class FetchProcesses:
+class FetchProcesses(Owned):
     """The worker processes of one loader.
 
     Args:
@@ -219,8 +210,8 @@ class FetchProcesses:
         self._buffers = BufferPool(partial(_announce, self._workers), partial(_forget, self._workers))  # No cycle.
         self._buffer_of_task: dict[int, Buffer] = {}
         self._owns: dict[int, Memory] = {}  # Memory that a worker made for one batch, by task.
-        self._process_id, self._has_warned = os.getpid(), False
-        self._finalizer = weakref.finalize(self, _close_processes, self._workers, os.getpid())
+        self._has_warned = False
+        super().__init__(partial(_close_processes, self._workers))
         call_at_fork(self, after_in_child=FetchProcesses._leave_to_parent)
         self._context, self._job, self._base_seed = context, job, base_seed
         self._unstarted = deque(range(job.num_workers))
@@ -238,10 +229,6 @@ class FetchProcesses:
         except BaseException:  # No process may stay, even after Ctrl-C.
             self.close()
             raise
-
-    @property
-    def belongs_here(self) -> bool:
-        return self._process_id == os.getpid()
 
     @property
     def members(self) -> list[BaseProcess]:
@@ -291,7 +278,7 @@ class FetchProcesses:
         self._workers[worker_id].close()
 
     def close(self) -> None:
-        self._finalizer()
+        super().close()
         self._buffers.close()
         self._buffer_of_task.clear()
         self._owns.clear()
@@ -384,9 +371,7 @@ def _forget(workers: Sequence[_Process], buffer_ids: tuple[int, ...]) -> None:
         worker.send(ForgetBuffers(buffer_ids=buffer_ids))
 
 
-def _close_processes(workers: list[_Process], process_id: int) -> None:
-    if os.getpid() != process_id:
-        return
+def _close_processes(workers: list[_Process]) -> None:
     for worker in workers:
         worker.close()
     processes = [worker.process for worker in workers if worker.process is not None]

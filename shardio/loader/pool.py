@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import select
 import time
 import warnings
-import weakref
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -26,7 +25,7 @@ from shardio.loader.wire import (
     receive_ready,
     send_within,
 )
-from shardio.process import call_at_fork, count_processors
+from shardio.process import Owned, call_at_fork, count_processors
 from shardio.values import format_bytes
 
 PATIENCE_S = 5.0
@@ -39,7 +38,7 @@ GROWTH_BYTES = 1 << 30
 """A worker process may use twice its initial memory and this much more before a warning."""
 
 
-class WorkerPool:
+class WorkerPool(Owned):
     """The worker processes of one loader. They end when the pool is closed or freed.
 
     Args:
@@ -59,23 +58,17 @@ class WorkerPool:
         self.num_threads = num_threads
         self.is_closed = False
         self.memory = MemoryWatch(warns=setup.runs_user_code)
-        self._process_id = os.getpid()
         self._chunk_ids, self._worker_ids = count(), count()
         self._processes: list[_Process] = []
         self._dying: dict[_Process, str] = {}  # Unreachable processes, and the reasons why they are killed.
         self._heard_at = time.monotonic()  # The time of the latest message of any process.
-        self._finalizer = weakref.finalize(self, _close_all, server, self._processes, os.getpid())
+        super().__init__(partial(_close_all, server, self._processes))
         call_at_fork(self, after_in_child=WorkerPool.leave_to_parent)
         server.set_up(setup)
         # User code may hold the GIL, and draws from generators that all threads of a process share.
         is_split = setup.runs_user_code
         for threads in [1] * num_threads if is_split else divide_threads(num_threads, count_processors()):
             self._processes.append(_Process(server, next(self._worker_ids), threads))
-
-    @property
-    def belongs_here(self) -> bool:
-        """Whether this process created the pool; false in a forked child."""
-        return self._process_id == os.getpid()
 
     def next_chunk_id(self) -> int:
         """Return the id of the next chunk."""
@@ -124,9 +117,8 @@ class WorkerPool:
         return [*received, *self._restart_dying()]
 
     def close(self) -> None:
-        """End all processes."""
         self.is_closed = True
-        self._finalizer()
+        super().close()
 
     def leave_to_parent(self) -> None:
         """Close all ends in a forked child, so that the worker processes do not outlive the parent."""
@@ -215,9 +207,7 @@ def divide_threads(num_threads: int, num_processors: int) -> list[int]:
     return [num_threads // num_processes + (i < num_threads % num_processes) for i in range(num_processes)]
 
 
-def _close_all(server: ForkServer, processes: list[_Process], process_id: int) -> None:
-    if os.getpid() != process_id:
-        return
+def _close_all(server: ForkServer, processes: list[_Process]) -> None:
     for process in processes:  # First, because Ctrl-C may interrupt the wait for the fork server.
         process.end.close()
     server.end_all_workers()

@@ -146,6 +146,10 @@ def test_an_epoch_whose_helper_ends_itself_raises_after_the_batches_before(execu
     else:
         assert received == WHOLE[: number // BATCH_SIZE]
         assert isinstance(error, WorkerError)
+    if "threads" in executor:
+        assert "worker thread 0 of the DataLoader ended with SystemExit" in str(error)
+        assert error is not None
+        assert isinstance(error.__cause__, SystemExit)
     with pytest.raises(RuntimeError):
         next(batches)
 

@@ -77,6 +77,7 @@ EXECUTORS: dict[str, Callable[[Path, Samples], DataLoader]] = {
     "fetching, threads": partial(over_any, **THREAD),
     "ordered shards": partial(over_shards, worker_init_fn=do_nothing, num_workers=1),
     "ordered shards, threads": partial(over_shards, worker_init_fn=do_nothing, **THREAD),
+    "ordered indices, caller": in_order,
     "ordered indices": partial(in_order, num_workers=1),
     "ordered indices, persistent": partial(in_order, **PERSISTENT),
     "torch": from_pipe,
@@ -84,7 +85,7 @@ EXECUTORS: dict[str, Callable[[Path, Samples], DataLoader]] = {
     "torch, ordered shards": partial(over_shards, **PERSISTENT),
     "torch, ordered indices": partial(in_order, **PERSISTENT),
 }
-NOT_KNOWING = ("calling process", "fetching, caller")
+NOT_KNOWING = ("calling process", "fetching, caller", "ordered indices, caller")
 """Those that do not know whether a batch is there, besides torch's."""
 
 CHUNKED = ("ordered shards", "ordered shards, threads")

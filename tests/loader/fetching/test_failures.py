@@ -18,7 +18,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import IterableDataset
 
-from shardio import DataLoader, StateError, WorkerError
+from shardio import DataLoader, StateError
 from shardio.loader import buffers, fetch_workers
 from tests.processes import run_python
 
@@ -155,15 +155,6 @@ def test_no_batch_is_lost_in_any_order_if_memory_is_short(monkeypatch: pytest.Mo
     with pytest.warns(RuntimeWarning, match="memory is short: only 1 of 2 workers can fetch at a time"):
         received = list(DataLoader(large, 4, num_workers=2, in_order=False))
     assert sorted(int(batch[0, 0]) for batch in received) == list(range(0, 40, 4))
-
-
-def test_the_end_of_a_worker_thread_is_an_error() -> None:
-    """Such as SystemExit. It would wait for ever otherwise."""
-    batches = iter(DataLoader(Numbers(partial(fail, SystemExit, 3)), 2, **METHODS["thread"]))
-    assert numbers(islice(batches, 2)) == [[0, 1], [2, 3]]
-    with pytest.raises(WorkerError, match="worker thread 0 of the DataLoader ended with SystemExit: 3") as caught:
-        next(batches)
-    assert isinstance(caught.value.__cause__, SystemExit)
 
 
 class Flaky(IterableDataset[int]):
