@@ -272,7 +272,7 @@ class Fetching(Executor):
             state_every=-(-settings.snapshot_every_n_steps // settings.num_workers) if position.is_iterable else 1,
             closes_workers=not settings.persistent_workers,
         )
-        if job.has_state:
+        if job.is_stateful:
             batches.await_workers(raises=True)
         for _ in range(position.num_to_replay):
             next(batches)

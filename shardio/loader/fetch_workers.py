@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 from shardio.errors import WorkerError
 from shardio.loader.buffers import Buffer, BufferPool, ForgetBuffers, Layout, NewBuffer, find_num_buffers, map_in_torch
@@ -44,8 +45,8 @@ JOIN_S = 5.0
 """The time, in seconds, that workers get to end, or to finish their batches. Then processes are terminated."""
 
 
-class FetchWorkers(Protocol):
-    """The workers of one loader. They end when they are closed or freed.
+class FetchWorkers(Owned, ABC):
+    """The workers of one loader that call the user's dataset.
 
     Attributes:
         members: The processes or threads.
@@ -55,18 +56,18 @@ class FetchWorkers(Protocol):
     max_tasks: int
 
     @property
+    @abstractmethod
     def members(self) -> Sequence[Any]: ...
 
-    @property
-    def belongs_here(self) -> bool:
-        """Whether this process started the workers; false in a forked child."""
-
+    @abstractmethod
     def begin(self, requests: Sequence[BeginEpoch]) -> None:
         """Begin an epoch: one request for each worker."""
 
+    @abstractmethod
     def submit(self, worker_id: int, task: FetchTask) -> None:
         """Request a batch of a worker."""
 
+    @abstractmethod
     def receive(self, timeout_s: float | None) -> list[Answer]:
         """Wait for answers; return an empty list after ``timeout_s``.
 
@@ -74,29 +75,25 @@ class FetchWorkers(Protocol):
             WorkerError: If a worker ended, or a worker process was stopped and does not continue.
         """
 
+    @abstractmethod
     def open(self, fetched: Fetched) -> Any:
         """Return the batch that a worker fetched. This is called once for each answer that is delivered."""
 
+    @abstractmethod
     def drop(self, task_id: int) -> None:
         """Drop the batch of a task, which is no longer needed."""
 
+    @abstractmethod
     def release(self, worker_id: int) -> None:
         """End a worker that has nothing more to do."""
 
-    def close(self) -> None:
-        """End all workers and wait for them."""
 
-
-class FetchThreads(Owned):
+class FetchThreads(FetchWorkers):
     """The worker threads of one loader.
 
     Args:
         job: The settings of the loader.
         base_seed: The seed of the first one's generators.
-        max_tasks: The number of batches that are fetched ahead.
-
-    Attributes:
-        members: The threads.
         max_tasks: The number of batches that are fetched ahead.
     """
 
@@ -107,7 +104,7 @@ class FetchThreads(Owned):
         self._requests: list[_Requests] = [SimpleQueue() for _ in range(job.num_workers)]
         is_closed = threading.Event()
         self._channels = [QueueChannel(requests, self._answers, is_closed) for requests in self._requests]
-        self.members = [
+        self._threads = [
             threading.Thread(
                 target=_run_thread,
                 args=(channel, self._answers, _share(job), worker_id, base_seed),
@@ -116,9 +113,13 @@ class FetchThreads(Owned):
             )
             for worker_id, channel in enumerate(self._channels)
         ]
-        super().__init__(partial(_close_threads, self._requests, self.members, is_closed))
-        for thread in self.members:
+        super().__init__(partial(_close_threads, self._requests, self._threads, is_closed))
+        for thread in self._threads:
             thread.start()
+
+    @property
+    def members(self) -> list[threading.Thread]:
+        return self._threads
 
     def begin(self, requests: Sequence[BeginEpoch]) -> None:
         for queue, request in zip(self._requests, requests, strict=True):
@@ -190,7 +191,7 @@ GROWTH = 1.25
 """When batches grow, the size of new buffers relative to the largest batch so far."""
 
 
-class FetchProcesses(Owned):
+class FetchProcesses(FetchWorkers):
     """The worker processes of one loader.
 
     Args:
@@ -198,10 +199,6 @@ class FetchProcesses(Owned):
         base_seed: The seed of the first one.
         context: A context of multiprocessing, or torch.multiprocessing, which starts the processes.
         max_tasks: The number of batches that are fetched ahead.
-
-    Attributes:
-        members: The processes.
-        max_tasks: The number of batches that may be fetched ahead; less if memory is short.
     """
 
     def __init__(self, job: FetchJob, base_seed: int, context: Any, max_tasks: int) -> None:

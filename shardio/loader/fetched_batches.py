@@ -392,7 +392,7 @@ class CallerBatches(BatchIterator):
 
     def update_position(self) -> None:
         """Put the dataset's state into the position."""
-        if self._job.has_state and not self._position.num_yielded:
+        if self._job.is_stateful and not self._position.num_yielded:
             self._indices.prepare()  # If the sampler draws from the same generators as the dataset, it draws first.
         self._save()
 

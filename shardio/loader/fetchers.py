@@ -57,7 +57,7 @@ class FetchJob:
     keeps_state: bool = True
 
     @property
-    def has_state(self) -> bool:
+    def is_stateful(self) -> bool:
         """Whether the loader's state contains one of the dataset."""
         return self.keeps_state and has_state(self.dataset)
 

@@ -20,8 +20,8 @@ from tests.faults.worker_processes import DEADLINE_S, Batches, batches_of, plain
 EXECUTORS: dict[str, dict[str, Any]] = {
     "this process": {"num_workers": 0},
     "workers that stay": {"num_workers": 2, "persistent_workers": True},
-    "torch here": {"num_workers": 0, "worker_init_fn": print},
-    "torch's workers that stay": {"num_workers": 1, "worker_init_fn": id, "persistent_workers": True},
+    "called here": {"num_workers": 0, "worker_init_fn": print},
+    "called in workers that stay": {"num_workers": 1, "worker_init_fn": id, "persistent_workers": True},
 }
 
 
@@ -196,7 +196,7 @@ def test_torchs_own_loader_delivers_the_rest_too(tmp_path: Path, num_workers: in
     assert len(errors) == len(several) - len(found)
 
 
-@pytest.mark.parametrize("executor", ["this process", "torch here"])
+@pytest.mark.parametrize("executor", ["this process", "called here"])
 def test_a_prefetcher_delivers_the_rest_too(tmp_path: Path, executor: str) -> None:
     subject = Subject(tmp_path, "shards")
     expected = good_batches(subject)

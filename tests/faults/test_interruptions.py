@@ -109,7 +109,7 @@ def dense_at_both_ends(num_calls: int) -> list[int]:
         ("loader", True),
         *(
             pytest.param(through, fails, marks=pytest.mark.slow)
-            for through in ("sampler", "torch", "prefetcher")
+            for through in ("sampler", "called", "prefetcher")
             for fails in (False, True)
         ),
     ],
@@ -123,7 +123,7 @@ def test_whenever_it_is_interrupted_no_batch_is_lost_or_repeated(tmp_path: Path,
     def start() -> Iterator[Any]:
         torch.manual_seed(0)
         sampler = None if through == "sampler" else EpochSampler(dataset)
-        loader = DataLoader(dataset, 8, sampler=sampler, worker_init_fn=print if through == "torch" else None)
+        loader = DataLoader(dataset, 8, sampler=sampler, worker_init_fn=print if through == "called" else None)
         return iter(DevicePrefetcher(loader, "cpu") if through == "prefetcher" else loader)
 
     expected = list(results_of(start()))
@@ -184,7 +184,7 @@ def signal_us() -> None:
 
 
 @pytest.mark.parametrize("error", [TimeoutError("too long"), Exception("stop now")], ids=repr)
-@pytest.mark.parametrize("init", [None, print], ids=["here", "torch here"])
+@pytest.mark.parametrize("init", [None, print], ids=["here", "called here"])
 def test_nothing_is_blamed_for_what_a_signal_handler_raises(
     webps: Path, tmp_path: Path, error: Exception, init: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,7 @@ from shardio.transforms import (
 from tests.buffers import assert_same
 from tests.images.pictures import make_picture, save
 from tests.images.stored_values import make_values, write_png, write_tiff
-from tests.loader.torchs_workers import TORCHS
+from tests.loader.calling import CALLING
 from tests.sources import encode
 from tests.tars import write_tar
 
@@ -51,7 +51,7 @@ KINDS: dict[str, Any] = {
 ENTRIES = ("boxes", "labels", "points")
 STEPS = [RandomResizedCrop(48, antialias=True), RandomHorizontalFlip(), TrivialAugmentWide(), ColorJitter(0.4)]
 AGAIN = [*STEPS, RandomHorizontalFlip(), CenterCrop(56)]  # A geometry after operations, so they are rendered first.
-WAYS: dict[str, dict[str, Any]] = {"here": {}, "process": {"num_workers": 2}, "called": {"num_workers": 1, **TORCHS}}
+WAYS: dict[str, dict[str, Any]] = {"here": {}, "process": {"num_workers": 2}, "called": {"num_workers": 1, **CALLING}}
 
 
 def save_array(values: Any) -> bytes:
@@ -399,4 +399,4 @@ def test_a_collate_fn_without_tensors_receives_wide_integers(tmp_path: Path) -> 
     with pytest.raises(
         ValueError, match=rf"sample 0 of a batch holds the integer {2**64 - 1}, which does not fit in 6"
     ):
-        list(DataLoader(dataset, **TORCHS))
+        list(DataLoader(dataset, **CALLING))

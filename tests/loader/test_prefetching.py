@@ -25,7 +25,7 @@ from shardio.loader.pool import WorkerPool, divide_threads
 from shardio.loader.wire import Chunk, Made, StageTimes, WorkerSetup, make_pair, receive, send
 from shardio.transforms import RandomResizedCrop
 from tests.buffers import assert_same, buffers_of, find_worker_processes, make_loader
-from tests.loader.torchs_workers import TORCHS
+from tests.loader.calling import CALLING
 
 
 def count_buffers(loader: DataLoader) -> int:
@@ -48,7 +48,7 @@ def test_batches_are_made_ahead_until_each_worker_has_two_chunks_or_as_many_as_t
         loader = make_loader(pictures, num_workers=num_workers, batch_size=batch_size, prefetch_factor=prefetch)
         assert loader.prefetch_factor == (prefetch or 2), "as in torch"
         assert count_buffers(loader) == expected + 1
-    of_torch = DataLoader(ShardMapDataset(pictures, fields="key"), batch_size=8, num_workers=1, **TORCHS)
+    of_torch = DataLoader(ShardMapDataset(pictures, fields="key"), batch_size=8, num_workers=1, **CALLING)
     assert of_torch.prefetch_factor == 2
 
 

@@ -356,9 +356,7 @@ def test_a_module_that_could_not_be_loaded_is_loaded_again_in_the_next_epoch(
     assert next(iter(loader)).shape == (4, 3, 16, 16)
 
 
-def test_a_transform_that_cannot_be_pickled_runs_in_torchs_workers(
-    images: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_dataset_whose_transform_cannot_be_pickled_is_called(images: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "shardio")
     lock = threading.Lock()
 
@@ -445,7 +443,7 @@ def test_marks_of_repeats_reach_the_collate_fn(pictures: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "num_workers", "takes_torch"),
+    ("options", "num_workers", "is_called"),
     [
         ({"transform_sample": transform_some}, 0, False),
         ({"decoders": {"msgpack": decode_some}}, 2, False),
@@ -454,10 +452,10 @@ def test_marks_of_repeats_reach_the_collate_fn(pictures: Path) -> None:
     ],
 )
 def test_samples_with_which_user_code_fails_are_left_out_if_they_say_so(
-    captioned: Path, tmp_path: Path, options: dict[str, Any], num_workers: int, takes_torch: bool
+    captioned: Path, tmp_path: Path, options: dict[str, Any], num_workers: int, is_called: bool
 ) -> None:
     stage: Stage = "transform" if "transform_sample" in options else "decode"
-    others: dict[str, Any] = {"worker_init_fn": lambda worker_id: None} if takes_torch else {}
+    others: dict[str, Any] = {"worker_init_fn": lambda worker_id: None} if is_called else {}
     log = tmp_path / "quarantine.jsonl"
 
     def make(covered: Stage) -> DataLoader:
@@ -467,7 +465,7 @@ def test_samples_with_which_user_code_fails_are_left_out_if_they_say_so(
 
     with pytest.warns(RuntimeWarning, match="unreadable samples skipped in epoch 0: 4"):
         got = torch.cat(list(loader := make(stage))).tolist()
-    assert loader.calls_dataset == takes_torch
+    assert loader.calls_dataset == is_called
     assert sorted(got) == [number for number in range(NUM_SAMPLES) if number % 9 != 4]
     entries = [json.loads(line) for line in log.read_text().splitlines()]
     assert sorted(entry["key"] for entry in entries) == ["key04", "key13", "key22", "key31"]

@@ -1,4 +1,4 @@
-"""The option by which torch's workers make the batches, and what a loader delivers."""
+"""The option by which a loader calls the dataset itself, and the batches that a loader delivers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tests.faults.worker_processes import batches_of
 
 
 def do_nothing(worker_id: int) -> None:
-    """Do nothing: as ``worker_init_fn``, this makes torch's workers run, and changes nothing else."""
+    """Do nothing: as ``worker_init_fn``, this makes workers call the dataset, and changes nothing else."""
 
 
-TORCHS: dict[str, Any] = {"worker_init_fn": do_nothing}
+CALLING: dict[str, Any] = {"worker_init_fn": do_nothing}
 
 
 def keys_of(loader: Any) -> list[list[str]]:
