@@ -22,75 +22,35 @@ import torch
 from shardio.errors import StateError
 from shardio.process import describe_error, let_through
 
-# Keys of states that StatefulDataLoader also has.
-SNAPSHOT = "_snapshot"
-
-SNAPSHOT_STEP = "_snapshot_step"
-
-STEPS_SINCE_SNAPSHOT = "_steps_since_snapshot"
-
-LAST_YIELDED_WORKER_ID = "_last_yielded_worker_id"
-
-MAIN_SNAPSHOT = "_main_snapshot"
-
-WORKER_SNAPSHOTS = "_worker_snapshots"
-
-ITERATOR_FINISHED = "_iterator_finished"
-
-NUM_WORKERS = "_num_workers"
-
-NUM_YIELDED = "_num_yielded"
-
-INDEX_SAMPLER_STATE = "_index_sampler_state"
-
-SAMPLER_ITER_STATE = "_sampler_iter_state"
-
-SAMPLER_ITER_YIELDED = "_sampler_iter_yielded"
-
-LEN_CALLED = "_IterableDataset_len_called"
-
-SHARED_SEED = "_shared_seed"
-
-BASE_SEED = "_base_seed"
-
-WORKER_ID = "worker_id"
-
-FETCHER_STATE = "fetcher_state"
-
-DATASET_ITER_STATE = "dataset_iter_state"
-
-FETCHER_ENDED = "fetcher_ended"
-
+SNAPSHOT, MAIN_SNAPSHOT, WORKER_SNAPSHOTS = "_snapshot", "_main_snapshot", "_worker_snapshots"
+SNAPSHOT_STEP, STEPS_SINCE_SNAPSHOT = "_snapshot_step", "_steps_since_snapshot"
+NUM_YIELDED, LAST_YIELDED_WORKER_ID, ITERATOR_FINISHED = "_num_yielded", "_last_yielded_worker_id", "_iterator_finished"
+FETCHER_STATE, DATASET_ITER_STATE, FETCHER_ENDED = "fetcher_state", "dataset_iter_state", "fetcher_ended"
 DATASET_STATE = "dataset_state"
 
+# Only this loader's states have these.
+GENERATORS, DELIVERED_AHEAD, NUM_SINCE_STATE = "_generators", "_delivered_ahead", "num_batches_since_state"
 
-# Keys of states that only this loader has.
-GENERATORS = "_generators"
-"""The random generators from which the sampler draws, at the beginning of the epoch."""
+OF_SAMPLER = {
+    "num_yielded": "_sampler_iter_yielded",
+    "sampler_state": "_index_sampler_state",
+    "iterator_state": "_sampler_iter_state",
+    "num_samples": "_sampler_samples_yielded",
+}
+"""The keys of the attributes of a SamplerPosition. StatefulDataLoader's states have the first three, or two."""
 
-DRAWS_SEED = "_draws_seed"
-"""Whether the seed of the workers was drawn when the epoch began, not earlier."""
+OF_EPOCH = {
+    "len_called": "_IterableDataset_len_called",
+    "base_seed": "_base_seed",
+    "draws_seed": "_draws_seed",
+    "batch_size": "_batch_size",
+    "sampler_epoch": "_sampler_epoch",
+    "num_samples": "_num_samples",
+    "num_epochs_of_seed": "_num_epochs_of_seed",
+}
+"""The keys of attributes of an EpochPosition. StatefulDataLoader's states have the first two, or one."""
 
-DELIVERED_AHEAD = "_delivered_ahead"
-"""With ``in_order=False``, the numbers of batches that were delivered before an earlier one."""
-
-SAMPLER_EPOCH = "_sampler_epoch"
-"""The epoch that was set on a sampler such as torch's DistributedSampler."""
-
-NUM_SAMPLES = "_num_samples"
-"""The number of delivered samples of the epoch, for the random numbers of shardio's transforms."""
-
-SAMPLER_SAMPLES_YIELDED = "_sampler_samples_yielded"
-"""The number of samples that torch's BatchSampler has yielded: a resumed run may have batches of another size."""
-
-BATCH_SIZE = "_batch_size"
-"""The size of the batches; 0 if a sampler determines it."""
-
-NUM_EPOCHS_OF_SEED = "_num_epochs_of_seed"
-"""The number of epochs that the workers' seed served before this one."""
-
-NUM_SINCE_STATE = "num_batches_since_state"
-"""The number of a worker's batches that were delivered after it reported its state."""
+REQUIRED = (OF_SAMPLER["num_yielded"], OF_SAMPLER["sampler_state"], OF_EPOCH["len_called"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,50 +202,32 @@ class EpochPosition:
         for state in (self.sampler.sampler_state, self.sampler.iterator_state, *(each.state for each in self.workers)):
             check_known(state)
         main = {
-            NUM_WORKERS: self.num_workers,
-            INDEX_SAMPLER_STATE: self.sampler.sampler_state,
-            SAMPLER_ITER_STATE: self.sampler.iterator_state,
-            SAMPLER_ITER_YIELDED: self.sampler.num_yielded,
-            SAMPLER_SAMPLES_YIELDED: self.sampler.num_samples,
-            BATCH_SIZE: self.batch_size,
-            LEN_CALLED: self.len_called,
-            SHARED_SEED: None,
-            BASE_SEED: self.base_seed,
-            DRAWS_SEED: self.draws_seed,
+            "_num_workers": self.num_workers,
+            "_shared_seed": None,
+            **{key: getattr(self.sampler, name) for name, key in OF_SAMPLER.items()},
+            **{key: getattr(self, name) for name, key in OF_EPOCH.items()},
             GENERATORS: None if self.random_states is None else self.random_states.encode(),
             DELIVERED_AHEAD: sorted(self.ahead),
-            SAMPLER_EPOCH: self.sampler_epoch,
-            NUM_SAMPLES: self.num_samples,
-            NUM_EPOCHS_OF_SEED: self.num_epochs_of_seed,
         }
         workers = [self._dump_worker(worker) for worker in self.workers]
         if not self.num_workers:
-            state = {
-                **main,
-                **workers[0],
-                NUM_YIELDED: self.num_yielded,
-                ITERATOR_FINISHED: self.is_finished,
-            }
+            state = {**main, **workers[0], NUM_YIELDED: self.num_yielded}
         else:
             state = {
                 SNAPSHOT: {
                     SNAPSHOT_STEP: self.num_yielded,
                     LAST_YIELDED_WORKER_ID: self.last_worker_id,
                     MAIN_SNAPSHOT: main,
-                    WORKER_SNAPSHOTS: {f"worker_{i}": {WORKER_ID: i, **worker} for i, worker in enumerate(workers)},
+                    WORKER_SNAPSHOTS: {f"worker_{i}": {"worker_id": i, **worker} for i, worker in enumerate(workers)},
                 },
                 STEPS_SINCE_SNAPSHOT: 0,
-                ITERATOR_FINISHED: self.is_finished,
             }
-        return copy.deepcopy(state)
+        return copy.deepcopy({**state, ITERATOR_FINISHED: self.is_finished})
 
     def _dump_worker(self, worker: WorkerPosition) -> dict[str, Any]:
         state = worker.state or {FETCHER_STATE: None, DATASET_STATE: None}
         if self.is_iterable and state[FETCHER_STATE] is None:
-            state = {
-                **state,
-                FETCHER_STATE: {DATASET_ITER_STATE: None, FETCHER_ENDED: False},
-            }
+            state = {**state, FETCHER_STATE: {DATASET_ITER_STATE: None, FETCHER_ENDED: False}}
         if worker.is_exhausted and state[FETCHER_STATE] is not None:
             state = {**state, FETCHER_STATE: {**state[FETCHER_STATE], FETCHER_ENDED: True}}
         return {**state, NUM_SINCE_STATE: worker.num_since}
@@ -329,6 +271,8 @@ def _load(state: dict[str, Any], *, is_iterable: bool) -> EpochPosition:
     if is_iterable and not is_alone and not is_counted and not any(worker.state for worker in positions):
         # StatefulDataLoader does not say how far each worker was.
         num_to_replay, num_yielded, last_worker_id = num_to_replay + num_yielded, 0, len(workers) - 1
+    if missing := [key for key in REQUIRED if key not in main]:
+        raise KeyError(missing[0])
     generators = main.get(GENERATORS)
     return EpochPosition(
         num_workers=0 if is_alone else len(workers),
@@ -336,23 +280,12 @@ def _load(state: dict[str, Any], *, is_iterable: bool) -> EpochPosition:
         random_states=None if generators is None else RandomStates.decode(generators),
         workers=positions,
         num_yielded=num_yielded,
-        sampler=SamplerPosition(
-            num_yielded=main[SAMPLER_ITER_YIELDED],
-            num_samples=main.get(SAMPLER_SAMPLES_YIELDED),
-            sampler_state=main[INDEX_SAMPLER_STATE],
-            iterator_state=main.get(SAMPLER_ITER_STATE),
-        ),
+        sampler=SamplerPosition(**{name: main[key] for name, key in OF_SAMPLER.items() if key in main}),
         ahead=set(main.get(DELIVERED_AHEAD, ())),
         last_worker_id=last_worker_id,
-        base_seed=main.get(BASE_SEED),
-        draws_seed=main.get(DRAWS_SEED, True),
-        batch_size=main.get(BATCH_SIZE),
-        sampler_epoch=main.get(SAMPLER_EPOCH),
-        num_samples=main.get(NUM_SAMPLES, 0),
-        num_epochs_of_seed=main.get(NUM_EPOCHS_OF_SEED, 0),
-        len_called=main[LEN_CALLED],
         is_finished=state[ITERATOR_FINISHED],
         num_to_replay=num_to_replay,
+        **{name: main[key] for name, key in OF_EPOCH.items() if key in main},
     )
 
 
