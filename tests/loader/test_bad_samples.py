@@ -15,7 +15,7 @@ from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 from tests.faults.damage import BAD, NUM_SAMPLES, Subject, key_of, warns_of_bad_samples
 from tests.faults.worker_processes import batches_of
 from tests.loader.calling import CALLING, keys_of
-from tests.loader.fetching.programs import WORKERS
+from tests.loader.programs import WORKERS
 
 CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])
 OPTIONS: dict[str, Any] = {"fields": ("image", "label", "key"), "transform": CROP}

@@ -27,7 +27,7 @@ from shardio import DataLoader, DevicePrefetcher, EpochSampler, ImageFolder, Sha
 from shardio.loader.batches import collate_channels_last
 from shardio.transforms import CenterCrop, RandomResizedCrop
 from tests.buffers import assert_same
-from tests.loader.fetching.programs import Point, as_list, describe, stack_first
+from tests.loader.programs import Point, as_list, describe, stack_first
 
 
 def make(packed: Path, **options: Any) -> DataLoader:

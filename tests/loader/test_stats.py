@@ -30,7 +30,7 @@ from shardio.transforms import (
     Transform,
 )
 from tests.loader.calling import CALLING
-from tests.loader.fetching.programs import WORKERS
+from tests.loader.programs import WORKERS
 from tests.sources import encode, write_mixed
 
 

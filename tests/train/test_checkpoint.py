@@ -18,7 +18,7 @@ from shardio.errors import FormatError, NonFiniteLossError
 from shardio.train import Callback, TrainConfig, TrainStep, checkpoint as checkpoint_module, load_checkpoint, train
 from shardio.train.checkpoint import PARTS, are_equal, check_loadable, check_parts, save_checkpoint
 from tests.files import files_of_at_most
-from tests.loader.fetching.programs import Point
+from tests.loader.programs import Point
 from tests.train.runs import STEPS_PER_EPOCH, StopError, make_config, make_loader, make_model
 from tests.train.small_data import Poison, make_batches, make_linear
 

@@ -22,7 +22,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import shardio
 from shardio import CoverageError, DataLoader, DevicePrefetcher, IdentityError, ShardMapDataset, StateError
-from tests.loader.fetching.programs import WORKERS, Program, describe, programs, run, seed_all
+from tests.loader.programs import WORKERS, Program, describe, programs, run, seed_all
 
 _MAX_EXAMPLES = settings().max_examples // 6  # Most start worker processes.
 

@@ -30,7 +30,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from shardio import DataLoader, DevicePrefetcher, ShardDataset, StateError, get_worker_info
 from shardio.train import in_groups
 from tests.device.late_stream import prefetch_late
-from tests.loader.fetching.programs import (
+from tests.loader.programs import (
     WORKERS,
     Buckets,
     Mapped,

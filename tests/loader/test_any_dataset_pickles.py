@@ -21,7 +21,7 @@ from hypothesis import given, strategies as st
 from shardio import DataLoader, SharedList
 from shardio.loader.buffers import MIN_BYTES
 from shardio.loader.pickles import Arena, Memory, pack, unpack
-from tests.loader.fetching.programs import VALUES, as_list, describe
+from tests.loader.programs import VALUES, as_list, describe
 from tests.processes import forkserver_context
 
 _DTYPES = [torch.uint8, torch.bool, torch.int64, torch.float16, torch.bfloat16, torch.float64, torch.complex64]
