@@ -458,7 +458,8 @@ class TorchIterators(Executor):
 
     def __init__(self, settings: ExecutorSettings, source: FetchSource, bad_samples: BadSamples | None) -> None:
         self._settings, self._source, self._bad_samples = settings, source, bad_samples
-        self._persistent: tuple[Any, _BaseDataLoaderIter] | None = None
+        self._persistent: _BaseDataLoaderIter | None = None
+        self._latest: weakref.ref[Any] | None = None  # The loader of the latest epoch, which may own this executor.
 
     def start(self, cursor: Cursor | None, split: Split | None) -> BatchIterator:
         if self._bad_samples is not None:
@@ -466,13 +467,12 @@ class TorchIterators(Executor):
         loader = self._source.find_loader(cursor, split)
         # torch's loader does the same, but a subclass may override its methods.
         with _endless_collate(loader):
-            if self._persistent is not None and self._persistent[0] is loader:
-                iterator = self._persistent[1]
+            if (iterator := self._persistent) is not None and self._latest is not None and self._latest() is loader:
                 iterator._reset(loader)
             else:
                 kind = _MultiProcessingDataLoaderIter if loader.num_workers else _SingleProcessDataLoaderIter
                 iterator = kind(loader)
-        self._persistent = (loader, iterator) if loader.persistent_workers else None
+        self._persistent, self._latest = iterator if loader.persistent_workers else None, weakref.ref(loader)
         return _TorchBatches(iterator, self._forget, self._bad_samples, None if cursor is None else cursor.epoch)
 
     def stats(self) -> None:
