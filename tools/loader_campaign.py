@@ -194,7 +194,7 @@ def kills(
     runs: Annotated[int, typer.Option(min=1, help="Number of runs.")] = 100,
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of the campaign, which selects the runs.")] = 0,
     only: Annotated[int | None, typer.Option(min=0, help="Run only the case with this seed.")] = None,
-    others: Annotated[bool, typer.Option(help="Whether transforms and collate_fn are people's own, too.")] = False,
+    others: Annotated[bool, typer.Option(help="Whether transforms and collate_fn are the user's own, too.")] = False,
 ) -> None:
     """Kill or stop a worker process or the fork server at a random moment: no batch is lost, repeated or changed."""
     warnings.filterwarnings("ignore", message="worker process|fork server")  # Worker processes are expected to die.

@@ -425,7 +425,6 @@ class _PersistentBatches(BatchIterator):
 
 
 def _warn_of_skipping(loader: Any, position: EpochPosition) -> None:
-    """Warn if batches of an iterable dataset must be read again to resume."""
     num_batches = sum(worker.num_since for worker in position.workers if worker.state is None)
     if position.is_iterable and num_batches:
         name = type(loader.dataset).__name__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,19 +19,21 @@ from shardio.bad_samples import BadSamples, all_skipped
 from shardio.datasets import as_tensor
 from shardio.decoding import FieldDecoder
 from shardio.device.streams import map_tensors
-from shardio.errors import SampleError, Stage, as_sample_error
+from shardio.errors import SampleError, Stage, WorkerError, as_sample_error
 from shardio.images import DecoderName, holds_images
 from shardio.loader.batches import BatchPlan, Collation, SampleSource, collate_column
 from shardio.loader.buffers import Buffer, BufferPool, Column, Layout, Views, as_stored, is_image
 from shardio.loader.executor import Tally
-from shardio.loader.fork_server import MAX_DEATHS, Death, samples_error, startup_error, warn_of
 from shardio.loader.pickles import Pickle, put_memory_back
-from shardio.loader.pool import WorkerPool
+from shardio.loader.pool import Death, WorkerPool
 from shardio.loader.wire import Chunk, Failed, Failure, Made, Outcome
 from shardio.process import let_through
 
 MIN_CHUNK = 8
 """The smallest chunk that a batch is cut into, in samples, because each chunk has a fixed cost."""
+
+MAX_DEATHS = 3
+"""The number of deaths over one chunk alone, or of failed starts in a row, that raises an error."""
 
 DEFAULT_PREFETCH = 2
 """The smallest default number of batches made ahead: one that is ready, and one in progress."""
@@ -306,14 +309,19 @@ class ChunkQueue:
         self._buffers.retire()
         self._num_failed_starts = 0 if death.was_ready else self._num_failed_starts + 1
         if self._num_failed_starts == MAX_DEATHS:
-            raise startup_error(death)
+            raise WorkerError(f"worker processes cannot start ({death.cause}): standard error may show the reason")
         is_fatal = False
         for batch, chunk in [self._in_flight[i] for i in death.in_flight if i in self._in_flight]:
             chunk.is_suspect = True
             chunk.num_deaths += death.was_ready and len(death.in_flight) == 1
             if chunk.num_deaths == MAX_DEATHS:
                 keys = [self._source.dataset.describe(index)[0] for index in chunk.plan.indices.tolist()]
-                batch.error, is_fatal = samples_error(keys, death), True
+                is_fatal = True
+                batch.error = WorkerError(
+                    f"{MAX_DEATHS} worker processes died while processing the same samples. The last one: "
+                    f"{death.cause}. Memory may have run out (use fewer workers or smaller images), or one of these "
+                    f"samples crashes the decoder: {', '.join(keys)}"
+                )
         entries = []
         for batch in self.clear():
             if batch.buffer is not None:
@@ -327,7 +335,9 @@ class ChunkQueue:
         self._pending.extend(sorted(entries, key=lambda entry: not entry[1].is_suspect))
         self._submit()
         if not is_fatal:  # Otherwise an error reports it.
-            warn_of(death)
+            it, its = ("it was", "its") if death.num_processes == 1 else ("they were", "their")
+            said = f"{death.cause}; {it} restarted; {its} unfinished batches are being redone"
+            warnings.warn(said, RuntimeWarning, stacklevel=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

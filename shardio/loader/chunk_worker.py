@@ -360,7 +360,6 @@ class ChunkBuilder:
         return Made(chunk_id=chunk.chunk_id, columns=columns, times=times, num_images_by_decoder=num_images_by_decoder)
 
     def _collate(self, collation: Collation, chunk: Chunk, idle_s: float) -> Made:
-        """Make a chunk that is a whole batch."""
         decoder, samples, num_images_by_decoder = self._decoder, list[Any](), Counter[DecoderName]()
         began = time.perf_counter()
         read_s, calls = 0.0, decoder.make_calls()

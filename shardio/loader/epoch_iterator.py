@@ -135,7 +135,6 @@ class EpochIterator(LoaderIterator):
         self._cut_short_by: str | None = None
 
     def __len__(self) -> int:
-        """Return the number of this rank's batches in a full epoch."""
         return self._length()
 
     def __next__(self) -> Any:
@@ -232,7 +231,6 @@ class WorkersIterator(EpochIterator, _MultiProcessingDataLoaderIter):
 
     @property
     def _workers(self) -> list[Any]:  # type: ignore[override]  # torch's is an attribute
-        """The workers that call the user's dataset."""
         return list(self._batches.members)
 
     @property
@@ -373,8 +371,6 @@ def _gradients_class() -> type[Any]:
     from accelerate.state import GradientState
 
     class Gradients(DataLoaderStateMixin):  # type: ignore[misc]  # Accelerate has no types.
-        """The bookkeeping that Accelerate provides for other libraries' loaders."""
-
         def __init__(self) -> None:
             self.gradient_state = GradientState()
 

@@ -284,7 +284,6 @@ class Extension:
         return cursor, split
 
     def _warn_of_sampler(self, loader: Any) -> None:
-        """Warn if the sampler gives every rank all samples, or if there are no batches."""
         sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         warn_of_whole_epochs(loader.dataset, sampler)
         if (

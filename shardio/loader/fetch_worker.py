@@ -413,7 +413,6 @@ class SocketChannel:
 
 
 def _fail(answer: Answer, error: Exception) -> Answer:
-    """Return the answer that replaces one that cannot be sent."""
     failure = describe_failure(error)
     if isinstance(answer, Begun):
         return replace(answer, state=None, failure=failure)

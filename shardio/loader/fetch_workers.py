@@ -307,7 +307,6 @@ class FetchProcesses(FetchWorkers):
         self._workers[worker_id].start(self._context, job, worker_id, self._base_seed)
 
     def _start_another(self) -> None:
-        """Start one of the workers that wait for a processor."""
         if self._unstarted and self._shared is not None:
             worker = self._workers[self._unstarted[0]]
             self._start_next(None)
@@ -399,7 +398,6 @@ class _Process:
         self._next_look, self._stopped_from = 0.0, math.inf
 
     def start(self, context: Any, job: FetchJob | None, worker_id: int, base_seed: int) -> None:
-        """Start the process. The arguments are those of :func:`run_worker_process`."""
         self.end, theirs = make_pair()  # Before the fork, because the child must close this side's end.
         self.end.setblocking(False)
         with theirs:

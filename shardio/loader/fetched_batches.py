@@ -297,7 +297,6 @@ class WorkerBatches(BatchIterator):
         return None
 
     def _advance(self, pending: _Pending, state: dict[str, Any] | None) -> None:
-        """Move the position past a batch that the user received."""
         position = self._position
         position.num_yielded += 1
         position.last_worker_id = pending.worker_id

@@ -260,7 +260,6 @@ class IterableFetcher:
 
 
 def _get_around(dataset: Any, bad_samples: BadSamples, index: Sequence[Any]) -> list[Any]:
-    """Return samples, with replacements for those that raise errors, or without those."""
     indices = np.array(index)
     if indices.dtype.kind not in "iu":
         raise TypeError(f"on_error={bad_samples.on_error!r} requires integers as indices; got {index!r}")

@@ -10,17 +10,15 @@ import signal
 import socket
 import subprocess
 import sys
-import warnings
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from shardio.errors import WorkerError
 from shardio.loader.wire import (
     AllWorkersEnded,
     EndAllWorkers,
@@ -44,9 +42,6 @@ REUSE_OF_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(128 << 20), "MALLOC_MMAP_THRESH
 By default, malloc returns the memory of these arrays to the kernel, which must clear the pages again for the next
 image. For 600 kB of float32, that takes 150 µs.
 """
-
-MAX_DEATHS = 3
-"""The number of deaths over one chunk alone, or of failed starts in a row, that raises an error."""
 
 EXIT_S = 1.0
 """The time, in seconds, that a process may take to exit after it closed its end. Its own exit code says more than that
@@ -181,44 +176,6 @@ class ForkServer:
             self._running.leave_to_parent()
             self._running = None
             self._finalizer.detach()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
-    """The death and restart of worker processes. All unanswered chunks must be submitted again.
-
-    Attributes:
-        cause: The cause of death, for messages.
-        in_flight: The ids of the chunks that they were making.
-        was_ready: Whether one of them had started.
-        num_processes: The number of processes that died at the same time.
-    """
-
-    cause: str
-    in_flight: tuple[int, ...]
-    was_ready: bool
-    num_processes: int = 1
-
-
-def startup_error(death: Death) -> WorkerError:
-    """Return the error for worker processes that cannot start, given the latest death."""
-    return WorkerError(f"worker processes cannot start ({death.cause}): standard error may show the reason")
-
-
-def samples_error(keys: Sequence[str], death: Death) -> WorkerError:
-    """Return the error for samples over which too many worker processes died, given the latest death."""
-    return WorkerError(
-        f"{MAX_DEATHS} worker processes died while processing the same samples. The last one: {death.cause}. "
-        f"Memory may have run out (use fewer workers or smaller images), or one of these samples crashes the "
-        f"decoder: {', '.join(keys)}"
-    )
-
-
-def warn_of(death: Death) -> None:
-    """Warn of a death after which the epoch continues."""
-    it, its = ("it was", "its") if death.num_processes == 1 else ("they were", "their")
-    said = f"{death.cause}; {it} restarted; {its} unfinished batches are being redone"
-    warnings.warn(said, RuntimeWarning, stacklevel=2)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -456,7 +456,6 @@ class _Sending:
         self.descriptors = list[int]()
 
     def duplicate_for_child(self, descriptor: int) -> int:
-        """Add a descriptor to be sent, and return its number."""
         self.descriptors.append(descriptor)
         return len(self.descriptors) - 1
 
@@ -501,7 +500,6 @@ def _sending() -> Iterator[_Sending]:
 
 
 def _name_attribute(error: Exception, job: FetchJob) -> None:
-    """Add the attribute at fault, and a remedy, to an error of pickling a job."""
     for field in fields(FetchJob):
         if not _can_pickle(value := getattr(job, field.name)):
             path, found = _find_attribute(field.name, value)

@@ -6,13 +6,14 @@ import select
 import time
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
 
 from shardio.errors import WorkerError
 from shardio.loader.buffers import ForgetBuffers, Layout, NewBuffer
-from shardio.loader.fork_server import CLOSE_S, Death, ForkServer
+from shardio.loader.fork_server import CLOSE_S, ForkServer
 from shardio.loader.wire import (
     Cancel,
     Chunk,
@@ -36,6 +37,23 @@ STARTUP_PATIENCE_S = 120.0
 
 GROWTH_BYTES = 1 << 30
 """A worker process may use twice its initial memory and this much more before a warning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """The death and restart of worker processes. All unanswered chunks must be submitted again.
+
+    Attributes:
+        cause: The cause of death, for messages.
+        in_flight: The ids of the chunks that they were making.
+        was_ready: Whether one of them had started.
+        num_processes: The number of processes that died at the same time.
+    """
+
+    cause: str
+    in_flight: tuple[int, ...]
+    was_ready: bool
+    num_processes: int = 1
 
 
 class WorkerPool(Owned):
@@ -166,7 +184,6 @@ class WorkerPool(Owned):
             self._dying[process] = ""
 
     def _restart_dying(self) -> list[Death]:
-        """Restart unreachable processes, and drop all submitted chunks."""
         deaths: dict[_Process, Death] = {}
         while dying := {process: why for process, why in self._dying.items() if process not in deaths}:
             for process, why in dying.items():

@@ -20,8 +20,8 @@ from shardio.loader import pool as pool_module
 from shardio.loader.assembly import Batch, BatchChunk, ChunkQueue, OutcomeHandler
 from shardio.loader.batches import BatchPlan
 from shardio.loader.executor import Tally
-from shardio.loader.fork_server import Death, ForkServer
-from shardio.loader.pool import WorkerPool, divide_threads
+from shardio.loader.fork_server import ForkServer
+from shardio.loader.pool import Death, WorkerPool, divide_threads
 from shardio.loader.wire import Chunk, Made, StageTimes, WorkerSetup, make_pair, receive, send
 from shardio.transforms import RandomResizedCrop
 from tests.buffers import assert_same, buffers_of, find_worker_processes, make_loader
