@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shardio.errors import SampleError, Stage, as_sample_error, is_marked, mark_sample, move_mark
 from shardio.order import Words, derive_rng_key, make_rng_key, random_words
 from shardio.process import let_through
-from shardio.shared import SharedCount
+from shardio.shared import SharedNumbers
 from shardio.world import find_worker
 
 OnError = Literal["raise", "replace", "skip"]
@@ -101,7 +101,7 @@ class BadSamples:
         self._stages = frozenset(stages)
         self._quarantine = quarantine
         self._num_samples = num_samples
-        self._count = SharedCount(0)
+        self._count = SharedNumbers([0])  # One for each worker, because increments are not atomic.
 
     def find(self, error: BaseException) -> SampleError | None:
         """Return the error of the sample that must be replaced or left out; None if the error must be raised."""
@@ -151,17 +151,17 @@ class BadSamples:
     def begin_count(self, num_workers: int, *, are_new: bool) -> None:
         """Reset the count before an epoch of workers that are new or still running."""
         if are_new:
-            self._count = SharedCount(num_workers)
+            self._count = SharedNumbers([0] * max(num_workers, 1))
         else:
-            self._count.clear()
+            self._count.array[:] = 0
 
     def count_one(self) -> None:
         """Count one replaced or skipped sample in this worker."""
-        self._count.add_one(find_worker().worker_id)
+        self._count.array[find_worker().worker_id % len(self._count.array)] += 1
 
     def warn_of_counted(self, epoch: int | None) -> None:
         """Warn like :meth:`warn`, with the count of the workers."""
-        self.warn(self._count.total, epoch)
+        self.warn(sum(self._count.values), epoch)
 
     def warn(self, num_bad: int, epoch: int | None) -> None:
         """Warn of an epoch's bad samples, if there are any. Call this at the end of the epoch."""
@@ -230,10 +230,7 @@ def read_around(
     Raises:
         Exception: If a sample cannot be read, and neither the policy nor ``keeps_broken`` covers it.
     """
-    if bad_samples is not None:
-        read = _convert_errors(read, bad_samples)
-    if keeps_broken:
-        read = _isolate_errors(read)
+    read = _guard(read, bad_samples, keeps_broken=keeps_broken)
     rows, indices, num_tries = np.arange(len(indices)), indices.copy(), Counter[int]()
     samples: list[Any] = [None] * len(indices)
     while True:
@@ -316,39 +313,26 @@ def keep_samples(samples: Sequence[Any]) -> list[Any]:
     return kept
 
 
-def _convert_errors(read: Read, bad_samples: BadSamples) -> Read:
-    """Return a function that reads the same samples, and raises a SampleError for a covered error of user code."""
-
-    def read_converted(indices: NDArray[np.int64], rng_keys: Words) -> Sequence[Any]:
-        try:
-            return read(indices, rng_keys)
-        except SampleError:
-            raise
-        except Exception as error:
-            if (found := bad_samples.find(error)) is None:
-                raise
-            raise found from error
-
-    return read_converted
-
-
-def _isolate_errors(read: Read) -> Read:
-    """Return a function that reads the same samples, and returns Broken for one whose error does not name it."""
-
-    def read_isolated(indices: NDArray[np.int64], rng_keys: Words) -> list[Any]:
+def _guard(read: Read, bad_samples: BadSamples | None, *, keeps_broken: bool) -> Read:
+    def read_guarded(indices: NDArray[np.int64], rng_keys: Words) -> list[Any]:
         try:
             return list(read(indices, rng_keys))
         except SampleError:
             raise
         except Exception as error:
+            if bad_samples is not None and (found := bad_samples.find(error)) is not None:
+                raise found from error
+            if not keeps_broken:
+                raise
             let_through(error)
             if len(indices) == 1:
                 return [Broken(error)]
+        # The error does not say which sample failed: read the halves alone.
         middle = len(indices) // 2
-        first = read_isolated(indices[:middle], rng_keys[:middle])
+        first = read_guarded(indices[:middle], rng_keys[:middle])
         try:
-            return [*first, *read_isolated(indices[middle:], rng_keys[middle:])]
+            return [*first, *read_guarded(indices[middle:], rng_keys[middle:])]
         except SampleError as error:
             raise error.at_row(middle + error.row) from error
 
-    return read_isolated
+    return read_guarded

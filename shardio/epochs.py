@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 MAX_EPOCH = 2**62
 """Epochs are below this number: later ones then also fit in 64 bits."""
@@ -23,9 +23,21 @@ NAMES = ("loader", "batch_sampler", "sampler", "dataset", "datasets")
 
 Count = Callable[[], None]
 
+Value = TypeVar("Value")
+
 _RNG_KEYS: ContextVar[RngKeys | None] = ContextVar("rng_keys", default=None)
 
 _HELD: ContextVar[list[Count] | None] = ContextVar("held", default=None)
+
+
+@contextmanager
+def set_in_block(variable: ContextVar[Any], value: Value) -> Iterator[Value]:
+    """Set a context variable while the block runs; yield its value."""
+    token = variable.set(value)
+    try:
+        yield value
+    finally:
+        variable.reset(token)
 
 
 def set_epoch(holder: Any, epoch: int, *, skip: tuple[type, ...] = ()) -> None:
@@ -58,7 +70,6 @@ def _takes_epoch(holder: Any) -> bool:
 
 
 def _find_takers(holder: Any, skip: tuple[type, ...], seen: set[int]) -> Iterator[Any]:
-    """Yield the outermost parts of ``holder`` that have ``set_epoch``."""
     seen.add(id(holder))
     for part in _parts(holder):
         if id(part) in seen:
@@ -139,8 +150,7 @@ def hand_over(counts: Iterable[Count]) -> None:
         count()
 
 
-@contextmanager
-def held_back() -> Iterator[list[Count]]:
+def held_back() -> AbstractContextManager[list[Count]]:
     """Collect the functions that count a block's batches. Call :func:`hand_over` when the user receives the batches.
 
     >>> received = []
@@ -152,22 +162,14 @@ def held_back() -> Iterator[list[Count]]:
     >>> received
     ['a batch']
     """
-    counts: list[Count] = []
-    token = _HELD.set(counts)
-    try:
-        yield counts
-    finally:
-        _HELD.reset(token)
+    return set_in_block(_HELD, [])
 
 
 @contextmanager
 def counted_at_once() -> Iterator[list[Count]]:
     """Count a block's batches at once, even inside :func:`held_back`. The list of functions to call later is empty."""
-    token = _HELD.set(None)
-    try:
+    with set_in_block(_HELD, None):
         yield []
-    finally:
-        _HELD.reset(token)
 
 
 def find_rng_keys() -> RngKeys | None:
@@ -175,12 +177,6 @@ def find_rng_keys() -> RngKeys | None:
     return _RNG_KEYS.get()
 
 
-@contextmanager
-def asking_for_rng_keys() -> Iterator[RngKeys]:
+def asking_for_rng_keys() -> AbstractContextManager[RngKeys]:
     """Ask for the rng keys of the batches of a block. Outside of such blocks, no loader provides any."""
-    keys = RngKeys()
-    token = _RNG_KEYS.set(keys)
-    try:
-        yield keys
-    finally:
-        _RNG_KEYS.reset(token)
+    return set_in_block(_RNG_KEYS, RngKeys())

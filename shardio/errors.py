@@ -21,6 +21,7 @@ As in the standard library, arguments out of range raise ValueError, and argumen
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Literal
@@ -117,6 +118,14 @@ def add_note(error: BaseException, note: str) -> None:
         error.add_note(note)
     else:
         error.__notes__ = [*getattr(error, "__notes__", []), note]
+
+
+def find_user_level() -> int:
+    """Return the ``stacklevel`` with which a warning of the caller names the line of the program, not of a library."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("shardio.", "torch.")):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def mark_sample(error: Exception, stage: Stage, row: int, key: str, where: str, during: str) -> None:

@@ -179,11 +179,10 @@ class WorkLock:
                 os.close(descriptor)
 
     def _open(self) -> int | None:
-        """Return the file's descriptor; None if it cannot be created. Writing the result then reports the error."""
         try:
             descriptor = os.open(self._path, _FLAGS, self._mode)
         except OSError:
-            return None
+            return None  # Writing the result then reports the error.
         status = os.fstat(descriptor)
         if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != self._mode:  # Whatever the umask is.
             os.fchmod(descriptor, self._mode)

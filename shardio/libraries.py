@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 
@@ -40,29 +40,25 @@ def own_tensors() -> AbstractContextManager[None]:
     from torch.overrides import _get_current_function_mode_stack  # A default device is such a mode.
 
     has_modes = torch.is_inference_mode_enabled() or _get_current_function_mode_stack()
-    return _outside_of_modes() if has_modes else nullcontext()
+    return _ordinary_tensors(torch.device("cpu")) if has_modes else nullcontext()
 
 
 def outside_of_inference_mode() -> AbstractContextManager[None]:
     """Return a context in which new tensors are ordinary tensors on the caller's default device."""
     import torch
 
-    return _outside_of_inference_mode() if torch.is_inference_mode_enabled() else nullcontext()
+    return _ordinary_tensors(nullcontext()) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 @contextmanager
-def _outside_of_modes() -> Iterator[None]:
+def _ordinary_tensors(on_device: Any) -> Iterator[None]:
     import torch
 
-    with torch.device("cpu"), outside_of_inference_mode():
-        yield
-
-
-@contextmanager
-def _outside_of_inference_mode() -> Iterator[None]:
-    import torch
-
-    with torch.inference_mode(mode=False), torch.no_grad():  # Gradients stay disabled, as in inference mode.
+    with ExitStack() as stack:
+        stack.enter_context(on_device)
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(mode=False))
+            stack.enter_context(torch.no_grad())  # As in inference mode.
         yield
 
 

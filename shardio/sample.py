@@ -82,7 +82,6 @@ def number_classes(found: Sequence[str], classes: Sequence[str], where: str) -> 
 
 
 def _refuse_twins(names: Sequence[str], where: str) -> None:
-    """Raise ValueError if two names differ only in Unicode's composition of letters: they are one class."""
     if all(map(str.isascii, names)):
         return
     seen = dict[str, str]()
@@ -122,7 +121,6 @@ def warn_of_other_classes(*datasets: Any, stacklevel: int = 3) -> None:
 
 
 def _members(dataset: Any, depth: int = 0) -> Iterator[Any]:
-    """Yield the datasets in a dataset or a loader that have class names."""
     if depth == MAX_DEPTH:
         return
     if isinstance(names := _find_names(dataset), list | tuple):

@@ -11,25 +11,21 @@ processes, and one inside Python's ``mmap``. Forked worker processes inherit the
 from __future__ import annotations
 
 import fcntl
-import itertools
 import mmap
 import os
+import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import total_ordering
 from itertools import accumulate, chain, pairwise
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    import torch
-
 
 T = TypeVar("T")
 
@@ -244,154 +240,90 @@ def _encode(text: str) -> bytes:
 
 
 class SharedNumbers:
-    """An array that is shared with worker processes, forked or spawned. Any other copy has its own memory.
+    """A few integers in memory that worker processes share, forked or spawned. Any other copy has its own memory.
 
     Args:
         values: The initial integers.
 
     Attributes:
-        array: int64 [n], the integers. Changes are visible to all processes that share the array.
+        array: int64 [n], the integers. Changes are visible to all processes that share the memory.
     """
 
     def __init__(self, values: Sequence[int]) -> None:
-        if hasattr(os, "memfd_create"):
-            span = _allocate(len(values))
-            self._memory: _Span | torch.Tensor = span
-            self.array = span.view()
-        else:
-            import torch
-
-            tensor = torch.zeros(len(values), dtype=torch.int64, device="cpu").share_memory_()
-            self._memory = tensor
-            self.array = tensor.numpy()
+        self._attach(*_allocate(len(values)), len(values))
         self.array[:] = values
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other processes out of their own ``locked`` blocks. Without anonymous memory, this does nothing."""
-        if isinstance(self._memory, _Span):
-            with self._memory.locked():
-                yield
-        else:
-            yield
-
-    def __reduce__(self) -> Any:
-        if get_spawning_popen() is None:
-            return SharedNumbers, (self.array.tolist(),)
-        return _attach, (self._memory,)
-
-
-class SharedCell:
-    """A few integers in shared memory. Workers that hold a copy of the cell also see later changes."""
-
-    def __init__(self, *values: int) -> None:
-        self._numbers = SharedNumbers(values)
+    def _attach(self, arena: _Arena, line: int, size: int) -> None:
+        self._arena, self._line = arena, line
+        self.array: NDArray[np.int64] = np.frombuffer(arena.memory, np.int64, size, line * LINE)
 
     @property
     def values(self) -> tuple[int, ...]:
         """The integers as last set by any process."""
-        return tuple(self._numbers.array.tolist())
-
-    def set(self, *values: int) -> None:
-        """Set the integers for all processes that share the cell."""
-        self._numbers.array[:] = values
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SharedCell:
-        return SharedCell(*self.values)
-
-
-class SharedCount:
-    """A count that several workers increment. Increments are not atomic, so each worker has its own element.
-
-    Args:
-        num_workers: The number of workers; a training process without workers counts as one.
-    """
-
-    def __init__(self, num_workers: int) -> None:
-        self._numbers = SharedNumbers([0] * max(num_workers, 1))
-
-    @property
-    def total(self) -> int:
-        """The sum over all workers."""
-        return int(self._numbers.array.sum())
-
-    def add_one(self, worker_id: int) -> None:
-        """Add one to a worker's count."""
-        self._numbers.array[worker_id % len(self._numbers.array)] += 1
-
-    def clear(self) -> None:
-        """Reset the count to 0."""
-        self._numbers.array[:] = 0
-
-
-class _Arena:
-    """Anonymous memory for arrays, and the number of its lines that are in use."""
-
-    def __init__(self, descriptor: int, num_bytes: int) -> None:
-        self.num_lines = num_bytes // LINE
-        self.lines = itertools.count()  # Taking the next one is atomic.
-        self.process_id = os.getpid()
-        self.memory = mmap.mmap(descriptor, num_bytes)
-        self._descriptor = descriptor
-        weakref.finalize(self, os.close, descriptor)
+        return tuple(self.array.tolist())
 
     @contextmanager
-    def locked(self, line: int) -> Iterator[None]:
-        """Lock one line. The lock belongs to this process alone: a forked child does not inherit it."""
-        fcntl.lockf(self._descriptor, fcntl.LOCK_EX, LINE, line * LINE)
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out of their own ``locked`` blocks."""
+        # The lock belongs to this process alone: a forked child does not inherit it.
+        fcntl.lockf(self._arena.descriptor, fcntl.LOCK_EX, LINE, self._line * LINE)
         try:
             yield
         finally:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_UN, LINE, line * LINE)
+            fcntl.lockf(self._arena.descriptor, fcntl.LOCK_UN, LINE, self._line * LINE)
 
     def __reduce__(self) -> Any:
-        return _open_arena, (reduction.DupFd(self._descriptor), self.num_lines * LINE)
+        if get_spawning_popen() is None:
+            return SharedNumbers, (self.values,)
+        return _attach, (self._arena, self._line, len(self.array))
 
 
-class _Span:
-    """The part of an arena that holds an array of ``size`` integers."""
+def _attach(*place: Any) -> SharedNumbers:
+    numbers = SharedNumbers.__new__(SharedNumbers)
+    numbers._attach(*place)
+    return numbers
 
-    def __init__(self, arena: _Arena, line: int, size: int) -> None:
-        self._arena, self._line, self._size = arena, line, size
 
-    def view(self) -> NDArray[np.int64]:
-        return np.frombuffer(self._arena.memory, np.int64, self._size, self._line * LINE)
+class _Arena:
+    def __init__(self, descriptor: int, num_lines: int) -> None:
+        self.lines = iter(range(num_lines))  # Taking the next one is atomic.
+        self.process_id = os.getpid()
+        self.memory = mmap.mmap(descriptor, num_lines * LINE)
+        self.descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
 
-    def locked(self) -> AbstractContextManager[None]:
-        return self._arena.locked(self._line)
+    def __reduce__(self) -> Any:
+        return _open_arena, (reduction.DupFd(self.descriptor), len(self.memory) // LINE)
 
 
 _arena: _Arena | None = None
 """The arena for this process's next arrays, created with the first one. Forked children do not allocate from it."""
 
 
-def _allocate(size: int) -> _Span:
+def _allocate(size: int) -> tuple[_Arena, int]:
     global _arena
     if 8 * size > LINE:
-        return _Span(_make_arena(-(-8 * size // LINE)), 0, size)
+        return _make_arena(-(-8 * size // LINE)), 0
     while True:
         arena = _arena
-        if arena is not None and arena.process_id == os.getpid() and (line := next(arena.lines)) < arena.num_lines:
-            return _Span(arena, line, size)
+        if arena is not None and arena.process_id == os.getpid() and (line := next(arena.lines, None)) is not None:
+            return arena, line
         _arena = _make_arena(ARENA_LINES)
 
 
 def _make_arena(num_lines: int) -> _Arena:
-    descriptor = os.memfd_create("shared-numbers", os.MFD_CLOEXEC)
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("shared-numbers", os.MFD_CLOEXEC)
+    else:  # On macOS, a file without a name.
+        descriptor, path = tempfile.mkstemp()
+        os.unlink(path)  # noqa: PTH108  # It is a string.
     try:
         os.ftruncate(descriptor, num_lines * LINE)
-        return _Arena(descriptor, num_lines * LINE)
+        return _Arena(descriptor, num_lines)
     except BaseException:  # Ctrl-C must not leave the descriptor open either.
         os.close(descriptor)
         raise
 
 
-def _open_arena(descriptor: Any, num_bytes: int) -> _Arena:
-    return _Arena(descriptor.detach(), num_bytes)
-
-
-def _attach(memory: _Span | torch.Tensor) -> SharedNumbers:
-    numbers = SharedNumbers.__new__(SharedNumbers)
-    numbers._memory = memory
-    numbers.array = memory.view() if isinstance(memory, _Span) else memory.numpy()
-    return numbers
+def _open_arena(descriptor: Any, num_lines: int) -> _Arena:
+    return _Arena(descriptor.detach(), num_lines)

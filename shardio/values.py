@@ -154,7 +154,6 @@ def parse_size(name: str, size: str | int) -> int:
 
 
 def _readable(bound: int) -> str:
-    """Return a bound as text. Large powers of two are written as ``2**n``."""
     return f"2**{bound.bit_length() - 1}" if bound > 2**20 and bound & (bound - 1) == 0 else str(bound)
 
 

@@ -162,10 +162,11 @@ def find_world(rank: int | None = None, world_size: int | None = None, *, carrie
         return World(rank=rank, world_size=world_size)
     if carried is not None and carried.is_for_here():
         return carried.world
-    import torch.distributed
+    if "torch.distributed" in sys.modules:  # Otherwise, this process has joined no group.
+        import torch.distributed
 
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return World(rank=torch.distributed.get_rank(), world_size=torch.distributed.get_world_size())
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return World(rank=torch.distributed.get_rank(), world_size=torch.distributed.get_world_size())
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return World(rank=_read_variable("RANK"), world_size=_read_variable("WORLD_SIZE"))
     for name, other in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
@@ -178,15 +179,10 @@ def find_world(rank: int | None = None, world_size: int | None = None, *, carrie
 
 
 def find_world_size() -> int:
-    """Return the number of ranks without importing torch; 1 if :func:`find_world` would raise an error."""
-    if "torch.distributed" in sys.modules:
-        import torch.distributed
-
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_world_size()
+    """Return the number of ranks; 1 if :func:`find_world` would raise an error."""
     try:
-        return World(rank=_read_variable("RANK"), world_size=_read_variable("WORLD_SIZE")).world_size
-    except (KeyError, ValueError):
+        return find_world().world_size
+    except ValueError:
         return 1
 
 

@@ -1,13 +1,25 @@
-"""What lies in a directory, and what this process holds open."""
+"""Files of a directory, their modes and owners, the descriptors of this process, and locks that another one holds."""
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
+import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from shardio.storage import Location
+
+OTHER_USER = 12345
+"""A user other than root and the one that runs the tests."""
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the owner of a file")
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
@@ -39,3 +51,43 @@ def files_of_at_most(num_bytes: int) -> Iterator[None]:
 def read_objects(folder: Location) -> dict[str, bytes]:
     """Return the content of each object in a folder of any store by its name."""
     return {name: (folder / name).read_whole() for name in folder.list()}
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from shardio.files import WorkLock
+with WorkLock(Path(sys.argv[1]), 10).held():
+    print("held", flush=True)
+    sys.stdin.read()
+print("released", flush=True)
+"""
+
+
+@contextmanager
+def suspended_holder(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run a process that is suspended while it holds a lock."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGCONT)

@@ -165,14 +165,6 @@ def test_a_wrapped_shard_dataset_delivers_the_order_of_the_epoch(packed: Path, w
     assert next(iter(TorchLoader(wrapped, 21))) == list(make_shards(packed, 3))
 
 
-def test_a_loader_of_a_shard_dataset_has_its_own_epoch(packed: Path) -> None:
-    dataset, expected = make_shards(packed), make_shards(packed, 3)
-    loader, other = DataLoader(dataset, 21), DataLoader(dataset, 21)
-    set_epoch(loader, 3)
-    assert next(iter(loader)) == list(expected)
-    assert next(iter(other)) == list(make_shards(packed))
-
-
 def test_a_loader_leaves_the_epoch_of_a_shared_map_style_dataset_alone(packed: Path) -> None:
     dataset = ShardMapDataset(packed, fields="key")
     DataLoader(torch_data.Subset(dataset, range(12)), 4, sampler=RecordingSampler([])).set_epoch(5)

@@ -6,6 +6,7 @@ Here, ``meta`` stands in for a GPU as the default device: its tensors have no va
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,15 @@ def test_a_prefetchers_batches_from_inference_mode_are_ordinary(packed: Path, is
         assert not images.is_inference()
 
 
-@pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.device("meta"), torch.no_grad])
+@contextmanager
+def without_gradients_on_meta() -> Iterator[None]:
+    with torch.no_grad(), torch.device("meta"):
+        yield
+
+
+@pytest.mark.parametrize(
+    "mode", [torch.inference_mode, lambda: torch.device("meta"), torch.no_grad, without_gradients_on_meta]
+)
 def test_the_callers_modes_are_restored(mode: Callable[[], Any]) -> None:
     def modes() -> tuple[Any, ...]:
         return torch.is_inference_mode_enabled(), torch.is_grad_enabled(), torch.empty(0).device.type

@@ -1,4 +1,4 @@
-"""Settings of any library become Python's types, so that states and checkpoints hold nothing else."""
+"""Settings of any library become Python's types, and every defect of a JSON text is a ValueError."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from shardio.images import Orientation
 from shardio.order import Remainder
 from shardio.reading import Verify
 from shardio.train import TrainConfig
-from shardio.values import check_choice, check_integer
+from shardio.values import check_choice, check_integer, parse_json
 
 THREE: list[Any] = [3, np.int64(3), np.uint8(3), np.array(3), torch.tensor(3)]
 NO_INTEGERS: list[Any] = [3.0, np.float64(3), torch.tensor(3.0), "3", None, True, np.True_, torch.tensor(True), [3]]
 
 
-@pytest.mark.parametrize("value", THREE, ids=repr)
-def test_integers_of_all_libraries_become_pythons(value: Any) -> None:
-    checked = check_integer("seed", value, at_least=3, below=4)
-    assert checked == 3
-    assert type(checked) is int
+def test_integers_of_all_libraries_become_pythons_and_anything_else_is_an_error() -> None:
+    checked = [check_integer("seed", value, at_least=3, below=4) for value in THREE]
+    assert checked == [3] * len(THREE)
+    assert {type(value) for value in checked} == {int}
+    for value in NO_INTEGERS:
+        with pytest.raises(TypeError, match="seed must be an integer, got"):
+            check_integer("seed", value)
 
 
 @pytest.mark.parametrize("choices", [Orientation, Remainder, Verify, Literal["one"]], ids=str)
@@ -40,12 +42,6 @@ def test_a_choice_becomes_pythons_string_and_anything_else_is_an_error(choices: 
     for other in ("another", "", None, 1):
         with pytest.raises(ValueError, match=f"setting must be one of {listed}, got {other!r}"):
             check_choice("setting", other, choices)
-
-
-@pytest.mark.parametrize("value", NO_INTEGERS, ids=repr)
-def test_anything_but_an_integer_is_an_error(value: Any) -> None:
-    with pytest.raises(TypeError, match="seed must be an integer, got"):
-        check_integer("seed", value)
 
 
 def make_sharded(packed: Path, settings: dict[str, Any], **options: Any) -> DataLoader:
@@ -117,3 +113,29 @@ def test_each_integer_setting_accepts_only_integers(packed: Path, images: Path, 
         for make in several:
             with pytest.raises(TypeError, match=f"{name} must be an integer, got {wrong!r}"):
                 make()
+
+
+WRONG = {
+    "deep": b"[" * 100_000 + b"]" * 100_000,
+    "deep-object": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+    "name-twice": b'{"a": 1, "b": {"c": 2, "c": 2}}',
+    "name-twice-of-many": b"{" + b"".join(b'"%d":0,' % i for i in range(100_000)) + b'"99999":0}',
+    "nan": b'{"a": NaN}',
+    "infinity": b"[-Infinity]",
+    "utf-16": "{}".encode("utf-16"),
+    "latin-1": '{"ä": 1}'.encode("latin-1"),
+    "cut": b'{"a": ',
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("content", WRONG.values(), ids=WRONG.keys())
+def test_every_defect_of_a_text_is_a_value_error(content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_json(content)
+
+
+@pytest.mark.parametrize("value", [None, {"ä": [1, -2.5, True, {}], "b": "é"}, [[[]]], 2**64])
+def test_a_written_value_is_read(value: object) -> None:
+    text = json.dumps(value, ensure_ascii=False)
+    assert parse_json(text) == parse_json(text.encode()) == parse_json(b"\xef\xbb\xbf" + text.encode()) == value

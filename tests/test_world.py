@@ -42,12 +42,11 @@ def group(tmp_path: Path) -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def test_by_default_a_process_is_rank_0_of_1() -> None:
+def test_by_default_a_process_is_rank_0_of_1_and_torchruns_variables_set_the_world(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert find_world() == ALONE
     assert find_worker() == Worker(worker_id=0, num_workers=1)
-
-
-def test_torchruns_variables_set_the_world(monkeypatch: pytest.MonkeyPatch) -> None:
     set_environment(monkeypatch, "3", "7")
     assert find_world() == World(rank=3, world_size=7)
 
@@ -56,10 +55,9 @@ def test_torchruns_variables_set_the_world(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_process_group_overrides_the_variables_and_arguments_override_both(monkeypatch: pytest.MonkeyPatch) -> None:
     for world_size in ("7", None):
         set_environment(monkeypatch, "3", world_size)
-        assert find_world() == ALONE
-        assert find_world_size() == 1
-        assert find_world(1, 2) == World(rank=1, world_size=2)
-    assert find_world(1, 2, carried=CarriedWorld.find()) == World(rank=1, world_size=2)
+        assert (find_world(), find_world_size()) == (ALONE, 1)
+        for carried in (None, CarriedWorld.find()):
+            assert find_world(1, 2, carried=carried) == World(rank=1, world_size=2)
 
 
 def test_the_world_size_is_known_without_torch() -> None:
@@ -96,43 +94,33 @@ def test_only_one_of_rank_and_world_size_is_an_error(rank: int | None, world_siz
 
 @pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0), (5, -1)])
 def test_a_rank_out_of_range_is_an_error(rank: int, world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=f"got {rank} of {world_size}"):
-        find_world(rank, world_size)
     set_environment(monkeypatch, str(rank), str(world_size))
-    with pytest.raises(ValueError, match=f"got {rank} of {world_size}"):
-        find_world()
+    for arguments in ((rank, world_size), ()):
+        with pytest.raises(ValueError, match=f"got {rank} of {world_size}"):
+            find_world(*arguments)
 
 
 @pytest.mark.parametrize(
-    ("rank", "world_size", "found"),
-    [("3", None, "RANK is '3', but WORLD_SIZE is not set"), (None, "1", "WORLD_SIZE is '1', but RANK is not set")],
+    ("rank", "world_size", "words"),
+    [
+        ("3", None, "RANK is '3', but WORLD_SIZE is not set"),
+        (None, "1", "WORLD_SIZE is '1', but RANK is not set"),
+        ("abc", "2", r"\bRANK\b.*'abc'"),
+        ("", "2", r"\bRANK\b.*''"),
+        ("0", "two", r"\bWORLD_SIZE\b.*'two'"),
+        ("0", "2.0", r"\bWORLD_SIZE\b.*'2.0'"),
+    ],
 )
-def test_half_an_environment_is_an_error_that_names_both(
-    rank: str | None, world_size: str | None, found: str, monkeypatch: pytest.MonkeyPatch, packed: Path
+def test_half_an_environment_and_an_invalid_variable_are_errors_that_name_it(
+    rank: str | None, world_size: str | None, words: str, monkeypatch: pytest.MonkeyPatch, packed: Path
 ) -> None:
     set_environment(monkeypatch, rank, world_size)
     dataset = ShardDataset(packed, fields="key")  # The process may join a group before it needs the world.
-    for read in (
-        find_world,
-        lambda: len(TorchLoader(dataset)),
-        lambda: iter(DataLoader(dataset)),
-        lambda: iter(dataset),
-    ):
-        with pytest.raises(ValueError, match=found):
+    makes: list[Any] = [find_world, lambda: len(TorchLoader(dataset)), lambda: iter(DataLoader(dataset))]
+    for read in (*makes, lambda: iter(dataset)):
+        with pytest.raises(ValueError, match=words):
             read()
     assert find_world(1, 2) == World(rank=1, world_size=2)
-
-
-@pytest.mark.parametrize(
-    ("rank", "world_size", "wrong"),
-    [("abc", "2", "RANK"), ("", "2", "RANK"), ("0", "two", "WORLD_SIZE"), ("0", "2.0", "WORLD_SIZE")],
-)
-def test_an_invalid_variable_is_an_error_that_names_it(
-    rank: str, world_size: str, wrong: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_environment(monkeypatch, rank, world_size)
-    with pytest.raises(ValueError, match=rf"\b{wrong}\b.*{(rank if wrong == 'RANK' else world_size)!r}"):
-        find_world()
 
 
 class Worlds(Dataset[tuple[int, int]]):

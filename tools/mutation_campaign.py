@@ -119,9 +119,10 @@ def apply(checkout: Path, wanted: Change) -> Path | None:
 
 
 def is_noticed(checkout: Path, folder: str) -> bool:
-    """Run the tests of a folder, and then all others, until one fails."""
-    first = [path for path in (checkout / "tests" / folder,) if path.exists()]
-    return any(run_tests(checkout, paths) for paths in ([first] if first else []) + [[checkout / "tests"]])
+    """Run the tests of a folder, or of the modules outside folders, and then all, until one fails."""
+    tests = checkout / "tests"
+    first = [tests / folder] if (tests / folder).exists() else sorted(tests.glob("test_*.py"))
+    return run_tests(checkout, first) or run_tests(checkout, [tests])
 
 
 def run_tests(checkout: Path, paths: Sequence[Path]) -> bool:

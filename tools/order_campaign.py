@@ -21,13 +21,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
 
-from shardio.order import OrderSettings, Remainder
+from shardio.order import POLICIES, OrderSettings
 from tests.order.laws import Case, Group, check_laws
 
 CASES_PER_CHUNK = 50
 """Cases that a process checks between two reports. They take a fraction of a second, for which Ctrl-C waits."""
-
-POLICIES: tuple[Remainder, ...] = ("pad", "mask", "keep", "drop")
 
 INTERRUPTED = 130
 """The exit code that shells report after Ctrl-C."""
@@ -53,7 +51,7 @@ def draw_case(seed: int) -> Case:
             window=rng.choice((num_samples, rng.randint(1, num_samples), rng.randint(1, 16))) if shuffle else 1,
         ),
         epoch=rng.choice((0, 1, rng.randrange(2**20), 2**40)),
-        remainder=rng.choice(POLICIES),
+        remainder=rng.choice(list(POLICIES)),
         groups=tuple(groups),
         other_world_size=rng.randint(1, 24),
         probe=rng.randrange(10**6),

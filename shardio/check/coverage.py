@@ -14,7 +14,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardio.check.identity import Ids, key_ids
-from shardio.order import Cursor, EpochOrder, OrderSettings
+from shardio.order import DROP_LAST, POLICIES, Cursor, EpochOrder, OrderSettings, RemainderPolicy
 from shardio.world import World
 
 MIN_WINDOW = 10
@@ -37,7 +37,7 @@ UNKNOWN = -1
 class HasRemainder(Protocol):
     """A dataset or a sampler with shardio's order and a remainder policy."""
 
-    remainder: str
+    remainder_policy: RemainderPolicy
     num_all_samples: int
     batch_size: int | None
     digest: str
@@ -69,7 +69,7 @@ class Allowance:
     digest: str = ""
 
 
-def find_remainder(loader: Iterable[Any]) -> tuple[HasRemainder, str] | None:
+def find_remainder(loader: Iterable[Any]) -> tuple[HasRemainder, RemainderPolicy] | None:
     """Return the dataset or sampler that orders a loader, and its remainder policy.
 
     Return None if the order is not shardio's.
@@ -78,7 +78,7 @@ def find_remainder(loader: Iterable[Any]) -> tuple[HasRemainder, str] | None:
         if isinstance(holder, HasRemainder):
             # Only shardio's drop_last is a policy. In torch, it drops the incomplete batch of each worker.
             drops = hasattr(loader, "calls_dataset") and bool(getattr(loader, "drop_last", False))
-            return holder, "drop" if drops else holder.remainder
+            return holder, POLICIES[DROP_LAST] if drops else holder.remainder_policy
     return None
 
 
@@ -121,22 +121,19 @@ def find_allowance(loader: Iterable[Any], before: Cursor | None = None) -> Allow
     now = find_cursor(loader)
     start = before.position if before is not None and now is not None and before.epoch == now.epoch else 0
     start = 0 if start == num_samples and now != before else start
-    num_padded = -(num_samples - start) % world_size
-    num_dropped = (num_samples - start) % (world_size * batch_size) if policy == "drop" else 0
-    positions = (
-        np.arange(num_samples, num_samples + num_padded)
-        if policy == "pad"
-        else np.arange(num_samples - num_dropped, num_samples)
-    )
+    num_dealt = policy.count_dealt(num_samples - start, world_size, batch_size)
+    num_padded, num_dropped = max(start + num_dealt - num_samples, 0), max(num_samples - start - num_dealt, 0)
+    num_repeats = 0 if policy.marks_repeats else num_padded
+    positions = np.arange(num_samples - num_dropped, num_samples + num_repeats)
     samples: tuple[int, ...] | None = None
     if now is not None and start == 0:
         order = EpochOrder(holder.shard_sizes, holder.settings, now.epoch)
         samples = tuple(sorted(order.samples_at(positions).tolist())) if len(positions) else ()
     return Allowance(
         num_samples=num_samples,
-        num_repeats=num_padded if policy == "pad" else 0,
+        num_repeats=num_repeats,
         num_missing=num_dropped + start,
-        num_marked=num_padded if policy == "mask" else 0,
+        num_marked=num_padded - num_repeats,
         samples=samples,
         digest=holder.digest,
     )

@@ -135,7 +135,7 @@ def observe(loader: Iterable[Any], coverage: Coverage, *, rank: int, key: Key, w
 def marks_repeats(loader: Iterable[Any]) -> bool:
     """Return whether a loader's batches mark repeats."""
     found = find_remainder(loader)
-    return found is not None and found[1] == "mask"
+    return found is not None and found[1].marks_repeats
 
 
 def find_marks(batch: Any) -> NDArray[np.bool_] | None:

@@ -20,12 +20,15 @@ from shardio.cli.options import (
     read_remote_arguments,
 )
 from shardio.cli.terminal import count, echo
-from shardio.order import Remainder
+from shardio.order import POLICIES, Remainder
 
 if TYPE_CHECKING:
     from shardio.check import Coverage, ExpectedSamples
     from shardio.datasets import ShardDataset
 
+
+EFFECTS = "; ".join(f"{name} {policy.effect}" for name, policy in POLICIES.items())
+"""The effects of the remainder policies, for ``--help``."""
 
 MAX_TARS = 8
 """The maximum number of tars that ``shardio doctor`` reads from."""
@@ -50,9 +53,8 @@ def check(
     remainder: Annotated[
         Remainder,
         typer.Option(
-            help="What to do with the last samples, if they do not fill a batch on every rank: pad repeats some "
-            "samples, mask also marks the repeats, keep gives some ranks one more sample, and drop leaves the last "
-            "samples out (datasets only; a script's shardio loader sets its own policy)."
+            help="What to do with the last samples, if they do not fill a batch on every rank: "
+            f"{EFFECTS} (datasets only; a script's shardio loader sets its own policy)."
         ),
     ] = "pad",
     shuffle: Annotated[bool, typer.Option(help="Shuffle the order (datasets only).")] = True,
@@ -168,13 +170,14 @@ def _record_dataset(
         )
         return DataLoader(dataset, batch_size=batch_size, num_workers=num_workers)
 
+    key = 0 if POLICIES[remainder].marks_repeats else None
     loaders = [make_loader(rank) for rank in range(world_size)]
     found = []
     for epoch in range(epochs):
         coverage = Coverage()
         for rank, loader in enumerate(loaders):
             loader.set_epoch(epoch)
-            record(loader, coverage, rank=rank, key=0 if remainder == "mask" else None, world_size=world_size)
+            record(loader, coverage, rank=rank, key=key, world_size=world_size)
         found.append(coverage)
     # The expected keys come in manifest order, without ranks, workers or shuffling.
     return found, _expect_all(ShardDataset(source, fields="key", rank=0, world_size=1, **remote))

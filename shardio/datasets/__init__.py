@@ -1,8 +1,8 @@
 """Datasets and a sampler for torch, with shardio's order."""
 
-from shardio.datasets.epoch_sampler import EpochSampler, find_digest
 from shardio.datasets.map_datasets import ImageFolder, MapDataset, ShardMapDataset
-from shardio.datasets.ordered import Ordered, read_ahead
+from shardio.datasets.ordered import EpochSampler, ShardDataset, find_digest, read_ahead
+from shardio.datasets.ranked import Ordered
 from shardio.datasets.samples import (
     TOO_LATE,
     RaggedTensor,
@@ -13,7 +13,6 @@ from shardio.datasets.samples import (
     known_epoch,
     mark_valid,
 )
-from shardio.datasets.shard_dataset import ShardDataset
 from shardio.datasets.stream_dataset import StreamDataset
 from shardio.datasets.wrappers import (
     Concatenated,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,21 @@ import xxhash
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from shardio.datasets.samples import MapEpoch, Transformed, check_indices, decode_samples, follow_classes
-from shardio.decoding import Decode, FieldDecoder, Fields, Missing
-from shardio.errors import SampleError, move_mark
-from shardio.images import DEFAULT_MAX_PIXELS, IMAGE_FIELDS, Orientation, describe_other_images
+from shardio.datasets.samples import (
+    FieldedSettings,
+    MapEpoch,
+    RemoteSettings,
+    SampleSettings,
+    Transform,
+    Transformed,
+    check_indices,
+    decode_samples,
+    follow_classes,
+    takes,
+)
+from shardio.decoding import FieldDecoder
+from shardio.errors import SampleError, find_user_level, move_mark
+from shardio.images import IMAGE_FIELDS, describe_other_images
 from shardio.libraries import own_tensors
 from shardio.order import Words, check_epoch
 from shardio.reading import (
@@ -30,10 +42,10 @@ from shardio.reading import (
     Verify,
     find_remote_shards,
 )
-from shardio.sample import Classes, check_classes, number_classes
-from shardio.shards import DatasetSource, is_split, open_table
+from shardio.sample import check_classes, number_classes
+from shardio.shards import DatasetSource, ShardTable, is_split, open_table
 from shardio.shared import SharedList
-from shardio.storage import Location, StorageOptions, make_access, parse_location, read_as_utf8
+from shardio.storage import Location, parse_location, read_as_utf8
 from shardio.values import check_integer
 
 if TYPE_CHECKING:
@@ -147,34 +159,35 @@ class MapDataset(Transformed, Dataset[Any]):
         return values
 
 
-class ImageFolder(MapDataset):
-    """A map-style dataset of the images in ``root/class/…``, labelled by class folder.
+@dataclass(frozen=True)
+class FolderRoot:
+    """The first argument of ImageFolder.
 
-    Args:
+    Attributes:
         root: The directory, or the URL of a folder in an object store.
+    """
+
+    root: str | Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderSettings(RemoteSettings, SampleSettings, FolderRoot):
+    """The arguments of ImageFolder.
+
+    Attributes:
         transform: A callable applied to each image.
-        decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, but Pillow images to torchvision and
-            timm pipelines that convert Pillow images; ``pil`` always passes Pillow images.
-        orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.
-        max_pixels: The maximum number of pixels in an image; a larger image is an error, because a small file can
-            hold a huge image.
         classes: Class names in the order of their labels, or another dataset that has them; by default, the sorted
             names of the class folders. Classes without a folder are allowed.
-        seed_transforms: Whether a sample's rng key seeds the global generators of torch, numpy and Python, and those of
-            Albumentations, before your own transforms get its image. They then draw the same random numbers for it on
-            any number of workers, and after a resumption.
-        transform_sample: A callable applied to each whole sample, ``{"image": array, "label": label}``; see
-            :class:`shardio.ShardDataset`.
-        storage_options: Settings of the store of a remote folder, such as ``endpoint``, ``region``, ``profile``,
-            ``retries`` or ``timeout_s``. By default, they come from the environment, as for the store's own tools.
-        cache: For a remote folder, a local folder in which processes and jobs of this machine keep the bytes that they
-            have read; by default, a temporary one, which is removed at the end.
-        cache_size: The size of the cache, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB
-            if ``cache`` is not given.
-        cache_shared: Whether to share the folder ``cache`` with other users, and to trust copies that they wrote.
-            Otherwise, only this user and root may be able to write to it.
         listing: For a remote folder, a local file that keeps its listing. If the file exists, the folder is not listed
             again: delete the file after adding or removing images. By default, each process lists the folder.
+    """
+
+    transform: Transform | None = field(default=None, kw_only=False)  # After the root, as in torchvision.
+    listing: str | os.PathLike[str] | None = None
+
+
+class ImageFolder(MapDataset):
+    """A map-style dataset of the images in ``root/class/…``, labelled by class folder.
 
     Attributes:
         root: The directory as a Path, or the URL.
@@ -192,38 +205,16 @@ class ImageFolder(MapDataset):
         TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
     """
 
-    def __init__(
-        self,
-        root: str | Path,
-        transform: Callable[[Any], Any] | None = None,
-        *,
-        decode: Decode = "array",
-        orientation: Orientation = "ignore",
-        max_pixels: int = DEFAULT_MAX_PIXELS,
-        classes: Classes | None = None,
-        seed_transforms: bool = True,
-        transform_sample: Callable[[dict[str, Any]], Any] | None = None,
-        storage_options: StorageOptions | None = None,
-        cache: str | os.PathLike[str] | None = None,
-        cache_size: str | int | None = None,
-        cache_shared: bool = False,
-        listing: str | os.PathLike[str] | None = None,
-    ) -> None:
-        decoder = FieldDecoder(
-            fields=("image", "label"),
-            transform=transform,
-            decode=decode,
-            orientation=orientation,
-            max_pixels=max_pixels,
-            seed_transforms=seed_transforms,
-            transform_sample=transform_sample,
-        )
-        location = parse_location(root, make_access(storage_options, cache, cache_size, cache_shared))
-        files = None if location.store.is_local else _list_files(location, listing)
+    @takes(FolderSettings)
+    def __init__(self, options: FolderSettings) -> None:
+        decoder = options.make_decoder(fields=("image", "label"))
+        root = options.root
+        location = parse_location(root, options.make_access())
+        files = None if location.store.is_local else _list_files(location, options.listing)
         self.root: Path | str = Path(location.key) if files is None else str(location)
         super().__init__(decoder, FileReader(location, IMAGE_FIELDS[0], files))
         paths = _find_local(location) if files is None else _find_listed(files.listing)
-        self.classes = list(paths if classes is None else check_classes(classes))
+        self.classes = list(paths if options.classes is None else check_classes(options.classes))
         labels = number_classes(list(paths), self.classes, str(root))
         self.samples, others = _label_images(paths, labels, location, None if files is None else files.listing.path)
         if len(paths) > 1 and all(map(is_split, paths)):
@@ -231,10 +222,10 @@ class ImageFolder(MapDataset):
                 f"{root}: the classes {', '.join(paths)} look like the splits of a dataset, not classes: pass one of "
                 f"their folders, such as {root}/{next(iter(paths))}",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=find_user_level(),
             )
         if left_out := describe_other_images(others):
-            warnings.warn(f"{root}: {left_out}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{root}: {left_out}", RuntimeWarning, stacklevel=find_user_level())
 
     @property
     def samples(self) -> SharedList[tuple[str, int]] | list[tuple[str, int]]:
@@ -336,43 +327,33 @@ def _label_images(
     return samples, others
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShardSettings(RemoteSettings, FieldedSettings):
+    """The arguments of ShardMapDataset.
+
+    Attributes:
+        source: A packed directory, its manifest, a directory of tars, a tar, a brace pattern such as
+            ``shard-{000000..000012}.tar``, or a list of tars and patterns.
+        verify: ``first`` compares each sample's tar header and content with the index when a process first reads
+            it; ``off`` compares nothing.
+    """
+
+    source: DatasetSource = field(kw_only=False)
+    verify: Verify = "first"
+
+    def open(self) -> tuple[ShardTable, tuple[str, ...], FieldDecoder]:
+        """Return the table of the shards, the class names, and the decoder."""
+        decoder, where = self.make_decoder(), str(self.source)
+        table = open_table(self.source, self.make_access())
+        decoder.check_fields(table.manifest.fields, where)
+        return table, *follow_classes(table.manifest.classes, self.classes, decoder, where)
+
+
 class ShardMapDataset(MapDataset):
     """A map-style dataset over the samples of packed shards, in manifest order.
 
     As with any map-style dataset, the sampler decides which samples a rank gets, and in which order:
-    :class:`shardio.EpochSampler` provides shardio's order. The arguments mean the same as in
-    :class:`shardio.ShardDataset`.
-
-    Args:
-        source: A packed directory, its manifest, a directory of tars, a tar, a brace pattern, or a list of tars and
-            patterns.
-        fields: The fields of a sample: a tuple of names, or one name for bare values.
-        transform: A callable applied to each image, or a ``Compose`` with ``fields``, applied to several fields in the
-            same way.
-        decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, but Pillow images to torchvision and
-            timm pipelines that convert Pillow images; ``pil`` always passes Pillow images.
-        orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.
-        max_pixels: The maximum number of pixels in an image.
-        trusted: Whether pickled fields may be unpickled, which can run arbitrary code.
-        classes: Class names, or another dataset that has them: labels follow this list instead of the dataset's own.
-        verify: ``first`` compares samples with the index when they are first read; ``off`` does not.
-        seed_transforms: Whether a sample's rng key seeds the global generators of torch, numpy and Python, and those of
-            Albumentations, before your own transforms get its image. They then draw the same random numbers for it on
-            any number of workers, and after a resumption.
-        transform_sample: A callable applied to each whole sample: it gets a dict of the values by field, images as
-            arrays (or Pillow images, with ``decode="pil"`` and no ``transform``), and returns the sample. uint8 arrays
-            [height, width, 3] in its result, also within dicts, lists and tuples, become tensors [3, height, width].
-            Albumentations' transforms get the values as keyword arguments.
-        decoders: Your own decoders: a function from bytes to the value, for each field that shardio shall not decode.
-        missing: The treatment of a sample that lacks a field other than the image: ``error``, or None as its value.
-        storage_options: Settings of the store of a remote source, such as ``endpoint``, ``region``, ``profile``,
-            ``retries`` or ``timeout_s``. By default, they come from the environment, as for the store's own tools.
-        cache: For a remote source, a local folder in which processes and jobs of this machine keep the bytes that they
-            have read; by default, a temporary one, which is removed at the end.
-        cache_size: The size of the cache, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB
-            if ``cache`` is not given.
-        cache_shared: Whether to share the folder ``cache`` with other users, and to trust copies that they wrote.
-            Otherwise, only this user and root may be able to write to it.
+    :class:`shardio.EpochSampler` provides shardio's order.
 
     Raises:
         FileNotFoundError: If ``source`` does not exist.
@@ -382,45 +363,12 @@ class ShardMapDataset(MapDataset):
         TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
     """
 
-    def __init__(
-        self,
-        source: DatasetSource,
-        *,
-        fields: Fields = ("image", "label"),
-        transform: Callable[[Any], Any] | None = None,
-        decode: Decode = "array",
-        orientation: Orientation = "ignore",
-        max_pixels: int = DEFAULT_MAX_PIXELS,
-        trusted: bool = False,
-        classes: Classes | None = None,
-        verify: Verify = "first",
-        seed_transforms: bool = True,
-        transform_sample: Callable[[dict[str, Any]], Any] | None = None,
-        decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
-        missing: Missing = "error",
-        storage_options: StorageOptions | None = None,
-        cache: str | os.PathLike[str] | None = None,
-        cache_size: str | int | None = None,
-        cache_shared: bool = False,
-    ) -> None:
-        decoder = FieldDecoder(
-            fields=fields,
-            transform=transform,
-            decode=decode,
-            orientation=orientation,
-            max_pixels=max_pixels,
-            trusted=trusted,
-            seed_transforms=seed_transforms,
-            transform_sample=transform_sample,
-            decoders=dict(decoders or {}),
-            missing=missing,
-        )
-        self.table = open_table(source, make_access(storage_options, cache, cache_size, cache_shared))
-        decoder.check_fields(self.table.manifest.fields, str(source))
-        self._classes, decoder = follow_classes(self.table.manifest.classes, classes, decoder, str(source))
+    @takes(ShardSettings)
+    def __init__(self, options: ShardSettings) -> None:
+        self.table, self._classes, decoder = options.open()
         self.shard_sizes = self.table.manifest.shard_sizes
         self.digest = self.table.manifest.digest
-        super().__init__(decoder, SampleReader(self.table, verify))
+        super().__init__(decoder, SampleReader(self.table, options.verify))
 
     @property
     def classes(self) -> list[str]:

@@ -1,24 +1,30 @@
-"""The parts that all datasets share: indices, epochs, labels, transforms, and the samples that they yield."""
+"""The parts that all datasets share: settings, indices, epochs, labels, transforms, and the samples that they yield."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import dataclasses
+import inspect
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from copy import deepcopy
-from dataclasses import replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shardio.decoding import Decode, FieldDecoder, Fields
-from shardio.images import Orientation, holds_images
+from shardio.decoding import Decode, FieldDecoder, Fields, Missing
+from shardio.epochs import set_in_block
+from shardio.images import DEFAULT_MAX_PIXELS, Orientation, holds_images
 from shardio.order import Cursor, Words, augment_rng_keys
 from shardio.reading import RemoteSamples, StoredSamples
 from shardio.sample import Classes, check_classes, number_classes
-from shardio.shared import SharedCell, SharedNumbers
+from shardio.shared import SharedNumbers
+from shardio.storage import RemoteAccess, StorageOptions, make_access
 from shardio.transforms import Calls, Ragged, is_image_array, rng_keys_from_torch
 from shardio.values import check_integer
 from shardio.world import find_worker_over
@@ -30,6 +36,9 @@ _LOADERS_EPOCH: ContextVar[tuple[int, int] | None] = ContextVar("loaders_epoch",
 Transform = Callable[[Any], Any]
 
 Copied = TypeVar("Copied", bound="Transformed")
+Parameters = ParamSpec("Parameters")
+Settings = TypeVar("Settings")
+Owner = TypeVar("Owner")
 
 TOO_LATE = (
     "dataset.transform was set during an iteration, or persistent worker processes still hold the previous one: set "
@@ -38,6 +47,137 @@ TOO_LATE = (
 
 MAX_CHANNELS = 4
 """The most channels of an image: red, green, blue and alpha."""
+
+
+def takes(
+    settings: Callable[Parameters, Settings],
+) -> Callable[[Callable[[Owner, Settings], None]], Callable[Concatenate[Owner, Parameters], None]]:
+    """Return a decorator for a constructor whose arguments are the fields of a dataclass.
+
+    Callers pass the fields as arguments, and the constructor gets the dataclass. The constructor's signature and
+    docstring show the fields with their types, defaults and documentation.
+
+    Args:
+        settings: The dataclass. Inherited fields are documented in the classes that they come from.
+    """
+    names = inspect.signature(settings).parameters
+    documented = dict[str, str]()
+    for kind in reversed(inspect.getmro(settings)):  # type: ignore[arg-type]  # a dataclass
+        text = inspect.cleandoc(kind.__doc__ or "")
+        documented |= re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", text, re.MULTILINE)
+
+    def decorate(init: Callable[[Owner, Settings], None]) -> Callable[Concatenate[Owner, Parameters], None]:
+        def construct(self: Owner, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+            init(self, settings(*args, **kwargs))
+
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        vars(construct)["__signature__"] = inspect.Signature([own, *names.values()], return_annotation=None)
+        construct.__doc__ = "\nArgs:\n" + "\n".join(f"    {name}: {documented.get(name, '')}" for name in names)
+        construct.__name__, construct.__qualname__ = init.__name__, init.__qualname__
+        vars(settings)["__init__"].__qualname__ = init.__qualname__  # Python's errors name it.
+        return construct
+
+    return decorate
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleSettings:
+    """The settings of samples that all datasets take.
+
+    To add a setting, add it here and, if decoding uses it, to FieldSettings in ``decoding/fields.py``.
+
+    Attributes:
+        transform: A callable applied to each image, or a ``Compose`` with ``fields``, applied to several fields in the
+            same way.
+        decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, but Pillow images to torchvision and
+            timm pipelines that convert Pillow images; ``pil`` always passes Pillow images.
+        orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.
+        max_pixels: The maximum number of pixels in an image; a larger image is an error, because a small file can
+            hold a huge image.
+        classes: Class names, or another dataset that has them: labels follow this list instead of the dataset's own.
+        seed_transforms: Whether a sample's rng key seeds the global generators of torch, numpy and Python, and those of
+            Albumentations, before your own transforms get its image. They then draw the same random numbers for it on
+            any number of workers, and after a resumption.
+        transform_sample: A callable applied to each whole sample: it gets a dict of the values by field, images as
+            arrays (or Pillow images, with ``decode="pil"`` and no ``transform``), and returns the sample. uint8 arrays
+            [height, width, 3] in its result, also within dicts, lists and tuples, become tensors [3, height, width].
+            Albumentations' transforms get the values as keyword arguments.
+    """
+
+    transform: Transform | None = None
+    decode: Decode = "array"
+    orientation: Orientation = "ignore"
+    max_pixels: int = DEFAULT_MAX_PIXELS
+    classes: Classes | None = None
+    seed_transforms: bool = True
+    transform_sample: Callable[[dict[str, Any]], Any] | None = None
+
+    def make_decoder(self, **others: Any) -> FieldDecoder:
+        """Return a decoder with these settings and ``others``.
+
+        Raises:
+            TypeError: If a setting has the wrong type.
+            ValueError: If a setting is out of range.
+        """
+        names = {field.name for field in dataclasses.fields(FieldDecoder)}
+        return FieldDecoder(**{name: value for name, value in {**vars(self), **others}.items() if name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldedSettings(SampleSettings):
+    """The settings of samples with any fields.
+
+    Attributes:
+        fields: The fields of a sample, in the order of its tuple: ``image`` (uint8 tensor [3, height, width]),
+            ``label`` (int), ``key`` (str), or a field by its extension: ``json``, ``txt``, ``cls``, ``npy``, ``npz``,
+            ``safetensors`` and ``msgpack`` are decoded (``npz`` and ``safetensors`` to dicts of arrays), also as the
+            last of several extensions, and so are pickles with ``trusted=True``. ``jpg``, ``png``, ``webp``, ``bmp``,
+            ``ppm``, ``pgm`` and ``tiff`` become exactly what the file stores, or an error: [height, width] of indices
+            or grey values of any type, for masks and depth maps; uint8 tensors [3, height, width] for colours of 8
+            bits, and arrays [height, width, 3] of their type for other colours. All others are bytes. A single name
+            instead of a tuple yields the bare value.
+        trusted: Whether pickled fields may be unpickled, which can run arbitrary code.
+        decoders: Your own decoders: a function from bytes to the value, for each field that shardio shall not decode.
+        missing: The treatment of a sample that lacks a field other than the image: ``error``, or None as its value.
+    """
+
+    fields: Fields = ("image", "label")
+    trusted: bool = False
+    decoders: Mapping[str, Callable[[bytes], Any]] | None = None
+    missing: Missing = "error"
+
+    def make_decoder(self, **others: Any) -> FieldDecoder:
+        return super().make_decoder(decoders=dict(self.decoders or {}), **others)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteSettings:
+    """The settings of a source that may be remote.
+
+    Attributes:
+        storage_options: Settings of the store of a remote source, such as ``endpoint``, ``region``, ``profile``,
+            ``retries`` or ``timeout_s``. By default, they come from the environment, as for the store's own tools.
+        cache: For a remote source, a local folder in which processes and jobs of this machine keep the bytes that they
+            have read; by default, a temporary one, which is removed at the end.
+        cache_size: The size of the cache, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB
+            if ``cache`` is not given.
+        cache_shared: Whether to share the folder ``cache`` with other users, and to trust copies that they wrote.
+            Otherwise, only this user and root may be able to write to it.
+    """
+
+    storage_options: StorageOptions | None = None
+    cache: str | os.PathLike[str] | None = None
+    cache_size: str | int | None = None
+    cache_shared: bool = False
+
+    def make_access(self) -> RemoteAccess:
+        """Return the access to the source.
+
+        Raises:
+            TypeError: If a setting has the wrong type.
+            ValueError: If a setting is out of range.
+        """
+        return make_access(self.storage_options, self.cache, self.cache_size, self.cache_shared)
 
 
 def check_indices(indices: Any, num_samples: int) -> NDArray[np.int64]:
@@ -115,13 +255,8 @@ class EpochCell:
         return self._agree(worker.loader_seed, worker.num_workers)
 
     def _agree(self, loader: int, num_workers: int) -> Cursor:
-        """Return the same start to all workers of a loader: the latest value at the first of their calls.
-
-        Args:
-            loader: The seed of the loader's workers. Another loader may have the same seed, so an agreement ends
-                after ``num_workers`` calls.
-            num_workers: The number of workers.
-        """
+        # All workers of a loader get the latest value at the first of their calls. Another loader may have the same
+        # seed, so an agreement ends after num_workers calls.
         with self._numbers.locked():
             known_loader, known_start, epoch, position, num_to_come = self._numbers.array[2:].tolist()
             if not num_to_come or (known_loader, known_start) != (loader, self._num_starts):
@@ -136,28 +271,23 @@ class EpochCell:
         return copied
 
 
-@contextmanager
-def known_epoch(seed: int, epoch: int) -> Iterator[None]:
+def known_epoch(seed: int, epoch: int) -> AbstractContextManager[tuple[int, int]]:
     """Use this seed and epoch for samples that are read in the block, even through wrapper datasets.
 
     shardio.DataLoader sends both with the indices, so two loaders over one dataset do not interfere.
     """
-    token = _LOADERS_EPOCH.set((seed, epoch))
-    try:
-        yield
-    finally:
-        _LOADERS_EPOCH.reset(token)
+    return set_in_block(_LOADERS_EPOCH, (seed, epoch))
 
 
 class MapEpoch:
     """The seed and epoch of a map-style dataset, if the user set them. Worker processes share them."""
 
     def __init__(self) -> None:
-        self._cell = SharedCell(False, 0, 0)
+        self._cell = SharedNumbers([False, 0, 0])
 
     def set(self, epoch: int, seed: int) -> None:
         """Make rng keys a function of (seed, epoch, sample)."""
-        self._cell.set(True, seed, epoch)
+        self._cell.array[:] = True, seed, epoch
 
     @property
     def known(self) -> tuple[int, int] | None:
@@ -198,7 +328,7 @@ def follow_classes(
     return names, replace(decoder, labels=None if labels == tuple(range(len(labels))) else labels)
 
 
-SHARED = (EpochCell, MapEpoch, SharedCell)
+SHARED = (EpochCell, MapEpoch, SharedNumbers)
 """Types of attributes whose changes worker processes see."""
 
 
@@ -212,7 +342,7 @@ class Transformed:
     def __init__(self, decoder: FieldDecoder) -> None:
         self.decoder = decoder
         self._num_sets = 0
-        self._shared_num_sets = SharedCell(0)  # Copies in workers compare it to notice an old transform.
+        self._shared_num_sets = SharedNumbers([0])  # Copies in workers compare it to notice an old transform.
 
     @property
     def transform(self) -> Transform | None:
@@ -223,7 +353,7 @@ class Transformed:
     def transform(self, transform: Transform | None) -> None:
         self.decoder = replace(self.decoder, transform=transform)
         self._num_sets += 1
-        self._shared_num_sets.set(self._num_sets)
+        self._shared_num_sets.array[:] = self._num_sets
 
     def __copy__(self: Copied) -> Copied:
         """Return a copy with its own transform and epoch: setting them leaves the original unchanged."""
@@ -273,7 +403,7 @@ class Transformed:
 
     def check_transform(self) -> None:
         """Raise RuntimeError if the transform was set after this copy was made for a worker process."""
-        if self._shared_num_sets.values[0] != self._num_sets:
+        if self._shared_num_sets.array[0] != self._num_sets:
             raise RuntimeError(TOO_LATE)
 
 
@@ -320,7 +450,7 @@ def decode_samples(
 
 
 def mark_valid(sample: Any, is_valid: bool) -> Any:
-    """Return a sample with the mark of ``remainder="mask"``, which is false for repeats.
+    """Return a sample with its mark, which is false for a repeat.
 
     The mark becomes the last value of a tuple or the key ``valid`` of a dict. A bare value and its mark become a pair.
     """
@@ -330,7 +460,6 @@ def mark_valid(sample: Any, is_valid: bool) -> Any:
 
 
 def _as_follower(value: Any) -> Any:
-    """Return a mask, boxes, labels or points as a tensor; return anything else unchanged."""
     if not isinstance(value, np.ndarray):
         return value
     tensor = torch.from_numpy(np.require(value, requirements=["C", "W"]).view(np.ndarray))
@@ -338,14 +467,12 @@ def _as_follower(value: Any) -> Any:
 
 
 def _convert_entries(value: Any, entries: Sequence[str | None]) -> Any:
-    """Return a mapping with some of its entries as tensors; return anything else unchanged."""
     if not isinstance(value, Mapping):
         return value
     return {name: _as_follower(each) if name in entries else each for name, each in value.items()}
 
 
 def _convert_images(value: Any) -> Any:
-    """Return a sample with its arrays uint8 [height, width, 3] as tensors uint8 [3, height, width]."""
     if is_image_array(value):
         return as_tensor(value)
     if type(value) is dict:

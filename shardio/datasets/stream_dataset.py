@@ -4,38 +4,30 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
-from torch.utils.data import IterableDataset
 
-from shardio.bad_samples import Broken, read_around
-from shardio.datasets.ordered import Ranked
-from shardio.datasets.samples import EpochCell, Transformed, decode_samples
-from shardio.decoding import Decode, FieldDecoder, Fields, Missing
+from shardio.bad_samples import read_around
+from shardio.datasets.ranked import Iterated, Ranked, RankSettings, TolerantIterator
+from shardio.datasets.samples import FieldedSettings, decode_samples, takes
 from shardio.epochs import MAX_EPOCH
 from shardio.errors import StateError
-from shardio.images import DEFAULT_MAX_PIXELS, Orientation
 from shardio.libraries import own_tensors
-from shardio.order import Cursor, StreamOrder, Words, check_epoch
-from shardio.process import cut_short, describe_error
+from shardio.order import StreamOrder, Words, find_differences
+from shardio.process import describe_error
 from shardio.reading import StoredSamples
-from shardio.sample import Classes, check_classes
+from shardio.sample import check_classes
 from shardio.shards.tar_scan import StreamedSample
 from shardio.streams import ShardStream, StreamNames, StreamPlace, find_streams
 from shardio.values import check_flag, check_integer, check_seconds
-from shardio.world import CarriedWorld, find_worker
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-    from torch.distributed.device_mesh import DeviceMesh
-
+from shardio.world import find_worker
 
 STATE_VERSION = 1
 """The version of the state's format and of the order. A state resumes only in the order in which it was saved."""
@@ -46,7 +38,36 @@ _REMEDY = (
 )
 
 
-class StreamDataset(Ranked, Transformed, IterableDataset[Any]):
+@dataclass(frozen=True, kw_only=True)
+class StreamSettings(RankSettings, FieldedSettings):
+    """The arguments of StreamDataset.
+
+    Attributes:
+        source: A command, URL or path of a tar, a brace pattern of these, or a list of them. Commands and the URLs that
+            WebDataset knows (``https://``, ``gs://``, …) need WebDataset: ``pip install
+            'shardio-loader[webdataset]'``. Tars may be compressed with gzip. Commands are run by the shell: pass only
+            those that you trust.
+        shuffle: Whether to shuffle the tars and, in each worker, neighbouring samples, differently in each epoch. Call
+            ``set_epoch`` before each epoch.
+        seed: The seed of the order and of the transforms.
+        buffer: With ``shuffle``, the number of samples that a worker reads and shuffles together. It holds as many
+            undecoded samples in memory.
+        classes: Class names by label, or another dataset that has them, for the attribute ``classes``. Tars have no
+            class names, so the labels stay as they are stored.
+        retries: The number of times in a row that a failed stream is opened again without yielding a further sample.
+            Waits between the attempts are random, grow exponentially, and take up to 20 s.
+        timeout_s: The longest wait for the next bytes of a command, in seconds, before it counts as failed.
+    """
+
+    source: StreamNames = field(kw_only=False)
+    shuffle: bool = False
+    seed: int = 0
+    buffer: int = 1000
+    retries: int = 10
+    timeout_s: float = 300.0
+
+
+class StreamDataset(Iterated):
     """An iterable-style dataset over tars that are read as streams: forwards, without an index.
 
     Use it for the output of commands (``pipe:``), for servers that answer no range requests, and for tars that you may
@@ -70,37 +91,6 @@ class StreamDataset(Ranked, Transformed, IterableDataset[Any]):
     >>> dataset = StreamDataset("pipe:aws s3 cp s3://bucket/{000000..000099}.tar -", shuffle=True)  # doctest: +SKIP
     >>> loader = DataLoader(dataset, batch_size=128, num_workers=4)  # doctest: +SKIP
 
-    Args:
-        source: A command, URL or path of a tar, a brace pattern of these, or a list of them. Commands and the URLs that
-            WebDataset knows (``https://``, ``gs://``, …) need WebDataset: ``pip install
-            'shardio-loader[webdataset]'``. Tars may be compressed with gzip. Commands are run by the shell: pass only
-            those that you trust.
-        fields: The fields of a sample: see :class:`shardio.ShardDataset`.
-        shuffle: Whether to shuffle the tars and, in each worker, neighbouring samples, differently in each epoch. Call
-            ``set_epoch`` before each epoch.
-        seed: The seed of the order and of the transforms.
-        buffer: With ``shuffle``, the number of samples that a worker reads and shuffles together. It holds as many
-            undecoded samples in memory.
-        transform: A callable applied to each image, or a ``Compose`` with ``fields``, applied to several fields in the
-            same way.
-        decode: ``array`` or ``pil``: the type of image that the transform gets.
-        orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.
-        max_pixels: The maximum number of pixels in an image; a larger image is an error.
-        rank: The rank of this process; by default, that of torch.distributed or torchrun.
-        world_size: The number of ranks; by default, that of torch.distributed or torchrun.
-        mesh: An alternative to ``rank`` and ``world_size``: a DeviceMesh with one dimension.
-        group: Another alternative: a process group whose ranks read different samples.
-        trusted: Whether pickled fields may be unpickled, which can run arbitrary code.
-        classes: Class names by label, or another dataset that has them, for the attribute ``classes``. Tars have no
-            class names, so the labels stay as they are stored.
-        seed_transforms: Whether a sample's rng key seeds the global generators before your own transforms get it.
-        transform_sample: A callable applied to each whole sample.
-        decoders: Your own decoders: a function from bytes to the value, for each field that shardio shall not decode.
-        missing: The treatment of a sample that lacks a field other than the image: ``error``, or None as its value.
-        retries: The number of times in a row that a failed stream is opened again without yielding a further sample.
-            Waits between the attempts are random, grow exponentially, and take up to 20 s.
-        timeout_s: The longest wait for the next bytes of a command, in seconds, before it counts as failed.
-
     Attributes:
         sources: The sources of the streams. Their text shows no secrets.
         digest: The identity of the list of streams. It does not depend on their contents.
@@ -113,72 +103,18 @@ class StreamDataset(Ranked, Transformed, IterableDataset[Any]):
         TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
     """
 
-    def __init__(
-        self,
-        source: StreamNames,
-        *,
-        fields: Fields = ("image", "label"),
-        shuffle: bool = False,
-        seed: int = 0,
-        buffer: int = 1000,
-        transform: Callable[[Any], Any] | None = None,
-        decode: Decode = "array",
-        orientation: Orientation = "ignore",
-        max_pixels: int = DEFAULT_MAX_PIXELS,
-        rank: int | None = None,
-        world_size: int | None = None,
-        mesh: DeviceMesh | None = None,
-        group: ProcessGroup | None = None,
-        trusted: bool = False,
-        classes: Classes | None = None,
-        seed_transforms: bool = True,
-        transform_sample: Callable[[dict[str, Any]], Any] | None = None,
-        decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
-        missing: Missing = "error",
-        retries: int = 10,
-        timeout_s: float = 300.0,
-    ) -> None:
-        Ranked.__init__(self, rank=rank, world_size=world_size, mesh=mesh, group=group)
-        decoder = FieldDecoder(
-            fields=fields,
-            transform=transform,
-            decode=decode,
-            orientation=orientation,
-            max_pixels=max_pixels,
-            trusted=trusted,
-            seed_transforms=seed_transforms,
-            transform_sample=transform_sample,
-            decoders=dict(decoders or {}),
-            missing=missing,
-        )
-        Transformed.__init__(self, decoder)
-        self.classes = [] if classes is None else list(check_classes(classes))
-        self.shuffle = check_flag("shuffle", shuffle)
-        self.seed = check_integer("seed", seed, at_least=0, below=2**64)
-        self.buffer = check_integer("buffer", buffer, at_least=1)
-        self.retries = check_integer("retries", retries, at_least=0)
-        self.timeout_s = check_seconds("timeout_s", timeout_s)
-        self.sources = find_streams(source)
+    @takes(StreamSettings)
+    def __init__(self, options: StreamSettings) -> None:
+        Ranked.__init__(self, options)
+        Iterated.__init__(self, options.make_decoder())
+        self.classes = [] if options.classes is None else list(check_classes(options.classes))
+        self.shuffle = check_flag("shuffle", options.shuffle)
+        self.seed = check_integer("seed", options.seed, at_least=0, below=2**64)
+        self.buffer = check_integer("buffer", options.buffer, at_least=1)
+        self.retries = check_integer("retries", options.retries, at_least=0)
+        self.timeout_s = check_seconds("timeout_s", options.timeout_s)
+        self.sources = find_streams(options.source)
         self.digest = xxhash.xxh3_128_hexdigest("\n".join(map(str, self.sources)).encode(errors="surrogateescape"))
-        self._cell = EpochCell()
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next iteration."""
-        return self._cell.next.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration, in this process and in running workers.
-
-        An iteration that has begun keeps its epoch. One that resumes from a state has the epoch of the state.
-
-        Raises:
-            TypeError: If ``epoch`` is not an integer.
-            ValueError: If it is negative, or not below 2**62.
-            RuntimeError: If a framework splits the samples over ranks a second time.
-        """
-        self.check_split_once()
-        self._cell.set(Cursor(epoch=check_epoch(epoch)))
 
     def __iter__(self) -> StreamIterator:
         """Iterate over the samples of this worker's tars.
@@ -229,11 +165,6 @@ class StreamDataset(Ranked, Transformed, IterableDataset[Any]):
         with own_tensors():
             return decode_samples(self.decoder, stored, rng_keys)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A pickled copy may go to a worker process, which sees neither torch.distributed nor the callers here.
-        self.check_split_once()
-        return {**self.__dict__, "_carried_world": CarriedWorld.find()}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamItem:
@@ -273,8 +204,8 @@ class StreamPosition:
     digest: int = 0
 
 
-class StreamIterator(Iterator[Any]):
-    """An iterator that yields the samples of a worker's streams. An error in one sample does not end it.
+class StreamIterator(TolerantIterator[Any]):
+    """An iterator that yields the samples of a worker's streams.
 
     Args:
         dataset: The dataset.
@@ -283,7 +214,6 @@ class StreamIterator(Iterator[Any]):
 
     _position: StreamPosition
     _values: Generator[tuple[Any, StreamPosition], None, None]
-    _cut_short_by: str | None
 
     def __init__(self, dataset: StreamDataset, epoch: int) -> None:
         world, worker = dataset.check_split_once(), find_worker()
@@ -299,18 +229,8 @@ class StreamIterator(Iterator[Any]):
         self._share = _Share(dataset, order)
         self._begin(StreamPosition(epoch=epoch))
 
-    def __next__(self) -> Any:
-        if self._cut_short_by is not None:
-            raise cut_short(self._cut_short_by)
-        try:
-            value, self._position = next(self._values)
-        except StopIteration:
-            raise
-        except BaseException as error:  # The generator has ended, the epoch has not.
-            self._cut_short_by = describe_error(error)
-            raise
-        if isinstance(value, Broken):
-            raise value.error
+    def _take(self) -> Any:
+        value, self._position = next(self._values)
         return value
 
     def state_dict(self) -> dict[str, Any]:
@@ -413,7 +333,6 @@ class _Share:
                 start = after
 
     def _begin_at(self, left: list[StreamItem], start: StreamPosition) -> StreamPosition:
-        """Return the position of the window after the one at ``start``, given the samples that are left."""
         window = start.window + self._order.shuffle
         if not left:
             num_shards = len(self._order.own_shards(start.epoch))
@@ -421,7 +340,6 @@ class _Share:
         return StreamPosition(epoch=start.epoch, turn=left[0].turn, place=left[0].before, window=window)
 
     def _read(self, start: StreamPosition) -> Generator[StreamItem, None, None]:
-        """Yield the samples from the beginning of a window on, in the order in which they are read."""
         dataset = self._dataset
         shards, place = self._order.own_shards(start.epoch).tolist(), start.place
         for turn, shard in list(enumerate(shards))[start.turn :]:
@@ -444,7 +362,6 @@ def _digest(items: Sequence[StreamItem]) -> int:
 
 
 def _read_state(state: Any, identity: dict[str, dict[str, Any]]) -> StreamPosition:
-    """Check that a state belongs to a dataset, an order and a share, and return its position."""
     if not isinstance(state, dict) or not isinstance(place := state.get("place"), dict):
         raise StateError("this is not the state of a StreamDataset's iterator: pass what its state_dict() returned")
     if state.get("version") != STATE_VERSION:
@@ -452,16 +369,9 @@ def _read_state(state: Any, identity: dict[str, dict[str, Any]]) -> StreamPositi
             f"the state has version {state.get('version')!r}, but this version of shardio reads version "
             f"{STATE_VERSION}: resume with the version of shardio that saved the state"
         )
-    saved = {part: values if isinstance(values := state.get(part), dict) else {} for part in identity}
-    differences = [
-        f"{part}.{name} is {saved[part].get(name)!r} in the state and {value!r} here"
-        for part, values in identity.items()
-        for name, value in values.items()
-        if saved[part].get(name) != value
-    ]
-    if differences:
+    if differences := find_differences(state, identity):
         raise StateError(
-            f"this state belongs to other streams, another order or another share of them ({'; '.join(differences)}): "
+            f"this state belongs to other streams, another order or another share of them ({differences}): "
             "use the dataset, the settings, and the numbers of ranks and workers that it was saved with"
         )
     try:

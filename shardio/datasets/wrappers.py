@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Subset
 
 from shardio.datasets.map_datasets import ImageFolder, MapDataset, ShardMapDataset
+from shardio.datasets.ordered import ShardDataset
 from shardio.datasets.samples import check_indices, check_integers
-from shardio.datasets.shard_dataset import ShardDataset
 from shardio.decoding import FieldDecoder
 from shardio.order import Words, augment_rng_keys
 from shardio.process import let_through
@@ -54,7 +54,6 @@ class Unwrapped:
         return " of a ".join(type(each).__name__ for each in (*self.subsets, self.dataset))
 
     def __len__(self) -> int:
-        """Return the number of samples of the outermost dataset."""
         return len(self.subsets[0] if self.subsets else self.dataset)
 
     def inner_indices(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -174,7 +173,7 @@ class Concatenated(MapDataset):
         )
 
     def _divide(self, indices: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield the number of each part, the rows of its samples, and their indices in it."""
+        # The number of each part, the rows of its samples, and their indices in it.
         stops = np.array(self._concat.cumulative_sizes)
         numbers = np.searchsorted(stops, indices, side="right")
         for number in np.unique(numbers).tolist():
@@ -218,7 +217,6 @@ def find_overridden(kind: type) -> str:
 
 
 def _find_difference(one: FieldDecoder, other: FieldDecoder) -> str | None:
-    """Return the name of a setting in which two decoders differ; None if there is none."""
     if one is other:
         return None
     names = (field.name for field in fields(FieldDecoder))
@@ -226,10 +224,9 @@ def _find_difference(one: FieldDecoder, other: FieldDecoder) -> str | None:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two values are one object or have the same pickles. The ``==`` of user objects may raise."""
     if one is other:
         return True
-    try:
+    try:  # Their pickles are compared, because the == of user objects may raise.
         return type(one) is type(other) and pickle.dumps(one) == pickle.dumps(other)
     except Exception as error:  # User classes may raise anything.
         let_through(error)

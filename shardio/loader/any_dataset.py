@@ -32,6 +32,7 @@ from torch.utils.data.dataloader import (
 
 from shardio.bad_samples import BadSamples
 from shardio.datasets import EpochSampler, ShardDataset
+from shardio.errors import find_user_level
 from shardio.loader.epochs import Epochs, Indices, draw_seed
 from shardio.loader.executor import (
     BatchIterator,
@@ -40,7 +41,6 @@ from shardio.loader.executor import (
     LoaderStats,
     Tally,
     TorchDataLoader,
-    find_user_level,
 )
 from shardio.loader.fetch_workers import FetchProcesses, FetchThreads, FetchWorkers
 from shardio.loader.fetched_batches import CallerBatches, WorkerBatches
@@ -219,8 +219,9 @@ class OrderSource(FetchSource):
 
     def _list_batches(self, cursor: Cursor, split: Split) -> Iterator[OrderedIndices]:
         for positions, indices in self._ordered.batches(cursor, split):
-            valid = positions < split.num_samples if split.remainder == "mask" else None
-            yield OrderedIndices(indices=indices, seed=self._ordered.seed, epoch=cursor.epoch, valid=valid)
+            yield OrderedIndices(
+                indices=indices, seed=self._ordered.seed, epoch=cursor.epoch, valid=split.find_valid(positions)
+            )
 
 
 def _find_world(split: Split | None) -> World | None:

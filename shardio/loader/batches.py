@@ -44,7 +44,7 @@ class BatchPlan:
         indices: int64 [n], the samples' indices in the loader's dataset.
         rng_keys: uint64 [n], one for each sample's transforms.
         replacement_rng_keys: uint64 [n], the rng keys that draw replacements for unreadable samples.
-        valid: bool [n], false for repeats; None unless ``remainder`` is ``mask``.
+        valid: bool [n], false for repeats; None unless the remainder policy marks them.
     """
 
     indices: NDArray[np.int64]
@@ -136,7 +136,7 @@ class OrderPlanner:
     def _plan(self, cursor: Cursor, split: Split) -> Iterator[BatchPlan]:
         with read_ahead(self._order, self.dataset.dataset, cursor, split, self.dataset.inner_indices) as advance:
             for positions, indices in self._order.steps(cursor, split):
-                valid = np.concatenate(positions) < split.num_samples if split.remainder == "mask" else None
+                valid = split.find_valid(np.concatenate(positions))
                 rng_keys, replacement_rng_keys = self.dataset.rng_keys(self._order.seed, cursor.epoch, indices)
                 plans = BatchPlan(
                     indices=indices, rng_keys=rng_keys, replacement_rng_keys=replacement_rng_keys, valid=valid

@@ -38,7 +38,7 @@ from shardio.datasets import (
     why_not_concatenated,
 )
 from shardio.decoding import FieldDecoder
-from shardio.errors import Stage
+from shardio.errors import Stage, find_user_level
 from shardio.loader.any_dataset import Fetching, FetchSource, OrderSource, SamplerSource, TorchIterators, starts_threads
 from shardio.loader.assembly import BatchSettings, ChunkSizing, DefaultPrefetch
 from shardio.loader.batches import (
@@ -57,12 +57,11 @@ from shardio.loader.executor import (
     LoaderOrder,
     find_decoder,
     find_override,
-    find_user_level,
 )
 from shardio.loader.fetchers import WorkerMethod
 from shardio.loader.pipeline import CallingProcess, WorkerProcesses
 from shardio.loader.wire import why_not_sendable
-from shardio.order import Split
+from shardio.order import DROP_LAST, Split
 from shardio.sample import warn_of_other_classes
 from shardio.values import check_choice, check_flag, check_integer
 from shardio.world import find_world
@@ -135,10 +134,10 @@ def check_samplers_dataset(dataset: Any, sampler: Any, *, compares_digests: bool
             f"the EpochSampler was created over {sampler.num_all_samples} samples, but the loader's "
             f"{type(dataset).__name__} has {len(dataset)}: {remedy}"
         )
-    if not compares_digests or dataset is sampler.dataset:
+    # A sampler over one part of a StackDataset fits the whole.
+    is_joined = any(isinstance(each, ConcatDataset | StackDataset) for each in (dataset, sampler.dataset))
+    if not compares_digests or is_joined or dataset is sampler.dataset:
         return
-    if any(isinstance(each, ConcatDataset | StackDataset) for each in (dataset, sampler.dataset)):
-        return  # A sampler over one part of a StackDataset fits the whole.
     if "" not in (digests := {find_digest(dataset), sampler.digest}) and len(digests) > 1:
         raise ValueError(
             f"the EpochSampler was created over samples other than those of the loader's {type(dataset).__name__}, "
@@ -236,7 +235,7 @@ def check_order(order: Ordered, *, batch_size: int | None, drop_last: bool, in_o
         raise ValueError(
             "in_order=False is not supported, because the loader's state counts batches in order: leave it unset"
         )
-    if drop_last and order.remainder in ("mask", "keep"):
+    if drop_last and order.remainder_policy.is_exact:
         raise ValueError(f"drop_last=True and remainder={order.remainder!r} contradict each other: remove one of them")
     said = order.batch_size
     if said is not None and said != (batch_size or 1):
@@ -271,11 +270,11 @@ def warn_of_no_batches(split: Split, warned_of: set[Split]) -> None:
     if split in warned_of:
         return
     warned_of.add(split)
-    if split.remainder == "drop":
+    if split.remainder_policy.leaves_out:
         why = (
             f"the {split.num_samples} samples do not fill a batch on every rank ({split.world_size * split.batch_size} "
-            "samples are needed), and drop_last=True or remainder='drop' leaves them out: use a smaller batch_size, or "
-            "drop_last=False and another remainder"
+            f"samples are needed), and drop_last=True or remainder={split.remainder!r} leaves them out: use a smaller "
+            "batch_size, or drop_last=False and another remainder"
         )
     else:
         why = (
@@ -288,7 +287,7 @@ def warn_of_no_batches(split: Split, warned_of: set[Split]) -> None:
 def sole_split(num_samples: int, batch_size: int | None) -> Split:
     """Return the share of a single rank, which drops the samples that do not fill a batch."""
     alone: dict[str, int] = {"num_samples": num_samples, "start": 0, "rank": 0, "world_size": 1}
-    return Split(**alone, batch_size=batch_size or 1, shuffled=False, remainder="drop")
+    return Split(**alone, batch_size=batch_size or 1, shuffled=False, remainder=DROP_LAST)
 
 
 _log = logging.getLogger("shardio")

@@ -392,11 +392,3 @@ class OrderSampler(torch.utils.data.Sampler[None]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the loader's next ``iter``."""
         self._order.update_counter().set_epoch(epoch)
-
-
-def find_user_level() -> int:
-    """Return the ``stacklevel`` with which a warning of the caller names the line of the program, not of a library."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("shardio.", "torch.")):
-        frame, level = frame.f_back, level + 1
-    return level

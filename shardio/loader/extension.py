@@ -49,7 +49,7 @@ from shardio.loader.executor import (
     find_order,
     find_override,
 )
-from shardio.order import Cursor, Progress, Remainder, Split
+from shardio.order import DROP_LAST, Cursor, Progress, Split
 
 _READ = ("dataset", "batch_size", "sampler", "batch_sampler", "collate_fn", "num_workers")
 """Attributes of a loader that wrappers read during an epoch."""
@@ -172,7 +172,7 @@ class Extension:
         """Return this rank's share of an epoch in shardio's order, from a cursor to the end."""
         assert self.order is not None, "the caller checked"
         ordered = self.order.ordered
-        remainder: Remainder = "drop" if drop_last else ordered.remainder
+        remainder = DROP_LAST if drop_last else ordered.remainder
         return ordered.split(cursor, batch_size=batch_size or 1, remainder=remainder)
 
     def count_batches(self, *, batch_size: int | None, drop_last: bool) -> int:

@@ -2,7 +2,14 @@ from .epoch_order import (
     EpochOrder as EpochOrder,
     OrderSettings as OrderSettings,
     StreamOrder as StreamOrder,
+    Words as Words,
+    augment_rng_keys as augment_rng_keys,
     choose_settings as choose_settings,
+    derive_rng_key as derive_rng_key,
+    make_rng_key as make_rng_key,
+    permute as permute,
+    random_words as random_words,
+    to_unit as to_unit,
 )
 from .quality import (
     IDEAL_DISTANCE as IDEAL_DISTANCE,
@@ -10,21 +17,20 @@ from .quality import (
     measure_quality as measure_quality,
     shards_of as shards_of,
 )
-from .split import Remainder as Remainder, Split as Split, iterate_steps as iterate_steps
+from .split import (
+    DROP_LAST as DROP_LAST,
+    POLICIES as POLICIES,
+    Remainder as Remainder,
+    RemainderPolicy as RemainderPolicy,
+    Split as Split,
+    iterate_steps as iterate_steps,
+)
 from .state import (
     Cursor as Cursor,
     EpochCounter as EpochCounter,
     Progress as Progress,
     check_epoch as check_epoch,
     dump_state as dump_state,
+    find_differences as find_differences,
     read_state as read_state,
-)
-from .words import (
-    Words as Words,
-    augment_rng_keys as augment_rng_keys,
-    derive_rng_key as derive_rng_key,
-    make_rng_key as make_rng_key,
-    permute as permute,
-    random_words as random_words,
-    to_unit as to_unit,
 )

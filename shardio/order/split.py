@@ -1,4 +1,4 @@
-"""The split: the positions of an epoch that one rank reads, batch by batch.
+"""The split: the positions of an epoch that one rank reads, batch by batch, and the policies for the last samples.
 
 With world size W and B samples per rank, step t holds W * B consecutive positions, counted from the cursor at which the
 epoch began or resumed. Every rank takes its share of each step. The samples after the last full step are split by the
@@ -7,8 +7,9 @@ same rule. Worker k of n makes the batches t with t mod n == k.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -17,10 +18,66 @@ from numpy.typing import NDArray
 from shardio.order.epoch_order import EpochOrder
 
 Remainder = Literal["pad", "mask", "keep", "drop"]
-"""The treatment of samples that do not fill a step. See :class:`Split`."""
+"""The name of a remainder policy: a key of ``POLICIES``."""
+
+DROP_LAST: Remainder = "drop"
+"""The policy of a loader with ``drop_last=True``."""
 
 POSITIONS_AT_ONCE = 4096
 """The smallest number of positions whose order is computed at once, apart from the last ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemainderPolicy:
+    """A treatment of the last samples of an epoch, if they do not fill a step: a batch on every rank.
+
+    To add a policy, add its name to ``Remainder`` and its line to ``POLICIES``. Loaders, training and ``check`` use
+    these attributes, not the name. ``shardio.testing.remainder_policy`` tests a policy.
+
+    Attributes:
+        effect: The effect in words that follow the policy's name.
+        count_dealt: Returns the number of positions that the ranks get, given the number of samples that are left in
+            the epoch, the number of ranks, and the batch size. Positions after the end of the epoch repeat the order's
+            first samples. The result differs from the number of samples by less than a step, and is equal to it if the
+            samples fill their steps.
+        repeats: Whether some samples may be repeated.
+        marks_repeats: Whether each sample gets the mark ``valid``, which is false for repeats.
+        leaves_out: Whether some samples may be left out.
+    """
+
+    effect: str
+    count_dealt: Callable[[int, int, int], int]
+    repeats: bool = False
+    marks_repeats: bool = False
+    leaves_out: bool = False
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether each sample counts exactly once: none is left out, and repeats are marked."""
+        return not self.leaves_out and self.repeats == self.marks_repeats
+
+
+def _fill_ranks(num_left: int, world_size: int, _: int) -> int:
+    return -(-num_left // world_size) * world_size
+
+
+POLICIES: Mapping[Remainder, RemainderPolicy] = MappingProxyType(
+    {
+        "pad": RemainderPolicy(effect="repeats some samples", count_dealt=_fill_ranks, repeats=True),
+        "mask": RemainderPolicy(
+            effect="also marks the repeats", count_dealt=_fill_ranks, repeats=True, marks_repeats=True
+        ),
+        "keep": RemainderPolicy(
+            effect="gives some ranks one more sample", count_dealt=lambda num_left, _world_size, _batch_size: num_left
+        ),
+        "drop": RemainderPolicy(
+            effect="leaves the last samples out",
+            count_dealt=lambda num_left, world_size, batch_size: num_left - num_left % (world_size * batch_size),
+            leaves_out=True,
+        ),
+    }
+)
+"""The remainder policies, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +93,7 @@ class Split:
         shuffled: Whether the order is shuffled. If so, rank r takes the positions p with p mod W == r, and so reads
             fewer lanes if their number shares a factor with W. If not, it takes consecutive positions in each step,
             and so reads few shards.
-        remainder: ``pad`` and ``mask`` repeat the order's first samples to reach a multiple of W. ``keep`` splits the
-            samples without repeats, so ranks differ by at most one sample. ``drop`` leaves out the samples that do
-            not fill a step.
+        remainder: The policy for the samples that do not fill a step.
     """
 
     num_samples: int
@@ -50,16 +105,15 @@ class Split:
     remainder: Remainder
 
     @property
+    def remainder_policy(self) -> RemainderPolicy:
+        """The policy for the samples that do not fill a step."""
+        return POLICIES[self.remainder]
+
+    @property
     def stop(self) -> int:
-        """The end of the positions that are split: N or more with ``pad`` and ``mask``, at most N otherwise."""
-        left = self.num_samples - self.start
-        match self.remainder:
-            case "pad" | "mask":
-                return self.start + -(-left // self.world_size) * self.world_size
-            case "drop":
-                return self.start + left // self._step_size * self._step_size
-            case "keep":
-                return self.num_samples
+        """The end of the positions that are split; those from N on repeat the order's first samples."""
+        num_left = self.num_samples - self.start
+        return self.start + self.remainder_policy.count_dealt(num_left, self.world_size, self.batch_size)
 
     @property
     def num_batches(self) -> int:
@@ -76,6 +130,10 @@ class Split:
         first, count, stride = self._share(*self._step(step))
         return first + stride * np.arange(count, dtype=np.int64)
 
+    def find_valid(self, positions: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Return the marks of samples, bool [n], false for repeats; None if the policy does not mark repeats."""
+        return positions < self.num_samples if self.remainder_policy.marks_repeats else None
+
     def position_after(self, num_batches: int) -> int:
         """Return the cursor's position after every rank has received ``num_batches`` batches, or all of its batches."""
         position = self.start + num_batches * self._step_size
@@ -90,12 +148,12 @@ class Split:
         return (self.stop - self.start) // self._step_size
 
     def _step(self, step: int) -> tuple[int, int]:
-        """Return the positions [start, stop) of all ranks in one step; the last step may be short or empty."""
+        # The positions [start, stop) of all ranks; those of the last step may be few or none.
         start = self.start + step * self._step_size
         return start, min(start + self._step_size, self.stop)
 
     def _share(self, start: int, stop: int) -> tuple[int, int, int]:
-        """Return this rank's share of the positions [start, stop): first position, count, stride."""
+        # The first position, the count and the stride.
         if self.shuffled:
             first = start + (self.rank - start) % self.world_size
             return first, max(0, -(-(stop - first) // self.world_size)), self.world_size

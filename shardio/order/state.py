@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -160,16 +161,9 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
             "resume with the version of shardio that saved the state"
         )
     here = dump_state(Cursor(epoch=0), settings, digest, num_samples)
-    saved = {part: values if isinstance(values := state.get(part), dict) else {} for part in ("dataset", "order")}
-    differences = [
-        f"{part}.{name} is {values.get(name)!r} in the state and {value!r} here"
-        for part, values in saved.items()
-        for name, value in here[part].items()
-        if values.get(name) != value
-    ]
-    if differences:
+    if differences := find_differences(state, {part: here[part] for part in ("dataset", "order")}):
         raise StateError(
-            f"the state belongs to another dataset or order ({'; '.join(differences)}): use the dataset and the "
+            f"the state belongs to another dataset or order ({differences}): use the dataset and the "
             "settings that it was saved with, or start from the beginning without it"
         )
     epoch, position = _read_integer(state, "epoch"), _read_integer(state, "position")
@@ -184,9 +178,20 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
     return Cursor(epoch=epoch, position=position)
 
 
+def find_differences(saved: Any, here: Mapping[str, Any], prefix: str = "") -> str:
+    """Return the values of a state, or of a part of it, that are not those of this run, as text; "" if all are."""
+    found = list[str]()
+    for name, value in here.items():
+        there = saved.get(name) if isinstance(saved, Mapping) else None
+        if isinstance(value, Mapping):
+            found.append(find_differences(there, value, f"{name}."))
+        elif there != value:
+            found.append(f"{prefix}{name} is {there!r} in the state and {value!r} here")
+    return "; ".join(filter(None, found))
+
+
 def _read_integer(state: dict[str, Any], name: str) -> int | None:
-    """Return an integer of a state, or None if it is not one. Some checkpoints turn integers into numpy integers."""
-    try:
+    try:  # Some checkpoints turn integers into numpy integers.
         return check_integer(name, state.get(name))  # type: ignore[arg-type]  # it may be anything
     except TypeError:
         return None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from shardio.errors import FormatError
+from shardio.errors import FormatError, find_user_level
 from shardio.shards.foreign import find_index, find_or_make_index, was_packed
 from shardio.shards.index import INDEX_SUFFIX, IndexHeader, index_location
 from shardio.shards.manifest import (
@@ -319,7 +319,7 @@ def _warn_of_copies(tars: Sequence[Location], entries: Sequence[ShardEntry]) -> 
             f"{len(copies[0])} times per epoch: omit the copies unless this is intended"
         )
         more = f" (there are {len(copies)} such groups)" if len(copies) > 1 else ""
-        warnings.warn(message + more, RuntimeWarning, stacklevel=5)
+        warnings.warn(message + more, RuntimeWarning, stacklevel=find_user_level())
 
 
 def _warn_of_scattered(counts: Mapping[Location, int]) -> None:
@@ -330,7 +330,7 @@ def _warn_of_scattered(counts: Mapping[Location, int]) -> None:
             "but needs a read for each part of such a sample. WebDataset takes the parts for samples, and streams "
             "refuse them. To get adjacent members, pack the tars (shardio pack), or create them with tar --sort=name"
         )
-        warnings.warn(message, RuntimeWarning, stacklevel=5)
+        warnings.warn(message, RuntimeWarning, stacklevel=find_user_level())
 
 
 def _warn_of_gaps(folder: Location, names: Sequence[str]) -> None:
@@ -340,7 +340,7 @@ def _warn_of_gaps(folder: Location, names: Sequence[str]) -> None:
             f"the numbers of the tars in {folder} have gaps: {len(missing)} missing ({named}). Check whether a "
             "copy is unfinished"
         )
-        warnings.warn(message, RuntimeWarning, stacklevel=5)
+        warnings.warn(message, RuntimeWarning, stacklevel=find_user_level())
 
 
 def _warn_of_skipped(num_tars: int, num_members: int) -> None:
@@ -348,7 +348,7 @@ def _warn_of_skipped(num_tars: int, num_members: int) -> None:
         message = (
             f"skipped files that macOS added (._* and .DS_Store): {num_members} in tars, and {num_tars} next to them"
         )
-        warnings.warn(message, RuntimeWarning, stacklevel=5)
+        warnings.warn(message, RuntimeWarning, stacklevel=find_user_level())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -392,11 +392,13 @@ def _find_padding(loader: Any) -> tuple[int, int, str]:
     if not isinstance(sampler, DistributedSampler):  # EpochSampler is one.
         sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
     for order in (dataset, sampler):
-        policy = getattr(order, "remainder", None)
-        if policy == "pad" and not getattr(loader, "drop_last", False):
-            return order.num_all_samples, order.world().world_size, f"{type(order).__name__} with remainder='pad'"
-        if policy is not None:
+        policy = getattr(order, "remainder_policy", None)
+        if policy is None:
+            continue
+        if not policy.repeats or policy.marks_repeats or getattr(loader, "drop_last", False):
             return 0, 1, ""
+        how = f"{type(order).__name__} with remainder={order.remainder!r}"
+        return order.num_all_samples, order.world().world_size, how
     if isinstance(sampler, DistributedSampler) and not sampler.drop_last:
         return len(dataset), sampler.num_replicas, type(sampler).__name__
     return 0, 1, ""

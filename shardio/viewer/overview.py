@@ -18,7 +18,7 @@ from shardio.images import Picture, Pixels, find_format, open_image, use_one_thr
 from shardio.images.formats import errors_of_pillow
 from shardio.images.jpeg.regions import Box
 from shardio.images.rendering import SCALES
-from shardio.order.words import make_rng_key, permute
+from shardio.order import make_rng_key, permute
 from shardio.process import count_processors, let_through
 from shardio.viewer.sources import FieldUse, ImageColumns, ImageSource, Unreadable, choose_evenly
 

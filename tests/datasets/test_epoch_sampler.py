@@ -12,10 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import xxhash
 from hypothesis import given, strategies as st
 from torch.utils.data import (
     ConcatDataset,
@@ -144,25 +142,6 @@ def test_a_state_belongs_to_one_concatenation_of_datasets() -> None:
                 else:
                     with pytest.raises(StateError, match=r"dataset\.digest is"):
                         load(writer.state_dict())
-
-
-@pytest.mark.parametrize("is_subset", [False, True])
-def test_states_of_concatenations_that_earlier_versions_wrote_are_accepted(is_subset: bool) -> None:
-    joined: Any = ConcatDataset([Named("one", 20), Named("other", 20)])
-    if is_subset:
-        joined = Subset(joined, range(30))
-    sampler = EpochSampler(joined)
-    state = sampler.state_dict()
-    # What version 1 of the state held: the identity of the indices alone, or none.
-    indices = np.arange(30, dtype=np.int64).tobytes()
-    old = xxhash.xxh3_128_hexdigest(indices) if is_subset else ""
-    state |= {"epoch": 2, "position": 8, "dataset": {**state["dataset"], "digest": old}}
-    sampler.load_state_dict(state)
-    assert sampler.epoch == 2
-    assert len(list(sampler)) == len(joined) - 8
-    assert sampler.state_dict()["dataset"]["digest"] not in ("", old)
-    with pytest.raises(StateError, match=r"dataset\.digest is"):
-        EpochSampler(Named("one", len(joined))).load_state_dict(state)
 
 
 def test_what_it_cannot_do_is_refused() -> None:

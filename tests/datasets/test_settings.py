@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import re
 import shutil
@@ -19,7 +20,7 @@ import torch.utils.data
 from torch.utils.data import ConcatDataset, DataLoader as TorchLoader, Dataset, Subset, default_collate
 
 import shardio
-from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset
+from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset, StreamDataset
 from shardio.decoding.codecs import choose_decoder
 from shardio.sample import count_classes, warn_of_other_classes
 from shardio.train import TrainConfig, train
@@ -64,17 +65,27 @@ def test_fixed_settings_can_be_read_and_copied_and_not_set(packed: Path, images:
             dataset.target_transform = int
 
 
+@pytest.mark.parametrize("kind", [ShardDataset, ShardMapDataset, ImageFolder, EpochSampler, StreamDataset])
+def test_every_argument_is_documented_and_errors_name_the_class(kind: type) -> None:
+    described = inspect.getdoc(vars(kind)["__init__"]) or ""
+    for name in inspect.signature(kind).parameters:
+        assert re.search(rf"^ {{4}}{name}: [A-Z`].+[.]$", re.sub(r"\n {8}", " ", described), re.MULTILINE), name
+    with pytest.raises(TypeError, match=rf"^{kind.__name__}\.__init__\(\) got an unexpected keyword argument 'colour'"):
+        kind("source", colour="blue")
+
+
 @pytest.mark.parametrize("flag", ["False", "", 2, None, 0.0, [], np.array([True, False])], ids=repr)
 def test_a_flag_is_not_a_string(packed: Path, flag: Any) -> None:
     dataset = ShardMapDataset(packed)
-    no_flag: Any = [] if flag is None else flag  # In loaders None leaves it open.
-    for name, make in (
+    no_flag: Any = [] if flag is None else flag  # None leaves it open in loaders.
+    makes: list[tuple[str, Callable[[], Any]]] = [
         ("shuffle", lambda: ShardDataset(packed, shuffle=flag)),
         ("shuffle", lambda: EpochSampler(dataset, shuffle=flag)),
         ("shuffle", lambda: DataLoader(dataset, shuffle=no_flag)),
         ("drop_last", lambda: DataLoader(dataset, drop_last=flag)),
         ("trusted", lambda: ShardDataset(packed, trusted=flag)),
-    ):
+    ]
+    for name, make in makes:
         with pytest.raises(TypeError, match=f"{name} must be True or False, got"):
             make()
 
@@ -108,35 +119,26 @@ def test_an_index_that_is_not_an_integer_is_refused(packed: Path, images: Path, 
             take()
 
 
-@pytest.mark.parametrize("index", [np.int32(5), np.uint8(5), torch.tensor(5), -16, np.int8(-16)], ids=repr)
-def test_any_librarys_integer_is_an_index(packed: Path, index: Any) -> None:
+def test_any_librarys_integers_and_arrays_of_any_width_are_indices(packed: Path) -> None:
     dataset = ShardMapDataset(packed, fields="key")
-    key = dataset[5]
-    assert dataset[index] == key
-    for subject, sampler in ((dataset, [index]), (Subset(dataset, [index]), [0])):
-        ((found,),) = DataLoader(subject, sampler=sampler)
-        assert found == key
+    for index in (np.int32(5), np.uint8(5), torch.tensor(5), -16, np.int8(-16)):
+        assert dataset[index] == dataset[5]  # type: ignore[index]  # users give these
+        for subject, sampler in ((dataset, [index]), (Subset(dataset, [index]), [0])):  # type: ignore[list-item]
+            assert list(DataLoader(subject, sampler=sampler)) == [[dataset[5]]]
+    for kind in (np.uint8, np.int16, np.uint64, np.int64):
+        numbers = np.array([4, 20, 0], kind)
+        expected = [dataset[number] for number in (4, 20, 0)]
+        for indices in (numbers, torch.from_numpy(numbers)):
+            assert list(next(iter(DataLoader(dataset, batch_sampler=[indices])))) == expected
+            subset = Subset(dataset, indices)  # type: ignore[arg-type]  # users give these
+            assert list(next(iter(DataLoader(subset, batch_size=3)))) == expected
 
 
-@pytest.mark.parametrize("kind", [np.uint8, np.int16, np.uint64, np.int64])
-def test_arrays_of_any_width(packed: Path, kind: Any) -> None:
-    dataset = ShardMapDataset(packed, fields="key")
-    numbers = np.array([4, 20, 0], kind)
-    expected = [dataset[number] for number in (4, 20, 0)]
-    for indices in (numbers, torch.from_numpy(numbers)):
-        assert list(next(iter(DataLoader(dataset, batch_sampler=[indices])))) == expected
-        subset = Subset(dataset, indices)  # type: ignore[arg-type]  # users give these
-        assert list(next(iter(DataLoader(subset, batch_size=3)))) == expected
-
-
-def test_huge_integers_are_out_of_range(packed: Path) -> None:
+def test_huge_integers_are_out_of_range_and_truth_values_are_not_indices(packed: Path) -> None:
+    dataset = ShardMapDataset(packed)
     for index in (2**63, 2**64 + 1, -(2**70)):
         with pytest.raises(IndexError, match="is out of range for a dataset of 21 samples"):
-            ShardMapDataset(packed)[index]
-
-
-def test_truth_values_are_not_indices(packed: Path) -> None:
-    dataset = ShardMapDataset(packed)
+            dataset[index]
     for mask in ([True], [True, False], np.array([True, False]), torch.tensor([True, False])):
         with pytest.raises(TypeError, match="an index must be an integer, got"):
             list(DataLoader(dataset, batch_sampler=[mask]))
@@ -198,18 +200,10 @@ def test_another_dataset_may_provide_the_list(sources: dict[str, Path], images: 
     assert ImageFolder(sources["folder"], classes=part).class_to_idx["class-2"] == 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_class_that_is_not_in_the_list_is_refused(sources: dict[str, Path], kind: str) -> None:
-    with pytest.raises(
-        ValueError,
-        match=re.escape(f"{sources[kind]} has classes that are not among the given ones (class-0, class-1): class-2."),
-    ):
-        KINDS[kind](sources[kind], classes=["class-0", "class-1"])
-
-
 @pytest.mark.parametrize(
     ("classes", "error", "words"),
     [
+        (["class-0", "class-1"], ValueError, r"not among the given ones \(class-0, class-1\): class-2\."),
         ("class-0", TypeError, "a list of names or a dataset with classes"),
         (3, TypeError, "a list of names"),
         ([0, 1], TypeError, "a list of names"),
@@ -217,11 +211,12 @@ def test_a_class_that_is_not_in_the_list_is_refused(sources: dict[str, Path], ki
         (["a", "class-0", "a"], ValueError, "must not repeat a name, got a more"),
     ],
 )
-def test_a_value_that_is_not_a_list_of_names_is_refused(
+def test_a_list_without_a_class_and_anything_but_a_list_is_refused(
     sources: dict[str, Path], classes: Any, error: type[Exception], words: str
 ) -> None:
     for kind, make in KINDS.items():
-        with pytest.raises(error, match=words):
+        where = f"{re.escape(str(sources[kind]))} has classes that are " if "class-2" in words else ""
+        with pytest.raises(error, match=where + words):
             make(sources[kind], classes=classes)
 
 

@@ -35,10 +35,9 @@ from shardio.images.tiling import tile_jpeg
 from shardio.loader import chunk_worker
 from shardio.process import count_processors
 from shardio.transforms import CenterCrop
-from tests.files import files_of_at_most
+from tests.files import OTHER_USER, as_root, files_of_at_most, mode_of, umask
 from tests.images.kernel_machines import WITHOUT_BUILT, _no_folder, _not_built, folder, object_path, run, start
 from tests.sources import encode
-from tests.test_trust import OTHER_USER, as_root, mode_of, umask
 
 __all__ = ["_no_folder", "_not_built", "folder"]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -28,6 +27,7 @@ from shardio.order import (
     iterate_steps,
     read_state,
 )
+from shardio.testing.remainder_policy import check_shares
 
 DIGEST = "a dataset's digest"
 
@@ -74,24 +74,20 @@ def check_laws(case: Case) -> None:
     check_order(case, order, samples)
     written = _WrittenOrder(order, samples)
 
-    start, delivered = 0, Counter[int]()
+    start = 0
     for group in case.groups:
         splits = [_split(case, start, rank, group.world_size, group.batch_size) for rank in range(group.world_size)]
-        batches = [[split.batch(step).tolist() for step in range(split.num_batches)] for split in splits]
-        check_lengths(splits, batches)
-        check_shares(case, splits, batches)
+        batches = check_remainder(case, splits)
         check_global_batches(case, splits, batches)
         for split, of_rank in zip(splits, batches, strict=True):
             check_workers(written, split, of_rank, group.num_workers)
 
         num_batches = max(map(len, batches)) if group.num_batches is None else group.num_batches
         now = [position for rank in batches for batch in rank[:num_batches] for position in batch]
-        delivered.update(now)
         stop = check_cursor(case, splits, batches, num_batches)
         if stop < case.num_samples:
             _hold("what was delivered is what precedes the cursor", sorted(now), list(range(start, stop)))
         start = stop
-    check_epoch(case, samples, delivered)
 
 
 def check_order(case: Case, order: EpochOrder, samples: list[int]) -> None:
@@ -134,42 +130,16 @@ def check_windows(case: Case, samples: list[int]) -> None:
     _hold("the tape ends with a shard", unfinished, None)
 
 
-def check_lengths(splits: list[Split], batches: list[list[list[int]]]) -> None:
-    """Check that lengths are right, all batches but the last are full, and ranks equal (with keep: to one sample)."""
-    for split, of_rank in zip(splits, batches, strict=True):
-        sizes = [len(batch) for batch in of_rank]
-        _hold("the number of a rank's samples is true", split.num_own_samples, sum(sizes))
-        _hold("batches are full but for the last", sizes[:-1], [split.batch_size] * (len(sizes) - 1))
-        _hold("no batch is empty or too large", all(1 <= size <= split.batch_size for size in sizes), True)
-        beyond = split.batch(split.num_batches).tolist() if split.remainder != "drop" else []
-        _hold("there is nothing after the last batch", beyond, [])
-    for counts in ([sum(map(len, of_rank)) for of_rank in batches], [len(of_rank) for of_rank in batches]):
-        apart = max(counts) - min(counts)
-        _hold("ranks have the same number", apart <= (splits[0].remainder == "keep"), True)
-
-
-def check_shares(case: Case, splits: list[Split], batches: list[list[list[int]]]) -> None:
-    """Check that the ranks are disjoint, together have what the policy requires, and follow the order."""
-    start, size = splits[0].start, case.num_samples
-    step_size = len(splits) * splits[0].batch_size
-    num_dealt = size - start
+def check_remainder(case: Case, splits: list[Split]) -> list[list[list[int]]]:
+    """Check that the ranks share what the policy requires; return the positions of their batches."""
+    batches = check_shares(splits)
+    num_dealt = case.num_samples - splits[0].start
     if case.remainder == "drop":
-        num_dealt -= num_dealt % step_size
+        num_dealt -= num_dealt % (len(splits) * splits[0].batch_size)
     elif case.remainder != "keep":
-        while num_dealt % len(splits):
-            num_dealt += 1
-    dealt = sorted(chain.from_iterable(chain.from_iterable(batches)))
-    _hold("ranks are disjoint and have what the policy requires", dealt, list(range(start, start + num_dealt)))
-    for rank, of_rank in enumerate(batches):
-        for batch in of_rank:
-            if case.settings.shuffle:
-                _hold("shuffled, a rank stays in its lanes", {p % len(splits) for p in batch}, {rank})
-            else:
-                _hold("unshuffled, a batch is a run", batch, list(range(batch[0], batch[0] + len(batch))))
-    for step in range(max(map(len, batches))):
-        here = sorted(_step(batches, step))
-        first = start + step * step_size
-        _hold("a step holds the next positions", here, list(range(first, min(first + step_size, start + num_dealt))))
+        num_dealt += -num_dealt % len(splits)
+    _hold("ranks have what the policy requires", sum(split.num_own_samples for split in splits), num_dealt)
+    return batches
 
 
 def check_global_batches(case: Case, splits: list[Split], batches: list[list[list[int]]]) -> None:
@@ -231,29 +201,6 @@ def check_cursor(case: Case, splits: list[Split], batches: list[list[list[int]]]
     after = Cursor(epoch=case.epoch + 1) if is_over else now
     _hold("a loaded epoch that is over is followed by the next", counter.start(case.num_samples), after)
     return expected
-
-
-def check_epoch(case: Case, samples: list[int], delivered: Counter[int]) -> None:
-    """Check that all groups together delivered the epoch as the policy requires."""
-    size, position = case.num_samples, 0
-    for group in case.groups:
-        left, step_size = size - position, group.world_size * group.batch_size
-        num_steps = left // step_size if case.remainder == "drop" else -(-left // step_size)
-        if group.num_batches is None or group.num_batches >= num_steps:
-            break  # In this group the epoch ended; the later ones had nothing left.
-        position += group.num_batches * step_size
-    counts = Counter[int]()
-    for p, count in delivered.items():
-        counts[samples[p % size]] += count
-    first_time = Counter(samples[p] for p in delivered.elements() if p < size)
-    if case.remainder == "drop":
-        _hold("drop repeats nothing", set(counts.values()) <= {1}, True)
-        _hold("drop leaves out what fills no step", size - counts.total(), left % step_size)
-        _hold("drop leaves out the last positions", set(delivered), set(range(size - left % step_size)))
-    else:
-        _hold("every sample comes once, but for the repeats", first_time, Counter(range(size)))
-        repeats = 0 if case.remainder == "keep" else -left % group.world_size
-        _hold("only a multiple of the ranks is filled up", counts.total() - size, repeats)
 
 
 class _WrittenOrder(EpochOrder):

@@ -56,16 +56,11 @@ def deviation(counts: NDArray[np.int64], freedom: int, scale: float = 1.0) -> fl
 
 
 @pytest.mark.parametrize("size", [7, 8, 16, 33])
-def test_elements_land_evenly(size: int) -> None:
+def test_elements_and_neighbours_land_evenly(size: int) -> None:
     images = images_over_keys(size, 20_000)
     counts = np.stack([np.bincount(images[:, i], minlength=size) for i in range(size)])
     # The counts of a permutation are bound in rows and columns: (n-1)^2 degrees of freedom, after this scale.
     assert abs(deviation(counts, (size - 1) ** 2, (size - 1) / size)) < 4
-
-
-@pytest.mark.parametrize("size", [7, 8, 16, 33])
-def test_neighbours_land_evenly(size: int) -> None:
-    images = images_over_keys(size, 20_000)
     pairs = np.bincount(images[:, 0] * size + images[:, 1], minlength=size * size).reshape(size, size)
     assert abs(deviation(pairs[~np.eye(size, dtype=bool)], size * (size - 1) - 1)) < 4
 
@@ -85,18 +80,13 @@ def test_words_are_those_of_splitmix64() -> None:
     assert random_words(key, np.arange(4, dtype=np.uint64)).tolist() == expected
 
 
-def test_keys_differ_by_seed_epoch_purpose_and_order_of_parts() -> None:
-    keys = {
-        int(make_rng_key(seed, *parts)[0])
-        for seed in range(20)
-        for parts in ((), (0,), (1,), (0, 1), (1, 0), ("shards",), ("windows",), (0, "shards"), ("shards", 0))
-    }
-    assert len(keys) == 20 * 9
-
-
-def test_derived_keys_differ_from_the_words_of_the_same_key() -> None:
+def test_keys_differ_by_their_parts_and_from_the_words_of_the_same_key() -> None:
+    parts = ((), (0,), (1,), (0, 1), (1, 0), ("shards",), ("windows",), (0, "shards"), ("shards", 0))
+    assert len({int(make_rng_key(seed, *each)[0]) for seed in range(20) for each in parts}) == 20 * len(parts)
     key, numbers = make_rng_key(0), np.arange(1000, dtype=np.uint64)
     assert not set(derive_rng_key(key, numbers).tolist()) & set(random_words(key, numbers).tolist())
+    with pytest.raises(UnicodeEncodeError):  # A purpose is ASCII.
+        make_rng_key(0, "größe")
 
 
 def test_unit_numbers_are_even_and_below_one() -> None:
@@ -107,8 +97,3 @@ def test_unit_numbers_are_even_and_below_one() -> None:
     chi_square = ((counts - 2000) ** 2 / 2000).sum()
     assert chi_square < 150  # 99 degrees of freedom: exceeded once in a thousand keys, and this key is fixed.
     assert to_unit(np.array([2**64 - 1], dtype=np.uint64))[0] < 1
-
-
-def test_a_purpose_is_ascii() -> None:
-    with pytest.raises(UnicodeEncodeError):
-        make_rng_key(0, "größe")

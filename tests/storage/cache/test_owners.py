@@ -23,8 +23,8 @@ from shardio.storage import Location, RemoteAccess, make_access, parse_location
 from shardio.storage.cache.copies import BLOCK, CachedCopy
 from shardio.storage.cache.filling import name_copy
 from shardio.storage.options import COPY_SUFFIX
+from tests.files import OTHER_USER, as_root, mode_of, umask
 from tests.storage.conftest import in_memory, put
-from tests.test_trust import OTHER_USER, as_root, mode_of, umask
 
 CONTENT, PLANTED = b"original" * BLOCK, b"planted!" * BLOCK
 

@@ -31,10 +31,10 @@ from shardio.storage.remote.client import Client, client, read_process_id
 from shardio.storage.remote.messages import Create, ReadWhole, Stat
 from shardio.storage.remote.storage_process import MAX_STORES, StorageProcess
 from tests.faults.proxy import FaultProxy, Script
+from tests.files import suspended_holder
 from tests.servers.server import Server
 from tests.servers.web_folder import serve_folder
 from tests.storage.conftest import at_server, in_memory, put, storage_process_id
-from tests.test_locks import suspended_holder
 
 CONTENT = os.urandom(3_000_000)
 STARTS = range(0, 2_000_000, 50_000)

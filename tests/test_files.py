@@ -1,0 +1,284 @@
+"""Files are written whole, locked by one process, and trusted only if no other user can have written them."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from shardio import files
+from shardio.files import (
+    UntrustedError,
+    WorkLock,
+    create_whole,
+    find_target,
+    make_folder,
+    read_trusted,
+    remove_unfinished,
+    write_whole,
+)
+from tests.files import OTHER_USER, as_root, files_of_at_most, mode_of, read_files, suspended_holder, umask
+
+
+def test_a_file_does_not_appear_and_replaces_none_before_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for old, new in ((None, b"old and long"), (b"old and long", b"new")):
+        with write_whole(path) as file:
+            file.write(new)
+            file.flush()
+            assert (path.read_bytes() if path.exists() else None) == old
+            assert all(each.name.startswith(".") for each in tmp_path.iterdir() if each != path)
+        assert read_files(tmp_path) == {"file": new}
+
+
+@pytest.mark.parametrize("old", [{}, {"file": b"old"}])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_failed_write_leaves_what_was_there(
+    tmp_path: Path, old: dict[str, bytes], error: type[BaseException]
+) -> None:
+    for name, content in old.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(error), write_whole(tmp_path / "file") as file:  # noqa: PT012  # The write fails in between.
+        file.write(b"new")
+        raise error
+    assert read_files(tmp_path) == old
+
+
+def test_a_full_disk_names_the_file_and_leaves_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    named = pytest.raises(OSError, match=f"'{tmp_path}/file'")
+    with files_of_at_most(1000), named, write_whole(tmp_path / "file") as file:
+        file.write(bytes(100_000))
+    assert read_files(tmp_path) == {"file": b"old"}
+
+
+def test_two_writers_of_one_path_do_not_mix(tmp_path: Path) -> None:
+    with write_whole(tmp_path / "file") as first, write_whole(tmp_path / "file") as second:
+        first.write(b"first" * 1000)
+        second.write(b"second")
+    assert read_files(tmp_path) == {"file": b"first" * 1000}
+
+
+def test_a_file_is_synced_before_it_is_renamed_and_its_directory_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that loses power keeps the old file or the whole new one."""
+    steps, fsync, replace = list[tuple[str, str, int]](), os.fsync, Path.replace
+
+    def note_sync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        steps.append(("sync", "directory" if path == tmp_path else "file", path.stat().st_size))
+        fsync(descriptor)
+
+    def note_replace(path: Path, target: Path) -> Path:
+        steps.append(("rename", target.name, path.stat().st_size))
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "replace", note_replace)
+    with write_whole(tmp_path / "file") as file:
+        file.write(bytes(100))
+    assert steps[:2] == [("sync", "file", 100), ("rename", "file", 100)]
+    assert [step[:2] for step in steps[2:]] == [("sync", "directory")]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+def test_a_file_system_that_cannot_sync_directories_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """An error of the disk is still raised."""
+    fsync = os.fsync
+
+    def refuse_directories(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink() == tmp_path:
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse_directories)
+    expected = pytest.raises(OSError, match="Input/output error") if number == errno.EIO else nullcontext()
+    with expected, write_whole(tmp_path / "file") as file:
+        file.write(b"1")
+    assert read_files(tmp_path) == {"file": b"1"}
+
+
+def test_only_unfinished_files_are_removed(tmp_path: Path) -> None:
+    kept = [".notes.partial", ".a.0123abcg.partial", "b.0123abcd.partial", "..0123abcd.partial", "c"]
+    for name in kept:
+        (tmp_path / name).touch()
+        assert find_target(name) is None
+    with write_whole(tmp_path / "a"), write_whole(tmp_path / "b"):
+        names = {find_target(path.name): path.name for path in tmp_path.iterdir()}
+        assert set(names) == {None, "a", "b"}
+        remove_unfinished(tmp_path, ["a"])
+        assert {path.name for path in tmp_path.iterdir()} == {*kept, names["b"]}
+        (tmp_path / names["a"]).touch()
+        remove_unfinished(tmp_path)
+        assert {path.name for path in tmp_path.iterdir()} == {*kept}
+        for name in "a", "b":
+            (tmp_path / names[name]).touch()  # So that the writes can finish.
+
+
+def test_a_file_is_created_whole_and_only_if_there_is_none(tmp_path: Path) -> None:
+    assert create_whole(tmp_path / "a", b"first")
+    assert not create_whole(tmp_path / "a", b"second")
+    assert read_files(tmp_path) == {"a": b"first"}
+    with pytest.raises(FileNotFoundError):
+        create_whole(tmp_path / "missing" / "a", b"")
+
+
+def test_a_suspended_holder_is_named_and_gone_around(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lock = WorkLock(tmp_path / "lock", 0.2)
+    with suspended_holder(tmp_path / "lock") as process, caplog.at_level(logging.WARNING, "shardio"):
+        for _ in range(3):
+            with lock.held():
+                pass
+        (message,) = caplog.messages
+        assert f"process {process.pid} on" in message
+        assert str(tmp_path / "lock") in message
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate()[0] == "released\n"
+    caplog.clear()
+    with lock.held():
+        assert not caplog.messages
+        with WorkLock(tmp_path / "lock", 0).held():
+            assert f"process {os.getpid()} on" in caplog.messages[0], "the lock is taken again after all"
+
+
+def test_threads_exclude_each_other(tmp_path: Path) -> None:
+    lock, inside, found = WorkLock(tmp_path / "lock", 60), [0], list[int]()
+
+    def work(_: int) -> None:
+        with lock.held():
+            inside[0] += 1
+            found.append(inside[0])
+            inside[0] -= 1
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(20)))
+    assert found == [1] * 20
+
+
+def test_a_mode_holds_whatever_the_umask(tmp_path: Path) -> None:
+    with umask(0o077):
+        with WorkLock(tmp_path / "lock", 1, 0o660).held():
+            assert mode_of(tmp_path / "lock") == 0o660
+        for mode, expected in ((None, 0o600), (0o644, 0o644), (0o600, 0o600)):
+            with write_whole(tmp_path / "file", mode=mode):
+                pass
+            assert mode_of(tmp_path / "file") == expected
+
+
+def test_no_file_is_needed(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"content")
+    (tmp_path / "link").symlink_to(target)
+    for path in (tmp_path / "no folder" / "lock", tmp_path / "link"):
+        with WorkLock(path, 1).held():
+            pass
+    assert target.read_bytes() == b"content", "links are not followed"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "folder").mkdir(mode=0o755)
+    path = tmp_path / "folder" / "code"
+    path.write_bytes(b"ours")
+    path.chmod(0o644)
+    return path
+
+
+def test_a_file_that_only_its_owner_may_write_to_is_read(path: Path) -> None:
+    for mode, folder_mode in product((0o644, 0o600, 0o755, 0o444), (0o755, 0o700)):
+        path.chmod(mode)
+        path.parent.chmod(folder_mode)
+        assert read_trusted(path) == b"ours"
+
+
+@pytest.mark.parametrize("which", ["file", "folder"])
+def test_what_other_users_may_have_written_is_not_read(path: Path, which: str) -> None:
+    checked = path if which == "file" else path.parent
+    mode_before = mode_of(checked)
+    for mode in (0o664, 0o646, 0o666, 0o777, 0o620, 0o1777):
+        checked.chmod(mode | 0o100 if which == "folder" else mode)
+        found = f"the {which} {checked} belongs to .* and has mode {mode_of(checked):04o}"
+        with pytest.raises(UntrustedError, match=found):
+            read_trusted(path)
+    if os.geteuid() == 0:  # Only root can change the owner of a file.
+        checked.chmod(mode_before)
+        os.chown(checked, OTHER_USER, -1)
+        with pytest.raises(UntrustedError, match=f"the {which} {checked} belongs to uid {OTHER_USER} and has mode"):
+            read_trusted(path)
+
+
+def test_the_target_of_a_symbolic_link_is_checked(path: Path, tmp_path: Path) -> None:
+    link, outside = path.with_name("link"), tmp_path / "outside"
+    outside.write_bytes(b"others'")
+    link.symlink_to(outside)
+    outside.chmod(0o644)
+    assert read_trusted(link) == b"others'"
+    outside.chmod(0o666)
+    with pytest.raises(UntrustedError):
+        read_trusted(link)
+    (tmp_path / "alias").symlink_to(path.parent)
+    assert read_trusted(tmp_path / "alias" / "code") == b"ours"
+    path.parent.chmod(0o777)
+    with pytest.raises(UntrustedError):
+        read_trusted(tmp_path / "alias" / "code")
+
+
+@pytest.mark.parametrize("replaced", ["file", "folder"])
+def test_a_replacement_after_the_check_is_not_read(path: Path, monkeypatch: pytest.MonkeyPatch, replaced: str) -> None:
+    check = files._check
+
+    def check_and_replace(status: os.stat_result, checked: Path) -> None:
+        check(status, checked)
+        if checked == (path if replaced == "file" else path.parent):
+            checked.rename(checked.with_name("before"))
+            checked.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(b"others'")
+
+    monkeypatch.setattr(files, "_check", check_and_replace)
+    assert read_trusted(path) == b"ours"
+
+
+def test_a_pipe_is_refused_without_waiting_for_it(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path, 0o600)
+    with pytest.raises(UntrustedError, match="not a regular file"):
+        read_trusted(path)
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o002, 0o077])
+def test_a_new_folder_can_be_read_by_all_users_and_written_by_one(tmp_path: Path, mask: int) -> None:
+    with umask(mask):
+        make_folder(tmp_path / "a" / "b" / "c")
+    assert (mode_of(tmp_path / "a" / "b"), mode_of(tmp_path / "a" / "b" / "c")) == (0o755, 0o755)
+
+
+def test_an_existing_folder_loses_only_write_access_for_others(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True)
+    for before, after in ((0o777, 0o755), (0o770, 0o750), (0o700, 0o700)):
+        folder.chmod(before)
+        folder.parent.chmod(0o700)
+        make_folder(folder)
+        assert (mode_of(folder), mode_of(folder.parent)) == (after, 0o700)
+
+
+@as_root
+def test_a_folder_of_another_user_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    os.chown(folder, OTHER_USER, -1)
+    with pytest.raises(UntrustedError, match=f"belongs to uid {OTHER_USER} and has mode 0777"):
+        make_folder(folder)
+    assert mode_of(folder) == 0o777

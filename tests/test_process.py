@@ -1,0 +1,312 @@
+"""Background processes, forks, interruptions and processors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from enum import Enum
+from pathlib import Path
+
+import pytest
+
+import shardio
+from shardio import process
+from shardio.process import count_processors, is_interruption, start_process
+
+PACKAGE = Path(shardio.__file__).parent
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+
+
+def run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=PACKAGE.parent, timeout=60, check=False)
+
+
+REPORTING = """
+import json, os, sys
+
+def report():
+    inherited = [number for number in map(int, sys.argv[2:]) if is_open(number)]
+    print(json.dumps([sys.argv[1], os.getcwd(), os.environ["COLOUR"], sys.stdin.read(), inherited, os.getsid(0)]))
+
+def is_open(number):
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+"""
+
+
+def test_a_process_gets_what_it_is_given_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "reports.py").write_text(REPORTING)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, "modules"])
+    passed, kept = os.pipe()
+    try:
+        arguments, environment = ["a b", passed, kept], {"COLOUR": "blue"}
+        options = {"environment": environment, "descriptors": [passed], "cwd": "/", "stdout": subprocess.PIPE}
+        started = start_process("reports:report", arguments, **options)  # type: ignore[arg-type]  # of many types
+        output, _ = started.communicate(timeout=60)
+    finally:
+        os.close(passed)
+        os.close(kept)
+    assert started.returncode == 0
+    assert output.decode() == f'["a b", "/", "blue", "", [{passed}], {started.pid}]\n'
+
+
+GONE = """
+import os, subprocess, sys
+from shardio.process import start_process
+os.mkdir(sys.argv[1])
+os.chdir(sys.argv[1])
+os.rmdir(sys.argv[1])
+sys.path.insert(0, "")
+sys.exit(start_process("shardio.process:count_processors", cwd="/").wait())
+"""
+
+
+def test_a_process_starts_where_the_working_directory_is_gone(tmp_path: Path) -> None:
+    done = run(f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})\n{GONE}", tmp_path / "gone")
+    assert done.returncode == 0, done.stderr
+
+
+FORK = """
+import os, sys
+from shardio.process import _watches, call_at_fork
+
+class Owner:
+    def __init__(self, name):
+        self.name = name
+        call_at_fork(self, before=Owner.before, after_in_parent=Owner.in_parent, after_in_child=Owner.in_child)
+
+    def before(self):
+        os.write(1, f"before {self.name}\\n".encode())
+
+    def in_parent(self):
+        os.write(parent, f"parent {self.name}\\n".encode())
+
+    def in_child(self):
+        os.write(1, f"child {self.name}\\n".encode())
+
+here, parent = os.pipe()
+owners = [Owner(name) for name in "abc"]
+call_at_fork(owners[0], after_in_child=lambda owner: os.write(1, b"child again\\n"))
+del owners[1]
+if (child := os.fork()) == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+print(os.read(here, 100).decode(), end="", flush=True)
+owners.clear()
+assert not _watches
+"""
+
+FAILING = """
+import os, sys
+from shardio.process import call_at_fork
+
+def report(found):
+    errors = [found.exc_value, found.exc_value.__context__]
+    os.write(2, "".join(sorted(repr(error) for error in errors)).encode())
+
+class Owner:
+    def __init__(self, name, error=None):
+        self.name, self.error = name, error
+        call_at_fork(self, before=Owner.call, after_in_parent=Owner.call, after_in_child=Owner.call)
+
+    def call(self):
+        os.write(1, self.name.encode())
+        if self.error is not None:
+            raise self.error(self.name)
+
+sys.unraisablehook = report
+owners = [Owner("a"), Owner("b", ValueError), Owner("c", KeyboardInterrupt), Owner("d")]
+for _ in range(2):
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.write(1, b" ")
+"""
+
+INTERRUPTED = """
+import _thread, os
+os.register_at_fork(before=_thread.interrupt_main)  # Registered first, so called last: Ctrl-C arrives in the fork.
+from shardio.images.kernel.finding import _finder, find_kernel
+
+def try_lock():
+    print("free" if _finder._lock.acquire(timeout=5) else "held", flush=True)
+    _finder._lock.release()
+
+find_kernel()
+for _ in range(2):
+    try:
+        if (child := os.fork()) == 0:
+            try_lock()
+            os._exit(0)
+        os.waitpid(child, 0)
+        try_lock()
+    except KeyboardInterrupt:
+        print("KeyboardInterrupt")
+"""
+
+WAITING = """
+import os, signal, sys, threading
+from shardio.process import hold_during_forks
+
+lock, is_held, may_end = threading.RLock(), threading.Event(), threading.Event()
+hold_during_forks(lock)
+
+def work():
+    with lock:
+        is_held.set()
+        may_end.wait()
+    print("released by its owner", flush=True)
+
+thread = threading.Thread(target=work)
+thread.start()
+is_held.wait()
+ignored = []
+sys.unraisablehook = lambda found: ignored.append(found.exc_type.__name__)
+threading.Timer(1, os.kill, [os.getpid(), signal.SIGINT]).start()
+if (child := os.fork()) == 0:
+    print("free in the child:", lock.acquire(timeout=5), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print("free in the parent:", lock.acquire(blocking=False), *ignored, flush=True)
+may_end.set()
+thread.join()
+"""
+
+
+@forks
+def test_objects_are_called_at_forks_while_they_live() -> None:
+    """In the order of os.register_at_fork."""
+    done = run(FORK)
+    assert done.returncode == 0, done.stderr
+    before, child, parent = ["before c", "before a"], ["child a", "child c", "child again"], ["parent a", "parent c"]
+    assert done.stdout.splitlines() == [*before, *child, *parent]
+
+
+@forks
+def test_an_error_of_one_object_is_reported_and_skips_no_other_object() -> None:
+    """Each fork makes all calls: before it, in the parent and in the child."""
+    done = run(FAILING)
+    assert done.returncode == 0
+    assert sorted(done.stdout.split()[0]) == sorted(done.stdout.split()[1]) == sorted(3 * "abcd")
+    assert done.stderr == 2 * 3 * "KeyboardInterrupt('c')ValueError('b')"
+
+
+@forks
+def test_ctrl_c_during_a_fork_leaves_the_finders_lock_free() -> None:
+    done = run(INTERRUPTED)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line != "KeyboardInterrupt"] == 4 * ["free"]
+
+
+@forks
+def test_ctrl_c_while_a_fork_waits_for_a_lock_does_not_take_it_from_its_owner() -> None:
+    done = run(WAITING)
+    assert done.returncode == 0, done.stderr
+    found = ["free in the child: True", "free in the parent: False KeyboardInterrupt RuntimeError"]
+    assert done.stdout.splitlines() == [*found, "released by its owner"]
+
+
+class Kind(Enum):
+    """Looks values up in Python code, as the signal module's enums do."""
+
+    CAT = 1
+
+
+def test_other_errors_are_not_interruptions() -> None:
+    with pytest.raises(ValueError, match="is not a valid Kind") as caught:
+        Kind(2)
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first  # Causes may form a cycle.
+    assert not any(map(is_interruption, (caught.value, first)))
+    first.__cause__ = first
+    assert not is_interruption(first)
+
+
+def test_a_signal_handlers_error_is_an_interruption_even_as_a_cause() -> None:
+    def handle(number: int, frame: object) -> None:
+        raise TimeoutError("too late")
+
+    def decode() -> None:
+        try:
+            signal.raise_signal(signal.SIGUSR1)
+        except TimeoutError as error:
+            raise ValueError("damaged") from error
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with pytest.raises(ValueError, match="damaged") as caught:
+            decode()
+        assert is_interruption(caught.value)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="affinity masks are Linux's")
+def test_the_affinity_mask_limits_the_processors() -> None:
+    done = run(
+        "import os; from shardio.process import count_processors as c;"
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(c())"
+    )
+    assert done.stdout == "1\n"
+
+
+def limit(folder: str, quota: str) -> dict[str, str]:
+    """Return the files of a process in the group a/b, if a folder of the hierarchy has a quota."""
+    return {"proc/self/cgroup": "0::/a/b\n" if folder else "0::/\n", f"sys/fs/cgroup/{folder}cpu.max": f"{quota}\n"}
+
+
+FIRST_VERSION = {
+    "proc/self/cgroup": "3:cpuset:/\n2:cpu,cpuacct:/docker/x\n",
+    "sys/fs/cgroup/cpu/docker/x/cpu.cfs_quota_us": "400000\n",
+    "sys/fs/cgroup/cpu/docker/x/cpu.cfs_period_us": "100000\n",
+    "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+    "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+}
+"""The files of a process in version 1 of control groups, with a quota of 4 processors."""
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 8),
+        ({"proc/self/cgroup": "0::/\n"}, 8),
+        (limit("", "max 100000"), 8),
+        (limit("", "200000 100000"), 2),
+        (limit("", "150000 100000"), 2),
+        (limit("", "10000 100000"), 1),
+        (limit("", "6400000 100000"), 8),
+        (limit("a/", "300000 100000"), 3),
+        ({**limit("a/", "300000 100000"), **limit("a/b/", "max 100000")}, 3),
+        (FIRST_VERSION, 4),
+    ],
+)
+def test_the_quota_of_each_control_group_limits_the_processors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: int
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    quotas = process._quotas
+    monkeypatch.setattr(process, "_quotas", lambda _: quotas(tmp_path))
+    if hasattr(os, "process_cpu_count"):
+        monkeypatch.setattr(os, "process_cpu_count", lambda: 8)
+    elif hasattr(os, "sched_getaffinity"):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    else:
+        monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert count_processors() == expected
+
+
+@pytest.mark.parametrize("words", [("os.register_at_fork(",), ("cpu_count", "sched_getaffinity")], ids=" ".join)
+def test_one_module_asks_the_operating_system(words: tuple[str, ...]) -> None:
+    paths = [path for folder in (PACKAGE, PACKAGE.parent / "benchmarks") for path in folder.rglob("*.py")]
+    found = {path for path in paths if any(word in path.read_text() for word in words)}
+    assert found == {PACKAGE / "process.py"}
