@@ -39,7 +39,7 @@ DECODER_DESCRIPTIONS: dict[DecoderName, str] = {
 """Each decoder's name in reports."""
 
 CLIPPED_ADVICE = (
-    "as images, they become 8-bit RGB, which clips values to 0 to 255 as torchvision does: most pixels may become "
+    "as images they become RGB of 8 bits, which clips values to 0 to 255 as torchvision does: most pixels may become "
     "white or black. Read them as a field, such as fields=('png', 'label'), which keeps their values, or scale the "
     "files first"
 )

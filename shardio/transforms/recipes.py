@@ -1,4 +1,4 @@
-"""Well-known pipelines by name, to use as they are or to copy and change.
+"""Build well-known pipelines by name, to use as they are or to copy and change.
 
 >>> from shardio.transforms import recipes
 >>> transform = recipes.trivial_augment()
@@ -26,7 +26,7 @@ def imagenet_train(size: int = 224) -> Compose:
 
 
 def imagenet_eval(size: int = 224, resize: int | None = None) -> Compose:
-    """Return the central crop of a resized image; by default, of one whose shorter side is 8/7 of the crop."""
+    """Return the central crop of a resized image. By default, the image's shorter side is 8/7 of the crop."""
     return Compose([Resize(size * 8 // 7 if resize is None else resize, antialias=True), CenterCrop(size)])
 
 
@@ -42,7 +42,7 @@ def trivial_augment(size: int = 176) -> Compose:
             RandomResizedCrop(size, antialias=True),
             RandomHorizontalFlip(),
             TrivialAugmentWide(),
-            RandomErasing(0.1, value=IMAGENET_MEAN),  # torchvision erases to 0 after normalising: the mean colour.
+            RandomErasing(0.1, value=IMAGENET_MEAN),  # torchvision normalises first: 0 is the mean colour.
         ]
     )
 
@@ -110,7 +110,7 @@ RECIPES: dict[str, Callable[[int], Compose | MultiCrop]] = {
     recipe.__name__: recipe
     for recipe in (imagenet_train, imagenet_eval, trivial_augment, randaugment, simclr, dino, cifar, cifar_eval)
 }
-"""The pipelines by their names on the command line. Each takes the size of its images."""
+"""The pipelines by their names on the command line. Each accepts the size of its images."""
 
 
 def _odd(size: int) -> int:
