@@ -251,9 +251,7 @@ class RandomErasing(PixelTransform):
         self.p = check_probability(p)
         self.scale, self.ratio = check_part(scale, ratio)
         if isinstance(value, str):
-            raise ValueError(
-                f"value must be a colour, got {value!r}: for random values, use shardio.BatchRandomErasing"
-            )
+            raise ValueError(f"value must be a colour, got {value!r}: shardio.BatchRandomErasing has random values")
         self.value = value
         self._colour = check_fill("value", value)
 

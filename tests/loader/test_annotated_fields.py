@@ -267,7 +267,7 @@ REFUSED: list[tuple[dict[str, str], dict[str, Any], str]] = [
     ({"json.boxes": "image"}, {}, r"has the image 'json\.boxes', but an image is"),
     (LEFT, {"decoders": {"left.jpg": bytes}}, r"'left\.jpg', but an image is 'image' or a field that shardio decodes"),
     (LEFT, {"decode": "pil"}, "needs decode='array'"),
-    (LEFT, {"fields": ("left.jpg", "image")}, "names 'image', but those of the transform do not"),
+    (LEFT, {"fields": ("left.jpg", "image")}, "names 'image', but the transform's fields do not"),
 ]
 
 
