@@ -429,10 +429,7 @@ class _IndexFile:
             if not isinstance(metadata, str):
                 raise TypeError(f"its metadata must be a string, got {type(metadata).__name__}")
             values = parse_json(metadata)
-            if values["format"] not in (
-                INDEX_FORMAT,
-                SCATTERED_FORMAT,
-            ):  # First: other formats may have other values.
+            if values["format"] not in (INDEX_FORMAT, SCATTERED_FORMAT):  # First: other formats may have other values.
                 raise FormatError(
                     f"the index {file.location} has format {values['format']}, but this version of shardio reads "
                     f"{INDEX_FORMAT} and {SCATTERED_FORMAT}: use the version that wrote it, or pack the dataset again. "
