@@ -57,10 +57,10 @@ _TAR = re.compile(r"[^\s/\\'\"=?&:;|<>()]+\.(?:tar\.[a-z0-9]+|tar|tgz)\b", re.IG
 """The name of a tar in a command."""
 
 FIRST_WAIT_S = 0.1
-"""The upper bound of the first wait before a stream is opened again. It doubles each time."""
+"""The upper bound, in seconds, of the first wait before a stream is opened again. It doubles each time."""
 
 MAX_WAIT_S = 20.0
-"""The longest wait before a stream is opened again."""
+"""The longest wait before a stream is opened again, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

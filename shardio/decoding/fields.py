@@ -175,7 +175,7 @@ def locate_values(
                 "such as 'left.jpg'"
             )
         if name in ("image", "label", "key") and kind != "image":
-            raise ValueError(f"the transform expects {kind!r} in {reference!r}, but the dataset's {name!r} is none")
+            raise ValueError(f"the transform treats {reference!r} as {kind!r}, but the dataset's {name!r} is not one")
         located.append(LocatedValue(reference=reference, name=name, entry=entry, kind=kind))
     return located
 
@@ -332,7 +332,7 @@ class FieldDecoder:
 
     @property
     def image_names(self) -> tuple[str, ...]:
-        """The names of the values that are images for the transform: ``image``, or those of a Compose with fields."""
+        """The names of the values that are images for the transform: ``image``, or the images of a Compose's fields."""
         located = tuple(each.name for each in self.located_values if each.kind == "image")
         return located or (("image",) if "image" in self.names else ())
 
@@ -502,7 +502,7 @@ class FieldDecoder:
         return {name: value for name, value in self.__dict__.items() if name != "_generators"}
 
     def diverge(self) -> None:
-        """Seed the generators of user callables randomly, unless samples seed them, so that forked processes differ."""
+        """Seed user callables' generators randomly, unless samples seed them. Forked processes then draw differently."""
         if not self.seed_transforms:
             Generators(self._callables).seed(int.from_bytes(os.urandom(8), "little"))
 

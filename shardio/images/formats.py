@@ -5,8 +5,8 @@ floats. Pillow cuts, wraps or refuses other values. OpenCV reads more of the typ
 uses OpenCV only for kinds of files that it decodes exactly, and checks that the result has the declared type and shape.
 
 OpenCV also decodes ordinary PNGs, because it is faster than Pillow. PNGs have checksums, and OpenCV refuses all damaged
-PNGs that Pillow refuses. Pillow decodes WebP images, although OpenCV takes only 60 to 80% of the time: OpenCV accepts
-one in sixteen of the damaged WebP images that Pillow refuses.
+PNGs that Pillow refuses. Pillow decodes WebP images, although it takes 1.2 to 1.6 times as long as OpenCV: OpenCV
+accepts one in sixteen of the damaged WebP images that Pillow refuses.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def untile_jpeg(content: bytes) -> bytes:
 
 
 def choose_interval(row_mcus: int, mcu_width: int) -> int:
-    """Return the number of MCUs in an interval. It divides the MCU row; it may be 1 or the whole row.
+    """Return the number of MCUs in an interval, which divides the number of MCUs in a row.
 
     Args:
         row_mcus: The number of MCUs in a row.

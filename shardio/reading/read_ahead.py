@@ -448,7 +448,7 @@ def _join(file: StoredFile, starts: Ints, stops: Ints, rows: Ints, max_bytes: in
 
 
 def _group(ranges: Sequence[_Range]) -> list[list[_Range]]:
-    """Group small ranges of one tar, because one message can request many. Sort groups by their first ranges."""
+    """Group small ranges of one tar, because one message can request many. Order groups by their first ranges."""
     groups, growing = list[list[_Range]](), dict[int, list[_Range]]()
     sizes = dict[int, int]()
     for each in ranges:

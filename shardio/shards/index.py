@@ -332,7 +332,7 @@ class ShardIndex:
             )
 
     def _fits_headers(self, starts: Sequence[Ints]) -> bool:
-        """Return whether the tar has the indexed headers before these contents. Read damaged headers again."""
+        """Return whether the tar has the indexed headers before these contents. Damaged headers are read again."""
         if digest_headers(self._tar, starts) == self.header.header_digest:
             return True
         headers = [start for each in starts for start in each.tolist() if start >= BLOCK]

@@ -128,7 +128,7 @@ class Compose(Combination):
 
 
 class MultiCrop(Combination):
-    """Return several results for each image, such as the two views of SimCLR or the ten crops of DINO.
+    """Make several results for each image, such as the two views of SimCLR or the ten crops of DINO.
 
     Each transform gets the image, and draws its own parameters. The file is read once. The kernel also decodes it
     once, for the crops of all transforms that consist of shardio's own. Images that the kernel does not decode (other

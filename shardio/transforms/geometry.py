@@ -336,7 +336,7 @@ class RandomCrop(_Padding):
     def from_torchvision(cls, theirs: Any) -> RandomCrop:
         padding = theirs.padding
         if padding is not None and ".v2." in type(theirs).__module__:
-            left, right, top, bottom = padding  # v2 stores these numbers in another order than that of its argument.
+            left, right, top, bottom = padding  # v2 stores the numbers in another order than its argument has them.
             padding = left, top, right, bottom
         return cls(theirs.size, padding, theirs.pad_if_needed, theirs.fill, theirs.padding_mode)
 
@@ -429,7 +429,7 @@ def draw_sides(
 
     Args:
         sizes: int64 [n, 2].
-        unit: float64 [n, 2 * NUM_TRIES or more], numbers from 0 to below 1.
+        unit: float64 [n, 2 * NUM_TRIES or more], numbers in [0, 1).
         scale: The bounds of a part's share of the image's area.
         log_ratio: The bounds of the logarithm of the ratio of its sides.
     """

@@ -284,7 +284,7 @@ class ToDtype(_Conversion):
 
     Args:
         dtype: float32: torch's, numpy's, or the name.
-        scale: True. For values from 0 to 255, use ``DevicePrefetcher(dtype=torch.float32)``.
+        scale: Must be True. For values from 0 to 255, use ``DevicePrefetcher(dtype=torch.float32)``.
     """
 
     def __init__(self, dtype: Any = "float32", scale: bool = False) -> None:

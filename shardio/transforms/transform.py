@@ -215,7 +215,7 @@ def rng_keys_from_torch(num_keys: int) -> Words:
 
 
 def draw_units(rng_keys: Words, num_numbers: int) -> NDArray[np.float64]:
-    """Return random numbers from 0 to below 1 for each of n rng keys, float64 [n, num_numbers]."""
+    """Return random numbers in [0, 1) for each of n rng keys, float64 [n, num_numbers]."""
     return to_unit(random_words(rng_keys[:, None], np.arange(num_numbers, dtype=np.uint64)))
 
 
@@ -232,13 +232,13 @@ def check_probability(p: float) -> float:
 
 
 def between(bounds: Sequence[Any], unit: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return numbers between two bounds, for numbers from 0 to below 1."""
+    """Return numbers between two bounds, for numbers in [0, 1)."""
     low, high = bounds
     return np.asarray(low + (high - low) * unit)
 
 
 def to_integers(unit: NDArray[np.float64], counts: int | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return integers from 0 to below ``counts`` for numbers from 0 to below 1."""
+    """Return integers from 0 to ``counts`` - 1 for numbers in [0, 1)."""
     integers: NDArray[np.int64] = np.minimum((unit * counts).astype(np.int64), np.asarray(counts) - 1)
     return integers
 

@@ -112,7 +112,7 @@ def cut_tiles(content: bytes, head: JpegHead, tiles: Tiles, box: Box, scale: int
         head: Its head.
         tiles: The positions of its restart intervals.
         box: The part whose pixels must be exact.
-        scale: The image will be decoded at 1/scale of its size: 1, 2, 4 or 8.
+        scale: 1, 2, 4 or 8. The result is to be decoded at 1/scale of its size.
     """
     mcu_height, mcu_width = head.mcu_size
     margin, margin_down = _margin(head, scale)
