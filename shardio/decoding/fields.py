@@ -502,7 +502,7 @@ class FieldDecoder:
         return {name: value for name, value in self.__dict__.items() if name != "_generators"}
 
     def diverge(self) -> None:
-        """Seed user callables' generators randomly, unless samples seed them. Forked processes then draw differently."""
+        """Randomly seed the generators of user callables, unless samples seed them, to make forked processes differ."""
         if not self.seed_transforms:
             Generators(self._callables).seed(int.from_bytes(os.urandom(8), "little"))
 

@@ -26,7 +26,7 @@ def imagenet_train(size: int = 224) -> Compose:
 
 
 def imagenet_eval(size: int = 224, resize: int | None = None) -> Compose:
-    """Resize images and crop their centre. By default, the shorter side is resized to 8/7 of ``size``."""
+    """Return a pipeline that crops the centre of resized images. By default, the shorter side is 8/7 of ``size``."""
     return Compose([Resize(size * 8 // 7 if resize is None else resize, antialias=True), CenterCrop(size)])
 
 
