@@ -98,8 +98,8 @@ def decode_unconverted(
 
     Returns:
         The stored values in native byte order, writable, [height, width] or [height, width, channels]. Their type is
-        the stored type, except that one-bit values become bool, gray of 2 or 4 bits is scaled to uint8, and signed
-        16-bit values of a TIFF become int32. For an image with a palette, the values are its indices.
+        the stored type, with three exceptions: one-bit values become bool, and signed 16-bit values of a TIFF become
+        int32. Gray of 2 or 4 bits is scaled to uint8. For an image with a palette, the values are its indices.
 
     Raises:
         ValueError: Also if the values cannot be decoded exactly.

@@ -413,7 +413,7 @@ EXPORTS: dict[ExportFormat, Callable[[ShardTable, str, str], Files]] = {
     "webdataset-sizes": _list_sizes,
 }
 """For each format, a function that lists the files. Its arguments are the shards, the name of the split that contains
-them all, and the path from the files to the shards: "", or a path that ends in a slash."""
+them all, and the path from the files to the shards. The path is empty or ends in a slash."""
 
 
 def export_index(
