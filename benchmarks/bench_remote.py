@@ -33,7 +33,7 @@ from shardio.storage import walk_files
 from tests.faults.proxy import FaultProxy, Script
 from tests.servers.seaweedfs import run_seaweedfs
 from tests.servers.server import Server
-from tests.storage.uploading import upload_all
+from tests.storage.uploading import upload
 
 MAX_TRIES = 3
 LOADERS_ON, STORE_ON = {0}, {1}
@@ -74,7 +74,7 @@ def main(
         os.sched_setaffinity(0, STORE_ON)  # What this process starts has the same processor.
         with run_seaweedfs(folder / "server") as server:
             for kind in kinds:
-                upload_all(folder / kind, f"{server.url}/{kind}", server.options)
+                upload(folder / kind, f"{server.url}/{kind}", server.options)
             with FaultProxy(server.host, server.port, STORE) as proxy:
                 _compare(names, folder, server.behind(proxy.host, proxy.port), rounds, len(list(walk_files(photos))))
 

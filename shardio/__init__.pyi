@@ -39,7 +39,7 @@ from .packing import (
     reshard as reshard,
     split as split,
 )
-from .reading.keyed import KeyedShards as KeyedShards, open as open  # noqa: A004  # As in tarfile and PIL.Image.
+from .reading.reader import KeyedShards as KeyedShards, open as open  # noqa: A004  # As in tarfile and PIL.Image.
 from .shards import Manifest as Manifest, Problem as Problem
 from .shared import SharedList as SharedList
 from .world import WorkerInfo as WorkerInfo, get_worker_info as get_worker_info

@@ -211,7 +211,7 @@ class WorkLock:
             holder = os.pread(descriptor, 256, 0).decode(errors="replace")
             _log.warning(
                 "%s has been locked for more than %g s by another process (%s), which is slow or suspended: this "
-                "process (%d) goes on without the lock",
+                "process (%d) continues without the lock",
                 self._path,
                 self._patience_s,
                 holder if holder.isprintable() and holder else "unknown",

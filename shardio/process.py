@@ -1,10 +1,9 @@
-"""Start background processes, react to forks and signals, keep random generators, and count processors."""
+"""Start background processes, react to forks and signals, and count processors."""
 
 from __future__ import annotations
 
 import itertools
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
@@ -20,24 +18,6 @@ from types import CodeType
 from typing import IO, Any, TypeVar
 
 Owner = TypeVar("Owner")
-
-
-@contextmanager
-def keep_generators() -> Iterator[None]:
-    """Restore the global generators of torch (on the CPU), numpy and Python at the end of a ``with`` block."""
-    torch = sys.modules.get("torch")
-    torch_state = None if torch is None else torch.get_rng_state()
-    numpy = sys.modules.get("numpy")
-    numpy_state = None if numpy is None else numpy.random.get_state()
-    python_state = random.getstate()
-    try:
-        yield
-    finally:
-        if torch is not None:
-            torch.set_rng_state(torch_state)
-        if numpy is not None:
-            numpy.random.set_state(numpy_state)
-        random.setstate(python_state)
 
 
 def count_processors() -> int:

@@ -11,28 +11,26 @@ import fcntl
 import importlib
 import itertools
 import os
+import random
 import re
 import select
 import shlex
 import signal
 import subprocess
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import dropwhile
-from types import TracebackType
-from typing import IO, Any, Protocol
+from typing import IO, Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
-
-from tenacity import Retrying, retry_if_exception, stop_after_attempt
-from tenacity.wait import wait_random_exponential
 
 from shardio.errors import FormatError, StateError, StoreError
 from shardio.process import describe_error, let_through
 from shardio.shards.tar_scan import IncompleteTarError, StreamedSample, StreamedTar
-from shardio.storage import Location, ReplacedError, StoredFile, find_url, make_path, parse_location, read_pieces
+from shardio.storage import Location, ReplacedError, find_url, make_path, parse_location, read_pieces
 
 COMMAND = "pipe:"
 """The beginning of a stream's name if the rest is a command, whose output is the stream."""
@@ -201,7 +199,7 @@ _BEGINNING = StreamPlace()
 
 
 class ShardStream:
-    """A reader of the samples of a stream. A context manager closes it.
+    """A reader of the samples of a stream.
 
     If the stream fails, it is opened again, and the samples that were already returned are skipped. Each sample is thus
     returned exactly once. Streams of stored tars are not opened again, because stores repeat their requests themselves.
@@ -244,32 +242,17 @@ class ShardStream:
             StateError: If it has other samples than before the start.
             OSError: If a stored tar cannot be read.
         """
-        try:
-            return self._next()
-        except (StreamFailureError, IncompleteTarError) as error:
-            if not self._retries or not self._may_end(error):
-                raise self._give_up(error, 1) from error
-        retrying = Retrying(
-            stop=stop_after_attempt(self._retries),
-            wait=wait_random_exponential(multiplier=FIRST_WAIT_S, max=MAX_WAIT_S),
-            retry=retry_if_exception(self._may_end),
-            reraise=True,
-        )
-        try:
-            sample: StreamedSample | None = retrying(self._next)
-        except (StreamFailureError, IncompleteTarError) as error:
-            raise self._give_up(error, 1 + int(retrying.statistics["attempt_number"])) from error
-        return sample
-
-    def _may_end(self, error: BaseException) -> bool:
-        if self._source.location is not None:
-            return False
-        return isinstance(error, IncompleteTarError) or (
-            isinstance(error, StreamFailureError) and not error.is_permanent
-        )
+        for number in itertools.count(1):
+            try:
+                return self._next()
+            except (StreamFailureError, IncompleteTarError) as error:
+                may_end = isinstance(error, IncompleteTarError) or not error.is_permanent
+                if self._source.location is not None or not may_end or number > self._retries:
+                    raise self._give_up(error, number) from error
+            time.sleep(random.uniform(0, min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** min(number - 1, 30))))
+        raise AssertionError("the loop ends by itself")
 
     def _next(self) -> StreamedSample | None:
-        """Return the next sample. After an error, the next call opens the stream again."""
         try:
             if self._stream is None:
                 self._open()
@@ -325,14 +308,6 @@ class ShardStream:
         if stream is not None:
             stream.close()
 
-    def __enter__(self) -> ShardStream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def open_stream(name: str, location: Location | None, timeout_s: float) -> ByteStream:
     """Open a stream.
@@ -347,17 +322,21 @@ def open_stream(name: str, location: Location | None, timeout_s: float) -> ByteS
         OSError: If a stored object cannot be opened.
     """
     if location is not None:
-        return ObjectStream(location.open())
+        stored = location.open()
+        pieces = read_pieces(stored)
+        return ByteStream(lambda: bytes(next(pieces, b"")), stored.close)
     gopen = import_gopen()
     rewritten = gopen.rewrite_url(name)
-    if rewritten.startswith(COMMAND) and not _refuses_commands(gopen):
+    # If WebDataset's security setting is on, its opener raises an error.
+    if rewritten.startswith(COMMAND) and not getattr(getattr(gopen, "utils", None), "enforce_security", False):
         errors = tempfile.TemporaryFile()  # noqa: SIM115  # The stream closes it.
         try:
             # gopen() passes no settings on to the process. A session of its own makes all processes of the command
             # one group, which can be ended together.
             files: Any = {"stdin": subprocess.DEVNULL, "stderr": errors, "bufsize": 0}
             pipe = gopen.Pipe(rewritten[len(COMMAND) :], mode="rb", shell=True, start_new_session=True, **files)
-            return CommandStream(pipe, timeout_s, errors)
+            command = CommandStream(pipe, timeout_s, errors)
+            return ByteStream(command.read, command.close)
         except BaseException:  # Ctrl-C must not leave the file open either.
             errors.close()
             raise
@@ -371,27 +350,19 @@ def open_stream(name: str, location: Location | None, timeout_s: float) -> ByteS
             cause = cause.replace(secret, "the stream")
         # Without the error as its cause, whose text may contain a password or a token.
         raise StreamFailureError(cause, is_permanent=is_permanent) from None
-    return CommandStream(file, timeout_s) if isinstance(file, gopen.Pipe) else FileStream(file)
+    if isinstance(file, gopen.Pipe):
+        command = CommandStream(file, timeout_s)
+        return ByteStream(command.read, command.close)
+    return ByteStream(lambda: _read_some(file), file.close)
 
 
-def _refuses_commands(gopen: Any) -> bool:
-    """Return whether WebDataset's security setting is on. Its opener then raises an error."""
-    return bool(getattr(getattr(gopen, "utils", None), "enforce_security", False))
-
-
-class ByteStream(Protocol):
-    """An open stream."""
-
-    def read(self) -> bytes:
-        """Return the next bytes, or none at the end.
-
-        Raises:
-            StreamFailureError: If the stream failed.
-            OSError: If a stored object cannot be read.
-        """
-
-    def close(self) -> None:
-        """Release everything that the stream uses, at any point of the stream."""
+def _read_some(file: Any) -> bytes:
+    """Read from a file object, such as that of an opener that a user has registered with WebDataset."""
+    try:
+        return bytes(file.read(PIPE_BYTES))
+    except Exception as error:
+        let_through(error)
+        raise StreamFailureError(describe_error(error)) from error
 
 
 class StreamFailureError(Exception):
@@ -405,6 +376,19 @@ class StreamFailureError(Exception):
     def __init__(self, cause: str, *, is_permanent: bool = False) -> None:
         super().__init__(cause)
         self.is_permanent = is_permanent
+
+
+class ByteStream(NamedTuple):
+    """An open stream.
+
+    Attributes:
+        read: A function that returns the next bytes, or none at the end. It raises StreamFailureError if the stream
+            failed, and OSError if a stored object cannot be read.
+        close: A function that releases everything that the stream uses, at any point of the stream.
+    """
+
+    read: Callable[[], bytes]
+    close: Callable[[], object]
 
 
 class CommandStream:
@@ -448,7 +432,6 @@ class CommandStream:
             raise StreamFailureError(f"the command {how}{self._describe_output()}", is_permanent=is_permanent)
 
     def _describe_output(self) -> str:
-        """Return the end of the command's error output, for messages."""
         if self._errors is None:
             return ""
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4 * MAX_SAID))
@@ -474,38 +457,3 @@ class CommandStream:
         else:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
-
-
-class FileStream:
-    """A file object, such as that of an opener that a user has registered with WebDataset."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def read(self) -> bytes:
-        """Return the next bytes, or none at the end."""
-        try:
-            return bytes(self._file.read(PIPE_BYTES))
-        except Exception as error:
-            let_through(error)
-            raise StreamFailureError(describe_error(error)) from error
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-class ObjectStream:
-    """A stored object, read from its beginning to its end."""
-
-    def __init__(self, file: StoredFile) -> None:
-        self._file = file
-        self._pieces = read_pieces(file)
-
-    def read(self) -> bytes:
-        """Return the next bytes, or none at the end."""
-        return bytes(next(self._pieces, b""))
-
-    def close(self) -> None:
-        """Close the object."""
-        self._file.close()

@@ -27,6 +27,15 @@ def read_files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.exists() else {}
 
 
+def flip(path: Path, offset: int, mask: int = 1) -> None:
+    """Change one bit of a file in place."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        (byte,) = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte ^ mask]))
+
+
 def read_parts(folder: Path) -> dict[str, dict[str, bytes]]:
     """Return the content of each file in each directory of a directory."""
     return {path.name: read_files(path) for path in folder.iterdir()}

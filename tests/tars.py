@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gc
 import io
+import json
 import subprocess
 import tarfile
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import safetensors
 
 from shardio.shards import Shard
 from shardio.storage import Location, StoredFile, parse_location
@@ -83,6 +86,33 @@ def paths_of(locations: Iterable[Location]) -> list[Path]:
 def index_of(tar: Path) -> Path:
     """Return the path of a tar's index."""
     return tar.with_name(tar.name + ".idx")
+
+
+def change_layout(index: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
+    """Return an index after a change of its JSON header, which says where its tensors are."""
+    start = 8 + int.from_bytes(index[:8], "little")
+    layout = json.loads(index[8:start])
+    change(layout)
+    header = json.dumps(layout).encode()
+    return len(header).to_bytes(8, "little") + header + index[start:]
+
+
+def change_metadata(index: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
+    """Return an index after a change of its own metadata."""
+
+    def change_text(layout: dict[str, Any]) -> None:
+        values = json.loads(layout["__metadata__"]["shardio"])
+        change(values)
+        layout["__metadata__"]["shardio"] = json.dumps(values)
+
+    return change_layout(index, change_text)
+
+
+def read_metadata(tar: Path) -> dict[str, Any]:
+    """Return the metadata of a tar's index, as safetensors reads it."""
+    with safetensors.safe_open(index_of(tar), framework="numpy") as file:
+        values: dict[str, Any] = json.loads(file.metadata()["shardio"])
+    return values
 
 
 def open_shard(tar: Path) -> Shard:

@@ -132,7 +132,7 @@ OTHER_FILES = {
 
 RENAMING = {
     "files.py": "the only atomic write",
-    "check/recorder.py": "gives a former run's file another name",
+    "check/ranks.py": "gives a former run's file another name",
 }
 """Files that rename others, and why."""
 

@@ -30,13 +30,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are no
 
 from shardio import ImageFolder, ShardDataset, ShardWriter
 from shardio.storage import make_access, parse_location
-from shardio.storage.cache.copies import BLOCK, cut_bundles, make_tail
-from shardio.storage.cache.filling import name_copy
-from shardio.storage.listing import list_files
-from shardio.storage.options import COPY_SUFFIX
-from shardio.storage.remote.client import client
+from shardio.storage.client import client
+from shardio.storage.copies import BLOCK, COPY_SUFFIX, name_copy
+from shardio.storage.listing import cut_bundles, list_files, make_tail
 from tests.servers.seaweedfs import run_seaweedfs
-from tests.storage.uploading import upload_all
+from tests.storage.uploading import upload
 
 NUM_READERS = 3
 NUM_SAMPLES = 3000
@@ -60,7 +58,7 @@ def main(
         with run_seaweedfs(folder / "server") as server:
             options = dict(server.options)
             for kind in ("data", "files"):
-                upload_all(folder / kind, f"{server.url}/{kind}", options)
+                upload(folder / kind, f"{server.url}/{kind}", options)
             originals = find_originals(f"{server.url}/data", options, folder / "data")
             originals |= find_bundles(f"{server.url}/files", options, folder)
             readers = [
@@ -178,7 +176,7 @@ def read_until_asked(end: Connection, read: Callable[[int], bool]) -> None:
 
 
 READ: list[Read] = [read_shards, read_shards, read_files]
-"""What each process reads."""
+"""The function by which each process reads."""
 
 
 def find_originals(url: str, options: Mapping[str, str], folder: Path) -> dict[str, bytes]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs lint, format, types and tests: with --all as first argument also the slow tests, as CI does.
+# Runs lint, format, types and tests: with --all as first argument, including the slow tests, as CI does.
 # Passes other arguments to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."

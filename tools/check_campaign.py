@@ -1,6 +1,6 @@
 """Plant faults in loaders and verify that the checker identifies each one, and that it accepts all right loaders.
 
-The cases are defined in ``tests/check/campaign.py``; the tests run the quick ones. The output is two tables in
+The cases are defined in ``tests/check/``; the tests run the quick ones. The output is two tables in
 Markdown. The campaign fails if the checker misses or misnames a fault, or calls a right loader wrong.
 """
 
@@ -18,8 +18,8 @@ import typer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
 
 import shardio
-from tests.check.campaign import PLANTED, UNUSUAL
 from tests.check.cases import Case
+from tests.check.test_campaign import PLANTED, UNUSUAL
 from tests.sources import write_images
 
 

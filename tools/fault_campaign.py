@@ -6,7 +6,7 @@ A real object store (SeaweedFS) stands behind a proxy that spoils a share of all
 error statuses, expired credentials, resets, stalls, bodies that are cut off, too long or corrupt, wrong ranges, and
 false claims that an object has changed. Each epoch is read as one rank of one, or as three ranks of three, by two
 worker processes, through a cache that is much smaller than the dataset. The order and the bytes of the delivered
-samples must be those of the local dataset. The campaign goes on until the proxy has injected the number of faults.
+samples must be those of the local dataset. The campaign continues until the proxy has injected the number of faults.
 """
 
 from __future__ import annotations

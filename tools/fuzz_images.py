@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import Annotated, BinaryIO
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
 
 from tests.images.fuzz_laws import check_file, make_damaged_file
 from tests.images.mutations import write_originals
+from tools.campaigns import INTERRUPTED, describe_end, make_progress, show
 
 LIMIT_S = 5
 """Seconds after which a file ends its process."""
@@ -41,9 +40,6 @@ WARM_UP = 300
 """Files to read before the memory is measured: loops are compiled and caches filled once."""
 
 FILES_PER_REPORT = 500
-
-INTERRUPTED = 130
-"""The exit code after Ctrl-C, as in shells."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -103,7 +99,7 @@ def _report_seeds(seeds: range, reports: Connection, note: BinaryIO) -> None:
             _limit_memory()
         try:
             report.outcomes.update(check_seed(seed, note))
-        except Exception as error:  # An unexpected error breaks a law, too.
+        except Exception as error:  # An unexpected error breaks a law.
             report.wrong = f"{type(error).__name__}: {error} (seed {seed})"
         report.num_files += 1
         if report.wrong or report.num_files == FILES_PER_REPORT:
@@ -139,7 +135,9 @@ def run_jobs(seeds: range, num_jobs: int, folder: Path) -> Iterator[tuple[Report
                 try:
                     report: Report = job.reports.recv()
                 except EOFError:
-                    report = Report(wrong=_describe_end(job.process))
+                    report = Report(
+                        wrong=describe_end(job.process, signal.SIGALRM, f"the file took longer than {LIMIT_S} s")
+                    )
                 job.is_done = report.is_last
                 yield report, job.note
                 if report.wrong:
@@ -148,19 +146,6 @@ def run_jobs(seeds: range, num_jobs: int, folder: Path) -> Iterator[tuple[Report
         for job in jobs:
             job.process.terminate()
             job.process.join()
-
-
-def _describe_end(process: multiprocessing.process.BaseProcess) -> str:
-    process.join()
-    code = process.exitcode or 0
-    if code == -signal.SIGALRM:
-        return f"the file took longer than {LIMIT_S} s"
-    return f"the process ended by {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
-
-
-def show(outcomes: Counter[str]) -> str:
-    """Return a table of how often each outcome occurred."""
-    return "\n".join(f"{count:>12,}  {outcome}" for outcome, count in sorted(outcomes.items()))
 
 
 def main(
@@ -177,14 +162,13 @@ def main(
             typer.echo("\n".join(check_seed(only, copy)))
         return
 
-    columns = (TextColumn("files"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     seeds = range(seed << 32, (seed << 32) + files)
     outcomes = Counter[str]()
     num_read, start = 0, time.perf_counter()
     try:
         with (
             tempfile.TemporaryDirectory() as folder,
-            Progress(*columns, console=Console(stderr=True)) as progress,
+            make_progress("files") as progress,
         ):
             bar = progress.add_task("files", total=files)
             for report, note in run_jobs(seeds, min(jobs, files), Path(folder)):

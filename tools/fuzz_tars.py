@@ -1,7 +1,7 @@
 """Read random hostile tars and indexes: millions of them.
 
 Each input has its own seed, so ``--only`` can repeat one that breaks a law. The laws are those of
-``tests/shards/tar_laws.py``: an error of shardio's own, or the samples that tarfile reads; never a crash, never more
+``tests/shards/tar_laws.py``: one of shardio's errors, or the samples that tarfile reads; never a crash, never more
 than a few seconds or a little memory, and never a file in another place.
 """
 
@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
+
+from tools.campaigns import INTERRUPTED, describe_end, make_progress, show
 
 LIMIT_S = 2
 """Seconds of processor time for each way of reading an input."""
@@ -50,10 +50,7 @@ INPUTS_PER_FOLDER = 100
 MAX_FAILURES = 20
 
 MEMORY_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None
-"""Where to write files: writes to a disk would take most of the time."""
-
-INTERRUPTED = 130
-"""The exit code after Ctrl-C, as in shells."""
+"""The folder for files, in memory: writes to a disk would take most of the time."""
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.symlink", "os.link", "os.rmdir", "os.truncate", "os.chmod"}
@@ -155,7 +152,7 @@ def check_seed(seed: int, limits: Limits, outcomes: Counter[str], folder: Path) 
         laws.check(shard, rng)
         if seed % INPUTS_PER_FOLDER == 0:
             laws.check_folder(shard, folder)
-    except Exception as error:  # An unexpected error breaks a law, too.
+    except Exception as error:  # An unexpected error breaks a law.
         return f"{type(error).__name__}: {error!s:.1000}"
     finally:
         outcomes.update(laws.outcomes)
@@ -163,7 +160,7 @@ def check_seed(seed: int, limits: Limits, outcomes: Counter[str], folder: Path) 
 
 
 def run_job(seeds: range, folder: Path) -> Iterator[Report]:
-    """Check seeds in processes, one at a time; yield reports. After a broken law, a new process goes on."""
+    """Check seeds in processes, one at a time; yield reports. After a broken law, a new process continues."""
     context = multiprocessing.get_context("spawn")
     current = context.RawValue("q", seeds.start)
     while seeds:
@@ -177,9 +174,9 @@ def run_job(seeds: range, folder: Path) -> Iterator[Report]:
                 try:
                     report: Report = receive.recv()
                 except EOFError:
-                    process.join()
-                    seed = int(current.value)
-                    report = Report(num_inputs=seed + 1 - seeds[-num_left], wrong=_describe_end(process), seed=seed)
+                    too_long = f"one way of reading it took longer than {LIMIT_S} s of processor time per MiB"
+                    wrong, seed = describe_end(process, signal.SIGPROF, too_long), int(current.value)
+                    report = Report(num_inputs=seed + 1 - seeds[-num_left], wrong=wrong, seed=seed)
                 num_left -= report.num_inputs
                 yield report
                 if report.wrong:
@@ -189,18 +186,6 @@ def run_job(seeds: range, folder: Path) -> Iterator[Report]:
             process.join()
             receive.close()
         seeds = seeds[len(seeds) - num_left :]
-
-
-def _describe_end(process: multiprocessing.process.BaseProcess) -> str:
-    code = process.exitcode or 0
-    if code == -signal.SIGPROF:
-        return f"one way of reading it took longer than {LIMIT_S} s of processor time per MiB"
-    return f"the process ended by {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
-
-
-def show(outcomes: Counter[str]) -> str:
-    """Return a table of how often each outcome occurred."""
-    return "\n".join(f"{count:>12,}  {outcome}" for outcome, count in sorted(outcomes.items()))
 
 
 def main(
@@ -223,13 +208,12 @@ def main(
             typer.echo(show(_replay(only, replay, Path(temporary))))
         return
 
-    columns = (TextColumn("inputs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     os.environ["MALLOC_ARENA_MAX"] = "1"  # Each arena reserves 64 MiB of address space.
     outcomes, num_read, failures, start = Counter[str](), 0, Counter[str](), time.perf_counter()
     try:
         with (
             tempfile.TemporaryDirectory(dir=MEMORY_FOLDER) as folder,
-            Progress(*columns, console=Console(stderr=True)) as progress,
+            make_progress("inputs") as progress,
         ):
             bar = progress.add_task("inputs", total=cases)
             for report in run_job(range(seed << 32, (seed << 32) + cases), Path(folder)):

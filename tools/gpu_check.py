@@ -38,7 +38,7 @@ FIRST_CALL = ("facts", "tests", "memory")
 """The stages of a call that names none."""
 
 END_S = 5.0
-"""How long a stage may take to end after its time is up, before it is killed."""
+"""Seconds that a stage may take to end after its time is up, before it is killed."""
 
 CUDA_TESTS = ("tests/device/test_cuda.py", "tests/device/test_mixing.py", "tests/train/test_cuda.py")
 """The files with tests that need CUDA. Others may import packages that such machines lack."""
@@ -47,10 +47,10 @@ RESULTS = "RESULTS"
 """Stands in a stage's command for the directory to which it writes JSON files."""
 
 NUM_LINES = 40
-"""How many of a stage's last lines the page shows."""
+"""The number of a stage's last lines that the page shows."""
 
 NUM_REASON_LINES = 10
-"""How many of a failed stage's last lines are printed at the end."""
+"""The number of a failed stage's last lines that are printed at the end."""
 
 LOOK_S = 0.2
 """The time between two looks at the output of a stage."""
@@ -256,7 +256,7 @@ def find_problem(device: str) -> str | None:
 def install_missing(wheels: Path, packages: Path) -> list[str]:
     """Install the wheels of packages that are not installed into a directory; return their names.
 
-    Of shardio's own wheel, only the compiled kernel is used: the rest is in this directory.
+    Only the compiled kernel of shardio's wheel is used: the rest is in this directory.
     """
     searched = [*sys.path, str(packages)]
     installed = {name_of(found.name) for found in importlib.metadata.distributions(path=searched) if found.name}

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from shardio.device import DevicePrefetcher
-from shardio.device.prefetcher import normalise_in_one_kernel, normalise_in_steps
+from shardio.device.prefetcher import normalise
 from shardio.device.streams import Registration
 
 Facts = dict[str, Any]
@@ -117,10 +117,10 @@ def measure_normalisation(device: torch.device) -> Facts:
     facts: Facts = {}
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         arguments = (images, 1 / (255 * std), -mean / std, dtype, torch.channels_last)
-        one, other = normalise_in_one_kernel(*arguments), normalise_in_steps(*arguments)
+        one, other = (normalise(*arguments, in_one_kernel=is_one) for is_one in (True, False))
         facts[str(dtype).removeprefix("torch.")] = {
-            "one_kernel_us": 1e6 * _time(lambda a=arguments: normalise_in_one_kernel(*a), device),  # type: ignore[misc]
-            "steps_us": 1e6 * _time(lambda a=arguments: normalise_in_steps(*a), device),  # type: ignore[misc]
+            "one_kernel_us": 1e6 * _time(lambda a=arguments: normalise(*a, in_one_kernel=True), device),  # type: ignore[misc]
+            "steps_us": 1e6 * _time(lambda a=arguments: normalise(*a, in_one_kernel=False), device),  # type: ignore[misc]
             "largest_difference": float((one.double() - other.double()).abs().max()),
         }
     return facts
@@ -228,7 +228,7 @@ FACTS: dict[str, Callable[[torch.device], Facts]] = {
     "overhead": measure_overhead,
     "decoding": measure_decoding,
 }
-"""What is measured, in this order."""
+"""The functions that measure, in this order."""
 
 NEED_CUDA = ("refused_registration", "registration", "waiting", "decoding")
 

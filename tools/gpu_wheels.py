@@ -106,7 +106,7 @@ def run_pip(*arguments: Sequence[str]) -> None:
 
 
 def read_names(path: Path) -> set[str]:
-    """Return the canonical names of the packages in a file: one a line, also as ``pip freeze`` prints them."""
+    """Return the canonical names of the packages in a file: one a line, as ``pip freeze`` prints them."""
     lines = (line.partition("#")[0].strip() for line in path.read_text().splitlines())
     return {canonicalize_name(Requirement(line).name) for line in lines if line}
 

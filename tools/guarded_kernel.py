@@ -91,7 +91,7 @@ def _between_guards(function: Callable[[int], object], forbidden: Iterable[tuple
 
     Args:
         function: The kernel; it takes the address of a CALL.
-        forbidden: Parts of the workspace that are inaccessible, too.
+        forbidden: Parts of the workspace that are inaccessible as well.
     """
     files = [GuardedMemory() for _ in range(MAX_FILES)]
     names = "images", "plans", "order", "rows", "destinations", "is_done", "call"

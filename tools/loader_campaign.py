@@ -27,8 +27,6 @@ from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch.utils.data import default_collate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
@@ -54,12 +52,13 @@ from tests.faults.worker_processes import (
 )
 from tests.files import count_open_files
 from tests.sources import write_images
+from tools.campaigns import INTERRUPTED, make_progress
 
 PATIENCE_S = 0.3
-"""How long to wait for a stopped worker process, twice. The loader's default would dominate the running time."""
+"""Seconds to wait for a stopped worker process, twice. The loader's default would dominate the running time."""
 
 STARTUP_PATIENCE_S = 10.0
-"""How long to wait for a worker process that was stopped before it had started."""
+"""Seconds to wait for a worker process that was stopped before it had started."""
 
 LATEST_S = 0.8
 """The latest moment of a kill: about the time of an epoch, including the start of the worker processes."""
@@ -67,11 +66,8 @@ LATEST_S = 0.8
 MAX_GROWTH = 1.05
 """The maximum ratio of the memory in the last epochs to that in the first. A leak of a batch per epoch exceeds it."""
 
-INTERRUPTED = 130
-"""The exit code that shells report after Ctrl-C."""
-
 PIPELINES = ("shardio", "a function", "Albumentations", "torchvision")
-"""Transforms that start worker processes with people's own code."""
+"""Transforms that start worker processes with user code."""
 
 Item = TypeVar("Item")
 
@@ -94,7 +90,7 @@ class Case:
 
 
 def make_pipeline(name: str) -> Any:
-    """Return people's own code after a crop of shardio's; the libraries are slow to import."""
+    """Return user code after a crop by shardio; the libraries are slow to import."""
     if name == "shardio":
         return CROP
     if name == "Albumentations":
@@ -184,8 +180,7 @@ def dataset(per_class: int, side: int) -> Iterator[Data]:
 
 def track(items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
     """Yield items and show the progress on standard error."""
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with make_progress(what) as progress:
         yield from progress.track(items, total=total)
 
 
@@ -194,7 +189,7 @@ def kills(
     runs: Annotated[int, typer.Option(min=1, help="Number of runs.")] = 100,
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of the campaign, which selects the runs.")] = 0,
     only: Annotated[int | None, typer.Option(min=0, help="Run only the case with this seed.")] = None,
-    others: Annotated[bool, typer.Option(help="Whether transforms and collate_fn are people's own, too.")] = False,
+    others: Annotated[bool, typer.Option(help="Use transforms and a collate_fn of the user.")] = False,
 ) -> None:
     """Kill or stop a worker process or the fork server at a random moment: no batch is lost, repeated or changed."""
     warnings.filterwarnings("ignore", message="worker process|fork server")  # Worker processes are expected to die.

@@ -26,7 +26,7 @@ TEXTURE_SIZE = 1024
 NUM_TEXTURES = 6
 
 SLOPE = 1.4
-"""How fast the amplitude falls with the frequency; chosen to match the file sizes of real photographs."""
+"""The exponent by which the amplitude falls with the frequency; it gives the file sizes of real photographs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

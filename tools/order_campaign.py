@@ -16,19 +16,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
 
 from shardio.order import POLICIES, OrderSettings
 from tests.order.laws import Case, Group, check_laws
+from tools.campaigns import INTERRUPTED, make_progress
 
 CASES_PER_CHUNK = 50
 """Cases that a process checks between two reports. They take a fraction of a second, for which Ctrl-C waits."""
-
-INTERRUPTED = 130
-"""The exit code that shells report after Ctrl-C."""
 
 
 def draw_case(seed: int) -> Case:
@@ -70,7 +66,7 @@ def check_case(seed: int) -> str | None:
     case = draw_case(seed)
     try:
         check_laws(case)
-    except Exception as error:  # A crash is a failure, too.
+    except Exception as error:  # A crash is a failure.
         where = traceback.format_exc() if not isinstance(error, AssertionError) else ""
         return f"{where}{error}\n{case}\nTo rerun only this case: tools/order_campaign.py --only {seed}"
     return None
@@ -116,10 +112,9 @@ def main(
             for start in range(first, first + cases, CASES_PER_CHUNK)
         ]
     )
-    columns = (TextColumn("cases"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     num_checked = 0
     try:
-        with Progress(*columns, console=Console(stderr=True)) as progress:
+        with make_progress("cases") as progress:
             bar = progress.add_task("cases", total=cases)
             for num_cases, wrong in run_chunks(chunks, processes):
                 if wrong:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests with other versions of Python, each in a fresh clone of the last commit with an environment of its own:
 #   bash tools/other_pythons.sh python3.10 python3.13
-# On Linux, the package index installs torch with CUDA there, which is several GB: shardio must work beside it, too.
+# On Linux, the package index installs torch with CUDA there, which is several GB: shardio must work beside it.
 # Ends with one line for each Python. PYTEST_ARGS are passed to pytest.
 set -uo pipefail
 cd "$(dirname "$0")/.."

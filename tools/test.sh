@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up the environment and runs all checks and tests, with --all also the slow ones.
+# Sets up the environment and runs all checks and tests, with --all including the slow ones.
 # Passes other arguments to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."

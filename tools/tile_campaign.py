@@ -33,15 +33,13 @@ from shardio.images.tiling import tile_jpeg
 from tests.images.crop_laws import SCALES, assert_parts, full_decode, random_boxes, scaled_size
 from tests.images.pictures import read_by_pillow
 from tests.images.tiling_laws import TILED, check_corpus_file, check_file, take_apart
+from tools.campaigns import INTERRUPTED
 from tools.full_corpus import full_corpus
 
 SUFFIXES = {".jpg", ".jpeg"}
 
 UNUSABLE = 2
 """The exit code if the campaign cannot run with the given options."""
-
-INTERRUPTED = 130
-"""The exit code that shells report after Ctrl-C."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +152,7 @@ def check(subject: Subject, comparison: Comparison | None, num_crops: int = 0) -
             check_crops(subject, num_crops)
         if outcome == TILED and comparison is not None:
             comparison.add(subject)
-    except Exception as error:  # A crash breaks a law, too.
+    except Exception as error:  # A crash breaks a law.
         where = "" if isinstance(error, AssertionError) else f"{subject.name}: {traceback.format_exc()}"
         return where or str(error), "broken"
     return None, outcome

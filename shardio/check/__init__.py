@@ -1,9 +1,9 @@
 """Checks for repeated and lost samples, for any iterable of batches."""
 
 from shardio.check.coverage import Coverage, Delivery
-from shardio.check.exactly_once import assert_exactly_once, guard, judge
-from shardio.check.recorder import CoverageRecorder, merge_recordings
-from shardio.check.recording import find_frozen_orders, record
+from shardio.check.exactly_once import assert_exactly_once, find_frozen_orders, guard, judge
+from shardio.check.ranks import CoverageRecorder, merge_recordings
+from shardio.check.recording import record
 from shardio.check.report import CoverageReport, ExpectedSamples, make_report
 
 __all__ = [

@@ -1,27 +1,221 @@
-"""Coverage: the samples that an epoch delivered, and the loader's claims about its samples.
+"""Coverage: the samples that an epoch delivered, each by an identity of one uint64.
 
-Each delivery takes 14 bytes.
+An integer key from 0 to 2**63 - 1 is its own identity. All other keys are hashed to 2**63 and above, so the two kinds
+never collide. Equal numbers (1 and 1.0) have the same identity, and so do a string and its UTF-8 bytes. A sample
+without a key is identified by its content: the xxh3-64 hash of all its fields. Each delivery takes 14 bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+import os
+import socket
+import time
+from array import array
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from itertools import zip_longest
+from typing import Any, NoReturn
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from shardio.check.identity import Ids, key_ids
-from shardio.order import DROP_LAST, POLICIES, Cursor, EpochOrder, OrderSettings, RemainderPolicy
-from shardio.world import World
+from shardio.errors import FormatError, IdentityError
 
-MIN_WINDOW = 10
-"""The smallest window with so many orders that none repeats by chance."""
+Ids = NDArray[np.uint64]
+
+Key = Callable[[Any], Iterable[Hashable]] | str | int | None
+"""The way to find the keys in a batch: a function of the batch, or a field's name or index.
+
+If None, the values of a batch of strings or integers are its keys, and the samples of other batches are identified by
+their content.
+"""
+
+HASHED = 2**63
+"""The bit that is set in the identity of every hashed key."""
+
+ASK_FOR_KEY = "To identify samples, pass key= (--key) where their batches are read or recorded"
+
+_REMEDY = "use an integer, a string, or a tuple of these"
+
+
+def key_ids(keys: Iterable[Hashable]) -> Ids:
+    """Return the identities of keys, uint64 [n].
+
+    Raises:
+        IdentityError: If a key cannot identify a sample, such as None, NaN or a bool.
+    """
+    if isinstance(keys, range):
+        keys = np.arange(keys.start, keys.stop, keys.step)
+    keys = keys.tolist() if isinstance(keys, np.ndarray) and keys.dtype.kind not in "iu" else keys
+    if not isinstance(keys, np.ndarray | list):
+        keys = list(keys)
+    kinds = {type(key) for key in keys} if isinstance(keys, list) else {int}
+    if kinds == {str}:
+        return np.array([_hash_text(key) for key in keys], dtype=np.uint64)  # type: ignore[arg-type]  # all are strings
+    if kinds == {int}:
+        numbers = np.asarray(keys)
+        if numbers.dtype.kind in "iu" and (not len(numbers) or (numbers.min() >= 0 and numbers.max() < HASHED)):
+            return numbers.astype(np.uint64)
+    return np.array([_key_id(key) for key in keys], dtype=np.uint64)
+
+
+def keys_in(batch: Any, key: Key) -> list[Hashable] | None:
+    """Return the keys of a batch; None if ``key`` is None and the batch holds more than keys.
+
+    Raises:
+        IdentityError: If ``key`` does not fit the batch.
+    """
+    if key is None:
+        return _as_keys(batch)
+    try:
+        is_name = isinstance(key, str) and isinstance(batch, tuple) and hasattr(batch, key)  # Of a namedtuple.
+        found = key(batch) if callable(key) else getattr(batch, str(key)) if is_name else batch[key]
+    except (KeyError, IndexError, TypeError) as error:
+        raise IdentityError(
+            f"found nothing at key={key!r} in a batch of type {type(batch).__name__}: pass the name or index of the "
+            "field that holds the keys, or a function of the batch"
+        ) from error
+    return _as_list(found, key)
+
+
+def content_ids(batch: Any, *, is_collated: bool = False) -> Ids:
+    """Return the identities of a batch's samples from their content, uint64 [n].
+
+    Args:
+        batch: Tensors or arrays whose first dimension is the sample, and lists of values, nested in tuples, lists and
+            dicts.
+        is_collated: Whether the batch is known to hold columns. If False, a list of images may be a list of samples.
+
+    Raises:
+        IdentityError: If the batch cannot be split into samples.
+    """
+    columns: list[Any] = []
+    _add_columns(batch, columns)
+    if not columns:
+        _refuse_layout(f"a batch of type {type(batch).__name__} holds no data")
+    if (
+        not is_collated
+        and len(columns) > 1
+        and isinstance(batch, list | tuple)
+        and all(hasattr(value, "shape") and value.ndim > 1 for value in batch)
+    ):
+        _refuse_layout(
+            f"a {type(batch).__name__} of {len(batch)} arrays may hold {len(batch)} samples or {len(batch)} fields"
+        )
+    lengths = sorted({len(column) for column in columns})
+    if len(lengths) > 1:
+        _refuse_layout(f"the fields of a batch have different lengths ({', '.join(map(str, lengths))})")
+    ids = []
+    for sample in range(lengths[0]):
+        digest = xxhash.xxh3_64()
+        for column in columns:
+            content = _to_bytes(column[sample])
+            digest.update(b"%d:" % len(content))  # To tell ("ab", "c") from ("a", "bc").
+            digest.update(content)
+        ids.append(digest.intdigest())
+    return np.array(ids, dtype=np.uint64)
+
+
+def _refuse_layout(what: str) -> NoReturn:
+    raise IdentityError(f"{what}, so samples cannot be identified by their content. {ASK_FOR_KEY}")
+
+
+def _hash_text(key: str) -> int:
+    return xxhash.xxh3_64_intdigest(key.encode(errors="surrogateescape")) | HASHED
+
+
+def _key_id(key: Any) -> int:
+    if getattr(key, "ndim", None) == 0:  # A scalar of numpy or torch.
+        key = key.item()
+    match key:
+        case None | bool():
+            raise IdentityError(f"{key} cannot be a sample's key, because it does not identify the sample: {_REMEDY}")
+        case int():
+            return key if 0 <= key < HASHED else xxhash.xxh3_64_intdigest(b"int %d" % key) | HASHED
+        case float():
+            if key != key:
+                raise IdentityError(f"NaN cannot be the key of a sample, because it does not equal itself: {_REMEDY}")
+            return _key_id(int(key)) if key.is_integer() else xxhash.xxh3_64_intdigest(repr(key).encode()) | HASHED
+        case str():
+            return _hash_text(key)
+        case bytes():
+            return xxhash.xxh3_64_intdigest(key) | HASHED
+        case tuple():
+            parts = np.array([_key_id(part) for part in key], dtype=np.uint64).tobytes()
+            return xxhash.xxh3_64_intdigest(b"tuple " + parts) | HASHED
+    kind = type(key)
+    texts: tuple[Any, ...] = (kind.__str__, kind.__repr__)
+    if not isinstance(key, Hashable) or texts == (object.__str__, object.__repr__):
+        raise IdentityError(f"a {kind.__name__} cannot be the key of a sample: {_REMEDY}")
+    return _hash_text(str(key))
+
+
+def _as_keys(batch: Any) -> list[Hashable] | None:
+    if isinstance(batch, str | bytes) or type(batch) is int:
+        return [batch]  # One sample that is not collated.
+    if hasattr(batch, "tolist") and hasattr(batch, "ndim"):
+        name = str(batch.dtype)
+        is_key = "int" in name or getattr(batch.dtype, "kind", "") in ("S", "U")
+        return _as_list(batch, None) if is_key and batch.ndim <= 1 else None
+    if isinstance(batch, list | tuple):
+        kinds = {type(value) for value in batch}
+        if all(issubclass(kind, str | bytes) for kind in kinds) or all(
+            type(value) is int or (getattr(value, "ndim", None) == 0 and "int" in str(value.dtype)) for value in batch
+        ):
+            return list(batch)
+    return None
+
+
+def _as_list(found: Any, key: Key) -> list[Hashable]:
+    if isinstance(found, list):
+        return found
+    if isinstance(found, str | bytes | int | float):
+        return [found]  # The key of one sample that is not collated.
+    if hasattr(found, "tolist") and hasattr(found, "ndim"):
+        if found.ndim == 2 and "int" in str(found.dtype):
+            return [tuple(row) for row in found.tolist()]
+        if found.ndim > 1:
+            raise IdentityError(
+                f"the values at key={key!r} have shape {list(found.shape)} and dtype {found.dtype}: a key must be one "
+                "value per sample"
+            )
+        return [found.item()] if found.ndim == 0 else list(found.tolist())
+    if isinstance(found, Mapping) or not isinstance(found, Iterable):
+        raise IdentityError(f"the value at key={key!r} is a {type(found).__name__}: a key must be one value per sample")
+    return list(found)
+
+
+def _add_columns(batch: Any, columns: list[Any]) -> None:
+    if isinstance(batch, Mapping):
+        for name in batch:
+            _add_columns(batch[name], columns)
+    elif hasattr(batch, "shape") and batch.ndim > 0:
+        columns.append(batch)
+    elif isinstance(batch, list | tuple):
+        kinds = {type(value) for value in batch}
+        if kinds and any(all(issubclass(kind, column) for kind in kinds) for column in (int | float, str | bytes)):
+            columns.append(batch)
+        else:
+            for value in batch:
+                _add_columns(value, columns)
+    elif batch is not None:
+        _refuse_layout(f"a batch holds a single {type(batch).__name__}, which is not one value per sample")
+
+
+def _to_bytes(value: Any) -> bytes:
+    if hasattr(value, "numpy"):
+        value = value.detach().cpu().contiguous()
+        if "bfloat16" in str(value.dtype):
+            import torch
+
+            value = value.view(dtype=torch.int16)
+        value = value.numpy()
+    return value.tobytes() if hasattr(value, "tobytes") else repr(value).encode(errors="surrogateescape")
+
 
 BLOCK = 1 << 20
-"""The number of deliveries in a block of memory."""
+"""The number of deliveries to compare at a time, to limit memory use."""
 
 NUM_PARTS = 64
 """Deliveries are compared in this many parts, split by identity, to limit memory use."""
@@ -29,23 +223,11 @@ NUM_PARTS = 64
 MAX_NAMES = 1_000_000
 """The number of keys to keep for messages. Messages show the hashes of later keys."""
 
+CLOCK_SLACK_S = 60.0
+"""The tolerated difference between the clocks of two machines, in seconds."""
+
 UNKNOWN = -1
 """The ID of an unknown worker."""
-
-
-@runtime_checkable
-class HasRemainder(Protocol):
-    """A dataset or a sampler with shardio's order and a remainder policy."""
-
-    remainder_policy: RemainderPolicy
-    num_all_samples: int
-    batch_size: int | None
-    digest: str
-    shard_sizes: NDArray[np.int64]
-    settings: OrderSettings
-
-    def world(self) -> World:
-        """Return the rank and the world size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,85 +249,6 @@ class Allowance:
     num_marked: int = 0
     samples: tuple[int, ...] | None = None
     digest: str = ""
-
-
-def find_remainder(loader: Iterable[Any]) -> tuple[HasRemainder, RemainderPolicy] | None:
-    """Return the dataset or sampler that orders a loader, and its remainder policy.
-
-    Return None if the order is not shardio's.
-    """
-    for holder in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
-        if isinstance(holder, HasRemainder):
-            # Only shardio's drop_last is a policy. In torch, it drops the incomplete batch of each worker.
-            drops = hasattr(loader, "calls_dataset") and bool(getattr(loader, "drop_last", False))
-            return holder, POLICIES[DROP_LAST] if drops else holder.remainder_policy
-    return None
-
-
-def find_cursor(loader: Iterable[Any]) -> Cursor | None:
-    """Return a loader's cursor in shardio's order, read from its state; None if it has none."""
-    found = find_remainder(loader)
-    # Do not ask other loaders for their state: torchdata's starts its workers to determine it.
-    holder: Any = loader if hasattr(loader, "calls_dataset") else None if found is None else found[0]
-    if found is None or not callable(getattr(holder, "state_dict", None)):
-        return None
-    if not getattr(holder, "has_order", True):  # A subclass of shardio's sampler has its own __iter__.
-        return None
-    state = holder.state_dict()
-    return Cursor(epoch=state["epoch"], position=state["position"])
-
-
-def resumes(loader: Iterable[Any], num_batches: int) -> bool | None:
-    """Return whether a loader resumes the epoch that stopped after ``num_batches`` batches; None if it was complete."""
-    found = find_remainder(loader)
-    cursor = find_cursor(loader) if found is not None and hasattr(loader, "calls_dataset") else None
-    if found is None or cursor is None:
-        length = len(loader) if hasattr(loader, "__len__") else None  # type: ignore[arg-type]  # hasattr checks it
-        return True if length is None or num_batches < length else None
-    return None if cursor.position >= found[0].num_all_samples else cursor.position > 0
-
-
-def find_allowance(loader: Iterable[Any], before: Cursor | None = None) -> Allowance | None:
-    """Return the allowance of a loader's epoch; None if the order is not shardio's.
-
-    Args:
-        loader: The loader, after it delivered the epoch's first batch, if the epoch has one.
-        before: The loader's cursor before that batch.
-    """
-    found = find_remainder(loader)
-    if found is None:
-        return None
-    holder, policy = found
-    num_samples, world_size = holder.num_all_samples, holder.world().world_size
-    batch_size = holder.batch_size or getattr(loader, "batch_size", None) or 1
-    now = find_cursor(loader)
-    start = before.position if before is not None and now is not None and before.epoch == now.epoch else 0
-    start = 0 if start == num_samples and now != before else start
-    num_dealt = policy.count_dealt(num_samples - start, world_size, batch_size)
-    num_padded, num_dropped = max(start + num_dealt - num_samples, 0), max(num_samples - start - num_dealt, 0)
-    num_repeats = 0 if policy.marks_repeats else num_padded
-    positions = np.arange(num_samples - num_dropped, num_samples + num_repeats)
-    samples: tuple[int, ...] | None = None
-    if now is not None and start == 0:
-        order = EpochOrder(holder.shard_sizes, holder.settings, now.epoch)
-        samples = tuple(sorted(order.samples_at(positions).tolist())) if len(positions) else ()
-    return Allowance(
-        num_samples=num_samples,
-        num_repeats=num_repeats,
-        num_missing=num_dropped + start,
-        num_marked=num_padded - num_repeats,
-        samples=samples,
-        digest=holder.digest,
-    )
-
-
-@runtime_checkable
-class HasWorkers(Protocol):
-    """A loader with the attributes of torch's DataLoader."""
-
-    collate_fn: Callable[[Any], Any]
-    num_workers: int
-    dataset: Any
 
 
 @dataclass(slots=True, kw_only=True)
@@ -181,152 +284,6 @@ class RankEpoch:
     cause: str = ""
     sampler_state: str = ""
     num_shares: int | None = None
-
-
-def find_claims(loader: Iterable[Any], world_size: int) -> RankEpoch:
-    """Return a loader's claims about its next epoch, on one of ``world_size`` ranks."""
-    outer, loader = loader, source_of(loader)
-    epoch = RankEpoch(shuffles=_find_shuffle(loader))
-    sampler, dataset = sampler_of(loader), getattr(loader, "dataset", None)
-    epoch.sampler_state = _find_state(sampler)
-    epoch.num_shares = sampler.num_replicas if _is_torchs(sampler, "DistributedSampler") else None
-    if getattr(sampler, "replacement", False):
-        epoch.cause = f"the sampler ({type(sampler).__name__}) samples with replacement"
-    if (found := find_remainder(loader)) is not None:
-        epoch.num_dataset = found[0].num_all_samples
-        return epoch
-    if not isinstance(loader, HasWorkers) or not is_batching(loader):
-        return epoch
-    batching = _batching_of(loader)
-    batch_size = getattr(batching, "batch_size", None)
-    if not is_map_style(loader):
-        # With several ranks, an iterable dataset's length may count one share or all samples.
-        if world_size == 1 and batch_size is not None:
-            epoch.num_claimed, epoch.may_be_fewer = _length(dataset), True
-        return epoch
-    num_own = _length(sampler)
-    num_all = _length(dataset)
-    if num_own is not None and num_all is not None and world_size == 1 and num_own < num_all:
-        epoch.cause = epoch.cause or (
-            f"the sampler ({type(sampler).__name__}) has {num_own:,} indices, but the dataset has {num_all:,} samples: "
-            "if this is intended, expect only the sampler's samples (expected=, --expected)"
-        )
-    if batch_size is None or num_own is None:  # Or batched by a user-defined batch sampler.
-        return epoch
-    epoch.num_claimed = num_own // batch_size * batch_size if getattr(batching, "drop_last", False) else num_own
-    is_own_loop = not _module_of(type(loader).__iter__).startswith(("torch.", "torchdata.", "shardio."))
-    epoch.may_be_fewer = is_own_loop or _skips(loader) or outer is not loader
-    if world_size == 1 or splits(loader):
-        epoch.num_dataset = num_all
-    return epoch
-
-
-def source_of(loader: Any) -> Any:
-    """Return a loader without wrappers such as DevicePrefetcher, which lack its dataset."""
-    while not hasattr(loader, "dataset") and hasattr(loader, "loader"):
-        loader = loader.loader
-    return loader
-
-
-def sampler_of(loader: Any) -> Any:
-    """Return a loader's sampler, including one in torch's BatchSampler; None if unknown."""
-    return getattr(_batching_of(loader), "sampler", None)
-
-
-def _batching_of(loader: Any) -> Any:
-    """Return the object that holds the batch size: the loader or its batch sampler; None if unknown."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    if getattr(loader, "batch_size", None) is not None or batch_sampler is None:
-        return loader
-    return batch_sampler if _is_torchs(batch_sampler, "BatchSampler") else None
-
-
-def is_map_style(loader: HasWorkers) -> bool:
-    """Return whether a loader reads its dataset by index."""
-    import torch.utils.data
-
-    return not isinstance(loader.dataset, torch.utils.data.IterableDataset)
-
-
-def splits(loader: HasWorkers) -> bool:
-    """Return whether a loader's sampler splits a map-style dataset, which all ranks have, over ranks."""
-    return is_map_style(loader) and _is_torchs(sampler_of(loader), "DistributedSampler")
-
-
-def is_batching(loader: Any) -> bool:
-    """Return whether a loader collates samples. If not, it yields the dataset's items."""
-    if getattr(loader, "batch_size", None) is not None or getattr(loader, "batch_sampler", None) is not None:
-        return True
-    if hasattr(loader, "batch_size") and hasattr(loader, "batch_sampler"):
-        return False
-    # A wrapper lacks these attributes. torch's function for single samples has this name.
-    return getattr(collate_of(loader), "__name__", "") != "default_convert"
-
-
-def collates_columns(loader: Any) -> bool:
-    """Return whether a loader collates into columns: with a function of torch or shardio."""
-    return is_batching(loader) and _module_of(collate_of(loader)).startswith(("torch.", "shardio."))
-
-
-def collate_of(loader: Any) -> Any:
-    """Return a loader's own collate function, even while its workers tag their batches."""
-    collate = getattr(loader, "collate_fn", None)
-    return getattr(collate, "untagged", collate)
-
-
-def indices_of(loader: HasWorkers) -> Any:
-    """Return the indices that a loader's sampler chooses from, in the dataset's order; None if unknown."""
-    sampler: Any = sampler_of(loader)
-    length = _length(loader.dataset)
-    if _is_torchs(sampler, "SubsetRandomSampler"):
-        return sorted(map(int, sampler.indices))
-    names = ("SequentialSampler", "RandomSampler", "DistributedSampler", "WeightedRandomSampler")
-    return None if length is None or not _is_torchs(sampler, *names) else range(length)
-
-
-def _find_shuffle(loader: Any) -> bool | None:
-    found = find_remainder(loader)
-    if found is not None:
-        settings = found[0].settings
-        return settings.shuffle and (settings.window >= MIN_WINDOW or None)
-    if not getattr(loader, "in_order", True):
-        return False  # Batches arrive in any order.
-    sampler: Any = sampler_of(loader)
-    if _is_torchs(sampler, "DistributedSampler"):
-        return bool(sampler.shuffle)
-    if _is_torchs(sampler, "SequentialSampler"):
-        return False
-    return True if _is_torchs(sampler, "RandomSampler", "SubsetRandomSampler") else None
-
-
-def _find_state(sampler: Any) -> str:
-    """Return the epoch and seed of a DistributedSampler as text; "" for other samplers."""
-    if not _is_torchs(sampler, "DistributedSampler") or not sampler.shuffle:
-        return ""
-    return f"epoch {sampler.epoch} and seed {sampler.seed}"
-
-
-def _is_torchs(sampler: Any, *names: str) -> bool:
-    """Return whether a sampler is an instance of a torch class and keeps torch's ``__iter__``."""
-    import torch.utils.data
-
-    classes = tuple(getattr(torch.utils.data, name) for name in names)
-    return isinstance(sampler, classes) and _module_of(type(sampler).__iter__).startswith("torch.")
-
-
-def _skips(loader: Any) -> bool:
-    return getattr(loader, "on_error", "raise") == "skip"
-
-
-def _module_of(function: Any) -> str:
-    return f"{getattr(function, '__module__', None) or type(function).__module__}."
-
-
-def _length(sized: Any) -> int | None:
-    try:
-        return len(sized)
-    except TypeError:
-        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,19 +325,11 @@ class WorkerTotals:
         self.largest_batch = max(self.largest_batch, len(ids))
 
 
-@dataclass(slots=True)
-class _Block:
-    ids: Ids = field(default_factory=lambda: np.empty(BLOCK, np.uint64))
-    batches: NDArray[np.uint32] = field(default_factory=lambda: np.empty(BLOCK, np.uint32))
-    sources: NDArray[np.uint16] = field(default_factory=lambda: np.empty(BLOCK, np.uint16))
-    used: int = 0
-
-
 class Coverage:
     """The deliveries of one epoch over all ranks."""
 
     def __init__(self) -> None:
-        self._blocks: list[_Block] = []
+        self._columns = array("Q"), array("I"), array("H")  # The identity, batch and source of each delivery.
         self._source_ids: dict[tuple[int, int], int] = {}
         self._orders: dict[int, xxhash.xxh3_64] = {}
         self.totals: dict[tuple[int, int], WorkerTotals] = {}
@@ -396,7 +345,7 @@ class Coverage:
     @property
     def num_deliveries(self) -> int:
         """The number of delivered samples, including repeats."""
-        return sum(block.used for block in self._blocks)
+        return len(self._columns[0])
 
     def order_digest(self, rank: int) -> str:
         """Return a digest of a rank's samples in order of arrival."""
@@ -427,28 +376,16 @@ class Coverage:
         self.totals.setdefault(source, WorkerTotals()).add(ids, delivery.batch)
         self._orders.setdefault(delivery.rank, xxhash.xxh3_64()).update(ids.tobytes())
         source_id = self._source_ids.setdefault(source, len(self._source_ids))
-        while len(ids):
-            if not self._blocks or self._blocks[-1].used == BLOCK:
-                self._blocks.append(_Block())
-            block = self._blocks[-1]
-            count = min(len(ids), BLOCK - block.used)
-            where = slice(block.used, block.used + count)
-            block.ids[where], block.batches[where], block.sources[where] = ids[:count], delivery.batch, source_id
-            block.used += count
-            ids = ids[count:]
+        self._columns[0].frombytes(ids.tobytes())
+        for column, value in zip(self._columns[1:], (delivery.batch, source_id), strict=True):
+            column.extend(array(column.typecode, [value]) * len(ids))
 
     def arrays(self, rank: int | None = None) -> tuple[Ids, NDArray[np.int64], NDArray[np.int64]]:
         """Return the identities, batches and workers of one or all ranks, in order of arrival."""
-        ranks = np.array([own for own, _ in self._source_ids], dtype=np.int64)
-        workers = np.array([worker for _, worker in self._source_ids], dtype=np.int64)
-        blocks = self._blocks or [_Block()]
-        sources = np.concatenate([block.sources[: block.used] for block in blocks]).astype(np.int64)
+        ranks, workers = np.array(list(self._source_ids), dtype=np.int64).reshape(-1, 2).T
+        ids, batches, sources = map(np.array, self._columns)
         chosen = slice(None) if rank is None else ranks[sources] == rank
-        return (
-            np.concatenate([block.ids[: block.used] for block in blocks])[chosen],
-            np.concatenate([block.batches[: block.used] for block in blocks])[chosen].astype(np.int64),
-            workers[sources][chosen],
-        )
+        return ids[chosen], batches[chosen].astype(np.int64), workers[sources][chosen]
 
     def add_arrays(self, rank: int, ids: Ids, batches: NDArray[np.int64], workers: NDArray[np.int64]) -> None:
         """Add a rank's deliveries, as returned by :meth:`arrays`."""
@@ -470,16 +407,17 @@ class Coverage:
 
     def sorted_parts(self) -> Iterator[SortedDeliveries]:
         """Yield the deliveries in NUM_PARTS parts, by their identities modulo NUM_PARTS."""
-        sources, blocks = list(self._source_ids), self._blocks or [_Block()]
+        sources = list(self._source_ids)
         last_batches = np.array([self.totals[source].last_batch for source in sources], dtype=np.uint32)
+        every, *others = map(np.asarray, self._columns)
+        starts = range(0, len(every), BLOCK)
         for part in range(NUM_PARTS):
-            selected = [_select(block, part, i * BLOCK) for i, block in enumerate(blocks)]
-            ids, batches, source_ids, arrivals = (np.concatenate(columns) for columns in zip(*selected, strict=True))
-            order = np.argsort(ids, kind="stable")
+            found = [np.flatnonzero(every[i : i + BLOCK] % np.uint64(NUM_PARTS) == part) + i for i in starts]
+            arrivals = np.concatenate([np.empty(0, np.int64), *found])
+            arrivals = arrivals[np.argsort(every[arrivals], kind="stable")]
+            batches, source_ids = (column[arrivals] for column in others)
             is_late = batches == last_batches[source_ids]
-            yield SortedDeliveries(
-                ids[order], batches[order], source_ids[order], arrivals[order], is_late[order], sources
-            )
+            yield SortedDeliveries(every[arrivals], batches, source_ids, arrivals, is_late, sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,11 +433,75 @@ class SortedDeliveries:
 
     def deliveries(self, start: int, stop: int) -> list[Delivery]:
         """Return the deliveries [start, stop), in order of arrival."""
-        found = []
-        for index in range(start, stop):
-            rank, worker = self.sources[int(self.source_ids[index])]
-            found.append(_delivery(rank, worker, int(self.batches[index])))
-        return found
+        places = zip(self.source_ids[start:stop].tolist(), self.batches[start:stop].tolist(), strict=True)
+        return [_delivery(*self.sources[int(source)], batch) for source, batch in places]
+
+
+@dataclass(slots=True, kw_only=True)
+class Recording:
+    """The deliveries that one rank received.
+
+    Attributes:
+        rank: The rank.
+        world_size: The number of ranks; None if unknown.
+        epochs: The coverage of each epoch.
+        process: The machine and process that made the recording.
+        started: When the recording began, in seconds since 1970.
+        written: When the recording was last written, in seconds since 1970.
+    """
+
+    rank: int
+    world_size: int | None
+    epochs: list[Coverage] = field(default_factory=list)
+    process: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
+    started: float = field(default_factory=time.time)
+    written: float = field(default_factory=time.time)
+
+
+def merge(recordings: Sequence[Recording], *, world_size: int | None = None) -> list[Coverage]:
+    """Return the coverage of each epoch over all ranks.
+
+    Raises:
+        FormatError: If a rank is missing, or the recordings are from different runs.
+    """
+    sizes = sorted({recording.world_size for recording in recordings if recording.world_size is not None})
+    if len(sizes) > 1:
+        raise FormatError(
+            f"the recordings are from runs with {' and '.join(map(str, sizes))} ranks: pass the recordings of one run"
+        )
+    ranks = sorted(recording.rank for recording in recordings)
+    expected = world_size or (sizes[0] if sizes else max(ranks, default=-1) + 1)
+    missing = sorted(set(range(expected)) - set(ranks))
+    if missing:
+        raise FormatError(
+            f"there is no recording of {name_ranks(missing)} of {expected}: pass the files of all ranks. A rank that "
+            "ended early may have written none"
+        )
+    for one in recordings:
+        for other in recordings:
+            if one.process != other.process and one.written + CLOCK_SLACK_S < other.started:
+                raise FormatError(
+                    f"the recording of rank {one.rank} was last written before that of rank {other.rank} began: they "
+                    "are from different runs. Delete the files of the earlier run and record all ranks again"
+                )
+    merged = [Coverage() for _ in range(max((len(recording.epochs) for recording in recordings), default=0))]
+    for recording in recordings:
+        for whole, part in zip_longest(merged, recording.epochs):
+            if part is None:
+                whole.rank_epochs[recording.rank] = RankEpoch(is_whole=False)
+                continue
+            whole.add_arrays(recording.rank, *part.arrays())
+            whole.names.update(part.names)
+            whole.rank_epochs |= part.rank_epochs
+            whole.allowances |= part.allowances
+    return merged
+
+
+GRACE_S = 5.0
+"""The longest time between SIGTERM and SIGKILL, in seconds."""
+
+SHOWN_BYTES = 8192
+"""The number of bytes at the end of a rank's standard error that an error message shows."""
 
 
 def _delivery(rank: int, worker: int, batch: int) -> Delivery:
@@ -514,8 +516,3 @@ def name_ranks(ranks: Sequence[int]) -> str:
     """
     *others, last = map(str, ranks)
     return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
-
-
-def _select(block: _Block, part: int, base: int) -> tuple[NDArray[Any], ...]:
-    chosen = np.flatnonzero(block.ids[: block.used] % np.uint64(NUM_PARTS) == np.uint64(part))
-    return block.ids[chosen], block.batches[chosen], block.sources[chosen], chosen + base

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from itertools import combinations
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from shardio.check.coverage import (
-    Coverage,
+from shardio.check.coverage import ASK_FOR_KEY, Coverage, Ids, Key, RankEpoch, content_ids, key_ids, keys_in, name_ranks
+from shardio.check.recording import (
     HasWorkers,
-    RankEpoch,
     collates_columns,
     find_claims,
+    find_marks,
     indices_of,
     is_batching,
     is_map_style,
-    name_ranks,
-    source_of,
-    splits,
-)
-from shardio.check.identity import ASK_FOR_KEY, Ids, Key, content_ids, key_ids, keys_in
-from shardio.check.recording import (
-    contents_change,
-    find_frozen_orders,
-    find_marks,
     leave_out_marked,
     marks_repeats,
     probe_contents,
     record,
+    source_of,
+    splits,
 )
 from shardio.check.report import SHOWN, CoverageReport, ExpectedSamples, find_causes, make_report
 from shardio.errors import CoverageError, IdentityError
@@ -331,7 +325,6 @@ def needs_second_look(epochs: list[Coverage], expected: ExpectedSamples) -> bool
 
 
 def _unequal_ranks(coverage: Coverage, report: CoverageReport) -> list[str]:
-    """Return a cause if a rank delivered nothing, or if the ranks' samplers use different orders."""
     idle = [rank for rank in sorted(coverage.rank_epochs) if not coverage.num_delivered_by(rank)]
     if idle and coverage.num_deliveries and report.num_missing and not report.num_repeats:
         return [f"{name_ranks(idle)} delivered nothing"]
@@ -385,7 +378,6 @@ def _find_problems(coverage: Coverage, report: CoverageReport, *, allow: bool) -
 
 
 def _demand_keys(epochs: Sequence[Coverage], coverage: Coverage, report: CoverageReport) -> None:
-    """Raise an error unless contents identify samples and show that the epoch is right."""
     by_content = [epoch for epoch in coverage.rank_epochs.values() if not epoch.by_keys]
     how = "samples are identified by their content"
     for epoch in by_content:
@@ -408,3 +400,75 @@ def _demand_keys(epochs: Sequence[Coverage], coverage: Coverage, report: Coverag
         raise IdentityError(f"{how}, but they could not be read twice to check that it stays the same. {ASK_FOR_KEY}")
     if changes:
         raise IdentityError(f"{how}, which changes from epoch to epoch (random augmentation?). {ASK_FOR_KEY}")
+
+
+MIN_SAMPLES = 10
+"""The fewest samples that do not repeat an order by chance. For 10 samples, the chance is 1 in 3.6 million."""
+
+MAX_COMPARED = 1_000_000
+"""The largest number of an epoch's samples to compare when checking whether a loader shuffles."""
+
+
+def find_frozen_orders(epochs: Sequence[Coverage]) -> list[str]:
+    """Return a message for each epoch that wrongly repeats the order of an earlier one.
+
+    A loader that does not report whether it shuffles may repeat its order on purpose, for example with a sorted
+    sampler. It is judged only if another epoch or rank shows that it shuffles.
+    """
+    digests = [
+        {rank: epoch.order_digest(rank) for rank in epoch.ranks if epoch.num_delivered_by(rank) >= MIN_SAMPLES}
+        for epoch in epochs
+    ]
+    frozen: list[tuple[int, int, list[int]]] = []
+    for later in range(1, len(epochs)):
+        for earlier in reversed(range(later)):
+            equal = [rank for rank, digest in digests[later].items() if digest == digests[earlier].get(rank)]
+            if equal:
+                frozen.append((earlier, later, equal))
+                break
+    shuffling = {rank for epoch in epochs for rank, known in epoch.rank_epochs.items() if known.shuffles}
+    if frozen and any(rank not in shuffling for _, _, equal in frozen for rank in equal) and _is_shuffled(epochs):
+        shuffling |= {rank for _, _, equal in frozen for rank in equal}
+    return [
+        f"epochs {earlier} and {later} have the same order"
+        f"{'' if judged == epochs[later].ranks else f' on {name_ranks(judged)}'}"
+        ": set_epoch is not called, or every epoch starts from the same seed"
+        for earlier, later, equal in frozen
+        if (judged := [rank for rank in equal if rank in shuffling])
+    ]
+
+
+def _is_shuffled(epochs: Sequence[Coverage]) -> bool:
+    for rank in sorted({rank for epoch in epochs for rank in epoch.ranks}):
+        known = [epoch.rank_epochs[rank].shuffles for epoch in epochs if rank in epoch.rank_epochs]
+        if False in known:  # Batches may still arrive in another order.
+            continue
+        orders = {epoch.order_digest(rank): epoch for epoch in epochs}
+        found = [epoch.arrays(rank)[0][:MAX_COMPARED] for epoch in orders.values()]
+        if any(_differ(first, second) for first, second in combinations(found, 2)):
+            return True
+    return False
+
+
+def _differ(first: Ids, second: Ids) -> bool:
+    """Return whether many neighbours in ``first`` are not neighbours in ``second``.
+
+    Many means at least ten, and a quarter of all. Most neighbours stay together if batches arrive as workers finish
+    them, or if only shards are shuffled. Such orders may repeat by chance.
+    """
+    before, after = (ids[:-1] * np.uint64(3) + ids[1:] for ids in (first, second))  # uint64 [n - 1], wraps around
+    num_parted = int((~np.isin(before, after)).sum())
+    return num_parted >= max(MIN_SAMPLES, len(before) // 4)
+
+
+def contents_change(epochs: Sequence[Coverage], num_samples: int | None) -> bool | None:
+    """Return whether epochs hold more contents than samples; None for fewer than two epochs.
+
+    Args:
+        epochs: The epochs of one loader, over all ranks.
+        num_samples: The number of samples. If None, later epochs must not hold contents that the first one lacks.
+    """
+    contents = [np.unique(epoch.arrays()[0]) for epoch in epochs if epoch.num_deliveries]
+    if len(contents) < 2:
+        return None
+    return len(np.unique(np.concatenate(contents))) > (len(contents[0]) if num_samples is None else num_samples)

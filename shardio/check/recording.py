@@ -1,4 +1,4 @@
-"""Iterate over a loader, and record where each sample comes from and whether its content is stable.
+"""Iterate over a loader, and record what it claims, where each sample comes from and whether its content is stable.
 
 Only stable content identifies samples. Three kinds of evidence show that contents change: transforms whose class names
 suggest randomness, samples of the dataset that differ when they are read again, and epochs that together hold more
@@ -9,43 +9,19 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import combinations, compress
-from typing import Any
+from itertools import compress
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.check.coverage import (
-    Coverage,
-    Delivery,
-    HasWorkers,
-    RankEpoch,
-    collate_of,
-    collates_columns,
-    find_allowance,
-    find_claims,
-    find_cursor,
-    find_remainder,
-    indices_of,
-    is_batching,
-    is_map_style,
-    name_ranks,
-    source_of,
-)
-from shardio.check.identity import ASK_FOR_KEY, Ids, Key, content_ids, keys_in
+from shardio.check.coverage import ASK_FOR_KEY, Allowance, Coverage, Delivery, Key, RankEpoch, content_ids, keys_in
 from shardio.errors import IdentityError
-from shardio.process import keep_generators
-from shardio.world import find_worker
-
-MIN_SAMPLES = 10
-"""The fewest samples that do not repeat an order by chance. For 10 samples, the chance is 1 in 3.6 million."""
-
-MAX_COMPARED = 1_000_000
-"""The largest number of an epoch's samples to compare when checking whether a loader shuffles."""
-
+from shardio.order import DROP_LAST, POLICIES, Cursor, EpochOrder, OrderSettings, RemainderPolicy, keep_generators
+from shardio.world import World, find_worker
 
 NUM_PROBES, NUM_READS = 8, 4
 """The number of samples to probe, and of reads per sample.
@@ -157,7 +133,6 @@ def _add_allowance(loader: Iterable[Any], coverage: Coverage, rank: int, before:
 
 
 def _refuse_tuple(loader: Iterable[Any]) -> None:
-    """Raise IdentityError for a tuple that was not collated: (index, label) is not two keys."""
     if not isinstance(loader, HasWorkers):
         raise IdentityError(f"a batch is a tuple, which may be one sample or hold one sample per value. {ASK_FOR_KEY}")
     if not is_batching(loader):
@@ -188,8 +163,6 @@ class _Tagged:
 
 @dataclass(frozen=True, slots=True)
 class _TaggingCollate:
-    """A collate function that also returns the worker it runs in."""
-
     untagged: Callable[[Any], Any]
 
     def __call__(self, samples: Any) -> _Tagged:
@@ -222,59 +195,239 @@ def _tagged(loader: Iterable[Any]) -> Iterator[None]:
         loader.collate_fn = collate
 
 
-def find_frozen_orders(epochs: Sequence[Coverage]) -> list[str]:
-    """Return a message for each epoch that wrongly repeats the order of an earlier one.
+MIN_WINDOW = 10
+"""The smallest window with so many orders that none repeats by chance."""
 
-    A loader that does not report whether it shuffles may repeat its order on purpose, for example with a sorted
-    sampler. It is judged only if another epoch or rank shows that it shuffles.
+
+@runtime_checkable
+class HasRemainder(Protocol):
+    """A dataset or a sampler with shardio's order and a remainder policy."""
+
+    remainder_policy: RemainderPolicy
+    num_all_samples: int
+    batch_size: int | None
+    digest: str
+    shard_sizes: NDArray[np.int64]
+    settings: OrderSettings
+
+    def world(self) -> World:
+        """Return the rank and the world size."""
+
+
+def find_remainder(loader: Iterable[Any]) -> tuple[HasRemainder, RemainderPolicy] | None:
+    """Return the dataset or sampler that orders a loader, and its remainder policy.
+
+    Return None if the order is not shardio's.
     """
-    digests = [
-        {rank: epoch.order_digest(rank) for rank in epoch.ranks if epoch.num_delivered_by(rank) >= MIN_SAMPLES}
-        for epoch in epochs
-    ]
-    frozen: list[tuple[int, int, list[int]]] = []
-    for later in range(1, len(epochs)):
-        for earlier in reversed(range(later)):
-            equal = [rank for rank, digest in digests[later].items() if digest == digests[earlier].get(rank)]
-            if equal:
-                frozen.append((earlier, later, equal))
-                break
-    shuffling = {rank for epoch in epochs for rank, known in epoch.rank_epochs.items() if known.shuffles}
-    if frozen and any(rank not in shuffling for _, _, equal in frozen for rank in equal) and _is_shuffled(epochs):
-        shuffling |= {rank for _, _, equal in frozen for rank in equal}
-    return [
-        f"epochs {earlier} and {later} have the same order{_where(judged, epochs[later])}: set_epoch is not called, or "
-        "every epoch starts from the same seed"
-        for earlier, later, equal in frozen
-        if (judged := [rank for rank in equal if rank in shuffling])
-    ]
+    for holder in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
+        if isinstance(holder, HasRemainder):
+            # Only shardio's drop_last is a policy. In torch, it drops the incomplete batch of each worker.
+            drops = hasattr(loader, "calls_dataset") and bool(getattr(loader, "drop_last", False))
+            return holder, POLICIES[DROP_LAST] if drops else holder.remainder_policy
+    return None
 
 
-def _where(ranks: list[int], epoch: Coverage) -> str:
-    return "" if ranks == epoch.ranks else f" on {name_ranks(ranks)}"
+def find_cursor(loader: Iterable[Any]) -> Cursor | None:
+    """Return a loader's cursor in shardio's order, read from its state; None if it has none."""
+    found = find_remainder(loader)
+    # Do not ask other loaders for their state: torchdata's starts its workers to determine it.
+    holder: Any = loader if hasattr(loader, "calls_dataset") else None if found is None else found[0]
+    if found is None or not callable(getattr(holder, "state_dict", None)):
+        return None
+    if not getattr(holder, "has_order", True):  # A subclass of shardio's sampler has its own __iter__.
+        return None
+    state = holder.state_dict()
+    return Cursor(epoch=state["epoch"], position=state["position"])
 
 
-def _is_shuffled(epochs: Sequence[Coverage]) -> bool:
-    for rank in sorted({rank for epoch in epochs for rank in epoch.ranks}):
-        known = [epoch.rank_epochs[rank].shuffles for epoch in epochs if rank in epoch.rank_epochs]
-        if False in known:  # Batches may still arrive in another order.
-            continue
-        orders = {epoch.order_digest(rank): epoch for epoch in epochs}
-        found = [epoch.arrays(rank)[0][:MAX_COMPARED] for epoch in orders.values()]
-        if any(_differ(first, second) for first, second in combinations(found, 2)):
-            return True
-    return False
+def resumes(loader: Iterable[Any], num_batches: int) -> bool | None:
+    """Return whether a loader resumes the epoch that stopped after ``num_batches`` batches; None if it was complete."""
+    found = find_remainder(loader)
+    cursor = find_cursor(loader) if found is not None and hasattr(loader, "calls_dataset") else None
+    if found is None or cursor is None:
+        length = len(loader) if hasattr(loader, "__len__") else None  # type: ignore[arg-type]  # hasattr checks it
+        return True if length is None or num_batches < length else None
+    return None if cursor.position >= found[0].num_all_samples else cursor.position > 0
 
 
-def _differ(first: Ids, second: Ids) -> bool:
-    """Return whether many neighbours in ``first`` are not neighbours in ``second``.
+def find_allowance(loader: Iterable[Any], before: Cursor | None = None) -> Allowance | None:
+    """Return the allowance of a loader's epoch; None if the order is not shardio's.
 
-    Many means at least ten, and a quarter of all. Most neighbours stay together if batches arrive as workers finish
-    them, or if only shards are shuffled. Such orders may repeat by chance.
+    Args:
+        loader: The loader, after it delivered the epoch's first batch, if the epoch has one.
+        before: The loader's cursor before that batch.
     """
-    before, after = (ids[:-1] * np.uint64(3) + ids[1:] for ids in (first, second))  # uint64 [n - 1], wraps around
-    num_parted = int((~np.isin(before, after)).sum())
-    return num_parted >= max(MIN_SAMPLES, len(before) // 4)
+    found = find_remainder(loader)
+    if found is None:
+        return None
+    holder, policy = found
+    num_samples, world_size = holder.num_all_samples, holder.world().world_size
+    batch_size = holder.batch_size or getattr(loader, "batch_size", None) or 1
+    now = find_cursor(loader)
+    start = before.position if before is not None and now is not None and before.epoch == now.epoch else 0
+    start = 0 if start == num_samples and now != before else start
+    num_dealt = policy.count_dealt(num_samples - start, world_size, batch_size)
+    num_padded, num_dropped = max(start + num_dealt - num_samples, 0), max(num_samples - start - num_dealt, 0)
+    num_repeats = 0 if policy.marks_repeats else num_padded
+    positions = np.arange(num_samples - num_dropped, num_samples + num_repeats)
+    samples: tuple[int, ...] | None = None
+    if now is not None and start == 0:
+        order = EpochOrder(holder.shard_sizes, holder.settings, now.epoch)
+        samples = tuple(sorted(order.samples_at(positions).tolist())) if len(positions) else ()
+    return Allowance(
+        num_samples=num_samples,
+        num_repeats=num_repeats,
+        num_missing=num_dropped + start,
+        num_marked=num_padded - num_repeats,
+        samples=samples,
+        digest=holder.digest,
+    )
+
+
+@runtime_checkable
+class HasWorkers(Protocol):
+    """A loader with the attributes of torch's DataLoader."""
+
+    collate_fn: Callable[[Any], Any]
+    num_workers: int
+    dataset: Any
+
+
+def find_claims(loader: Iterable[Any], world_size: int) -> RankEpoch:
+    """Return a loader's claims about its next epoch, on one of ``world_size`` ranks."""
+    outer, loader = loader, source_of(loader)
+    epoch = RankEpoch(shuffles=_find_shuffle(loader))
+    sampler, dataset = sampler_of(loader), getattr(loader, "dataset", None)
+    if _is_torchs(sampler, "DistributedSampler"):
+        epoch.num_shares = sampler.num_replicas
+        epoch.sampler_state = f"epoch {sampler.epoch} and seed {sampler.seed}" if sampler.shuffle else ""
+    if getattr(sampler, "replacement", False):
+        epoch.cause = f"the sampler ({type(sampler).__name__}) samples with replacement"
+    if (found := find_remainder(loader)) is not None:
+        epoch.num_dataset = found[0].num_all_samples
+        return epoch
+    if not isinstance(loader, HasWorkers) or not is_batching(loader):
+        return epoch
+    batching = _batching_of(loader)
+    batch_size = getattr(batching, "batch_size", None)
+    if not is_map_style(loader):
+        # With several ranks, an iterable dataset's length may count one share or all samples.
+        if world_size == 1 and batch_size is not None:
+            epoch.num_claimed, epoch.may_be_fewer = _length(dataset), True
+        return epoch
+    num_own = _length(sampler)
+    num_all = _length(dataset)
+    if num_own is not None and num_all is not None and world_size == 1 and num_own < num_all:
+        epoch.cause = epoch.cause or (
+            f"the sampler ({type(sampler).__name__}) has {num_own:,} indices, but the dataset has {num_all:,} samples: "
+            "if this is intended, expect only the sampler's samples (expected=, --expected)"
+        )
+    if batch_size is None or num_own is None:  # Or batched by a user-defined batch sampler.
+        return epoch
+    epoch.num_claimed = num_own // batch_size * batch_size if getattr(batching, "drop_last", False) else num_own
+    is_own_loop = not _module_of(type(loader).__iter__).startswith(("torch.", "torchdata.", "shardio."))
+    skips = getattr(loader, "on_error", "raise") == "skip"
+    epoch.may_be_fewer = is_own_loop or skips or outer is not loader
+    if world_size == 1 or splits(loader):
+        epoch.num_dataset = num_all
+    return epoch
+
+
+def source_of(loader: Any) -> Any:
+    """Return a loader without wrappers such as DevicePrefetcher, which lack its dataset."""
+    while not hasattr(loader, "dataset") and hasattr(loader, "loader"):
+        loader = loader.loader
+    return loader
+
+
+def sampler_of(loader: Any) -> Any:
+    """Return a loader's sampler, including one in torch's BatchSampler; None if unknown."""
+    return getattr(_batching_of(loader), "sampler", None)
+
+
+def _batching_of(loader: Any) -> Any:
+    """Return the object that holds the batch size: the loader or its batch sampler; None if unknown."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    if getattr(loader, "batch_size", None) is not None or batch_sampler is None:
+        return loader
+    return batch_sampler if _is_torchs(batch_sampler, "BatchSampler") else None
+
+
+def is_map_style(loader: HasWorkers) -> bool:
+    """Return whether a loader reads its dataset by index."""
+    import torch.utils.data
+
+    return not isinstance(loader.dataset, torch.utils.data.IterableDataset)
+
+
+def splits(loader: HasWorkers) -> bool:
+    """Return whether a loader's sampler splits a map-style dataset, which all ranks have, over ranks."""
+    return is_map_style(loader) and _is_torchs(sampler_of(loader), "DistributedSampler")
+
+
+def is_batching(loader: Any) -> bool:
+    """Return whether a loader collates samples. If not, it yields the dataset's items."""
+    if getattr(loader, "batch_size", None) is not None or getattr(loader, "batch_sampler", None) is not None:
+        return True
+    if hasattr(loader, "batch_size") and hasattr(loader, "batch_sampler"):
+        return False
+    # A wrapper lacks these attributes. torch's function for single samples has this name.
+    return getattr(collate_of(loader), "__name__", "") != "default_convert"
+
+
+def collates_columns(loader: Any) -> bool:
+    """Return whether a loader collates into columns: with a function of torch or shardio."""
+    return is_batching(loader) and _module_of(collate_of(loader)).startswith(("torch.", "shardio."))
+
+
+def collate_of(loader: Any) -> Any:
+    """Return a loader's own collate function, even while its workers tag their batches."""
+    collate = getattr(loader, "collate_fn", None)
+    return getattr(collate, "untagged", collate)
+
+
+def indices_of(loader: HasWorkers) -> Any:
+    """Return the indices that a loader's sampler chooses from, in the dataset's order; None if unknown."""
+    sampler: Any = sampler_of(loader)
+    length = _length(loader.dataset)
+    if _is_torchs(sampler, "SubsetRandomSampler"):
+        return sorted(map(int, sampler.indices))
+    names = ("SequentialSampler", "RandomSampler", "DistributedSampler", "WeightedRandomSampler")
+    return None if length is None or not _is_torchs(sampler, *names) else range(length)
+
+
+def _find_shuffle(loader: Any) -> bool | None:
+    found = find_remainder(loader)
+    if found is not None:
+        settings = found[0].settings
+        return settings.shuffle and (settings.window >= MIN_WINDOW or None)
+    if not getattr(loader, "in_order", True):
+        return False  # Batches arrive in any order.
+    sampler: Any = sampler_of(loader)
+    if _is_torchs(sampler, "DistributedSampler"):
+        return bool(sampler.shuffle)
+    if _is_torchs(sampler, "SequentialSampler"):
+        return False
+    return True if _is_torchs(sampler, "RandomSampler", "SubsetRandomSampler") else None
+
+
+def _is_torchs(sampler: Any, *names: str) -> bool:
+    """Return whether a sampler is an instance of a torch class and keeps torch's ``__iter__``."""
+    import torch.utils.data
+
+    classes = tuple(getattr(torch.utils.data, name) for name in names)
+    return isinstance(sampler, classes) and _module_of(type(sampler).__iter__).startswith("torch.")
+
+
+def _module_of(function: Any) -> str:
+    return f"{getattr(function, '__module__', None) or type(function).__module__}."
+
+
+def _length(sized: Any) -> int | None:
+    try:
+        return len(sized)
+    except TypeError:
+        return None
 
 
 def probe_contents(loader: Iterable[Any], epoch: RankEpoch) -> RankEpoch:
@@ -311,21 +464,7 @@ def probe_contents(loader: Iterable[Any], epoch: RankEpoch) -> RankEpoch:
     return replace(epoch, is_stable=None if has_workers else True)
 
 
-def contents_change(epochs: Sequence[Coverage], num_samples: int | None) -> bool | None:
-    """Return whether epochs hold more contents than samples; None for fewer than two epochs.
-
-    Args:
-        epochs: The epochs of one loader, over all ranks.
-        num_samples: The number of samples. If None, later epochs must not hold contents that the first one lacks.
-    """
-    contents = [np.unique(epoch.arrays()[0]) for epoch in epochs if epoch.num_deliveries]
-    if len(contents) < 2:
-        return None
-    return len(np.unique(np.concatenate(contents))) > (len(contents[0]) if num_samples is None else num_samples)
-
-
 def _find_random(holder: Any, depth: int) -> str | None:
-    """Return the name of a random transform that a loader, a dataset or a transform holds."""
     if depth and _RANDOM.search(type(holder).__name__) and callable(holder):
         return type(holder).__name__
     if depth > 6:

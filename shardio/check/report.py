@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import xor
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.check.coverage import NUM_PARTS, Allowance, Coverage, Delivery, SortedDeliveries, WorkerTotals, name_ranks
-from shardio.check.identity import Ids, key_ids
+from shardio.check.coverage import (
+    NUM_PARTS,
+    Allowance,
+    Coverage,
+    Delivery,
+    Ids,
+    SortedDeliveries,
+    WorkerTotals,
+    key_ids,
+    name_ranks,
+)
 from shardio.errors import CoverageError
 
 SHOWN = 10
@@ -226,7 +237,6 @@ def _add_missing(report: CoverageReport, missing: Ids, names: dict[int, Hashable
 
 
 def _add_sharing(report: CoverageReport, deliveries: SortedDeliveries, is_repeated: NDArray[np.bool_]) -> None:
-    """Count the repeats across ranks, across workers of a rank, and within a worker."""
     ids, sources = deliveries.ids[is_repeated], deliveries.source_ids[is_repeated]
     ranks = np.array([rank for rank, _ in deliveries.sources])[sources]
     num_samples, num_by_rank, num_by_source = (
@@ -238,7 +248,6 @@ def _add_sharing(report: CoverageReport, deliveries: SortedDeliveries, is_repeat
 
 
 def _add_policy(report: CoverageReport, repeats: Ids, missing: Ids) -> None:
-    """Compare the repeated or omitted samples with the remainder policy's selection."""
     expected = report.expected
     if (report.num_repeats, report.num_missing) != (expected.num_repeats, expected.num_missing):
         return
@@ -290,7 +299,6 @@ def find_causes(report: CoverageReport) -> list[str]:
 
 
 def _other_key_type(report: CoverageReport) -> list[str]:
-    """Return a cause if unexpected keys have the same text as missing ones, such as 1 and "1"."""
     if not report.num_unexpected or not set(report.unexpected) & set(report.missing):
         return []
     return [
@@ -300,53 +308,43 @@ def _other_key_type(report: CoverageReport) -> list[str]:
 
 
 def _same_workers(report: CoverageReport) -> list[str]:
-    by_rank: defaultdict[int, list[WorkerTotals]] = defaultdict(list)
-    for (rank, worker), totals in report.totals.items():
-        if worker >= 0:
-            by_rank[rank].append(totals)
-    equal = {
-        rank: workers
-        for rank, workers in by_rank.items()
-        if len(workers) > 1 and len({worker.signature for worker in workers}) == 1
-    }
-    if not equal:
-        return []
-    rank, workers = next(iter(equal.items()))
-    num_samples = workers[0].num_samples
-    which = "all" if num_samples == report.expected.num_samples else "the same"
-    where = f" of rank {rank}" if len(by_rank) > 1 else ""
-    return [
-        f"each of {len(workers)} workers{where} delivered {which} {num_samples:,} samples: the dataset ignores "
-        "get_worker_info"
-    ]
+    by_rank = _group_by_rank(report)
+    for rank, workers in by_rank.items():
+        if len(workers) > 1 and len({worker.signature for worker in workers}) == 1:
+            num_samples = workers[0].num_samples
+            which = "all" if num_samples == report.expected.num_samples else "the same"
+            where = f" of rank {rank}" if len(by_rank) > 1 else ""
+            return [
+                f"each of {len(workers)} workers{where} delivered {which} {num_samples:,} samples: the dataset ignores "
+                "get_worker_info"
+            ]
+    return []
 
 
 def _same_ranks(report: CoverageReport) -> list[str]:
-    sums: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for (rank, _), totals in report.totals.items():
-        num_samples, id_sum, id_xor = totals.signature
-        sums[rank] = [sums[rank][0] + num_samples, (sums[rank][1] + id_sum) % 2**64, sums[rank][2] ^ id_xor]
-    groups: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-    for rank, signature in sums.items():
-        groups[tuple(signature)].append(rank)
+    groups: defaultdict[tuple[int, ...], dict[int, int]] = defaultdict(dict)
+    for rank, workers in _group_by_rank(report).items():
+        nums, sums, xors = zip(*(worker.signature for worker in workers), strict=True)
+        # Identical workers count once.
+        num_distinct = sum({worker.signature: worker.num_samples for worker in workers}.values())
+        groups[sum(nums), sum(sums) % 2**64, reduce(xor, xors)][rank] = num_distinct
     return [
-        f"{name_ranks(ranks)} delivered the same {_num_distinct(report, ranks[0]):,} samples: the loader "
+        f"{name_ranks(list(ranks))} delivered the same {next(iter(ranks.values())):,} samples: the loader "
         "has no DistributedSampler or other split by rank (in WebDataset, no nodesplitter)"
         for ranks in groups.values()
         if len(ranks) > 1
     ]
 
 
-def _num_samples_by_rank(report: CoverageReport) -> Counter[int]:
-    counts = Counter[int]()
+def _group_by_rank(report: CoverageReport) -> dict[int, list[WorkerTotals]]:
+    by_rank: defaultdict[int, list[WorkerTotals]] = defaultdict(list)
     for (rank, _), totals in report.totals.items():
-        counts[rank] += totals.num_samples
-    return counts
+        by_rank[rank].append(totals)
+    return by_rank
 
 
-def _num_distinct(report: CoverageReport, rank: int) -> int:
-    # Identical workers count once.
-    return sum({t.signature: t.num_samples for (r, _), t in report.totals.items() if r == rank}.values())
+def _num_samples_by_rank(report: CoverageReport) -> dict[int, int]:
+    return {rank: sum(each.num_samples for each in found) for rank, found in _group_by_rank(report).items()}
 
 
 def _padding(report: CoverageReport) -> list[str]:
@@ -356,8 +354,7 @@ def _padding(report: CoverageReport) -> list[str]:
     """
     if report.num_late_repeats < report.num_repeats or report.num_missing:
         return []
-    # Padding makes lengths equal.
-    by_worker = {totals.num_samples for totals in report.totals.values()}
+    by_worker = {totals.num_samples for totals in report.totals.values()}  # Padding makes lengths equal.
     if (report.num_rank_repeats and len(set(_num_samples_by_rank(report).values())) > 1) or (
         report.num_worker_repeats and len(by_worker) > 1
     ):
@@ -376,7 +373,6 @@ def _padding(report: CoverageReport) -> list[str]:
 
 
 def _same_batches(report: CoverageReport) -> list[str]:
-    """Return a cause if all repeats are in the same two batches and fill one of these."""
     places = {tuple((delivery.rank, delivery.batch) for delivery in found) for found in report.repeated.values()}
     sizes = {size for totals in report.totals.values() for size in (totals.largest_batch, totals.last_batch_size)}
     if len(places) != 1 or report.num_repeats < 2 or report.num_repeats not in sizes:
@@ -449,12 +445,11 @@ def _multiples(report: CoverageReport) -> list[str]:
 
 
 def _left_over(report: CoverageReport) -> list[str]:
-    """Return a cause if shares are equal and the remainder of the division is missing."""
     num_missing, num_samples = report.num_missing - report.expected.num_missing, report.expected.num_samples or 0
-    by_worker = {f"{rank} {worker}": totals.num_samples for (rank, worker), totals in report.totals.items()}
-    for name, counts in ("ranks", _num_samples_by_rank(report)), ("workers", by_worker):
+    by_worker = [totals.num_samples for totals in report.totals.values()]
+    for name, counts in ("ranks", _num_samples_by_rank(report).values()), ("workers", by_worker):
         num_shares = len(counts)
-        if num_shares > 1 and len(set(counts.values())) == 1 and num_missing == num_samples % num_shares:
+        if num_shares > 1 and len(set(counts)) == 1 and num_missing == num_samples % num_shares:
             return [
                 f"each of {num_shares} {name} delivered {num_samples // num_shares:,} of {num_samples:,} samples, and "
                 f"none delivered the remaining {num_missing:,}: shares are rounded down, or a sampler uses drop_last"

@@ -85,7 +85,7 @@ def append(
     from shardio import packing
     from shardio.shards import open_table
 
-    num_before = open_table(out).manifest.num_samples
+    num_before = open_table(out).manifest.num_samples if out.exists() else 0  # Otherwise, the call below refuses it.
     with reporting(as_json=as_json, doing="packing") as progress:
         manifest = packing.append(
             out,

@@ -6,9 +6,9 @@ import dataclasses
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -16,7 +16,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from shardio.cli.options import StorageOptionTexts, read_access, read_options
+from shardio.cli.options import DatasetPath, StorageOptionTexts, read_access, read_options
 from shardio.cli.terminal import (
     check_png_path,
     count,
@@ -30,9 +30,9 @@ from shardio.errors import ShardioError
 from shardio.values import format_bytes
 
 if TYPE_CHECKING:
-    from shardio.reading.keyed import KeyedShards
-    from shardio.shards import CompressedShard, IndexColumns, ShardTable
-    from shardio.storage import Location, RemoteAccess, StorageOptions
+    from shardio.reading import KeyedShards
+    from shardio.shards import ShardTable
+    from shardio.storage import StorageOptions
 
 
 MAX_SAMPLES = 1000
@@ -52,38 +52,27 @@ UNREADABLE, NO_KERNEL = "unreadable", "no kernel"
 _DRIVE = re.compile(r"[A-Za-z]:")
 
 
-@contextmanager
-def open_samples(source: Path, storage_options: StorageOptions) -> Iterator[KeyedShards | CompressedShard]:
-    """Open a dataset, or a compressed tar that has an index, to read samples by key."""
-    from shardio.reading.keyed import open as open_keyed
-    from shardio.shards import CompressedShard, is_compressed
-    from shardio.storage import make_direct_access, parse_location
+IndexedPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SOURCE", help="A packed directory, a manifest, a tar, a directory of tars, or an indexed .tar.gz."
+    ),
+]
 
-    location = parse_location(source, make_direct_access(storage_options))
+
+def open_shards(source: Path, storage_options: StorageOptions, *, is_cached: bool = False) -> ShardTable:
+    """Return the shards of a dataset, or a compressed tar that has an index. A cache may serve remote shards."""
+    from shardio.shards import is_compressed, open_compressed, open_table
+    from shardio.storage import make_access, make_direct_access, parse_location
+
+    direct = make_direct_access(storage_options)
+    location = parse_location(source, direct)
     if is_compressed(location) and location.exists():
-        with CompressedShard(location) as shard:
-            yield shard
-    else:
-        with open_keyed(source, storage_options=storage_options) as samples:
-            yield samples
+        return open_compressed(location)
+    return open_table(source, make_access(storage_options) if is_cached else direct)
 
 
-def read_indexes(source: Path, access: RemoteAccess) -> Iterator[tuple[Location, IndexColumns]]:
-    """Yield the tar and the index of each shard of a dataset, or a compressed tar and its index."""
-    from shardio.shards import CompressedShard, is_compressed, open_table, read_columns
-    from shardio.storage import parse_location
-
-    location = parse_location(source, access)
-    if is_compressed(location) and location.exists():
-        with CompressedShard(location) as shard:
-            yield location, shard.columns
-    else:
-        table = open_table(source, access)
-        for tar, index in zip(table.tars, table.indexes, strict=True):
-            yield tar, read_columns(index)
-
-
-def read_sample(samples: KeyedShards | CompressedShard, key: str) -> dict[str, Any]:
+def read_sample(samples: KeyedShards, key: str) -> dict[str, Any]:
     """Return the fields of a sample by name. If no sample has the key, exit with code 1."""
     try:
         found = samples.read(key)
@@ -94,12 +83,7 @@ def read_sample(samples: KeyedShards | CompressedShard, key: str) -> dict[str, A
 
 
 def ls(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SOURCE", help="A packed directory, a manifest, a tar, a directory of tars, or an indexed .tar.gz."
-        ),
-    ],
+    source: IndexedPath,
     fields: Annotated[bool, typer.Option("--fields", help="Also print each field and its size in bytes.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per line: key, shard, and the fields' bytes.")
@@ -111,39 +95,25 @@ def ls(
 
     Example: shardio ls out --fields --limit 10
     """
-    num_left = -1 if limit is None else limit
-    for tar, columns in read_indexes(source, read_access(storage_option)):
-        for sample in range(len(columns.keys)):
-            if num_left == 0:
-                return
-            num_left -= 1
-            key = columns.keys.text(sample)
-            if as_json:
-                contents = {
-                    field: {"offset": offset, "size": size} for field, offset, size in _fields_of(columns, sample)
-                }
-                echo(json.dumps({"key": key, "shard": tar.name, "fields": contents}))
-            elif fields:
-                parts = [f"{field} {size}" for field, _, size in _fields_of(columns, sample)]
-                echo("\t".join([printable(key), *map(printable, parts)]))
-            else:
-                echo(printable(key))
+    from shardio.shards import read_columns
 
-
-def _fields_of(columns: IndexColumns, sample: int) -> Iterator[tuple[str, int, int]]:
-    offsets, sizes = columns.starts[:, sample].tolist(), columns.sizes[:, sample].tolist()
-    for field, offset, size in zip(columns.header.fields, offsets, sizes, strict=True):
-        if offset >= 0:
-            yield field, offset, size
+    table = open_shards(source, read_options(storage_option))
+    shards = ((tar, read_columns(index)) for tar, index in zip(table.tars, table.indexes, strict=True))
+    samples = ((tar, columns, sample) for tar, columns in shards for sample in range(len(columns.keys)))
+    for tar, columns, sample in islice(samples, limit):
+        key = columns.keys.text(sample)
+        if as_json:
+            contents = {field: {"offset": offset, "size": size} for field, offset, size in columns.fields_of(sample)}
+            echo(json.dumps({"key": key, "shard": tar.name, "fields": contents}))
+        elif fields:
+            parts = [f"{field} {size}" for field, _, size in columns.fields_of(sample)]
+            echo("\t".join([printable(key), *map(printable, parts)]))
+        else:
+            echo(printable(key))
 
 
 def cat(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SOURCE", help="A packed directory, a manifest, a tar, a directory of tars, or an indexed .tar.gz."
-        ),
-    ],
+    source: IndexedPath,
     key: Annotated[str, typer.Argument(metavar="KEY", help="The key of a sample, as shardio ls prints it.")],
     field: Annotated[
         str | None, typer.Option(metavar="FIELD", help="The field to write. May be omitted if there is only one.")
@@ -154,7 +124,9 @@ def cat(
 
     Example: shardio cat out cats/0001 --field jpg > 0001.jpg
     """
-    with open_samples(source, read_options(storage_option)) as samples:
+    from shardio.reading import KeyedShards
+
+    with KeyedShards(open_shards(source, read_options(storage_option), is_cached=True)) as samples:
         fields = read_sample(samples, key)
     if field is None and len(fields) == 1:
         (field,) = fields
@@ -166,12 +138,7 @@ def cat(
 
 
 def extract(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SOURCE", help="A packed directory, a manifest, a tar, a directory of tars, or an indexed .tar.gz."
-        ),
-    ],
+    source: IndexedPath,
     keys: Annotated[list[str], typer.Argument(metavar="KEY", help="The keys of samples, as shardio ls prints them.")],
     into: Annotated[Path, typer.Argument(metavar="DIR", help="The directory to write to. It is created.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
@@ -183,7 +150,8 @@ def extract(
 
     Example: shardio extract out cats/0001 cats/0002 some-cats
     """
-    from shardio.shards import CompressedShard
+    from shardio.reading import KeyedShards
+    from shardio.shards import is_compressed
     from shardio.storage import parse_location
 
     keys = list(dict.fromkeys(keys))
@@ -191,9 +159,11 @@ def extract(
         _check_key(key)
     into, options = into.absolute(), read_options(storage_option)
     num_files = num_bytes = 0
-    with open_samples(source, options) as samples:
-        if isinstance(samples, CompressedShard):
-            keys = samples.sort(keys)
+    table = open_shards(source, options, is_cached=True)
+    with KeyedShards(table) as samples:
+        if is_compressed(table.tars[0]):  # In tar order, it is decompressed once. Unknown keys come first.
+            places = {key: place for place, key in enumerate(samples)}
+            keys.sort(key=lambda key: places.get(key, -1))
         paths = dict[Path, str]()
         # Samples are read twice: a later problem must leave no files, and the samples may be too large to keep.
         for key in keys:
@@ -223,7 +193,6 @@ def _check_key(key: str) -> None:
 
 
 def _find_path(into: Path, key: str, field: str, *, overwrite: bool) -> Path:
-    """Return the path of a field's file. Exit with code 1 if it must not be written."""
     path = into / f"{key}.{field}"
     if "\0" in str(path) or "\\" in field:
         _refuse(f"the name of field {field!r} of sample {key!r} cannot be a file's")
@@ -245,7 +214,6 @@ def _refuse(why: str) -> NoReturn:
 
 
 def _decoder_texts() -> dict[str, str]:
-    """Return the text to print after each decoder's number of images, by the decoder's name."""
     from shardio.images import DECODER_DESCRIPTIONS
 
     texts: dict[str, str] = {name: f"by {DECODER_DESCRIPTIONS[name]}" for name in ("kernel", "libjpeg", "pillow")}
@@ -275,19 +243,18 @@ class DecoderForecast:
 
     def dump(self) -> dict[str, Any]:
         """Return the forecast as values for JSON."""
-        num_images_by_decoder = {name: reasons.total() for name, reasons in self.reasons.items()}
-        reasons = {
-            name: dict(reasons.most_common())
-            for name, reasons in self.reasons.items()
-            if name not in ("kernel", UNREADABLE)
-        }
+        others = {name: reasons for name, reasons in self.reasons.items() if name not in ("kernel", UNREADABLE)}
         return {
             "samples": self.num_samples,
-            **num_images_by_decoder,
-            "reasons": reasons,
+            **{name: reasons.total() for name, reasons in self.reasons.items()},
+            "reasons": {name: dict(reasons.most_common()) for name, reasons in others.items()},
             "clipped": dict(self.clipped),
             "no_kernel": self.no_kernel,
         }
+
+    @property
+    def _examined(self) -> str:
+        return f"of {count(self.num_samples, 'evenly spaced sample')}, " if self.is_partial else ""
 
     def describe(self) -> str:
         """Return the forecast as text."""
@@ -299,16 +266,14 @@ class DecoderForecast:
                 parts.append(f"{reasons.total()} {texts[decoder_name]}{details}")
         if self.no_kernel is not None and self.reasons["libjpeg"][NO_KERNEL]:
             parts.append(f"no kernel because {self.no_kernel}")
-        examined = f"of {count(self.num_samples, 'evenly spaced sample')}, " if self.is_partial else ""
-        return examined + ("; ".join(parts) or "no images")
+        return self._examined + ("; ".join(parts) or "no images")
 
     def describe_clipped(self) -> str:
         """Return the number of clipped images and the remedy as text."""
         from shardio.images import CLIPPED_ADVICE
 
-        examined = f"of {count(self.num_samples, 'evenly spaced sample')}, " if self.is_partial else ""
         images = count(self.clipped.total(), "gray image stores", "gray images store")
-        return f"{examined}{images} other numbers than uint8 ({format_counts(self.clipped)}): {CLIPPED_ADVICE}"
+        return f"{self._examined}{images} other numbers than uint8 ({format_counts(self.clipped)}): {CLIPPED_ADVICE}"
 
 
 def forecast_decoders(table: ShardTable) -> DecoderForecast:
@@ -320,15 +285,15 @@ def forecast_decoders(table: ShardTable) -> DecoderForecast:
     """
     from shardio.images import IMAGE_FIELDS, check_kernel, find_clipped_type, why_no_kernel
     from shardio.reading import SampleReader
+    from shardio.viewer import choose_evenly
 
     total = table.manifest.num_samples
-    num_samples = min(total, MAX_SAMPLES)
-    indices = np.arange(num_samples) * total // num_samples
+    indices = choose_evenly(np.arange(total), MAX_SAMPLES)
+    num_samples = len(indices)
     check_kernel()
     forecast = DecoderForecast(num_samples=num_samples, is_partial=num_samples < total, no_kernel=why_no_kernel())
     fields = [name for name in IMAGE_FIELDS if name in table.manifest.fields]
-    reader = SampleReader(table)
-    try:
+    with closing(SampleReader(table)) as reader:
         for start in range(0, num_samples if fields else 0, SAMPLES_PER_READ):
             stored = reader.read(indices[start : start + SAMPLES_PER_READ], fields)
             for row in zip(*stored.columns.values(), strict=True):
@@ -339,13 +304,10 @@ def forecast_decoders(table: ShardTable) -> DecoderForecast:
                     if clipped_type := find_clipped_type(content):
                         forecast.clipped[clipped_type] += 1
                     forecast.reasons[decoder_name][reason] += 1
-    finally:
-        reader.close()
     return forecast
 
 
 def _find_decoder(content: bytes, *, has_kernel: bool) -> tuple[str, str]:
-    """Return the name of an image's decoder, and the reason why it is not the kernel ("" if it is)."""
     from shardio.images import find_format, open_image, why_not_by_kernel
 
     name = find_format(content)
@@ -362,9 +324,7 @@ def _find_decoder(content: bytes, *, has_kernel: bool) -> tuple[str, str]:
 
 
 def info(
-    source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="A packed directory, a manifest, a tar, or a directory of tars.")
-    ],
+    source: DatasetPath,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     storage_option: StorageOptionTexts = None,
 ) -> None:
@@ -379,7 +339,11 @@ def info(
     from shardio.shards import open_table
 
     table = open_table(source, read_access(storage_option))
-    manifest, forecast = table.manifest, _try_forecast(table)
+    manifest, forecast, failure = table.manifest, None, ""
+    try:
+        forecast = forecast_decoders(table)
+    except (ShardioError, OSError) as error:  # The other rows need only the manifest.
+        failure = str(error)
     sizes = manifest.shard_sizes
     tiled = manifest.pack.get("num_tiled")
     if as_json:
@@ -392,12 +356,13 @@ def info(
             "samples_per_shard": {"min": int(sizes.min()), "mean": float(sizes.mean()), "max": int(sizes.max())},
             "digest": manifest.digest,
             "tiled": tiled,
-            "decoded": forecast.dump() if isinstance(forecast, DecoderForecast) else None,
+            "decoded": None if forecast is None else forecast.dump(),
             "format": manifest.format,
             "pack": manifest.pack,
         }
         echo(json.dumps(values, indent=1))
         return
+    smallest = "" if sizes.min() == sizes.max() else f"{sizes.min()} to "
     mean_size = manifest.num_bytes / manifest.num_samples
     names = ", ".join(manifest.classes[:SHOWN_CLASSES]) + (", …" if len(manifest.classes) > SHOWN_CLASSES else "")
     packed = ", ".join(
@@ -405,17 +370,13 @@ def info(
     )
     rows = {
         "samples": f"{manifest.num_samples}",
-        "shards": f"{len(manifest.shards)}, {_format_range(int(sizes.min()), int(sizes.max()))} each",
+        "shards": f"{len(manifest.shards)}, {smallest}{count(int(sizes.max()), 'sample')} each",
         "size": f"{format_bytes(manifest.num_bytes)}, {format_bytes(mean_size)} per sample",
         "fields": ", ".join(manifest.fields),
         "classes": f"{len(manifest.classes)}{': ' if names else ''}{names}",
         "tiled": "unknown" if tiled is None else f"{tiled} of {manifest.num_samples} samples",
-        "decoders": forecast.describe() if isinstance(forecast, DecoderForecast) else f"unknown: {forecast}",
-        **(
-            {"clipped": forecast.describe_clipped()}
-            if isinstance(forecast, DecoderForecast) and forecast.clipped
-            else {}
-        ),
+        "decoders": f"unknown: {failure}" if forecast is None else forecast.describe(),
+        **({"clipped": forecast.describe_clipped()} if forecast is not None and forecast.clipped else {}),
         "packed": packed or "unknown: there is no manifest",
         "digest": manifest.digest,
     }
@@ -423,22 +384,8 @@ def info(
         echo(f"{name:<8} {printable(value)}")
 
 
-def _format_range(smallest: int, largest: int) -> str:
-    return f"{'' if smallest == largest else f'{smallest} to '}{count(largest, 'sample')}"
-
-
-def _try_forecast(table: ShardTable) -> DecoderForecast | Exception:
-    """Return a forecast, or the error if the shards cannot be read: the other rows need only the manifest."""
-    try:
-        return forecast_decoders(table)
-    except (ShardioError, OSError) as error:
-        return error
-
-
 def order(
-    source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="A packed directory, a manifest, a tar, or a directory of tars.")
-    ],
+    source: DatasetPath,
     epoch: Annotated[int, typer.Option(min=0, help="The epoch to examine.")] = 0,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the order.")] = 0,
     lanes: Annotated[

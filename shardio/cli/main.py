@@ -31,10 +31,10 @@ PANELS = {
         "cat": "look",
         "extract": "look",
         "view": "view",
-        "dups": "view",
+        "dups": "verify",
     },
     "Check a dataset or a loader": {"verify": "verify", "check": "check", "order": "look", "doctor": "check"},
-    "Transform and train": {"augment": "view", "bench": "bench", "train": "train"},
+    "Transform and train": {"augment": "view", "bench": "check", "train": "train"},
     "Single JPEG files": {"tile": "change", "untile": "change"},
 }
 """For each panel of ``shardio --help``, its commands, and the module that has the function of a command's name."""

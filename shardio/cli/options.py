@@ -41,12 +41,16 @@ MaxShardSize = Annotated[
 ]
 
 
+DatasetPath = Annotated[
+    Path, typer.Argument(metavar="SOURCE", help="A packed directory, a manifest, a tar, or a directory of tars.")
+]
+
 StorageOptionTexts = Annotated[
     list[str] | None,
     typer.Option(
         "--storage-option",
         metavar="NAME=VALUE",
-        help="A setting of the object store of a URL, such as endpoint=https://… or region=…; may be repeated. Keep "
+        help="Set an option of a URL's object store, such as endpoint=https://… or region=…; may be repeated. Keep "
         "credentials in the environment.",
     ),
 ]
@@ -56,8 +60,8 @@ CacheFolder = Annotated[
     typer.Option(
         "--cache",
         metavar="FOLDER",
-        help="Local folder for what is fetched from a URL, which other processes and later runs share. By default, it "
-        "is a private one, which is removed at the end.",
+        help="Keep what is fetched from a URL in this local folder, which other processes and later runs share "
+        "(default: a private folder, which is removed at the end).",
     ),
 ]
 
@@ -75,7 +79,7 @@ CacheShared = Annotated[
     bool,
     typer.Option(
         "--cache-shared",
-        help="Other users share the folder of --cache: believe what they put there.",
+        help="Trust other users who share the folder of --cache.",
     ),
 ]
 
@@ -150,9 +154,7 @@ def _read_value(text: str) -> str | int | float:
 OnErrorPolicy = Literal["raise", "replace", "skip"]
 
 BatchSize = Annotated[int, typer.Option(min=1, help="Samples per batch on each rank.")]
-NumWorkers = Annotated[
-    int, typer.Option(min=0, help="Number of workers that decode; 0 decodes in the training process.")
-]
+NumWorkers = Annotated[int, typer.Option(min=0, help="Number of workers; 0 decodes in the training process.")]
 OnError = Annotated[
     OnErrorPolicy,
     typer.Option(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from shardio.cli.options import MaxShardSize, StorageOptionTexts, read_access, read_classes
+from shardio.cli.options import MaxShardSize, StorageOptionTexts, read_classes, read_options
 from shardio.cli.terminal import (
     ProgressReporter,
     count,
@@ -22,30 +24,22 @@ from shardio.cli.terminal import (
     printable,
     value_errors_as_usage_errors,
 )
-from shardio.images import DEFAULT_MAX_PIXELS, UNCOMPRESSED, ConvertedFormat, describe_other_images, is_convertible
+from shardio.images import UNCOMPRESSED, describe_other_images, is_convertible
 from shardio.packing import (
-    DEFAULT_QUALITY,
-    DEFAULT_SHARD_SIZE,
     REJECTED_NAME,
     TILED,
-    Engine,
     FileProblem,
-    JpegMode,
     JpegTally,
-    Layout,
-    OnChanged,
-    OnIncomplete,
+    PackOptions,
     PackResult,
-    PackSettings,
     Parts,
-    RunOptions,
-    SourceKind,
-    make_options,
     make_parts,
     pack_parts,
     pack_source,
 )
+from shardio.packing.pack_call import Option, kinds_of_options
 from shardio.progress import WorkProgress
+from shardio.storage import make_direct_access
 from shardio.values import format_bytes
 
 SHOWN_FILES = 10
@@ -202,163 +196,8 @@ def pack(
             "URL such as s3://bucket/train.",
         ),
     ],
-    max_shard_size: MaxShardSize = DEFAULT_SHARD_SIZE,
-    max_shard_samples: Annotated[int | None, typer.Option(min=1, help="Maximum number of samples in a shard.")] = None,
-    shuffle_seed: Annotated[int, typer.Option(min=0, help="Seed of the packing order, which mixes classes.")] = 0,
+    *,
     no_shuffle: Annotated[bool, typer.Option("--no-shuffle", help="Pack in the order of the keys.")] = False,
-    rename_dots: Annotated[
-        bool, typer.Option("--rename-dots", help="Replace each dot in a file's stem with an underscore.")
-    ] = False,
-    prefix_keys: Annotated[
-        bool,
-        typer.Option(
-            "--prefix-keys",
-            help="Put the name of its tar before each key, if samples of several tars have the same key: 0001 of "
-            "train-3.tar becomes train-3/0001.",
-        ),
-    ] = False,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict",
-            help="Fail if an image cannot be decoded or its content does not match its suffix.",
-        ),
-    ] = False,
-    no_check: Annotated[
-        bool,
-        typer.Option(
-            "--no-check",
-            help="Pack all files as they are, at full speed. By default, each image is decoded first. Images that "
-            f"cannot be decoded are left out and listed in OUT/{REJECTED_NAME}.",
-        ),
-    ] = False,
-    jpeg: Annotated[
-        JpegMode,
-        typer.Option(
-            help="How to store JPEGs: copy stores them unchanged, tile rewrites them losslessly so that crops decode "
-            "faster, and reencode decodes them and stores them upright, tiled and, with --max-side, smaller."
-        ),
-    ] = "copy",
-    convert_to: Annotated[
-        ConvertedFormat | None,
-        typer.Option(
-            help="Format that images in other formats are converted to, also those such as GIF and AVIF, which are not "
-            "packed otherwise. Masks stay as they are."
-        ),
-    ] = None,
-    max_side: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Maximum length of the longer side, in pixels, of images that are re-encoded or converted."
-        ),
-    ] = None,
-    quality: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=100,
-            show_default=str(DEFAULT_QUALITY),
-            help="Quality of JPEGs and WebPs that are re-encoded or converted.",
-        ),
-    ] = None,
-    to_srgb: Annotated[
-        bool,
-        typer.Option(
-            "--to-srgb",
-            help="Convert the colours of images that are re-encoded or converted from their ICC profiles to sRGB.",
-        ),
-    ] = False,
-    max_pixels: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            show_default=str(DEFAULT_MAX_PIXELS),
-            help="Maximum number of pixels of an image. Larger images are left out.",
-        ),
-    ] = None,
-    num_workers: Annotated[
-        int | None,
-        typer.Option(
-            "--num-workers",
-            "--workers",
-            min=1,
-            help="Number of worker processes. Each writes one shard at a time. Does not affect the output. "
-            "Leave unset to let shardio choose.",
-        ),
-    ] = None,
-    source_kind: Annotated[
-        SourceKind,
-        typer.Option(
-            help="What SOURCE is, if it holds samples of several kinds, such as images and tars. auto recognises it; "
-            "files is a directory of images; saved is a saved dataset of Hugging Face's; table is a table of paths."
-        ),
-    ] = "auto",
-    layout: Annotated[
-        Layout,
-        typer.Option(
-            help="Layout of the files. auto recognises class folders and flat directories; classes makes each folder "
-            "a class; flat makes no classes; pairs makes one sample of images/a.jpg and masks/a.png, or of a.jpg and "
-            "a.mask.png."
-        ),
-    ] = "auto",
-    source_split: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|all",
-            help="Which split to pack, if SOURCE holds several: train for the folders images/train and masks/train, "
-            "for train-0.tar, or for the rows of a table whose column says train. all packs all splits as one "
-            "dataset.",
-        ),
-    ] = None,
-    on_incomplete: Annotated[
-        OnIncomplete,
-        typer.Option(
-            help="With --layout pairs: what to do with an image that lacks a file that others have, such as a mask: "
-            "raise an error, skip the image, or keep it with the files that it has."
-        ),
-    ] = "raise",
-    fields: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SUFFIXES",
-            help="Fields to pack from a directory, such as wav,json: each sample must have the first, and other files "
-            "are ignored. By default, samples are images, with all files that have the same stem.",
-        ),
-    ] = None,
-    classes: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE|DATASET",
-            help="Where to read the class names that define the labels: a text file with one name per line, a packed "
-            "directory, or class folders.",
-        ),
-    ] = None,
-    labels: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="CSV, JSON Lines or Parquet file that labels the images, instead of class folders: class names or "
-            "integers. Each image needs a label; rows for other images are allowed.",
-        ),
-    ] = None,
-    image_column: Annotated[
-        str | None,
-        typer.Option(help="Column with the images, if the source has columns. Leave unset if there is only one."),
-    ] = None,
-    label_column: Annotated[
-        str | None,
-        typer.Option(
-            help="Column with the labels, in the file of --labels or in the source. Leave unset if the file has two "
-            "columns, or the source has a column of labels or one called label."
-        ),
-    ] = None,
-    key_column: Annotated[
-        str | None,
-        typer.Option(
-            help="Column with keys (cats/0001) or paths (cats/0001.jpg), in the file of --labels or in the source. "
-            "Leave unset if the file has two columns, or to number the samples of the source."
-        ),
-    ] = None,
     split: Annotated[
         str | None,
         typer.Option(
@@ -370,29 +209,9 @@ def pack(
     split_names: Annotated[
         str, typer.Option(metavar="NAMES", help="With --split: the names of the datasets.")
     ] = "train,val,test",
-    on_changed: Annotated[
-        OnChanged,
-        typer.Option(
-            help="What to do with a sample whose files change or become unreadable during the pack: raise an error or "
-            "skip it."
-        ),
-    ] = "raise",
-    engine: Annotated[
-        Engine,
-        typer.Option(
-            help="Where to pack: in processes of this machine, or on a Ray cluster, one task for each shard. All "
-            "machines of the cluster must see SOURCE and OUT under the same paths."
-        ),
-    ] = "processes",
-    address: Annotated[
-        str | None,
-        typer.Option(
-            help="With --engine ray: address of the cluster, such as auto. Leave unset to start Ray on this machine."
-        ),
-    ] = None,
-    storage_option: StorageOptionTexts = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress and no summary.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    **given: Any,
 ) -> None:
     """Pack images or the dataset of another tool into tar shards, with an index for each shard and a manifest.
 
@@ -401,57 +220,77 @@ def pack(
     Example: shardio pack images/train packed/train --jpeg tile --workers 8
     """
     with value_errors_as_usage_errors():
-        settings = PackSettings(
-            max_shard_size=max_shard_size,
-            max_shard_samples=max_shard_samples,
-            shuffle_seed=None if no_shuffle else shuffle_seed,
-            jpeg=jpeg,
-            convert_to=convert_to,
-            max_side=max_side,
-            quality=quality,
-            to_srgb=to_srgb,
-            max_pixels=max_pixels,
-            check=not no_check,
-        )
-        access = read_access(storage_option)
-        names = None if classes is None else read_classes(classes, access)
-        options = make_options(
-            source_kind=source_kind,
-            layout=layout,
-            source_split=source_split,
-            on_incomplete=on_incomplete,
-            fields=None if fields is None else fields.split(","),
-            converts=convert_to is not None,
-            rename_dots=rename_dots,
-            prefix_keys=prefix_keys,
-            classes=names,
-            labels=labels,
-            image_column=image_column,
-            label_column=label_column,
-            key_column=key_column,
-        )
+        given["check"] = not given["check"]
+        if no_shuffle:
+            given["shuffle_seed"] = None
+        given["storage_options"] = read_options(given["storage_options"])
+        if given["fields"] is not None:
+            given["fields"] = given["fields"].split(",")
+        if given["classes"] is not None:
+            given["classes"] = read_classes(given["classes"], make_direct_access(given["storage_options"]))
+        options = PackOptions(**given)
         parts = None if split is None else make_split(split, split_names)
-    run = RunOptions(
-        strict=strict,
-        on_changed=on_changed,
-        num_workers=num_workers,
-        engine=engine,
-        ray_address=address,
-        access=access,
-    )
     start = time.perf_counter()
     reporter = nullcontext(WorkProgress()) if quiet or as_json else ProgressReporter("packing")
     try:
         with reporter as progress:
             if parts is None:
-                results = {out: pack_source(source, out, settings, options, run, progress)}
+                results = {out: pack_source(source, out, options, progress)}
             else:
-                by_name = pack_parts(source, out, parts, settings, options, run, progress)
+                by_name = pack_parts(source, out, parts, options, progress)
                 results = {out / name: result for name, result in by_name.items()}
     except KeyboardInterrupt:
         echo("interrupted: finished shards are kept; rerun the same command to resume", err=True)
         raise
-    report(results, time.perf_counter() - start, max_shard_size, as_json=as_json, quiet=quiet)
+    report(results, time.perf_counter() - start, options.max_shard_size, as_json=as_json, quiet=quiet)
+
+
+_OWN_TYPES: dict[str, Any] = {
+    "max_shard_size": MaxShardSize,
+    "shuffle_seed": int,
+    "fields": str | None,
+    "classes": Path | None,
+    "storage_options": StorageOptionTexts,
+}
+"""The options whose type on the command line differs from that in Python."""
+
+_BEFORE = {"rename_dots": ("no_shuffle",), "on_changed": ("split", "split_names")}
+"""The options of the command alone that ``--help`` shows before others."""
+
+
+def _make_signature(command: Callable[..., None]) -> inspect.Signature:
+    """Return the command's own parameters, and the options of a pack in place of ``**given``."""
+    own = dict(inspect.signature(command, eval_str=True).parameters)
+    parameters = [own.pop("source"), own.pop("out")]
+    for each in dataclasses.fields(PackOptions):
+        kind, option = kinds_of_options()[each.name]
+        default = False if each.name == "check" else each.default
+        kind = _OWN_TYPES.get(each.name, kind)
+        if not hasattr(kind, "__metadata__"):  # Otherwise, several commands share the option.
+            kind = Annotated[kind, _make_option(each.name, kind, option)]
+        parameters += [own.pop(name) for name in _BEFORE.get(each.name, ())]
+        parameters.append(
+            inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        )
+    del own["given"]
+    return inspect.Signature([*parameters, *own.values()], return_annotation=None)
+
+
+def _make_option(name: str, kind: Any, option: Option) -> Any:
+    names = option.names or ((f"--{name.replace('_', '-')}",) if kind is bool else ())
+    # An integer that is too large for 64 bits is refused, but needs no mention.
+    at_most = None if option.below is None or option.below >= 2**63 else option.below - 1
+    return typer.Option(
+        *names,
+        metavar=option.metavar,
+        help=option.help,
+        min=option.at_least,
+        max=at_most,
+        show_default=option.shown_default or True,
+    )
+
+
+pack.__signature__ = _make_signature(pack)  # type: ignore[attr-defined]  # typer reads it.
 
 
 def make_split(fractions: str, names: str) -> Parts:

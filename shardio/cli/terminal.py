@@ -47,11 +47,11 @@ def printable(text: object, *, keep: str = "") -> str:
     >>> printable("cats\x1b[2J")
     'cats\\x1b[2J'
     """
-    return _UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else _escape(found[0]), str(text))
 
+    def show(found: re.Match[str]) -> str:
+        return found[0] if found[0] in keep else found[0].encode("unicode_escape").decode()
 
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode()
+    return _UNPRINTABLE.sub(show, str(text))
 
 
 def echo(text: str, *, err: bool = False) -> None:

@@ -1,35 +1,46 @@
-"""``shardio verify``, ``repair``, ``index`` and ``export-index``."""
+"""``shardio verify``, ``repair``, ``index``, ``export-index`` and ``dups``."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardio.cli.options import StorageOptionTexts, read_access, read_classes
+from shardio.cli.options import DatasetPath, StorageOptionTexts, read_access, read_classes
 from shardio.cli.terminal import ProgressReporter, count, echo, name_of, printable, value_errors_as_usage_errors
 from shardio.errors import FormatError
 from shardio.files import remove_unfinished
 from shardio.shards import ExportFormat
 from shardio.values import format_bytes
+from shardio.viewer import DEFAULT_THRESHOLD, MAX_THRESHOLD
 
 if TYPE_CHECKING:
-    from shardio.shards.foreign import IndexReport
-    from shardio.shards.verifying import ContentCheck
+    from shardio.shards import ContentCheck, IndexReport
     from shardio.storage import Location
+    from shardio.viewer import DuplicateReport
 
+
+SHOWN_GROUPS, SHOWN_UNREADABLE = 100, 8
+"""The maximum numbers of groups and of unreadable images to print."""
 
 SHOWN = 20
 """The maximum number of problems of each kind, and of keys of each tar, to print."""
 
 
+def _echo_some(lines: Sequence[str], others: str, *, limit: int = SHOWN, err: bool = False) -> None:
+    for line in lines[:limit]:
+        echo(printable(line), err=err)
+    if (num_others := len(lines) - limit) > 0:
+        echo(others.format(num_others), err=err)
+
+
 def verify(
-    source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="A packed directory, a manifest, a tar, or a directory of tars.")
-    ],
+    source: DatasetPath,
     deep: Annotated[bool, typer.Option("--deep", help="Decode every image, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all problems as JSON.")] = False,
     workers: Annotated[
@@ -115,8 +126,7 @@ def repair(
 
     Example: shardio repair out --classes classes.txt
     """
-    from shardio.shards import MANIFEST_NAME
-    from shardio.shards.repairing import repair as repair_folder
+    from shardio.shards import MANIFEST_NAME, repair as repair_folder
     from shardio.storage import find_path, parse_location
 
     access = read_access(storage_option)
@@ -138,14 +148,11 @@ def repair(
     else:
         for action in result.actions:
             echo(printable(f"{action.where}: {action.message}"))
-            for key in action.dropped[:SHOWN]:
-                echo(printable(f"  dropped sample {key}"))
-            if len(action.dropped) > SHOWN:
-                echo(f"  and {len(action.dropped) - SHOWN} more samples (--json prints all)")
-        for problem in result.problems[:SHOWN]:
-            echo(f"{problem.kind}: {printable(problem)}", err=True)
-        if len(result.problems) > SHOWN:
-            echo(f"and {len(result.problems) - SHOWN} more problems (--json prints all)", err=True)
+            _echo_some(
+                [f"  dropped sample {key}" for key in action.dropped], "  and {} more samples (--json prints all)"
+            )
+        lines = [f"{problem.kind}: {problem}" for problem in result.problems]
+        _echo_some(lines, "and {} more problems (--json prints all)", err=True)
         if (manifest := result.manifest) is not None:
             size = f"{count(len(manifest.shards), 'shard')}, {count(manifest.num_samples, 'sample')}"
             done = count(len(result.actions), "file") + " written" if result.actions else "nothing to repair"
@@ -177,7 +184,7 @@ def index(
 
     Example: shardio index data/*.tar
     """
-    from shardio.shards.foreign import index_tar
+    from shardio.shards import index_tar
     from shardio.storage import parse_location
 
     access = read_access(storage_option)
@@ -231,48 +238,44 @@ def _find_tars(sources: list[Location]) -> list[Location]:
 
 
 def _dump(report: IndexReport) -> dict[str, Any]:
+    header, contents = report.columns.header, report.contents
     return {
         "tar": str(report.tar),
         "index": str(report.index),
-        "was_current": report.was_current,
-        "samples": report.num_samples,
+        "was_current": contents is None,
+        "samples": header.num_samples,
         "fields": report.fields,
-        "bytes": report.num_bytes,
-        "compression": report.compression,
-        "added_by_macos": report.num_added_by_macos,
-        "without_key": report.num_without_key,
-        "skipped": list(report.skipped),
-        "not_adjacent": list(report.scattered),
-        "repeated": list(report.repeated),
+        "bytes": header.num_bytes,
+        "compression": header.compression,
+        "added_by_macos": None if contents is None else contents.num_added_by_macos,
+        "without_key": None if contents is None else contents.num_without_key,
+        "skipped": [] if contents is None else contents.skipped,
+        "not_adjacent": report.scattered,
+        "repeated": report.repeated,
     }
 
 
 def _print(report: IndexReport) -> None:
+    header, contents = report.columns.header, report.contents
     fields = ", ".join(f"{field} ({num_samples})" for field, num_samples in report.fields.items())
-    size = format_bytes(report.num_bytes) + (" decompressed" if report.compression else "")
-    echo(printable(f"{report.tar}: {count(report.num_samples, 'sample')}, {size}, fields: {fields or 'none'}"))
-    if num_skipped := (report.num_added_by_macos or 0) + (report.num_without_key or 0):
-        names = ", ".join(report.skipped) + (", …" if num_skipped > len(report.skipped) else "")
+    size = format_bytes(header.num_bytes) + (" decompressed" if header.compression else "")
+    echo(printable(f"{report.tar}: {count(header.num_samples, 'sample')}, {size}, fields: {fields or 'none'}"))
+    if contents is not None and (num_skipped := contents.num_added_by_macos + contents.num_without_key):
+        names = ", ".join(contents.skipped) + (", …" if num_skipped > len(contents.skipped) else "")
         echo(printable(f"  skipped {count(num_skipped, 'member')} without a key, or added by macOS: {names}"))
-    if report.scattered:
-        echo(
-            printable(
-                f"  the members of {count(len(report.scattered), 'sample')} are not adjacent (tar without "
-                f"--sort=name?), such as those of {report.scattered[0]}: datasets gather them, streams and WebDataset "
-                "cannot"
-            )
+    if scattered := report.scattered:
+        text = (
+            f"  the members of {count(len(scattered), 'sample')} are not adjacent (tar without --sort=name?), such as "
+            f"those of {scattered[0]}: datasets gather them, streams and WebDataset cannot"
         )
-    for key in report.repeated[:SHOWN]:
-        echo(printable(f"  several samples have the key {key}"))
-    if len(report.repeated) > SHOWN:
-        echo(f"  and {len(report.repeated) - SHOWN} more such keys (--json prints all)")
-    echo(printable(f"  index: {report.index}{' (already current)' if report.was_current else ''}"))
+        echo(printable(text))
+    lines = [f"  several samples have the key {key}" for key in report.repeated]
+    _echo_some(lines, "  and {} more such keys (--json prints all)")
+    echo(printable(f"  index: {report.index}{' (already current)' if contents is None else ''}"))
 
 
 def export_index(
-    source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="A packed directory, a manifest, a tar, or a directory of tars.")
-    ],
+    source: DatasetPath,
     format: Annotated[  # noqa: A002  # The name of the option.
         ExportFormat,
         typer.Option(
@@ -297,11 +300,178 @@ def export_index(
     Example: shardio export-index out --format dali
     """
     from shardio import shards
+    from shardio.storage import parse_location
 
     access = read_access(storage_option)
     with value_errors_as_usage_errors():
-        written = shards.export_index(source, format, out, split=split, overwrite=overwrite, access=access)
+        table, into = shards.open_table(source, access), None if out is None else parse_location(out, access)
+        written = shards.export_index(table, format, into, split=split, overwrite=overwrite)
     if as_json:
         echo(json.dumps({"files": [str(location) for location in written]}, indent=1))
     else:
         echo(f"wrote {count(len(written), 'file')} to {printable(written[0].folder if out is None else out)}")
+
+
+def check_html_path(path: str | None) -> str | None:
+    """Return the path of a page to write; raise a usage error unless it ends in .html."""
+    if path is not None and not path.endswith(".html"):
+        raise typer.BadParameter(f"{path!r} must end in .html")
+    return path
+
+
+def dups(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE",
+            help="Packed directories, manifests, tars, patterns of tars, or directories of images, such as TRAIN VAL.",
+        ),
+    ],
+    near: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=MAX_THRESHOLD,
+            metavar="BITS",
+            help="Also find similar images: their 64-bit perceptual hashes differ in at most BITS bits. 8 also "
+            "finds most copies with cropped margins.",
+        ),
+    ] = DEFAULT_THRESHOLD,
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact", help="Find only images with the same bytes. Decode no image; of shards, read only the indexes."
+        ),
+    ] = False,
+    between: Annotated[
+        bool, typer.Option("--between", help="Report only groups that have images of several sources.")
+    ] = False,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out", "-o", callback=check_html_path, metavar="FILE.html", help="Also write a page with the images."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    storage_option: StorageOptionTexts = None,
+) -> None:
+    """Find images that occur several times in a dataset, or in several, such as training and validation data.
+
+    A group is a set of samples with the same image, or with similar images. Samples of a group with different classes
+    are pointed out. Only the brightness of images is compared, not their colours: check the groups on the page before
+    you remove anything.
+
+    The exit code is 0 if there are no duplicates, and 1 if there are any, or if the command fails.
+
+    Example: shardio dups TRAIN VAL --between -o leaks.html
+    """
+    from shardio.storage import parse_location
+    from shardio.viewer import find_duplicates, make_duplicates_page, open_source
+
+    if between and len(names) < 2:
+        raise typer.BadParameter("needs several sources, such as TRAIN VAL", param_hint="--between")
+    access = read_access(storage_option)
+    with ExitStack() as stack, value_errors_as_usage_errors():
+        page_location = None if out is None else parse_location(out, access)
+        resolved = [parse_location(name, access).resolve() for name in names]
+        if len(set(resolved)) < len(resolved):
+            raise ValueError("a source is named twice, so all its images would be duplicates: name it once")
+        sources = [stack.enter_context(open_source(name, access)) for name in names]
+        opened = stack.pop_all()
+    with opened:
+        with ProgressReporter("hashing", "images") as reporter:
+            report = find_duplicates(
+                sources,
+                threshold=None if exact else near,
+                is_between=between,
+                progress=reporter,
+            )
+        if page_location is not None:
+            page = make_duplicates_page(report, sources)
+            with page_location.write_whole() as file:
+                file.write(page)
+    if as_json:
+        echo(json.dumps(_dump_groups(report, names, is_between=between), indent=1))
+    else:
+        _print_groups(report, names)
+        _print_counts(report, names, is_between=between)
+        if out is not None:
+            echo(f"wrote {out}", err=True)
+    if report.groups:
+        raise typer.Exit(1)
+
+
+def _print_groups(report: DuplicateReport, names: Sequence[str]) -> None:
+    from shardio.viewer import describe_distance, describe_labels
+
+    if report.groups:
+        echo("group\tdiffers in\tsource\tkey\tclass\tshard\toffset")
+    for number, group in enumerate(report.groups[:SHOWN_GROUPS], 1):
+        for copy in group.copies:
+            differs = "" if copy is group.copies[0] else describe_distance(copy)
+            offset = "" if copy.place.offset is None else copy.place.offset
+            cells = (number, differs, names[copy.source_index], copy.key, copy.label or "", copy.place.shard, offset)
+            echo("\t".join(printable(cell) for cell in cells))
+        if warning := describe_labels(group):
+            echo(f"{number}\t{printable(warning)}")
+    if (num_others := len(report.groups) - SHOWN_GROUPS) > 0:
+        echo(f"and {count(num_others, 'more group')}: --json prints all of them")
+
+
+def _print_counts(report: DuplicateReport, names: Sequence[str], *, is_between: bool) -> None:
+    for number, name in enumerate(names):
+        num_groups, num_extra = report.count_within(number)
+        if not is_between:
+            extra = count(num_extra, "extra copy", "extra copies")
+            images = count(report.num_images[number], "image")
+            echo(f"within {printable(name)}: {count(num_groups, 'group')}, {extra} among {images}")
+    for first, second, num_groups, in_first, in_second in report.list_between():
+        echo(
+            f"between {printable(names[first])} and {printable(names[second])}: {count(num_groups, 'group')}, "
+            f"{count(in_first, 'sample')} of the first and {in_second} of the second"
+        )
+    if report.num_conflicts:
+        echo(f"with different classes: {count(report.num_conflicts, 'group')}")
+    if report.num_even:
+        echo(f"{count(report.num_even, 'image')} with hardly any contrast: compared only by their bytes", err=True)
+    lines = [
+        f"cannot be decoded: {each.key} in {names[each.source_index]}: {each.reason}" for each in report.unreadable
+    ]
+    num_others = count(max(0, len(lines) - SHOWN_UNREADABLE), "more image")
+    others = f"and {num_others} that cannot be decoded: --json names all of them"
+    _echo_some(lines, others, limit=SHOWN_UNREADABLE, err=True)
+
+
+def _dump_groups(report: DuplicateReport, names: Sequence[str], *, is_between: bool) -> dict[str, Any]:
+    within = {} if is_between else {name: report.count_within(number) for number, name in enumerate(names)}
+    return {
+        "images": dict(zip(names, report.num_images, strict=True)),
+        "within": {name: {"groups": groups, "extra_copies": extra} for name, (groups, extra) in within.items()},
+        "between": [
+            {"sources": [names[first], names[second]], "groups": groups, "samples": samples}
+            for first, second, groups, *samples in report.list_between()
+        ],
+        "different_classes": report.num_conflicts,
+        "groups": [
+            {
+                "same_bytes": group.is_exact,
+                "classes": group.labels,
+                "samples": [
+                    {
+                        "source": names[copy.source_index],
+                        "key": copy.key,
+                        "class": copy.label,
+                        "shard": copy.place.shard or None,
+                        "offset": copy.place.offset,
+                        "bits": copy.distance,
+                    }
+                    for copy in group.copies
+                ],
+            }
+            for group in report.groups
+        ],
+        "undecodable": [
+            {"source": names[each.source_index], "key": each.key, "reason": each.reason} for each in report.unreadable
+        ],
+        "even": report.num_even,
+    }

@@ -1,30 +1,36 @@
-"""``shardio view``, ``dups`` and ``augment``."""
+"""``shardio view`` and ``augment``, and the contact sheets that both make: rows of small images with captions."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
-from itertools import combinations
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
 
-from shardio.cli.options import StorageOptionTexts, read_access, read_options
-from shardio.cli.terminal import ProgressReporter, check_png_path, count, echo, printable, value_errors_as_usage_errors
+from shardio.cli.options import StorageOptionTexts, has_class_folders, make_transform, read_access, read_options
+from shardio.cli.terminal import check_png_path, count, echo, printable, value_errors_as_usage_errors
 from shardio.errors import SampleError
-from shardio.storage import find_url
+from shardio.files import write_whole
+from shardio.images import IMAGE_FIELDS
+from shardio.reading import FileReader, LabelledFile
+from shardio.storage import StorageOptions, absolute_path, find_path, find_url, make_access, parse_location, walk_files
 from shardio.values import format_bytes
-from shardio.viewer import DEFAULT_THRESHOLD, MAX_THRESHOLD
+from shardio.viewer import choose_evenly, holds_shards
 
 if TYPE_CHECKING:
-    from PIL import Image
-
     from shardio.datasets import MapDataset
-    from shardio.viewer import DuplicateReport, Overview, Thumbnail
+    from shardio.decoding import Decode
+    from shardio.viewer import Overview, Thumbnail
 
 
 IMAGES_PER_ROW = 8
@@ -33,12 +39,30 @@ IMAGES_PER_ROW = 8
 MAX_PNG_IMAGES = 2000
 """The maximum number of images on a PNG: 250 rows."""
 
-SHOWN_GROUPS, SHOWN_UNREADABLE = 100, 8
-"""The maximum numbers of groups and of unreadable images to print."""
-
 DRAWS = 8
 """The default number of columns of a sheet. If each epoch has several crops, there are as many epochs as fill these
 columns, but at least 2."""
+
+
+CELL = 160
+"""The maximum side of an image on a sheet, in pixels."""
+
+MIN_WIDTH = 72
+"""The minimum width of a column in pixels. The captions fit into it."""
+
+MARGIN, GAP, GROUP_GAP, ROW_GAP = 16, 4, 14, 10
+"""The space in pixels around the sheet, between the images of a group, between groups, and between rows."""
+
+TITLE_SIZE, TITLE_HEIGHT = 20, 34
+CAPTION_SIZE, CAPTION_HEIGHT = 13, 20
+"""The font sizes of title and captions, and the heights of their lines, in pixels."""
+
+PAPER, INK, GREY = "white", "black", (96, 96, 96)
+
+CHANNELS = (1, 3, 4)
+"""The numbers of channels that can be shown: grey, RGB, and RGB with an alpha channel, which is ignored."""
+
+Transform = Callable[[Any], Any]
 
 
 def check_page_path(path: str) -> str:
@@ -79,7 +103,6 @@ def view(
 
     Example: shardio view TRAIN -o sheet.html
     """
-    from shardio.storage import parse_location
     from shardio.viewer import look_at, make_overview_page, open_source
 
     if out.endswith(".png") and limit > MAX_PNG_IMAGES:
@@ -110,11 +133,11 @@ def view(
 
 
 def _make_png(overview: Overview) -> bytes:
-    from shardio.cli.contact_sheet import SheetRow, make_sheet
 
     def make_row(thumbnails: Sequence[Thumbnail]) -> SheetRow:
         return SheetRow(
-            names=[printable(_name(each)) for each in thumbnails], groups=[[_show(each)] for each in thumbnails]
+            names=[printable(_name_thumbnail(each)) for each in thumbnails],
+            groups=[[_show_thumbnail(each)] for each in thumbnails],
         )
 
     found = overview.thumbnails
@@ -127,190 +150,17 @@ def _make_png(overview: Overview) -> bytes:
     return file.getvalue()
 
 
-def _name(thumbnail: Thumbnail) -> str:
+def _name_thumbnail(thumbnail: Thumbnail) -> str:
     name = thumbnail.key.rpartition("/")[2]
     return name if thumbnail.label is None else f"{thumbnail.label}: {name}"
 
 
-def _show(thumbnail: Thumbnail) -> Image.Image:
-    """Return a thumbnail as an image that fits into a cell, or a placeholder."""
-    from PIL import Image, ImageDraw
-
-    from shardio.cli.contact_sheet import CELL, GREY, fit_cell
-
+def _show_thumbnail(thumbnail: Thumbnail) -> Image.Image:
     if thumbnail.jpeg is not None:
         return fit_cell(Image.open(io.BytesIO(thumbnail.jpeg)))
     placeholder = Image.new("RGB", (CELL, CELL // 2), (235, 235, 235))
     ImageDraw.Draw(placeholder).text((CELL // 2, CELL // 4), "cannot be decoded", GREY, anchor="mm")
     return placeholder
-
-
-def check_html_path(path: str | None) -> str | None:
-    """Return the path of a page to write; raise a usage error unless it ends in .html."""
-    if path is not None and not path.endswith(".html"):
-        raise typer.BadParameter(f"{path!r} must end in .html")
-    return path
-
-
-def dups(
-    names: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SOURCE",
-            help="Packed directories, manifests, tars, patterns of tars, or directories of images, such as TRAIN VAL.",
-        ),
-    ],
-    near: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=MAX_THRESHOLD,
-            metavar="BITS",
-            help="Also find images that look alike: their 64-bit perceptual hashes differ in at most BITS bits. 8 also "
-            "finds most copies with cropped margins.",
-        ),
-    ] = DEFAULT_THRESHOLD,
-    exact: Annotated[
-        bool,
-        typer.Option(
-            "--exact", help="Find only images with the same bytes. Decode no image; of shards, read only the indexes."
-        ),
-    ] = False,
-    between: Annotated[
-        bool, typer.Option("--between", help="Report only groups that have images of several sources.")
-    ] = False,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "--out", "-o", callback=check_html_path, metavar="FILE.html", help="Also write a page with the images."
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    storage_option: StorageOptionTexts = None,
-) -> None:
-    """Find images that occur several times in a dataset, or in several, such as training and validation data.
-
-    A group is a set of samples with the same image, or with images that look alike. Samples of a group with different
-    classes are pointed out. Whether images look alike depends on their brightness alone, not on their colours: check
-    the groups on the page before you remove anything.
-
-    The exit code is 0 if there are no duplicates, and 1 if there are any, or if the command fails.
-
-    Example: shardio dups TRAIN VAL --between -o leaks.html
-    """
-    from shardio.storage import parse_location
-    from shardio.viewer import find_duplicates, make_duplicates_page, open_source
-
-    if between and len(names) < 2:
-        raise typer.BadParameter("needs several sources, such as TRAIN VAL", param_hint="--between")
-    access = read_access(storage_option)
-    with ExitStack() as stack, value_errors_as_usage_errors():
-        page_location = None if out is None else parse_location(out, access)
-        resolved = [parse_location(name, access).resolve() for name in names]
-        if len(set(resolved)) < len(resolved):
-            raise ValueError("a source is named twice, so all its images would be duplicates: name it once")
-        sources = [stack.enter_context(open_source(name, access)) for name in names]
-        opened = stack.pop_all()
-    with opened:
-        with ProgressReporter("hashing", "images") as reporter:
-            report = find_duplicates(
-                sources,
-                threshold=None if exact else near,
-                is_between=between,
-                start=reporter.start,
-                advance=reporter.advance,
-            )
-        if page_location is not None:
-            page = make_duplicates_page(report, sources)
-            with page_location.write_whole() as file:
-                file.write(page)
-    if as_json:
-        echo(json.dumps(_dump(report, names, is_between=between), indent=1))
-    else:
-        _print_groups(report, names)
-        _print_counts(report, names, is_between=between)
-        if out is not None:
-            echo(f"wrote {out}", err=True)
-    if report.groups:
-        raise typer.Exit(1)
-
-
-def _print_groups(report: DuplicateReport, names: Sequence[str]) -> None:
-    from shardio.viewer import describe_labels
-
-    if report.groups:
-        echo("group\tdiffers in\tsource\tkey\tclass\tshard\toffset")
-    for number, group in enumerate(report.groups[:SHOWN_GROUPS], 1):
-        for copy in group.copies:
-            differs = (
-                "" if copy is group.copies[0] else "same bytes" if copy.distance is None else f"{copy.distance} bits"
-            )
-            offset = "" if copy.place.offset is None else copy.place.offset
-            cells = (number, differs, names[copy.source_index], copy.key, copy.label or "", copy.place.shard, offset)
-            echo("\t".join(printable(cell) for cell in cells))
-        if warning := describe_labels(group):
-            echo(f"{number}\t{printable(warning)}")
-    if (num_others := len(report.groups) - SHOWN_GROUPS) > 0:
-        echo(f"and {count(num_others, 'more group')}: --json prints all of them")
-
-
-def _print_counts(report: DuplicateReport, names: Sequence[str], *, is_between: bool) -> None:
-    for number, name in enumerate(names):
-        num_groups, num_extra = report.count_within(number)
-        if not is_between:
-            extra = count(num_extra, "extra copy", "extra copies")
-            images = count(report.num_images[number], "image")
-            echo(f"within {printable(name)}: {count(num_groups, 'group')}, {extra} among {images}")
-    for first, second in combinations(range(len(names)), 2):
-        num_groups, in_first, in_second = report.count_between(first, second)
-        echo(
-            f"between {printable(names[first])} and {printable(names[second])}: {count(num_groups, 'group')}, "
-            f"{count(in_first, 'sample')} of the first and {in_second} of the second"
-        )
-    if num_conflicts := sum(len(group.labels) > 1 for group in report.groups):
-        echo(f"with different classes: {count(num_conflicts, 'group')}")
-    if report.num_even:
-        echo(f"{count(report.num_even, 'image')} with hardly any contrast: compared only by their bytes", err=True)
-    for each in report.unreadable[:SHOWN_UNREADABLE]:
-        echo(f"cannot be decoded: {printable(f'{each.key} in {names[each.source_index]}: {each.reason}')}", err=True)
-    if (num_others := len(report.unreadable) - SHOWN_UNREADABLE) > 0:
-        echo(f"and {count(num_others, 'more image')} that cannot be decoded: --json names all of them", err=True)
-
-
-def _dump(report: DuplicateReport, names: Sequence[str], *, is_between: bool) -> dict[str, Any]:
-    within = {} if is_between else {name: report.count_within(number) for number, name in enumerate(names)}
-    return {
-        "images": dict(zip(names, report.num_images, strict=True)),
-        "within": {name: {"groups": groups, "extra_copies": extra} for name, (groups, extra) in within.items()},
-        "between": [
-            {"sources": [names[first], names[second]], "groups": groups, "samples": samples}
-            for first, second in combinations(range(len(names)), 2)
-            for groups, *samples in [report.count_between(first, second)]
-        ],
-        "different_classes": sum(len(group.labels) > 1 for group in report.groups),
-        "groups": [
-            {
-                "same_bytes": group.is_exact,
-                "classes": group.labels,
-                "samples": [
-                    {
-                        "source": names[copy.source_index],
-                        "key": copy.key,
-                        "class": copy.label,
-                        "shard": copy.place.shard or None,
-                        "offset": copy.place.offset,
-                        "bits": copy.distance,
-                    }
-                    for copy in group.copies
-                ],
-            }
-            for group in report.groups
-        ],
-        "undecodable": [
-            {"source": names[each.source_index], "key": each.key, "reason": each.reason} for each in report.unreadable
-        ],
-        "even": report.num_even,
-    }
 
 
 def augment(
@@ -366,10 +216,6 @@ def augment(
 
     Example: shardio augment IMAGES -o sheet.png --recipe trivial_augment
     """
-    from shardio.cli.augmented import choose_evenly, make_row, open_images
-    from shardio.cli.contact_sheet import SheetRow, make_sheet
-    from shardio.cli.options import make_transform
-    from shardio.files import write_whole
     from shardio.transforms import count_crops
 
     options = read_options(storage_option)
@@ -382,7 +228,7 @@ def augment(
     _check_out(out, dataset)
     num_epochs = max(2, DRAWS // (count_crops(made) or 1)) if draws is None else draws
     rows, failure = list[SheetRow](), None
-    for index in choose_evenly(len(dataset), images):
+    for index in choose_evenly(np.arange(len(dataset)), images).tolist():
         try:
             rows.append(make_row(dataset, index, num_epochs, seed))
         except SampleError as error:  # noqa: PERF203  # Making a row takes much longer.
@@ -402,7 +248,6 @@ def augment(
 
 
 def _check_out(out: Path, dataset: MapDataset) -> None:
-    """Raise a usage error if the sheet has no directory, or would replace one of the images."""
     if not out.parent.is_dir():
         raise typer.BadParameter(
             f"the directory {printable(out.parent)} does not exist: create it first", param_hint="--out"
@@ -412,3 +257,230 @@ def _check_out(out: Path, dataset: MapDataset) -> None:
         raise typer.BadParameter(
             f"{printable(out)} is one of the images and would be overwritten: choose another file", param_hint="--out"
         )
+
+
+def open_images(
+    source: Path, transform: Transform, decode: Decode, storage_options: StorageOptions | None = None
+) -> MapDataset:
+    """Open a source as the dataset whose samples begin with images.
+
+    Args:
+        source: Class folders, any other directory of images, an image file, or a packed dataset.
+        transform: The transform of the images.
+        decode: The type of the images that the transform receives: arrays or Pillow images.
+        storage_options: Settings of the store of a remote source.
+
+    Raises:
+        FileNotFoundError: If the source does not exist, or holds no images.
+        FormatError: If it is not a dataset.
+        TypeError: If the transform does not accept images of that type.
+    """
+    from shardio.datasets import ImageFolder, MapDataset, ShardMapDataset
+    from shardio.decoding import FieldDecoder
+
+    class ImageFiles(MapDataset):
+        """Image files without labels, in any folders below a root. All paths are absolute."""
+
+        def __init__(self, root: Path, paths: Sequence[Path]) -> None:
+            decoder = FieldDecoder(fields=("image",), transform=transform, decode=decode)
+            super().__init__(decoder, FileReader(parse_location(root), IMAGE_FIELDS[0]))
+            self.samples = [(str(path), 0) for path in paths]
+
+        def locate(self, indices: NDArray[np.int64]) -> list[LabelledFile]:
+            return [self.samples[index] for index in indices.tolist()]
+
+        def __len__(self) -> int:
+            return len(self.samples)
+
+    access = make_access(storage_options)
+    if find_path(parse_location(source, access)) is None:
+        if has_class_folders(source, access):
+            return ImageFolder(source, transform, decode=decode, storage_options=storage_options)
+        return ShardMapDataset(
+            source, fields=("image",), transform=transform, decode=decode, storage_options=storage_options
+        )
+    source = absolute_path(source)
+    if source.is_file() and _is_image(source):
+        return ImageFiles(source.parent, [source])
+    if not source.is_dir() or holds_shards(parse_location(source)):
+        return ShardMapDataset(source, fields=("image",), transform=transform, decode=decode)
+    if has_class_folders(source):
+        try:
+            return ImageFolder(source, transform, decode=decode)
+        except FileNotFoundError:
+            pass  # Not every folder is a class: some hold no images.
+    paths = list(filter(_is_image, walk_files(source)))
+    if not paths:
+        raise FileNotFoundError(f"{source} holds neither images ({', '.join(IMAGE_FIELDS)}) nor shards")
+    return ImageFiles(source, paths)
+
+
+def make_row(dataset: MapDataset, index: int, num_epochs: int, seed: int) -> SheetRow:
+    """Return the row of one sample: the original image, and its images in the first epochs.
+
+    Values that are not uint8, such as normalised ones, are stretched to 0..255. One range applies to the whole row, so
+    that differences between epochs stay visible.
+
+    Args:
+        dataset: A dataset of :func:`open_images`.
+        index: The sample's index.
+        num_epochs: The number of epochs.
+        seed: The seed of the run.
+
+    Raises:
+        SampleError: If the image cannot be read or decoded.
+        typer.BadParameter: If the transform does not return images, or returns NaN.
+    """
+    untransformed = copy(dataset)
+    untransformed.transform = None
+    original = _as_array(untransformed[index][0])
+    name = printable(_name(dataset, index))
+    results = list[list[NDArray[Any]]]()
+    for epoch in range(num_epochs):
+        dataset.set_epoch(epoch, seed)
+        result = dataset[index][0]
+        results.append([_as_array(image) for image in (result if isinstance(result, tuple | list) else [result])])
+    others = [array for arrays in results for array in arrays if array.dtype != np.uint8]
+    low, high = (min(map(np.min, others)), max(map(np.max, others))) if others else (0, 255)
+    if not all(np.isfinite(array).all() for array in others):
+        raise typer.BadParameter(f"the transform returned NaN or infinite values for {name}", param_hint="--transform")
+    groups = [[_show(array, low, high) for array in arrays] for arrays in results]
+    return SheetRow(
+        names=[f"{name} (stretched)" if others else name], groups=[[fit_cell(Image.fromarray(original))], *groups]
+    )
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix[1:].lower() in IMAGE_FIELDS
+
+
+def _name(dataset: MapDataset, index: int) -> str:
+    key, where = dataset.describe(index)
+    return Path(key).relative_to(where).as_posix() if isinstance(dataset.reader, FileReader) else key
+
+
+def _as_array(image: Any) -> NDArray[Any]:
+    """Return an image as an array [height, width] or [height, width, 3]."""
+    import torch  # Making the dataset has loaded it.
+
+    if isinstance(image, Image.Image):
+        return np.asarray(image.convert("RGB"))
+    is_tensor = isinstance(image, torch.Tensor)
+    if is_tensor and image.is_floating_point():
+        image = image.float()  # NumPy has no bfloat16.
+    array = image.numpy(force=True) if is_tensor else np.asarray(image)
+    if array.size and array.dtype.kind in "biuf":
+        if array.ndim == 2:
+            return array
+        # Tensors usually are [channels, height, width], and arrays [height, width, channels].
+        for axis in (0, 2) if is_tensor else (2, 0):
+            if array.ndim == 3 and array.shape[axis] in CHANNELS:
+                array = np.moveaxis(array, axis, 2)
+                return array[..., 0] if array.shape[2] == 1 else array[..., :3]
+    got = f"{array.dtype} {list(array.shape)}" if array.ndim else type(image).__name__
+    raise typer.BadParameter(
+        f"must return an image with 1, 3 or 4 channels, or a tuple of images, but returned {got}",
+        param_hint="--transform",
+    )
+
+
+def _show(array: NDArray[Any], low: float, high: float) -> Image.Image:
+    if array.dtype != np.uint8:
+        span = float(high) - float(low) or 1.0
+        array = np.rint((array.astype(np.float64) - float(low)) * (255 / span)).astype(np.uint8)
+    return fit_cell(Image.fromarray(np.ascontiguousarray(array)).convert("RGB"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SheetRow:
+    """A row of a contact sheet.
+
+    Attributes:
+        names: The captions below the first image of the first groups.
+        groups: The images of each group. Each fits into a cell: see :func:`fit_cell`.
+    """
+
+    names: Sequence[str]
+    groups: Sequence[Sequence[Image.Image]]
+
+
+class _Column(NamedTuple):
+    left: int
+    width: int
+
+
+def fit_cell(image: Image.Image) -> Image.Image:
+    """Return an image that fits into a cell, with the same proportions.
+
+    A small image is enlarged by a whole number without smoothing, so that each of its pixels stays visible. A large one
+    is reduced by averaging.
+    """
+    factor = CELL // max(image.size)
+    if factor:
+        return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    scale = CELL / max(image.size)
+    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+    return image.resize(size, Image.Resampling.LANCZOS)
+
+
+def make_sheet(title: str, captions: Sequence[str], rows: Sequence[SheetRow]) -> Image.Image:
+    """Return a contact sheet, an RGB image.
+
+    Args:
+        title: The first line.
+        captions: The captions above the groups.
+        rows: The rows, with at most ``len(captions)`` groups each.
+    """
+    columns = _place_columns(rows)
+    tops, bottom = _place_rows(rows)
+    right = columns[-1][-1].left + columns[-1][-1].width
+    sheet = Image.new("RGB", (right + MARGIN, bottom + MARGIN), PAPER)
+    pen = ImageDraw.Draw(sheet)
+    title_font, font = ImageFont.load_default(TITLE_SIZE), ImageFont.load_default(CAPTION_SIZE)
+    pen.text((MARGIN, MARGIN), _shorten(title, title_font, right - MARGIN), INK, title_font)
+    for caption, group in zip(captions, columns, strict=True):
+        pen.text((group[0].left, MARGIN + TITLE_HEIGHT), caption, GREY, font)
+    for row, top in zip(rows, tops, strict=True):
+        height = _height_of(row)
+        for group, images in zip(columns, row.groups, strict=False):
+            for column, image in zip(group, images, strict=False):  # A row may have fewer images than another.
+                x = column.left + (column.width - image.width) // 2
+                sheet.paste(image, (x, top + (height - image.height) // 2))
+        for name, group, images in zip(row.names, columns, row.groups, strict=False):
+            name_top = top + (height + images[0].height) // 2 + GAP
+            pen.text((group[0].left, name_top), _shorten(name, font, group[0].width), GREY, font)
+    return sheet
+
+
+def _place_columns(rows: Sequence[SheetRow]) -> list[list[_Column]]:
+    groups, left = list[list[_Column]](), MARGIN
+    num_named = max(len(row.names) for row in rows)
+    for number, group in enumerate(zip_longest(*[row.groups for row in rows], fillvalue=())):
+        columns = list[_Column]()
+        for images in zip_longest(*group):
+            narrowest = CELL if number < num_named else MIN_WIDTH
+            width = max(narrowest, *[image.width for image in images if image is not None])
+            columns.append(_Column(left, width))
+            left += width + GAP
+        left += GROUP_GAP - GAP
+        groups.append(columns)
+    return groups
+
+
+def _place_rows(rows: Sequence[SheetRow]) -> tuple[list[int], int]:
+    tops, top = list[int](), MARGIN + TITLE_HEIGHT + CAPTION_HEIGHT
+    for row in rows:
+        tops.append(top)
+        top += _height_of(row) + CAPTION_HEIGHT + ROW_GAP
+    return tops, top - ROW_GAP
+
+
+def _height_of(row: SheetRow) -> int:
+    return max(image.height for group in row.groups for image in group)
+
+
+def _shorten(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
+    if font.getlength(text) <= width:
+        return text
+    start = next(start for start in range(1, len(text) + 1) if font.getlength(f"…{text[start:]}") <= width)
+    return f"…{text[start:]}"

@@ -49,8 +49,7 @@ from shardio.storage import Location, parse_location, read_as_utf8
 from shardio.values import check_integer
 
 if TYPE_CHECKING:
-    from shardio.storage.cache.cached import CachedFiles
-    from shardio.storage.listing import Listing
+    from shardio.storage.listing import CachedFiles, Listing
 
 
 class MapDataset(Transformed, Dataset[Any]):
@@ -270,7 +269,7 @@ class ImageFolder(MapDataset):
 
 
 def _list_files(root: Location, kept: str | os.PathLike[str] | None) -> CachedFiles:
-    from shardio.storage.cache.cached import open_files  # Local folders need none of it.
+    from shardio.storage.listing import open_files  # Local folders need none of it.
 
     return open_files(root, kept)
 

@@ -343,7 +343,7 @@ class _Share:
         dataset = self._dataset
         shards, place = self._order.own_shards(start.epoch).tolist(), start.place
         for turn, shard in list(enumerate(shards))[start.turn :]:
-            with dataset.open_shard(shard, place) as stream:
+            with closing(dataset.open_shard(shard, place)) as stream:
                 before = stream.place
                 while (sample := stream.next()) is not None:
                     yield StreamItem(turn=turn, shard=shard, before=before, sample=sample)

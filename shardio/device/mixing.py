@@ -375,7 +375,6 @@ class OneOf:
         self.transforms = list(transforms)
 
     def __call__(self, batch: Any, *, generator: torch.Generator) -> Any:
-        """Return the transformed batch."""
         return call_transform(make_random(generator).choice(self.transforms), batch, generator)
 
     def __repr__(self) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -112,7 +111,8 @@ class DevicePrefetcher:
         transform: BatchTransform | Sequence[BatchTransform] | None = None,
     ) -> None:
         self.loader = loader
-        self.device = _with_index(choose_device(device))
+        chosen = choose_device(device)  # CUDA's current device may change later.
+        self.device = torch.device("cuda", torch.cuda.current_device()) if str(chosen) == "cuda" else chosen
         self.depth = check_integer("depth", depth, at_least=1)
         self.transform = transform
         takes_any = any(map(takes_generator, _as_list(transform)))
@@ -131,14 +131,11 @@ class DevicePrefetcher:
         return len(self.loader)  # type: ignore[arg-type]  # a loader without a length raises TypeError
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over the loader's next epoch."""
         self._last_received = LastReceived()
-        if self._stream is None:
-            batches: SynchronousBatches | InFlightBatches = SynchronousBatches(self._copy_and_prepare)
-            depth = 1
-        else:
+        batches: SynchronousBatches | InFlightBatches = SynchronousBatches(self._copy, self._prepare)
+        if self._stream is not None:
             batches = InFlightBatches(self._stream, self._pool, self._copy, self._prepare, self._times)
-            depth = self.depth
+        depth = 1 if self._stream is None else self.depth
         is_ahead = self.has_state and not self.counts_when_received
         iterator = PrefetchIterator(
             self.loader, batches, depth, self._last_received, self._times, self._watch, is_ahead=is_ahead
@@ -218,7 +215,7 @@ class DevicePrefetcher:
     def __enter__(self) -> DevicePrefetcher:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
         self._pool.clear()
 
@@ -231,15 +228,12 @@ class DevicePrefetcher:
         context: AbstractContextManager[object] = watch_memory(self._register, num_held=self.depth + 1)
         return context
 
-    def _copy_and_prepare(self, batch: Any, rng_key: int | None) -> Any:
-        def copy(value: Any) -> Any:
-            return value.to(self.device)
-
-        return self._prepare(map_tensors(batch, copy, copy), rng_key)
-
     def _copy(self, batch: Any) -> Any:
+        # An object of another class may not have the parameter.
+        options = {} if self._stream is None else {"non_blocking": True}
+
         def copy(value: Any) -> Any:
-            return value.to(self.device, non_blocking=True)
+            return value.to(self.device, **options)
 
         return map_tensors(batch, copy, copy)
 
@@ -252,11 +246,6 @@ class DevicePrefetcher:
         for transform in _as_list(self.transform):
             prepared = call_transform(transform, prepared, self._generator)
         return prepared
-
-
-def _with_index(device: torch.device) -> torch.device:
-    """Return a device with an index: for CUDA, by default the current one, because that may change later."""
-    return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
 
 
 def _as_list(transform: BatchTransform | Sequence[BatchTransform] | None) -> list[BatchTransform]:
@@ -298,21 +287,20 @@ class ImagePreparation:
             return tensor  # The number of channels differs, as in a label image.
         if self._affine is None:
             return tensor.to(self._dtype or tensor.dtype).contiguous(memory_format=self._memory_format)
-        normalise = normalise_in_one_kernel if tensor.is_cuda else normalise_in_steps
-        return normalise(tensor, *self._affine, self._dtype or torch.float32, self._memory_format)
+        dtype, layout = self._dtype or torch.float32, self._memory_format
+        return normalise(tensor, *self._affine, dtype, layout, in_one_kernel=tensor.is_cuda)
 
 
-def normalise_in_one_kernel(
+def normalise(
     images: torch.Tensor,
     scale: torch.Tensor,
     shift: torch.Tensor,
     dtype: torch.dtype,
     memory_format: torch.memory_format,
+    *,
+    in_one_kernel: bool,
 ) -> torch.Tensor:
     """Return images * scale + shift, computed in float32, in the given dtype and memory format.
-
-    On a GPU, one kernel reads uint8 and writes the result. On a CPU, torch makes copies, which take longer than
-    :func:`normalise_in_steps` for large batches (benchmarks/results/device.md).
 
     Args:
         images: uint8 [N, C, H, W].
@@ -320,19 +308,13 @@ def normalise_in_one_kernel(
         shift: float32 [C, 1, 1].
         dtype: The dtype of the result.
         memory_format: Its memory format.
+        in_one_kernel: Whether to use one kernel, which reads uint8 and writes the result on a GPU. On a CPU, torch then
+            makes copies, which take longer than several operations for large batches (benchmarks/results/device.md).
+            The results may differ by float32's rounding.
     """
-    result = torch.empty(images.shape, dtype=dtype, device=images.device, memory_format=memory_format)
-    return torch.addcmul(shift, images, scale, out=result)
-
-
-def normalise_in_steps(
-    images: torch.Tensor,
-    scale: torch.Tensor,
-    shift: torch.Tensor,
-    dtype: torch.dtype,
-    memory_format: torch.memory_format,
-) -> torch.Tensor:
-    """Return the same as :func:`normalise_in_one_kernel` by several operations; float32 may differ by rounding."""
+    if in_one_kernel:
+        result = torch.empty(images.shape, dtype=dtype, device=images.device, memory_format=memory_format)
+        return torch.addcmul(shift, images, scale, out=result)
     floats = images.to(torch.float32, memory_format=memory_format).mul_(scale).add_(shift)
     return floats.to(dtype).contiguous(memory_format=memory_format)
 
@@ -443,7 +425,6 @@ class PrefetchIterator:
             self.close()
 
     def _receive(self) -> tuple[Any, Exception | None]:
-        """Return the next batch and None, or None and an error."""
         self._in_flight.request(self._depth)
         hand_over(self._late_counts)
         self._late_counts = []

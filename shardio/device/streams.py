@@ -30,9 +30,8 @@ def choose_device(name: str | torch.device | None = None, *, num_ranks: int = 1)
         ValueError: If torch does not know the device or cannot use it.
     """
     if name is None:
-        if _is_available("cuda"):
-            return torch.device("cuda")
-        return torch.device("mps" if num_ranks == 1 and _is_available("mps") else "cpu")
+        kinds = ("cuda", "mps") if num_ranks == 1 else ("cuda",)
+        return torch.device(next(filter(_is_available, kinds), "cpu"))
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -46,13 +45,9 @@ def choose_device(name: str | torch.device | None = None, *, num_ranks: int = 1)
 
 
 def _is_available(device_type: str) -> bool:
-    match device_type:  # Asking about CUDA takes time and may print warnings.
-        case "cuda":
-            return torch.cuda.is_available()
-        case "mps":
-            return torch.backends.mps.is_available()
-        case _:
-            return True
+    if device_type == "cuda":  # Asking about CUDA takes time and may print warnings.
+        return torch.cuda.is_available()
+    return device_type != "mps" or torch.backends.mps.is_available()
 
 
 _MIN_BUFFER_BYTES = 512
@@ -99,27 +94,22 @@ def map_tensors(batch: Any, function: OnTensor, movable: Callable[[Movable], Any
         if isinstance(value, list | tuple):
             return type(value)(map(walk, value))
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return _walk_dataclass(value, walk)
+            copied: Any = copy.copy(value)
+            for field in dataclasses.fields(value):
+                object.__setattr__(copied, field.name, walk(getattr(value, field.name)))  # The class may be frozen.
+            return copied
         return value
 
     return walk(batch)
 
 
 def _as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor | None:
-    """Return an array as a tensor, in the same memory if possible; None if torch cannot."""
     if array.dtype.kind not in "biufc" or not array.dtype.isnative:
         return None
     try:
         return torch.from_numpy(array if array.flags.writeable else array.copy())
     except (TypeError, ValueError):  # A float type that torch lacks, or negative strides.
         return None
-
-
-def _walk_dataclass(value: Any, walk: Callable[[Any], Any]) -> Any:
-    mapped = copy.copy(value)
-    for field in dataclasses.fields(value):
-        object.__setattr__(mapped, field.name, walk(getattr(value, field.name)))  # The class may be frozen.
-    return mapped
 
 
 class PinnedPool:
@@ -174,13 +164,8 @@ class Registration:
             if int(cudart.cudaHostRegister(address, memory.nbytes, 0)) == 0:
                 weakref.finalize(memory, cudart.cudaHostUnregister, address).atexit = False
             else:
-                _clear_error(self.device)
-
-
-def _clear_error(device: torch.device) -> None:
-    """Clear the error of the latest CUDA call, which torch would raise after the next kernel of any code."""
-    with suppress(RuntimeError):
-        torch.zeros(1, device=device)
+                with suppress(RuntimeError):  # This kernel clears the error, which any later one would raise.
+                    torch.zeros(1, device=self.device)
 
 
 class StreamEvent(Protocol):
@@ -340,11 +325,6 @@ class WaitingTimes:
             self._measured_s += requested.elapsed_time(received) / 1000
 
 
-class _Sent(NamedTuple):
-    sent: SentBatch
-    note: Any
-
-
 class _Source(NamedTuple):
     """The source of a copy: memory that the loader may reuse after its release, and buffers.
 
@@ -380,7 +360,7 @@ class InFlightBatches:
     ) -> None:
         self._stream, self._pool, self._times = stream, pool, times
         self._copy, self._prepare = copy, prepare
-        self._sent: deque[_Sent] = deque()
+        self._sent: deque[tuple[SentBatch, Any]] = deque()
         self._sources: deque[_Source] = deque()
         self._requests: deque[StreamEvent] = deque()
 
@@ -405,7 +385,7 @@ class InFlightBatches:
         pinned = map_tensors(batch, pin, _pin_movable)
         sent = self._stream.send(lambda: self._copy(pinned), lambda copied: self._prepare(copied, rng_key))
         self._sources.append(_Source(sent.copied, pinned, buffers))
-        self._sent.append(_Sent(sent, note))
+        self._sent.append((sent, note))
 
     def receive(self) -> tuple[Any, Any]:
         """Return the next batch on the device, and its note."""
@@ -452,13 +432,14 @@ class SynchronousBatches:
     """The interface of InFlightBatches without a stream: each batch is copied and prepared when it is sent.
 
     Args:
-        prepare: A function that copies a batch to the device and makes the final batch from it and its rng key.
+        copy: A function that copies a batch to the device.
+        prepare: A function that makes the final batch from the copied one and its rng key.
     """
 
     is_synchronous = True
 
-    def __init__(self, prepare: Callable[[Any, int | None], Any]) -> None:
-        self._prepare = prepare
+    def __init__(self, copy: Callable[[Any], Any], prepare: Callable[[Any, int | None], Any]) -> None:
+        self._copy, self._prepare = copy, prepare
         self._sent: deque[tuple[Any, Any]] = deque()
 
     def __len__(self) -> int:
@@ -467,7 +448,7 @@ class SynchronousBatches:
 
     def send(self, batch: Any, note: Any, rng_key: int | None) -> None:
         """Prepare a batch. :meth:`receive` returns it together with ``note``."""
-        self._sent.append((self._prepare(batch, rng_key), note))
+        self._sent.append((self._prepare(self._copy(batch), rng_key), note))
 
     def receive(self) -> tuple[Any, Any]:
         """Return the next batch and its note."""

@@ -1,7 +1,8 @@
-"""Pack the shards of a plan here, in worker processes, or on a Ray cluster."""
+"""Pack the shards of a plan: each one depends only on its job, which runs here, in a worker process or on Ray."""
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import socket
@@ -9,25 +10,26 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from shardio.errors import PackError
-from shardio.packing.plan import PackSettings
-from shardio.packing.preparing import PackedShard
-from shardio.packing.shard_job import ShardJob, pack_shard
+from shardio.errors import FormatError, PackError, StoreError
+from shardio.packing.folders import DatasetFolder, explain_foreign
+from shardio.packing.pack_call import PackOptions
+from shardio.packing.preparing import PackedShard, Preparation
 from shardio.packing.sources.records import close_records
+from shardio.packing.sources.source import FileChangedError, SourceSample
 from shardio.process import count_processors, ignore_pillows_warnings, start_process
 from shardio.progress import WorkProgress
+from shardio.sample import Sample
+from shardio.shards import index_location, list_names, split_name, write_shard
+from shardio.storage import Location, find_path
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-
-Engine = Literal["processes", "ray"]
-"""The engine that packs shards: processes of this machine, or a Ray cluster."""
 
 MAX_WORKERS = 16
 """The maximum number of worker processes, unless the caller chooses a number."""
@@ -48,6 +50,119 @@ REPORT_EVERY_S = 0.1
 ALIVE_EVERY_S = 2.0
 """The time in seconds between empty reports, which show that a worker process is not suspended."""
 
+Report = Callable[[int, int], None]
+"""Receives the numbers of samples and bytes that were packed since the last call."""
+
+
+def _find_finished(
+    folder: DatasetFolder, tar: Location, samples: Sequence[SourceSample], earlier: PackedShard | None
+) -> PackedShard | str | None:
+    """Return the shard that an earlier run finished; a description of its damage, if there is any; or None."""
+    damage = None
+    if earlier is not None:
+        if earlier.findings.changed:
+            return None  # Samples of changed files were left out, but the files may be restored by now.
+        damage = folder.find_damage(tar, earlier) if earlier.entry.num_samples else None
+        if damage is None:
+            return replace(earlier, was_kept=True)
+    _refuse_foreign(tar, samples, is_recorded=damage is not None)
+    return damage
+
+
+def _remove_shard(tar: Location) -> None:
+    for each in tar, index_location(tar):
+        each.remove()
+
+
+def _refuse_foreign(tar: Location, samples: Sequence[SourceSample], *, is_recorded: bool) -> None:
+    try:
+        with closing(tar.open()) as file:
+            names = [split_name(name) for name in list_names(file)]
+    except StoreError:  # The tar is not the cause.
+        raise
+    except (FormatError, OSError) as error:
+        if is_recorded or _is_absent(tar, error):
+            return
+        raise PackError(explain_foreign(tar, f"it is not a readable tar ({error})")) from error
+    planned = {sample.key for sample in samples}
+    for name in names:
+        if name is None:
+            raise PackError(explain_foreign(tar, "it holds a member whose name has no key"))
+        if name[0] not in planned:
+            raise PackError(explain_foreign(tar, f"this pack does not put the sample {name[0]!r} there"))
+
+
+def _is_absent(tar: Location, error: Exception) -> bool:
+    path = find_path(tar)
+    return isinstance(error, FileNotFoundError) and (path is None or not os.path.lexists(path))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardJob:
+    """A shard to pack.
+
+    Attributes:
+        number: Its number in the plan.
+        folder: The folder to write it to.
+        name: Its file name.
+        root: The prefix of the names of the source's files, which ends in a slash.
+        samples: Its samples in order.
+        options: The options of the pack.
+        earlier: The shard that an earlier run finished; None if no run did.
+    """
+
+    number: int
+    folder: DatasetFolder
+    name: str
+    root: str
+    samples: Sequence[SourceSample]
+    options: PackOptions
+    earlier: PackedShard | None
+
+
+def pack_shard(job: ShardJob, report: Report) -> PackedShard:
+    """Write a shard and its index, unless an earlier run finished it.
+
+    Each file appears whole or not at all. The bytes depend only on the job.
+
+    Raises:
+        PackError: If a sample cannot be packed, or another file has the shard's name.
+        FileChangedError: If a file has changed since the scan.
+        OSError: If the shard cannot be written.
+    """
+    tar = job.folder.location / job.name
+    found = _find_finished(job.folder, tar, job.samples, job.earlier)
+    if isinstance(found, PackedShard):
+        if job.options.strict:
+            found.findings.refuse_problems(job.root)
+        report(len(job.samples), found.entry.num_bytes)
+        return found
+    preparation = Preparation(job.options, job.root)
+    entry, fields = write_shard(tar, _make_samples(job, preparation, report))
+    if not entry.num_samples:
+        _remove_shard(tar)
+    return PackedShard(
+        entry=entry,
+        fields=fields,
+        identity=job.folder.identify(tar) if entry.num_samples else "",
+        findings=preparation.findings,
+        damage=found or "",
+    )
+
+
+def _make_samples(job: ShardJob, preparation: Preparation, report: Report) -> Iterator[Sample]:
+    for source in job.samples:
+        try:
+            sample = source.read()
+        except FileChangedError as change:
+            if job.options.on_changed == "raise":
+                raise
+            preparation.findings.changed.append(change.problem)
+            continue
+        if (stored := preparation.prepare(source, sample)) is not None:
+            yield stored
+        report(1, sum(map(len, sample.fields.values())))
+
 
 class PackExecutor(Protocol):
     """Packs shards."""
@@ -62,8 +177,7 @@ class PackExecutor(Protocol):
         """
 
 
-def pack_here(jobs: Iterator[ShardJob], progress: WorkProgress) -> Generator[tuple[int, PackedShard]]:
-    """Pack one shard after the other in this process. See :class:`PackExecutor`."""
+def _pack_here(jobs: Iterator[ShardJob], progress: WorkProgress) -> Generator[tuple[int, PackedShard]]:
     try:
         for job in jobs:
             yield job.number, pack_shard(job, progress.advance)
@@ -71,35 +185,20 @@ def pack_here(jobs: Iterator[ShardJob], progress: WorkProgress) -> Generator[tup
         close_records()
 
 
-def choose_executor(
-    engine: Engine,
-    num_workers: int | None,
-    num_shards: int,
-    num_bytes: int,
-    settings: PackSettings,
-    ray_address: str | None = None,
-) -> PackExecutor:
-    """Return the executor for a pack.
-
-    Args:
-        engine: The engine.
-        num_workers: The number of worker processes that the caller chose; None to choose one.
-        num_shards: The number of shards.
-        num_bytes: The size of all files in bytes.
-        settings: The settings of the pack.
-        ray_address: The address of the Ray cluster; None to start Ray on this machine.
-    """
-    if engine == "ray":
-        import_ray()
-        return OnRay(address=ray_address, num_workers=num_workers)
+def choose_executor(options: PackOptions, num_shards: int, num_bytes: int) -> PackExecutor:
+    """Return the executor for a pack of a number of shards, and of bytes in the source."""
+    num_workers = options.num_workers
+    if options.engine == "ray":
+        _import_ray()
+        return _OnRay(address=options.ray_address, num_workers=num_workers)
     if num_workers is None:
-        does_decode = settings.check or settings.jpeg != "copy" or settings.convert_to is not None
+        does_decode = options.check or options.jpeg != "copy" or options.convert_to is not None
         worth = num_bytes // BYTES_PER_WORKER["decoded" if does_decode else "copied"]
         num_workers = min(MAX_WORKERS, count_processors(), worth)
     num_workers = min(num_workers, num_shards)
     if num_workers <= 1:
-        return pack_here
-    return InProcesses(num_workers=num_workers)
+        return _pack_here
+    return _InProcesses(num_workers=num_workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -111,7 +210,7 @@ class _Worker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InProcesses:
+class _InProcesses:
     """The executor that packs in worker processes: see :class:`~shardio.packing.executors.PackExecutor`."""
 
     num_workers: int
@@ -272,22 +371,18 @@ def _picklable(error: Exception) -> Exception:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnRay:
+class _OnRay:
     """The executor that packs on a Ray cluster: see :class:`~shardio.packing.executors.PackExecutor`.
 
     All machines of the cluster must see the source and the destination under the same paths, and have the same version
     of shardio. If this process is already connected to a cluster, that cluster is used.
-
-    Attributes:
-        address: The address of the cluster; None to start Ray on this machine.
-        num_workers: The number of shards to pack at a time; None for one for each processor of the cluster.
     """
 
     address: str | None
     num_workers: int | None
 
     def __call__(self, jobs: Iterator[ShardJob], progress: WorkProgress) -> Generator[tuple[int, PackedShard]]:
-        ray = import_ray()
+        ray = _import_ray()
         is_ours = not ray.is_initialized()
         if is_ours:
             _connect(ray, self.address)
@@ -299,12 +394,7 @@ class OnRay:
                 ray.shutdown()
 
 
-def import_ray() -> Any:
-    """Return the ray module.
-
-    Raises:
-        PackError: If Ray is not installed.
-    """
+def _import_ray() -> Any:
     try:
         import ray
     except ImportError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -18,9 +18,19 @@ from typing import Protocol
 import xxhash
 
 from shardio.errors import FormatError, PackError
-from shardio.files import naming, remove_unfinished
+from shardio.files import find_target, naming, remove_unfinished
+from shardio.packing.pack_call import REJECTED_NAME
 from shardio.packing.preparing import PackedShard
-from shardio.shards import UNFINISHED_NAME, Shard, index_location
+from shardio.shards import (
+    MANIFEST_NAME,
+    PACKED_NAME,
+    UNFINISHED_NAME,
+    Manifest,
+    Shard,
+    index_location,
+    read_manifest,
+    write_manifest,
+)
 from shardio.storage import Location, find_path, parse_location, read_pieces
 from shardio.values import parse_json
 
@@ -34,6 +44,11 @@ RECORD_PREFIX = ".shardio-packed-"
 
 MAX_REQUESTS = 16
 """The number of small objects to read or remove at a time."""
+
+MARK = b"written by a program"
+"""The start of the mark. A pack's mark differs, so a pack refuses to continue here."""
+
+_OTHER_NAMES = {MANIFEST_NAME, REJECTED_NAME}
 
 
 class Journal(Protocol):
@@ -104,13 +119,10 @@ class DatasetFolder(Protocol):
         """Return a description of the damage to a shard that an earlier run finished; None if it is unchanged."""
 
 
-class LocalJournal:
-    """Records finished shards, each durably before the next.
+class _LocalJournal:
+    """A file with a line for each shard.
 
     A run that is killed may leave a torn last line. Damaged lines count as missing: their shards are packed again.
-
-    Attributes:
-        finished: The shards that earlier runs finished, by name.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -127,7 +139,6 @@ class LocalJournal:
             self._append(b"\n")
 
     def add(self, shard: PackedShard) -> None:
-        """Record a shard."""
         self._append(json.dumps(shard.dump()).encode() + b"\n")
 
     def _append(self, content: bytes) -> None:
@@ -137,19 +148,8 @@ class LocalJournal:
             os.fsync(self._descriptor)
 
 
-@contextmanager
-def open_journal(folder: Path) -> Iterator[LocalJournal]:
-    """Open the journal of a pack; create it if there is none."""
-    path = folder / JOURNAL_NAME
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        yield LocalJournal(path, descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @dataclass(frozen=True, slots=True)
-class LocalFolder:
+class _LocalFolder:
     """A local directory: see :class:`~shardio.packing.folders.DatasetFolder`.
 
     A lock excludes other writers. Finished shards are compared with their digests.
@@ -214,8 +214,14 @@ class LocalFolder:
         if self._path.exists():
             remove_unfinished(self._path, targets)
 
-    def open_journal(self) -> AbstractContextManager[LocalJournal]:
-        return open_journal(self._path)
+    @contextmanager
+    def open_journal(self) -> Iterator[_LocalJournal]:
+        path = self._path / JOURNAL_NAME
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            yield _LocalJournal(path, descriptor)
+        finally:
+            os.close(descriptor)
 
     def remove_journal(self) -> None:
         (self._path / JOURNAL_NAME).unlink(missing_ok=True)
@@ -247,15 +253,8 @@ def _digest_file(location: Location) -> str:
     return digest.hexdigest()
 
 
-class RemoteJournal:
-    """Records finished shards, each in an object: see :class:`~shardio.packing.folders.Journal`.
-
-    Damaged records count as missing: their shards are packed again.
-
-    Args:
-        folder: The folder of the dataset.
-        names: The names of the existing records.
-    """
+class _RemoteJournal:
+    """An object for each shard. Damaged records count as missing: their shards are packed again."""
 
     def __init__(self, folder: Location, names: Sequence[str]) -> None:
         self._folder = folder
@@ -269,7 +268,7 @@ class RemoteJournal:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteFolder:
+class _RemoteFolder:
     """A folder in an object store: see :class:`~shardio.packing.folders.DatasetFolder`.
 
     Finished shards are recognised by the versions of their tars and indexes in the store, because the content of an
@@ -311,8 +310,8 @@ class RemoteFolder:
         """Do nothing: objects appear whole."""
 
     @contextmanager
-    def open_journal(self) -> Iterator[RemoteJournal]:
-        yield RemoteJournal(self.location, self._list_records())
+    def open_journal(self) -> Iterator[_RemoteJournal]:
+        yield _RemoteJournal(self.location, self._list_records())
 
     def remove_journal(self) -> None:
         self.remove(self._list_records())
@@ -348,4 +347,249 @@ def _read_record(location: Location) -> PackedShard | None:
 
 def choose_folder(location: Location) -> DatasetFolder:
     """Return the folder at a location."""
-    return RemoteFolder(location) if find_path(location) is None else LocalFolder(location)
+    return _RemoteFolder(location) if find_path(location) is None else _LocalFolder(location)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnfinishedDataset:
+    """A dataset that this program is writing.
+
+    Attributes:
+        folder: Its folder.
+        mark: The content of the mark in the folder. A mark with other content belongs to another writer.
+    """
+
+    folder: DatasetFolder
+    mark: bytes
+
+
+def check_destination(src: Path, folder: DatasetFolder) -> None:
+    """Refuse a destination that overlaps the source or contains anything other than an unfinished pack.
+
+    Raises:
+        PackError: If it cannot be packed into.
+    """
+    folder.refuse_source(src)
+    names = folder.list_names()
+    is_unfinished = UNFINISHED_NAME in names
+    if MANIFEST_NAME in names and not is_unfinished:
+        raise PackError(
+            f"{folder.location} already holds a packed dataset: choose another destination or delete it first"
+        )
+    # A killed run may not have finished writing the mark.
+    names = [name for name in names if find_target(name) != UNFINISHED_NAME]
+    if names and not is_unfinished:
+        raise PackError(
+            f"the destination {folder.location} is not empty (it holds {names[0]}): choose an empty directory"
+        )
+
+
+@contextmanager
+def locked(src: Path, folder: DatasetFolder) -> Iterator[None]:
+    """Create the destination, lock it for this process, and check it again.
+
+    Another pack may have finished since the first check.
+
+    Raises:
+        PackError: If the destination cannot be created or written, another process is writing to it, or it can no
+            longer be packed into.
+    """
+    try:
+        with folder.locked():
+            check_destination(src, folder)
+            yield
+    except OSError as error:
+        raise PackError(
+            f"packing into {folder.location} failed: {error}. Fix the cause (if the disk is full, free some space) and "
+            "rerun the same command to resume: finished shards are kept"
+        ) from error
+
+
+@contextmanager
+def begun(folder: DatasetFolder, digest: str, names: Collection[str]) -> Iterator[UnfinishedDataset]:
+    """Prepare the destination to start or resume a plan. After a failure before the first finished shard, clear it.
+
+    Raises:
+        PackError: If the destination holds an unfinished pack of another plan, or a tar that is not in this plan.
+    """
+    folder.remove_partial()
+    unfinished = UnfinishedDataset(folder=folder, mark=digest.encode())
+    mark = _read_mark(folder)
+    if mark is None:
+        folder.mark(unfinished.mark)
+    else:
+        _refuse_other_plan(folder, mark, digest)
+        _refuse_unplanned(folder, names)
+    try:
+        yield unfinished
+    except Exception:  # Re-raised. Ctrl-C is not an Exception: a pack that it interrupts can be resumed.
+        _clear_if_empty(unfinished)
+        raise
+
+
+def finish(manifests: Mapping[UnfinishedDataset, Manifest]) -> None:
+    """Write the manifests of unfinished datasets, which makes them datasets, and remove their marks and journals.
+
+    Raises:
+        PackError: If a destination was removed or replaced meanwhile, so that shards are lost.
+    """
+    for unfinished, manifest in manifests.items():
+        _write_manifest(unfinished, manifest)
+    for unfinished in manifests:  # If this is interrupted, a later run ends it: see are_ending.
+        _unmark(unfinished.folder)
+
+
+def are_ending(folders: Sequence[DatasetFolder]) -> bool:
+    """Return whether a pack with several destinations was interrupted after it had written all their manifests."""
+    if len(folders) == 1:
+        return False
+    names = [folder.list_names() for folder in folders]
+    are_marked = [UNFINISHED_NAME in each for each in names]
+    return any(are_marked) and not all(are_marked) and all(MANIFEST_NAME in each for each in names)
+
+
+def end(digests: Mapping[DatasetFolder, str]) -> list[Manifest]:
+    """Finish a pack that :func:`are_ending` recognised, given the digests of its plans, and return the manifests.
+
+    Raises:
+        PackError: If it was a pack of another plan.
+    """
+    for folder, digest in digests.items():
+        if (mark := _read_mark(folder)) is not None:
+            _refuse_other_plan(folder, mark, digest)
+    for folder in digests:
+        _unmark(folder)
+    return [read_manifest(folder.location / MANIFEST_NAME) for folder in digests]
+
+
+def _write_manifest(unfinished: UnfinishedDataset, manifest: Manifest) -> None:
+    where, mark = unfinished.folder.location, _read_mark(unfinished.folder)
+    if mark is None and _has_manifest(where, manifest):
+        return  # Stores without locks admit several runs of one pack, and another run has ended first.
+    if mark is None:
+        raise PackError(
+            f"{where} was removed during the pack: delete the directory of that name, if there is one, and pack again"
+        )
+    if mark != unfinished.mark:
+        raise PackError(
+            f"another program has begun to write to {where}, and has replaced shards of this one: choose another "
+            "destination, and pack again"
+        )
+    write_manifest(where / MANIFEST_NAME, manifest)
+
+
+def _has_manifest(where: Location, manifest: Manifest) -> bool:
+    location = where / MANIFEST_NAME
+    return location.exists() and read_manifest(location) == manifest
+
+
+def _unmark(folder: DatasetFolder) -> None:
+    (folder.location / UNFINISHED_NAME).remove()
+    folder.remove_journal()
+
+
+def _read_mark(folder: DatasetFolder) -> bytes | None:
+    """Return the content of the mark of an unfinished dataset; None if there is none."""
+    try:
+        return (folder.location / UNFINISHED_NAME).read_whole()
+    except FileNotFoundError:
+        return None
+
+
+def _refuse_other_plan(folder: DatasetFolder, mark: bytes, digest: str) -> None:
+    if mark != digest.encode():
+        raise PackError(
+            f"{folder.location} holds an unfinished pack of different images or with different settings: delete "
+            f"{folder.location} or choose another destination"
+        )
+
+
+@contextmanager
+def new_dataset(folder: DatasetFolder, *, overwrite: bool) -> Iterator[UnfinishedDataset]:
+    """Create or clear a folder, lock it and mark it as unfinished for the duration of a block.
+
+    The block must write the manifest and remove the mark. If it raises, finished shards and the mark stay; if no shard
+    is finished, nothing stays.
+
+    Args:
+        folder: The folder. It must not exist or be empty, or hold a dataset that ``overwrite`` replaces.
+        overwrite: Whether to remove the shards and the manifest that are there.
+
+    Raises:
+        PackError: If the folder cannot be used.
+    """
+    with folder.locked():
+        _check_content(folder, overwrite=overwrite)
+        unfinished = UnfinishedDataset(folder=folder, mark=MARK + b" " + os.urandom(8).hex().encode())
+        folder.mark(unfinished.mark, replace=overwrite)
+        _clear(folder)
+        try:
+            yield unfinished
+        except BaseException:  # Re-raised: Ctrl-C must not leave unfinished files either.
+            _clear_if_empty(unfinished)
+            raise
+
+
+def _clear_if_empty(unfinished: UnfinishedDataset) -> None:
+    folder = unfinished.folder
+    with suppress(OSError):  # It may have been removed, or the store may be unreachable.
+        folder.remove_partial()
+        is_empty = not any(name.endswith(".tar") for name in folder.list_names())
+        if is_empty and _read_mark(folder) == unfinished.mark:  # Otherwise, another writer has begun.
+            _unmark(folder)
+
+
+def holds_unfinished(folder: DatasetFolder) -> bool:
+    """Return whether a folder holds a dataset that a program has not finished writing."""
+    mark = _read_mark(folder)
+    return mark is not None and mark.startswith(MARK)
+
+
+def whole_names(folder: DatasetFolder) -> list[str]:
+    """Return the names of the files in a folder, sorted, without locks and partial files."""
+    return [name for name in folder.list_names() if find_target(name) is None]
+
+
+def _check_content(folder: DatasetFolder, *, overwrite: bool) -> None:
+    names, where = whole_names(folder), folder.location
+    foreign = [name for name in names if not _is_ours(name)]
+    if foreign:
+        raise PackError(
+            f"the directory {where} holds {foreign[0]}, which shardio did not write: choose an empty directory"
+        )
+    if not names or overwrite:
+        return
+    if UNFINISHED_NAME in names:
+        raise PackError(
+            f"{where} holds an unfinished dataset: if nothing is writing to it, pass --overwrite (overwrite=True) to "
+            "start again, or choose another directory"
+        )
+    raise PackError(
+        f"{where} is not empty (it holds {names[0]}): choose another directory, or pass --overwrite (overwrite=True) "
+        "to replace the dataset there"
+    )
+
+
+def _is_ours(name: str) -> bool:
+    return (
+        bool(PACKED_NAME.fullmatch(name.removesuffix(".idx"))) or name in _OTHER_NAMES or name.startswith(".shardio-")
+    )
+
+
+def _clear(folder: DatasetFolder) -> None:
+    """Remove a former dataset, and its manifest first, without which readers refuse the folder."""
+    folder.remove_partial()
+    (folder.location / MANIFEST_NAME).remove()
+    folder.remove([name for name in whole_names(folder) if name not in (MANIFEST_NAME, UNFINISHED_NAME)])
+
+
+def _refuse_unplanned(folder: DatasetFolder, names: Collection[str]) -> None:
+    for name in folder.list_names():
+        if name.endswith(".tar") and name not in names and not name.startswith("."):
+            why = f"none of the pack's {len(names)} shards has that name"
+            raise PackError(explain_foreign(folder.location / name, why))
+
+
+def explain_foreign(tar: Location, why: str) -> str:
+    """Return the message about a tar that is not one of a plan's shards."""
+    return f"{tar} is not a shard of the unfinished pack in {tar.folder}: {why}. Move it away or delete it"

@@ -1,135 +1,353 @@
-"""``shardio.pack``: check the arguments, pack directories or iterables, and log findings that need attention."""
+"""``shardio.pack`` and its options, in one place: Python's signature, the command line and the checks agree with it.
+
+An option stands in the signature and the docstring of :func:`pack`, and in :class:`PackOptions` with its text for
+``--help``. The code that acts on it gets a PackOptions.
+"""
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from fractions import Fraction
+from functools import cache, partial
+from pathlib import Path, PurePath
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shardio.errors import PackError
-from shardio.images import ConvertedFormat, describe_other_images
-from shardio.packing.executors import Engine
-from shardio.packing.folders import choose_folder
-from shardio.packing.output_folder import holds_unfinished
-from shardio.packing.packer import RunOptions, pack_source
-from shardio.packing.plan import JpegMode, PackSettings
-from shardio.packing.preparing import DEFAULT_QUALITY, Preparation, describe_jpegs
-from shardio.packing.shard_job import OnChanged, PackResult, write_rejected
-from shardio.packing.shard_writer import ShardWriter, ValueEncoder, encode_sample
-from shardio.packing.sources.files import FileProblem
-from shardio.packing.sources.layouts import Layout, OnIncomplete
-from shardio.packing.sources.source import SourceKind, make_options
-from shardio.sample import Classes, Sample, check_classes
+from shardio.images import CONVERTIBLE, DEFAULT_MAX_PIXELS, IMAGE_FIELDS, IMAGE_FORMATS, ConvertedFormat
+from shardio.packing.samples import DEFAULT_QUALITY
+from shardio.packing.sources.labels import ALL_SPLITS, LabelFile
+from shardio.packing.sources.source import COLUMNS, SourceKind, describe_option
+from shardio.sample import Classes, check_classes
 from shardio.shards import Manifest
-from shardio.storage import StorageOptions, make_direct_access, make_path, parse_location
-from shardio.values import check_choice, check_optional_integer, parse_size
+from shardio.storage import RemoteAccess, StorageOptions, make_direct_access, make_path
+from shardio.values import check_choice, check_flag, check_integer, parse_size
 
 DEFAULT_SHARD_SIZE = 256 * 2**20
 """The default maximum size of a shard in bytes."""
 
-logger = logging.getLogger(__name__)
+REJECTED_NAME = "rejected.jsonl"
+"""The file in a packed dataset that lists the samples that were left out."""
+
+JpegMode = Literal["copy", "tile", "reencode"]
+Layout = Literal["auto", "classes", "flat", "pairs"]
+OnIncomplete = Literal["raise", "skip", "keep"]
+OnChanged = Literal["raise", "skip"]
+Engine = Literal["processes", "ray"]
 
 
-class _Given:
-    """A sample of an iterable: see :class:`~shardio.packing.sources.source.SourceSample`."""
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How an option is checked and offered on the command line.
 
-    def __init__(self, sample: Sample) -> None:
-        self.key = sample.key
-        self._sample = sample
-
-    def read(self) -> Sample:
-        return self._sample
-
-    def problem(self, field: str, what: str) -> FileProblem:
-        return FileProblem(Path(f"{self.key}.{field}"), what)
-
-
-class _Writer(ShardWriter):
-    """A ShardWriter whose manifest says how the images were prepared."""
-
-    def __init__(
-        self, out: str | os.PathLike[str], settings: PackSettings, preparation: Preparation, **options: Any
-    ) -> None:
-        super().__init__(out, **options)
-        self._settings, self._preparation = settings, preparation
-
-    def _describe(self) -> dict[str, Any]:
-        jpegs = describe_jpegs(self._settings, self._preparation.findings.jpegs)
-        return {**super()._describe(), "shuffle_seed": None, **jpegs}
-
-
-def pack_iterable(
-    samples: Iterable[Mapping[str, Any]],
-    dst: str | os.PathLike[str],
-    settings: PackSettings,
-    *,
-    classes: tuple[str, ...] = (),
-    strict: bool = False,
-    storage_options: StorageOptions | None = None,
-) -> PackResult:
-    """Pack the samples of an iterable, or of a sequence, in its order.
-
-    An interrupted call cannot be resumed. A repeated call starts again.
-
-    Args:
-        samples: Mappings as for :meth:`shardio.ShardWriter.write`. Without ``__key__``, samples are numbered.
-        dst: A new or empty directory, or that of an interrupted call.
-        settings: The settings of the pack.
-        classes: The class names that define the labels.
-        strict: Whether an image that would be rejected, or whose format does not match its field, is an error.
-        storage_options: Settings of the object store that the dataset is written to.
-
-    Raises:
-        PackError: If the directory cannot be used, two samples have the same key, or nothing is packed.
-        TypeError: If a sample is not a mapping, or a field cannot hold its value.
-        ValueError: If a key, the name of a field or a value is invalid.
+    Attributes:
+        help: Its text in ``--help``.
+        names: Its names on the command line, if they differ from its name in Python.
+        metavar: The placeholder of its value in ``--help``.
+        shown_default: Its default in ``--help``, if the value itself says little.
+        at_least: The least integer.
+        below: The integer that it must be below.
+        decides_output: Whether another value gives other bytes, so that an interrupted pack cannot be resumed with it.
+        of_iterables: Whether it applies to iterables of samples, as all do that decide the output.
     """
-    preparation = Preparation(settings, "", strict=strict)
-    encoder = ValueEncoder(classes=classes, quality=settings.quality or DEFAULT_QUALITY)
-    out = parse_location(dst, make_direct_access(storage_options))
-    writer = _Writer(
-        dst,
-        settings,
-        preparation,
-        max_shard_size=settings.max_shard_size,
-        max_shard_samples=settings.max_shard_samples,
-        classes=classes or None,
-        overwrite=holds_unfinished(choose_folder(out)),
-        storage_options=storage_options,
-    )
-    with writer:
-        for number, sample in enumerate(_iterate(samples)):
-            if not isinstance(sample, Mapping):
-                raise TypeError(
-                    f"sample {number} is a {type(sample).__name__}: an iterable must yield mappings such as "
-                    "{'__key__': 'cats/1', 'jpg': …, 'cls': 0}"
+
+    help: str
+    names: tuple[str, ...] = ()
+    metavar: str | None = None
+    shown_default: str | None = None
+    at_least: int | None = None
+    below: int | None = None
+    decides_output: bool = False
+    of_iterables: bool = False
+
+
+_deciding = partial(Option, decides_output=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackOptions:
+    """The options of a pack, checked: see :func:`pack`. Integers are Python's own, and sizes are in bytes."""
+
+    max_shard_size: Annotated[int, _deciding("Maximum size of a shard, such as 256MiB or 1GB.")] = DEFAULT_SHARD_SIZE
+    max_shard_samples: Annotated[int | None, _deciding("Maximum number of samples in a shard.", at_least=1)] = None
+    shuffle_seed: Annotated[
+        int | None,
+        _deciding("Seed of the packing order, which mixes classes.", at_least=0, below=2**63),
+    ] = 0
+    rename_dots: Annotated[bool, Option("Replace each dot in a file's stem with an underscore.")] = False
+    prefix_keys: Annotated[
+        bool,
+        Option(
+            "Put the name of its tar before each key, if samples of several tars have the same key: 0001 of "
+            "train-3.tar becomes train-3/0001."
+        ),
+    ] = False
+    strict: Annotated[
+        bool, Option("Fail if an image cannot be decoded or its content does not match its suffix.", of_iterables=True)
+    ] = False
+    check: Annotated[
+        bool,
+        _deciding(
+            "Pack all files as they are, at full speed. By default, each image is decoded first. Images that "
+            f"cannot be decoded are left out and listed in OUT/{REJECTED_NAME}.",
+            names=("--no-check",),
+        ),
+    ] = True
+    jpeg: Annotated[
+        JpegMode,
+        _deciding(
+            "How to store JPEGs: copy stores them unchanged, tile rewrites them losslessly so that crops decode "
+            "faster, and reencode decodes them and stores them upright, tiled and, with --max-side, smaller."
+        ),
+    ] = "copy"
+    convert_to: Annotated[
+        ConvertedFormat | None,
+        _deciding(
+            "Format that images in other formats are converted to, also those such as GIF and AVIF, which are not "
+            "packed otherwise. Masks stay as they are."
+        ),
+    ] = None
+    max_side: Annotated[
+        int | None,
+        _deciding(
+            "Maximum length of the longer side, in pixels, of images that are re-encoded or converted.", at_least=1
+        ),
+    ] = None
+    quality: Annotated[
+        int | None,
+        _deciding(
+            "Quality of JPEGs and WebPs that are re-encoded or converted.",
+            shown_default=str(DEFAULT_QUALITY),
+            at_least=1,
+            below=101,
+        ),
+    ] = None
+    to_srgb: Annotated[
+        bool,
+        _deciding("Convert the colours of images that are re-encoded or converted from their ICC profiles to sRGB."),
+    ] = False
+    max_pixels: Annotated[
+        int | None,
+        _deciding(
+            "Maximum number of pixels of an image. Larger images are left out.",
+            shown_default=str(DEFAULT_MAX_PIXELS),
+            at_least=1,
+        ),
+    ] = None
+    num_workers: Annotated[
+        int | None,
+        Option(
+            "Number of worker processes. Each writes one shard at a time. Does not affect the output. "
+            "Leave unset to let shardio choose.",
+            names=("--num-workers", "--workers"),
+            at_least=1,
+        ),
+    ] = None
+    source_kind: Annotated[
+        SourceKind,
+        Option(
+            "What SOURCE is, if it holds samples of several kinds, such as images and tars. auto recognises it; "
+            "files is a directory of images; saved is a saved dataset of Hugging Face's; table is a table of paths."
+        ),
+    ] = "auto"
+    layout: Annotated[
+        Layout,
+        Option(
+            "Layout of the files. auto recognises class folders and flat directories; classes makes each folder "
+            "a class; flat makes no classes; pairs makes one sample of images/a.jpg and masks/a.png, or of a.jpg and "
+            "a.mask.png."
+        ),
+    ] = "auto"
+    source_split: Annotated[
+        str | None,
+        Option(
+            "Which split to pack, if SOURCE holds several: train for the folders images/train and masks/train, "
+            "for train-0.tar, or for the rows of a table whose column says train. all packs all splits as one "
+            "dataset.",
+            metavar="NAME|all",
+        ),
+    ] = None
+    on_incomplete: Annotated[
+        OnIncomplete,
+        Option(
+            "With --layout pairs: what to do with an image that lacks a file that others have, such as a mask: "
+            "raise an error, skip the image, or keep it with the files that it has."
+        ),
+    ] = "raise"
+    fields: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "Fields to pack from a directory, such as wav,json: each sample must have the first, and other files "
+            "are ignored. By default, samples are images, with all files that have the same stem.",
+            metavar="SUFFIXES",
+        ),
+    ] = None
+    classes: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "Where to read the class names that define the labels: a text file with one name per line, a packed "
+            "directory, or class folders.",
+            metavar="FILE|DATASET",
+            of_iterables=True,
+        ),
+    ] = None
+    labels: Annotated[
+        Path | None,
+        Option(
+            "CSV, JSON Lines or Parquet file that labels the images, instead of class folders: class names or "
+            "integers. Each image needs a label; rows for other images are allowed.",
+            metavar="FILE",
+        ),
+    ] = None
+    image_column: Annotated[
+        str | None,
+        Option("Column with the images, if the source has columns. Leave unset if there is only one."),
+    ] = None
+    label_column: Annotated[
+        str | None,
+        Option(
+            "Column with the labels, in the file of --labels or in the source. Leave unset if the file has two "
+            "columns, or the source has a column of labels or one called label."
+        ),
+    ] = None
+    key_column: Annotated[
+        str | None,
+        Option(
+            "Column with keys (cats/0001) or paths (cats/0001.jpg), in the file of --labels or in the source. "
+            "Leave unset if the file has two columns, or to number the samples of the source."
+        ),
+    ] = None
+    on_changed: Annotated[
+        OnChanged,
+        Option(
+            "What to do with a sample whose files change or become unreadable during the pack: raise an error or "
+            "skip it."
+        ),
+    ] = "raise"
+    engine: Annotated[
+        Engine,
+        Option(
+            "Where to pack: in processes of this machine, or on a Ray cluster, one task for each shard. All "
+            "machines of the cluster must see SOURCE and OUT under the same paths."
+        ),
+    ] = "processes"
+    ray_address: Annotated[
+        str | None,
+        Option(
+            "With --engine ray: address of the cluster, such as auto. Leave unset to start Ray on this machine.",
+            names=("--address",),
+        ),
+    ] = None
+    storage_options: Annotated[
+        StorageOptions | None,
+        Option("A setting of the object store.", names=("--storage-option",), of_iterables=True),
+    ] = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.fields, str):
+            raise TypeError(f"fields must be a list of suffixes such as ['wav', 'txt'], got {self.fields!r}")
+        for name, (kind, option) in kinds_of_options().items():
+            object.__setattr__(self, name, _check(name, getattr(self, name), kind, option))
+        for name in () if self.does_encode else ("max_side", "quality", "to_srgb"):
+            if getattr(self, name) not in (None, False):
+                raise ValueError(
+                    f"{describe_option(name)} applies only with --jpeg reencode (jpeg='reencode') or "
+                    "--convert-to (convert_to)"
                 )
-            encoded = encode_sample(encoder, {"__key__": f"{number:08d}", **sample})
-            stored = preparation.prepare(_Given(encoded), encoded)
-            if stored is not None:
-                writer.write({"__key__": stored.key, **stored.fields})
-        found = preparation.findings
-        if not writer.num_samples and found.rejected:
-            raise PackError(f"no sample can be packed: {found.rejected[0].file} {found.rejected[0].reason}")
-        write_rejected(out, found.rejected)
-    assert writer.manifest is not None, "the block has ended"
-    return PackResult(
-        manifest=writer.manifest,
-        jpegs=found.jpegs,
-        converted=found.converted,
-        clipped=found.clipped,
-        mislabelled=sorted(found.mislabelled),
-        rejected=sorted(found.rejected),
-    )
+        if self.max_pixels is not None and not self.check and not self.does_encode:
+            raise ValueError("--max-pixels (max_pixels) does not apply with --no-check (check=False)")
+        if self.on_incomplete != "raise" and self.layout != "pairs":
+            raise ValueError("--on-incomplete (on_incomplete) applies only to --layout pairs (layout='pairs'): omit it")
+        if self.source_split == "":
+            raise ValueError("--source-split (source_split) is empty: pass the name of a folder, or 'all'")
+        if self.fields is not None and not (self.fields and all(self.fields)):
+            raise ValueError(f"--fields (fields) must be suffixes such as wav and txt, got {self.fields!r}")
+
+    @property
+    def does_encode(self) -> bool:
+        """Whether images are re-encoded or converted."""
+        return self.jpeg == "reencode" or self.convert_to is not None
+
+    @property
+    def access(self) -> RemoteAccess:
+        """The access to the destination's object store."""
+        return make_direct_access(self.storage_options)
+
+    @property
+    def label_file(self) -> LabelFile | None:
+        """The file that labels the samples; None if the source has the labels."""
+        if self.labels is None:
+            return None
+        return LabelFile(
+            path=self.labels,
+            key_column=self.key_column,
+            label_column=self.label_column,
+            may_mix_splits=self.source_split == ALL_SPLITS,
+        )
+
+    def column_of_source(self, name: str) -> str | None:
+        """Return the value of an option that names a column, unless that is a column of the file of labels."""
+        return getattr(self, name) if self.labels is None or name == "image_column" else None
+
+    @property
+    def main_fields(self) -> frozenset[str]:
+        """The fields that make a file a sample, which also has the files with the same stem."""
+        if self.fields is not None:
+            return frozenset(self.fields[:1])
+        return CONVERTIBLE.union(IMAGE_FORMATS) if self.convert_to is not None else frozenset(IMAGE_FORMATS)
+
+    @property
+    def description(self) -> str:
+        """The main fields in words, for messages about their absence."""
+        if self.fields is not None:
+            return f".{self.fields[0]} files, which --fields (fields) names first"
+        converts = self.convert_to is not None
+        others = "" if converts else f"; --convert-to (convert_to) also takes {', '.join(sorted(CONVERTIBLE))}"
+        return f"images that can be packed (supported: {', '.join(IMAGE_FIELDS)}{others})"
+
+    def find_given(self, names: Iterable[str]) -> str | None:
+        """Return the first of some options whose value is not its default; None if there is none."""
+        defaults = {each.name: each.default for each in fields(self)}
+        values = ((name, self.column_of_source(name) if name in COLUMNS else getattr(self, name)) for name in names)
+        return next((name for name, value in values if value != defaults[name]), None)
+
+    def identify(self, classes: Sequence[str]) -> bytes:
+        """Return a text that differs for options or class names that give other bytes."""
+        deciding = {name: getattr(self, name) for name, (_, each) in kinds_of_options().items() if each.decides_output}
+        text = ", ".join(f"{name}={value!r}" for name, value in deciding.items())
+        return f"(PackSettings({text}), {tuple(classes)!r})".encode()  # As earlier versions, whose packs are resumed.
 
 
-def _iterate(samples: Any) -> Iterator[Any]:
-    """Yield the samples of an iterable, or of a dataset that has only a length and an index."""
-    if hasattr(type(samples), "__iter__") or not hasattr(type(samples), "__len__"):
-        return iter(samples)
-    return (samples[number] for number in range(len(samples)))
+@cache
+def kinds_of_options() -> dict[str, tuple[Any, Option]]:
+    """Return the type of each option, and its description."""
+    hints = get_type_hints(PackOptions, include_extras=True)
+    return {each.name: get_args(hints[each.name]) for each in fields(PackOptions)}
+
+
+def _check(name: str, value: Any, kind: Any, option: Option) -> Any:
+    if get_origin(kind) in (Union, UnionType):  # Each has None.
+        if value is None:
+            return None
+        kind = get_args(kind)[0]
+    checks: dict[str, Callable[[Any], Any]] = {
+        "max_shard_size": partial(parse_size, name),
+        "fields": lambda suffixes: tuple(suffix.lower().removeprefix(".") for suffix in suffixes),
+        "classes": check_classes,
+        "labels": make_path,
+    }
+    if name in checks:
+        return checks[name](value)
+    if kind is bool:
+        return check_flag(name, value)
+    if kind is int:
+        return check_integer(name, value, at_least=option.at_least, below=option.below)
+    return check_choice(name, value, kind) if get_origin(kind) is Literal else value
 
 
 def pack(
@@ -158,8 +376,8 @@ def pack(
     classes: Classes | None = None,
     labels: str | os.PathLike[str] | None = None,
     image_column: str | None = None,
-    key_column: str | None = None,
     label_column: str | None = None,
+    key_column: str | None = None,
     on_changed: OnChanged = "raise",
     engine: Engine = "processes",
     ray_address: str | None = None,
@@ -230,11 +448,11 @@ def pack(
             names, or integers, which may be written as ``3.0``. Each image needs a label. Rows for other images are
             allowed.
         image_column: The column of the source with the images; by default, the only one, or ``image``.
+        label_column: The column of ``labels`` with the labels; by default, the second of two columns. Without
+            ``labels``, the column of the source with the labels; by default, the only one, or ``label``.
         key_column: The column of ``labels`` with keys (``cats/0001``) or paths (``cats/0001.jpg``) below ``src``; by
             default, the first of two columns. Without ``labels``, the column of the source with keys; by default, the
             samples are numbered.
-        label_column: The column of ``labels`` with the labels; by default, the second of two columns. Without
-            ``labels``, the column of the source with the labels; by default, the only one, or ``label``.
         on_changed: The treatment of a sample whose files change or become unreadable during the pack. ``raise`` stops
             with an error that names the files; ``skip`` leaves the sample out.
         engine: ``processes`` packs on this machine. ``ray`` packs on a Ray cluster, one task for each shard. All
@@ -253,93 +471,71 @@ def pack(
             must be an integer is not one.
         ValueError: If a setting is out of range.
     """
-    check_choice("source_kind", source_kind, SourceKind)
-    check_choice("layout", layout, Layout)
-    check_choice("on_incomplete", on_incomplete, OnIncomplete)
-    check_choice("on_changed", on_changed, OnChanged)
-    check_choice("engine", engine, Engine)
-    num_workers = check_optional_integer("num_workers", num_workers, at_least=1)
-    settings = PackSettings(
-        max_shard_size=parse_size("max_shard_size", max_shard_size),
-        max_shard_samples=max_shard_samples,
-        shuffle_seed=shuffle_seed,
-        jpeg=jpeg,
-        convert_to=convert_to,
-        max_side=max_side,
-        quality=quality,
-        to_srgb=to_srgb,
-        max_pixels=max_pixels,
-        check=check,
-    )
-    names = None if classes is None else check_classes(classes)
-    if not isinstance(src, str | os.PathLike):
-        _refuse_options_of_files(
-            source_kind=source_kind != "auto",
-            layout=layout != "auto",
-            source_split=source_split is not None,
-            on_incomplete=on_incomplete != "raise",
-            fields=fields is not None,
-            rename_dots=rename_dots,
-            prefix_keys=prefix_keys,
-            labels=labels is not None,
-            image_column=image_column is not None,
-            label_column=label_column is not None,
-            key_column=key_column is not None,
-            on_changed=on_changed != "raise",
-            num_workers=num_workers not in (None, 1),
-            engine=engine != "processes",
-            ray_address=ray_address is not None,
-        )
-        result = pack_iterable(src, dst, settings, classes=names or (), strict=strict, storage_options=storage_options)
-        return _finish(result, "the iterable")
-    source = make_options(
-        source_kind=source_kind,
-        layout=layout,
-        source_split=source_split,
-        on_incomplete=on_incomplete,
-        fields=fields,
-        converts=convert_to is not None,
-        rename_dots=rename_dots,
-        prefix_keys=prefix_keys,
-        classes=names,
-        labels=labels,
-        image_column=image_column,
-        label_column=label_column,
-        key_column=key_column,
-    )
-    run = RunOptions(
-        strict=strict,
-        on_changed=on_changed,
-        num_workers=num_workers,
-        engine=engine,
-        ray_address=ray_address,
-        access=make_direct_access(storage_options),
-    )
-    return _finish(pack_source(make_path(src), make_path(dst), settings, source, run), src)
+    options = PackOptions(**{name: value for name, value in locals().items() if name not in ("src", "dst")})
+    from shardio.packing.packer import pack_iterable, pack_source  # They import this module.
 
-
-def _refuse_options_of_files(**are_given: bool) -> None:
-    for name, is_given in are_given.items():
-        if is_given:
-            raise ValueError(f"{name} does not apply to an iterable of samples: omit it")
-
-
-def _finish(result: PackResult, src: str | os.PathLike[str]) -> Manifest:
-    """Log findings that need attention, and return the manifest."""
-    if result.clipped:
-        logger.warning("%s: %s", src, result.describe_clipped())
-    for problem in result.mislabelled:
-        logger.warning("%s %s: packed anyway", problem.path, problem.what)
-    for sample in result.rejected:
-        logger.warning("%s: %s %s: left out", src, sample.file, sample.reason)
-    if left_out := describe_other_images(result.ignored):
-        logger.warning("%s: %s", src, left_out)
-    if result.suffixed:
-        logger.warning("%s: %s", src, result.describe_suffixed())
-    for problem in result.changed:
-        logger.warning("%s %s: its sample was left out", problem.path, problem.what)
-    for problem in result.damaged_shards:
-        logger.warning("%s %s: packed again", problem.path, problem.what)
-    for problem in result.jpegs.damaged:
-        logger.warning("%s %s: packed unchanged", problem.path, problem.what)
+    if isinstance(src, str | os.PathLike):
+        result = pack_source(make_path(src), make_path(dst), options)
+    else:
+        result = pack_iterable(src, dst, options)
+    result.warn(str(src) if isinstance(src, str | os.PathLike) else "the iterable")
     return result.manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Named parts of a dataset.
+
+    A sample's part depends only on its key and on the fractions: the xxh3-64 of the key in UTF-8, divided by 2**64, is
+    compared with the running sums of the fractions. So a sample stays in its part when others are added.
+
+    Attributes:
+        names: The name of each part.
+        thresholds: The first hash of each part except the first.
+    """
+
+    names: tuple[str, ...]
+    thresholds: tuple[int, ...]
+
+    def assign(self, key_hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Return the number of the part of each sample, int64 [n], given the hashes of the keys, uint64 [n]."""
+        return np.searchsorted(np.array(self.thresholds, np.uint64), key_hashes, side="right")
+
+    def refuse_empty(self, num_samples: Sequence[int], where: str) -> None:
+        """Raise PackError if a part would have no samples.
+
+        Args:
+            num_samples: The number of samples of each part.
+            where: The dataset that is divided, for the message.
+        """
+        if empty := [name for name, number in zip(self.names, num_samples, strict=True) if not number]:
+            raise PackError(
+                f"none of the {sum(num_samples)} samples of {where} would be in {empty[0]}: choose larger fractions"
+            )
+
+
+def make_parts(fractions: Sequence[float | str], names: Sequence[str]) -> Parts:
+    """Return parts, given the fraction and the name of each one.
+
+    Raises:
+        ValueError: If the fractions are not positive or do not sum to 1, or a name cannot be a directory's or is given
+            twice.
+    """
+    if isinstance(fractions, str) or isinstance(names, str) or len(fractions) != len(names) or len(fractions) < 2:
+        raise ValueError(
+            f"the fractions and the names must be lists of the same length, at least 2, got {fractions!r} and {names!r}"
+        )
+    for name in names:
+        if PurePath(name).name != name or name.startswith("."):
+            raise ValueError(f"the name of a part must be a directory's name, got {name!r}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"the names of the parts must differ, got {', '.join(names)}")
+    try:
+        exact = [Fraction(str(fraction)) for fraction in fractions]  # The decimals that the user has written.
+    except (ValueError, ZeroDivisionError) as error:
+        raise ValueError(f"the fractions must be numbers such as 0.9 and 0.1, got {fractions!r}") from error
+    total = sum(exact, Fraction())
+    if min(exact) <= 0 or abs(total - 1) > Fraction(1, 10**9):
+        raise ValueError(f"the fractions must be positive and sum to 1, got {', '.join(map(str, fractions))}")
+    ends = np.cumsum(np.array(exact, object)).tolist()
+    return Parts(names=tuple(names), thresholds=tuple(int(end / total * 2**64) for end in ends[:-1]))

@@ -1,260 +1,277 @@
-"""Pack a source: scan it, plan the shards, write them, and write the manifest last."""
+"""Pack a source, or an iterable: scan it, plan the shards, write them, and write the manifest last."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
+import xxhash
+from numpy.typing import NDArray
 
 from shardio.errors import PackError
-from shardio.files import find_target
-from shardio.packing.executors import Engine, PackExecutor, choose_executor
-from shardio.packing.folders import DatasetFolder, choose_folder
-from shardio.packing.plan import PackPlan, PackSettings, Parts, make_plan
-from shardio.packing.preparing import PackedShard, RejectedSample, choose_rewrite, describe_jpegs, sum_tallies
-from shardio.packing.shard_job import OnChanged, PackResult, ShardJob, refuse_unplanned, write_rejected
-from shardio.packing.sources.choosing import scan_source
-from shardio.packing.sources.files import FileChangedError, FileProblem, explain_changes
-from shardio.packing.sources.layouts import refuse_url
-from shardio.packing.sources.source import SourceOptions, SourceScan, SourceTable, divide
+from shardio.images import CLIPPED_ADVICE, describe_other_images
+from shardio.order import make_rng_key, permute
+from shardio.packing.executors import PackExecutor, ShardJob, choose_executor
+from shardio.packing.folders import (
+    DatasetFolder,
+    UnfinishedDataset,
+    are_ending,
+    begun,
+    check_destination,
+    choose_folder,
+    end,
+    finish,
+    holds_unfinished,
+    locked,
+)
+from shardio.packing.pack_call import REJECTED_NAME, PackOptions, Parts, kinds_of_options
+from shardio.packing.preparing import (
+    TILED,
+    Findings,
+    PackedShard,
+    Preparation,
+    RejectedSample,
+    choose_rewrite,
+    describe_jpegs,
+)
+from shardio.packing.samples import DEFAULT_QUALITY, ValueEncoder, encode_sample
+from shardio.packing.shard_writer import ShardWriter, name_shard
+from shardio.packing.sources.directory import find_main_file, quote, refuse_url, scan_directory
+from shardio.packing.sources.source import (
+    OPTIONS_OF_KINDS,
+    SHOWN,
+    SOURCES,
+    FileChangedError,
+    FileProblem,
+    PackSource,
+    SourceKind,
+    SourceScan,
+    SourceTable,
+    describe_option,
+    divide,
+    explain_changes,
+)
 from shardio.progress import WorkProgress
-from shardio.shards import MANIFEST_NAME, UNFINISHED_NAME, Manifest, hash_key, read_manifest, write_manifest
-from shardio.storage import Location, RemoteAccess, absolute_path, parse_location
+from shardio.sample import Sample
+from shardio.shards import END, Manifest, hash_key
+from shardio.storage import Location, absolute_path, parse_location
+
+logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnfinishedDataset:
-    """A dataset that this program is writing.
-
-    Attributes:
-        folder: Its folder.
-        mark: The content of the mark in the folder. A mark with other content belongs to another writer.
-    """
-
-    folder: DatasetFolder
-    mark: bytes
-
-
-def check_destination(src: Path, folder: DatasetFolder) -> None:
-    """Refuse a destination that overlaps the source or contains anything other than an unfinished pack.
-
-    Raises:
-        PackError: If it cannot be packed into.
-    """
-    folder.refuse_source(src)
-    names = folder.list_names()
-    is_unfinished = UNFINISHED_NAME in names
-    if MANIFEST_NAME in names and not is_unfinished:
-        raise PackError(
-            f"{folder.location} already holds a packed dataset: choose another destination or delete it first"
-        )
-    # A killed run may not have finished writing the mark.
-    names = [name for name in names if find_target(name) != UNFINISHED_NAME]
-    if names and not is_unfinished:
-        raise PackError(
-            f"the destination {folder.location} is not empty (it holds {names[0]}): choose an empty directory"
-        )
-
-
-@contextmanager
-def locked(src: Path, folder: DatasetFolder) -> Iterator[None]:
-    """Create the destination, lock it for this process, and check it again.
-
-    Another pack may have finished since the first check.
-
-    Raises:
-        PackError: If the destination cannot be created or written, another process is writing to it, or it can no
-            longer be packed into.
-    """
-    try:
-        with folder.locked():
-            check_destination(src, folder)
-            yield
-    except OSError as error:
-        raise PackError(
-            f"packing into {folder.location} failed: {error}. Fix the cause (if the disk is full, free some space) and "
-            "rerun the same command to resume: finished shards are kept"
-        ) from error
-
-
-@contextmanager
-def begun(folder: DatasetFolder, plan: PackPlan) -> Iterator[UnfinishedDataset]:
-    """Prepare the destination to start or resume a plan. After a failure before the first finished shard, clear it.
-
-    Raises:
-        PackError: If the destination holds an unfinished pack of another plan, or a tar that is not in this plan.
-    """
-    folder.remove_partial()
-    unfinished = UnfinishedDataset(folder=folder, mark=plan.digest.encode())
-    mark = read_mark(folder)
-    if mark is None:
-        folder.mark(unfinished.mark)
-    else:
-        _refuse_other_plan(folder, mark, plan)
-        refuse_unplanned(folder, plan.names)
-    try:
-        yield unfinished
-    except Exception:  # Re-raised. Ctrl-C is not an Exception: a pack that it interrupts can be resumed.
-        with suppress(OSError):  # The store may be unreachable.
-            folder.remove_partial()
-            if not any(name.endswith(".tar") for name in folder.list_names()):
-                _unmark(folder)
-        raise
-
-
-def finish(manifests: Mapping[UnfinishedDataset, Manifest]) -> None:
-    """Write the manifests of unfinished datasets, which makes them datasets, and remove their marks and journals.
-
-    Raises:
-        PackError: If a destination was removed or replaced meanwhile, so that shards are lost.
-    """
-    for unfinished, manifest in manifests.items():
-        _write_manifest(unfinished, manifest)
-    for unfinished in manifests:  # If this is interrupted, a later run ends it: see are_ending.
-        _unmark(unfinished.folder)
-
-
-def are_ending(folders: Sequence[DatasetFolder]) -> bool:
-    """Return whether a pack with several destinations was interrupted after it had written all their manifests."""
-    if len(folders) == 1:
-        return False
-    names = [folder.list_names() for folder in folders]
-    are_marked = [UNFINISHED_NAME in each for each in names]
-    return any(are_marked) and not all(are_marked) and all(MANIFEST_NAME in each for each in names)
-
-
-def end(plans: Mapping[DatasetFolder, PackPlan]) -> list[Manifest]:
-    """Finish a pack that :func:`are_ending` recognised, and return the manifests.
-
-    Raises:
-        PackError: If it was a pack of another plan.
-    """
-    for folder, plan in plans.items():
-        if (mark := read_mark(folder)) is not None:
-            _refuse_other_plan(folder, mark, plan)
-    for folder in plans:
-        _unmark(folder)
-    return [read_manifest(folder.location / MANIFEST_NAME) for folder in plans]
-
-
-def _write_manifest(unfinished: UnfinishedDataset, manifest: Manifest) -> None:
-    """Write the manifest. The destination stays marked as unfinished.
-
-    Raises:
-        PackError: If the destination was removed or replaced during the pack, so that shards are lost.
-    """
-    where, mark = unfinished.folder.location, read_mark(unfinished.folder)
-    if mark is None and _has_manifest(where, manifest):
-        return  # Stores without locks admit several runs of one pack, and another run has ended first.
-    if mark is None:
-        raise PackError(
-            f"{where} was removed during the pack: delete the directory of that name, if there is one, and pack again"
-        )
-    if mark != unfinished.mark:
-        raise PackError(
-            f"another program has begun to write to {where}, and has replaced shards of this one: choose another "
-            "destination, and pack again"
-        )
-    write_manifest(where / MANIFEST_NAME, manifest)
-
-
-def _has_manifest(where: Location, manifest: Manifest) -> bool:
-    location = where / MANIFEST_NAME
-    return location.exists() and read_manifest(location) == manifest
-
-
-def _unmark(folder: DatasetFolder) -> None:
-    (folder.location / UNFINISHED_NAME).remove()
-    folder.remove_journal()
-
-
-def read_mark(folder: DatasetFolder) -> bytes | None:
-    """Return the content of the mark of an unfinished dataset; None if there is none."""
-    try:
-        return (folder.location / UNFINISHED_NAME).read_whole()
-    except FileNotFoundError:
-        return None
-
-
-def _refuse_other_plan(folder: DatasetFolder, mark: bytes, plan: PackPlan) -> None:
-    if mark != plan.digest.encode():
-        raise PackError(
-            f"{folder.location} holds an unfinished pack of different images or with different settings: delete "
-            f"{folder.location} or choose another destination"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """Settings for the run of a pack. They do not affect the output, except how problem samples are handled.
+@dataclass(slots=True, kw_only=True)
+class PackResult(Findings):
+    """The result of a pack, with the findings about all its samples.
 
     Attributes:
-        strict: Whether an image that would be rejected, or whose format does not match its suffix, is an error.
-        on_changed: The treatment of a sample whose files change during the pack.
-        num_workers: The number of worker processes; None to choose it.
-        engine: The engine that packs the shards.
-        ray_address: The address of the Ray cluster; None to start Ray on this machine.
-        access: The access to the destination's object store; None for the settings of the environment.
+        manifest: The manifest that was written.
+        ignored: The files of the source that do not belong to a sample.
+        suffixed: The keys that end in the file's suffix, because another image has the same name except for its suffix.
+        num_kept: The number of samples in shards that an earlier run had finished.
+        damaged_shards: Shards that were damaged after an earlier run had finished them. They were packed again.
     """
 
-    strict: bool = False
-    on_changed: OnChanged = "raise"
-    num_workers: int | None = None
-    engine: Engine = "processes"
-    ray_address: str | None = None
-    access: RemoteAccess | None = None
+    manifest: Manifest
+    ignored: Sequence[Path] = ()
+    suffixed: Sequence[str] = ()
+    num_kept: int = 0
+    damaged_shards: Sequence[FileProblem] = ()
+
+    def describe_clipped(self) -> str:
+        """Return a message about gray images whose values are clipped."""
+        types = ", ".join(f"{num_images} × {kind}" for kind, num_images in self.clipped.most_common())
+        what = "gray image stores" if self.clipped.total() == 1 else "gray images store"
+        return f"{self.clipped.total()} {what} other numbers than uint8 ({types}): {CLIPPED_ADVICE}"
+
+    def describe_suffixed(self) -> str:
+        """Return a message about the keys that end in a suffix."""
+        return (
+            f"{len(self.suffixed)} images have the same name as another, apart from the suffix: they are separate "
+            f"samples, whose keys end in it, such as {self.suffixed[0]!r}. If some are the masks of others, pack "
+            "them as fields of one sample, such as --fields jpg,png (fields=['jpg', 'png'])"
+        )
+
+    def warn(self, src: str) -> None:
+        """Log findings that need attention."""
+        found = [f"{src}: {self.describe_clipped()}"] if self.clipped else []
+        found += [f"{path} {what}: packed anyway" for path, what in self.mislabelled]
+        found += [f"{src}: {sample.file} {sample.reason}: left out" for sample in self.rejected]
+        if left_out := describe_other_images(self.ignored):
+            found.append(f"{src}: {left_out}")
+        if self.suffixed:
+            found.append(f"{src}: {self.describe_suffixed()}")
+        found += [f"{path} {what}: its sample was left out" for path, what in self.changed]
+        found += [f"{path} {what}: packed again" for path, what in self.damaged_shards]
+        found += [f"{path} {what}: packed unchanged" for path, what in self.jpegs.damaged]
+        for message in found:
+            logger.warning("%s", message)
+
+
+def _write_rejected(folder: Location, rejected: Sequence[RejectedSample]) -> None:
+    """Write the list of rejected samples; remove it if there are none."""
+    location = folder / REJECTED_NAME
+    if not rejected:
+        location.remove()
+        return
+    with location.write_whole() as file:
+        for sample in sorted(rejected):
+            file.write(json.dumps(sample._asdict(), ensure_ascii=False).encode(errors="surrogateescape") + b"\n")
+
+
+@cache
+def _load_source(kind: SourceKind) -> PackSource:
+    module, _, name = SOURCES[kind].partition(":")
+    return cast(PackSource, getattr(import_module(f"shardio.packing.sources.{module}"), name)())
+
+
+def _others() -> dict[SourceKind, PackSource]:
+    return {kind: _load_source(kind) for kind in SOURCES if kind != "files"}
+
+
+def scan_source(src: Path, dst: Location, options: PackOptions) -> SourceScan:
+    """Find the samples of a source: a directory of images, or the dataset of another tool. Messages name ``dst``.
+
+    Raises:
+        PackError: If it cannot be packed, or holds samples of several kinds.
+    """
+    kind = _choose_kind(src, options)
+    if (option := _find_other_option(kind, options)) is not None:
+        raise PackError(f"{describe_option(option)} does not apply to {src}: omit it")
+    if kind != "files":
+        return _load_source(kind).scan(src, options)
+    if src.is_dir() and find_main_file(src, options) is None:
+        _refuse_outer_folder(src, dst)
+    return scan_directory(src, dst, options)
+
+
+def _refuse_outer_folder(src: Path, dst: Location) -> None:
+    lines = [
+        f"  shardio pack {quote(folder)} {quote(dst / folder.name)}"
+        for folder in sorted(src.iterdir())
+        if folder.is_dir()
+        and any((found := source.find(folder)) and found.holds_samples for source in _others().values())
+    ]
+    if lines:
+        more = [f"  (and {len(lines) - SHOWN} more)"] if len(lines) > SHOWN else []
+        raise PackError(
+            "\n".join([f"{src} holds no samples itself, but in its folders. Pack each one:", *lines[:SHOWN], *more])
+        )
+
+
+def _choose_kind(src: Path, options: PackOptions) -> SourceKind:
+    """Return the kind of a source. Files that hold no samples, such as tables of labels, do not decide it."""
+    if (kind := options.source_kind) != "auto":
+        if kind != "files" and _load_source(kind).find(src) is None:
+            raise PackError(f"{src} is not {_load_source(kind).what}: omit --source-kind {kind} (source_kind={kind!r})")
+        return kind
+    all_found = {kind: evidence for kind, source in _others().items() if (evidence := source.find(src)) is not None}
+    found = {kind: evidence.file for kind, evidence in all_found.items() if evidence.holds_samples}
+    if all_found and (file := find_main_file(src, options)) is not None:
+        found["files"] = file
+    found = found or {kind: evidence.file for kind, evidence in all_found.items()} or {"files": src}
+    if len(found) > 1:  # An option that applies to one of them chooses it.
+        found = {kind: file for kind, file in found.items() if _find_other_option(kind, options) is None} or found
+    if len(found) > 1:
+        lines = [
+            f"  {_load_source(kind).what}, such as {file}: --source-kind {kind} (source_kind={kind!r})"
+            for kind, file in found.items()
+        ]
+        raise PackError(
+            f"{src} holds samples of {len(found)} kinds:\n"
+            + "\n".join(lines)
+            + "\nPass one of these options, or move the others out of the source"
+        )
+    return next(iter(found))
+
+
+def _find_other_option(kind: SourceKind, options: PackOptions) -> str | None:
+    """Return an option that is given but does not apply to a kind of source; None if all apply."""
+    return options.find_given(name for name in OPTIONS_OF_KINDS if name not in _load_source(kind).takes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Target:
-    """A dataset to write: its folder, its samples, and its shards."""
+class _ShardPlan:
+    """One shard to write: its file name, and the rows of its samples in order, int64 [n]."""
 
-    folder: DatasetFolder
-    scan: SourceScan
-    plan: PackPlan
+    name: str
+    rows: NDArray[np.int64]
 
 
-def pack_source(
-    src: Path,
-    dst: Path,
-    settings: PackSettings,
-    source: SourceOptions | None = None,
-    run: RunOptions | None = None,
-    progress: WorkProgress | None = None,
-) -> PackResult:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackPlan:
+    """All shards to write, in manifest order.
+
+    Attributes:
+        order: The rows of all samples in packing order, int64 [n].
+        stops: The end of each shard in this order, int64 [shards].
+        digest: The digest of the samples, their labels, their files' sizes and times, and the settings. It identifies
+            an unfinished pack.
+    """
+
+    order: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    digest: str
+
+    def __len__(self) -> int:
+        return len(self.stops)
+
+    def __iter__(self) -> Iterator[_ShardPlan]:
+        start = 0
+        for number, stop in enumerate(self.stops.tolist()):
+            yield _ShardPlan(name=name_shard(number), rows=self.order[start:stop])
+            start = stop
+
+    @property
+    def names(self) -> set[str]:
+        """The file names of all shards."""
+        return set(map(name_shard, range(len(self))))
+
+
+def make_plan(samples: SourceTable, classes: Sequence[str], options: PackOptions) -> PackPlan:
+    """Order the samples of a source and distribute them over shards."""
+    rows = np.arange(len(samples))
+    seed = options.shuffle_seed
+    order = rows if seed is None else permute(rows, np.array([len(samples)]), make_rng_key(seed, "pack"))
+    digest = xxhash.xxh3_128(options.identify(classes) + samples.digest())
+    sizes = samples.sizes_in_tar()[order]
+    return PackPlan(order=order, stops=np.array(_cut(sizes, options), np.int64), digest=digest.hexdigest())
+
+
+def _cut(sizes: NDArray[np.int64], options: PackOptions) -> list[int]:
+    """Return the end of each shard, given the samples' sizes in a tar in packing order."""
+    ends, stops, start = np.cumsum(sizes), list[int](), 0
+    while start < len(sizes):
+        before = int(ends[start - 1]) if start else 0
+        stop = int(np.searchsorted(ends, before + options.max_shard_size - len(END), side="right"))
+        most = start + (options.max_shard_samples or len(sizes))
+        start = min(max(stop, start + 1), most)
+        stops.append(start)
+    return stops
+
+
+def pack_source(src: Path, dst: Path, options: PackOptions, progress: WorkProgress | None = None) -> PackResult:
     """Pack as :func:`~shardio.packing.pack` does, report to ``progress``, and return the manifest with details."""
-    out = parse_location(dst, None if run is None else run.access)
-    (result,) = _pack(src, out, [out], settings, source, run, progress, lambda scan: [scan])
+    out = parse_location(dst, options.access)
+    (result,) = _pack(src, out, [out], options, progress, lambda scan: [scan])
     return result
 
 
 def pack_parts(
-    src: Path,
-    out: Path,
-    parts: Parts,
-    settings: PackSettings,
-    source: SourceOptions | None = None,
-    run: RunOptions | None = None,
-    progress: WorkProgress | None = None,
+    src: Path, out: Path, parts: Parts, options: PackOptions, progress: WorkProgress | None = None
 ) -> dict[str, PackResult]:
     """Pack a source as :func:`pack_source` does, divided into several datasets by a hash of each sample's key.
 
     All of them have the class names of the whole source. Samples stay in their parts when others are added to the
     source.
-
-    Args:
-        src: The source.
-        out: The directory of the new datasets.
-        parts: The fraction and the name of each dataset.
-        settings: The settings of each pack.
-        source: The options for reading the source.
-        run: The settings of the run.
-        progress: Receives the number of samples and their size, then the samples and bytes that are packed or kept.
 
     Returns:
         The result for each part, by name. The first result also has the ignored files of the whole source, and the
@@ -273,9 +290,8 @@ def pack_parts(
             for number, each in enumerate(selections)
         ]
 
-    home = parse_location(out, None if run is None else run.access)
-    dsts = [home / name for name in parts.names]
-    results = _pack(src, home, dsts, settings, source, run, progress, divide_scan)
+    home = parse_location(out, options.access)
+    results = _pack(src, home, [home / name for name in parts.names], options, progress, divide_scan)
     return dict(zip(parts.names, results, strict=True))
 
 
@@ -283,76 +299,67 @@ def _pack(
     src: Path,
     out: Location,
     dsts: Sequence[Location],
-    settings: PackSettings,
-    source: SourceOptions | None,
-    run: RunOptions | None,
+    options: PackOptions,
     progress: WorkProgress | None,
     divide_scan: Callable[[SourceScan], Sequence[SourceScan]],
 ) -> list[PackResult]:
-    """Scan a source, divide it into one dataset for each of ``dsts``, and write them."""
-    source, run, progress = source or SourceOptions(), run or RunOptions(), progress or WorkProgress()
-    choose_rewrite(settings)  # It raises an error if packages are missing.
+    progress = progress or WorkProgress()
+    choose_rewrite(options)  # It raises an error if packages are missing.
     refuse_url(src, out)
-    if run.engine == "ray":  # Its tasks run in other directories.
+    if options.engine == "ray":  # Its tasks run in other directories.
         src = absolute_path(src)
     folders = [choose_folder(dst) for dst in dsts]
     is_ending = are_ending(folders)
     for folder in () if is_ending else folders:
         check_destination(src, folder)
-    scans = divide_scan(scan_source(src, out, source))
-    targets = [
-        _Target(folder=folder, scan=scan, plan=make_plan(scan.samples, scan.classes, settings))
-        for folder, scan in zip(folders, scans, strict=True)
-    ]
+    scans = divide_scan(scan_source(src, out, options))
+    plans = [make_plan(scan.samples, scan.classes, options) for scan in scans]
     if is_ending:
-        manifests = end({target.folder: target.plan for target in targets})
-        return [_ended(scan, manifest) for scan, manifest in zip(scans, manifests, strict=True)]
+        manifests = end({folder: plan.digest for folder, plan in zip(folders, plans, strict=True)})
+        return [
+            PackResult(manifest=each, ignored=scan.ignored, suffixed=scan.suffixed, num_kept=each.num_samples)
+            for scan, each in zip(scans, manifests, strict=True)
+        ]
     with ExitStack() as stack:
         unfinished = list[UnfinishedDataset]()
-        for target in targets:
-            stack.enter_context(locked(src, target.folder))
-            unfinished.append(stack.enter_context(begun(target.folder, target.plan)))
+        for folder, plan in zip(folders, plans, strict=True):
+            stack.enter_context(locked(src, folder))
+            unfinished.append(stack.enter_context(begun(folder, plan.digest, plan.names)))
         progress.start(sum(len(scan.samples) for scan in scans), sum(scan.samples.num_bytes for scan in scans))
-        results = [_write_dataset(src, target, settings, run, progress) for target in targets]
+        results = [
+            _write_dataset(src, folder, scan, plan, options, progress)
+            for folder, scan, plan in zip(folders, scans, plans, strict=True)
+        ]
         finish({each: result.manifest for each, result in zip(unfinished, results, strict=True)})
     return results
 
 
-def _ended(scan: SourceScan, manifest: Manifest) -> PackResult:
-    return PackResult(manifest=manifest, ignored=scan.ignored, suffixed=scan.suffixed, num_kept=manifest.num_samples)
-
-
 def _write_dataset(
-    src: Path, target: _Target, settings: PackSettings, run: RunOptions, progress: WorkProgress
+    src: Path, folder: DatasetFolder, scan: SourceScan, plan: PackPlan, options: PackOptions, progress: WorkProgress
 ) -> PackResult:
-    """Write the shards of a dataset, and return the result, whose manifest is not written yet."""
-    folder, samples, plan = target.folder, target.scan.samples, target.plan
-    execute = choose_executor(run.engine, run.num_workers, len(plan), samples.num_bytes, settings, run.ray_address)
-    jobs = partial(ShardJob, root=samples.root, settings=settings, strict=run.strict, on_changed=run.on_changed)
+    samples = scan.samples
+    execute = choose_executor(options, len(plan), samples.num_bytes)
+    of_jobs = replace(options, classes=None, labels=None, storage_options=None)  # They may be large, or secret.
     try:
-        shards = _write_shards(folder, samples, plan, jobs, execute, progress)
+        shards = _write_shards(
+            folder, samples, plan, partial(ShardJob, root=samples.root, options=of_jobs), execute, progress
+        )
     except FileChangedError as change:
         raise explain_changes(change, samples.find_changes(), folder.location) from change
-    rejected = sorted(sample for shard in shards for sample in shard.rejected)
-    manifest = _make_manifest(shards, target.scan, settings)
-    if not manifest.num_samples:
-        raise PackError(_explain_nothing_left(src, samples.root, rejected))
-    write_rejected(folder.location, rejected)
-    return PackResult(
-        manifest=manifest,
-        ignored=target.scan.ignored,
-        suffixed=target.scan.suffixed,
+    result = PackResult(
+        manifest=_make_manifest(shards, scan, options),
+        ignored=scan.ignored,
+        suffixed=scan.suffixed,
         num_kept=sum(shard.entry.num_samples for shard in shards if shard.was_kept),
-        jpegs=sum_tallies([shard.jpegs for shard in shards]),
-        converted=sum((shard.converted for shard in shards), Counter()),
-        clipped=sum((shard.clipped for shard in shards), Counter()),
-        mislabelled=sorted(problem for shard in shards for problem in shard.mislabelled),
-        rejected=rejected,
-        changed=sorted(problem for shard in shards for problem in shard.changed),
         damaged_shards=[
             FileProblem(folder.location / shard.entry.name, shard.damage) for shard in shards if shard.damage
         ],
     )
+    result.add(shard.findings for shard in shards)
+    if not result.manifest.num_samples:
+        raise PackError(_explain_nothing_left(src, samples.root, result.rejected))
+    _write_rejected(folder.location, result.rejected)
+    return result
 
 
 def _write_shards(
@@ -397,15 +404,94 @@ def _explain_nothing_left(src: Path, root: str, rejected: Sequence[RejectedSampl
     return f"all samples of {src} changed during the pack: pack again when nothing is writing to the source"
 
 
-def _make_manifest(shards: Sequence[PackedShard], scan: SourceScan, settings: PackSettings) -> Manifest:
+def _make_manifest(shards: Sequence[PackedShard], scan: SourceScan, options: PackOptions) -> Manifest:
     return Manifest(
         shards=tuple(shard.entry for shard in shards if shard.entry.num_samples),
         fields=tuple(sorted({field for shard in shards for field in shard.fields})),
         classes=scan.classes,
         pack={
-            "max_shard_size": settings.max_shard_size,
-            "max_shard_samples": settings.max_shard_samples,
-            "shuffle_seed": settings.shuffle_seed,
-            **describe_jpegs(settings, sum_tallies([shard.jpegs for shard in shards])),
+            "max_shard_size": options.max_shard_size,
+            "max_shard_samples": options.max_shard_samples,
+            "shuffle_seed": options.shuffle_seed,
+            **describe_jpegs(options, sum(shard.findings.jpegs.outcomes[TILED] for shard in shards)),
         },
     )
+
+
+class _Given:
+    """A sample of an iterable: see :class:`~shardio.packing.sources.source.SourceSample`."""
+
+    def __init__(self, sample: Sample) -> None:
+        self.key = sample.key
+        self._sample = sample
+
+    def read(self) -> Sample:
+        return self._sample
+
+    def problem(self, field: str, what: str) -> FileProblem:
+        return FileProblem(Path(f"{self.key}.{field}"), what)
+
+
+class _Writer(ShardWriter):
+    """A ShardWriter whose manifest says how the images were prepared."""
+
+    def __init__(self, out: str | os.PathLike[str], options: PackOptions, preparation: Preparation) -> None:
+        super().__init__(
+            out,
+            max_shard_size=options.max_shard_size,
+            max_shard_samples=options.max_shard_samples,
+            classes=options.classes,
+            overwrite=holds_unfinished(choose_folder(parse_location(out, options.access))),
+            storage_options=options.storage_options,
+        )
+        self._options, self._preparation = options, preparation
+
+    def _describe(self) -> dict[str, Any]:
+        jpegs = describe_jpegs(self._options, self._preparation.findings.jpegs.outcomes[TILED])
+        return {**super()._describe(), "shuffle_seed": None, **jpegs}
+
+
+def pack_iterable(
+    samples: Iterable[Mapping[str, Any]], dst: str | os.PathLike[str], options: PackOptions
+) -> PackResult:
+    """Pack the samples of an iterable, or of a sequence, in its order.
+
+    An interrupted call cannot be resumed. A repeated call starts again.
+
+    Raises:
+        PackError: If the directory cannot be used, two samples have the same key, or nothing is packed.
+        TypeError: If a sample is not a mapping, or a field cannot hold its value.
+        ValueError: If a key, the name of a field or a value is invalid, or an option does not apply.
+    """
+    options_of = kinds_of_options().items()
+    of_files = [name for name, (_, each) in options_of if not (each.decides_output or each.of_iterables)]
+    if name := (replace(options, num_workers=None) if options.num_workers == 1 else options).find_given(of_files):
+        raise ValueError(f"{name} does not apply to an iterable of samples: omit it")
+    preparation = Preparation(options, "")
+    encoder = ValueEncoder(classes=options.classes or (), quality=options.quality or DEFAULT_QUALITY)
+    writer = _Writer(dst, options, preparation)
+    with writer:
+        for number, sample in enumerate(_iterate(samples)):
+            if not isinstance(sample, Mapping):
+                raise TypeError(
+                    f"sample {number} is a {type(sample).__name__}: an iterable must yield mappings such as "
+                    "{'__key__': 'cats/1', 'jpg': …, 'cls': 0}"
+                )
+            encoded = encode_sample(encoder, {"__key__": f"{number:08d}", **sample})
+            stored = preparation.prepare(_Given(encoded), encoded)
+            if stored is not None:
+                writer.write({"__key__": stored.key, **stored.fields})
+        found = preparation.findings
+        if not writer.num_samples and found.rejected:
+            raise PackError(f"no sample can be packed: {found.rejected[0].file} {found.rejected[0].reason}")
+        _write_rejected(parse_location(dst, options.access), found.rejected)
+    assert writer.manifest is not None, "the block has ended"
+    result = PackResult(manifest=writer.manifest)
+    result.add([found])
+    return result
+
+
+def _iterate(samples: Any) -> Iterator[Any]:
+    if hasattr(type(samples), "__iter__") or not hasattr(type(samples), "__len__"):
+        return iter(samples)
+    return (samples[number] for number in range(len(samples)))

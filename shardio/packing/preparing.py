@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +21,9 @@ from shardio.images import (
     is_convertible,
 )
 from shardio.images.jpeg import has_tiles
-from shardio.packing.plan import PackSettings
-from shardio.packing.sources.files import FileProblem
-from shardio.packing.sources.source import SourceSample
+from shardio.packing.pack_call import PackOptions
+from shardio.packing.samples import DEFAULT_QUALITY
+from shardio.packing.sources.source import FileProblem, SourceSample
 from shardio.sample import Sample
 from shardio.shards import ShardEntry
 
@@ -32,8 +32,6 @@ TILED = "tiled"
 
 Rewrite = Callable[[bytes], tuple[bytes, str]]
 """A function of a JPEG that returns the bytes to store, and TILED or a reason with details in parentheses."""
-
-DEFAULT_QUALITY = 90
 
 _JPEG_START = b"\xff\xd8\xff"
 
@@ -61,6 +59,13 @@ class JpegTally:
         self.num_bytes_before += before
         self.num_bytes_after += after
 
+    def add(self, other: JpegTally) -> None:
+        """Add the counts of another tally."""
+        self.outcomes += other.outcomes
+        self.num_bytes_before += other.num_bytes_before
+        self.num_bytes_after += other.num_bytes_after
+        self.damaged += other.damaged
+
     def note_damage(self, source: SourceSample, field: str, outcome: str) -> None:
         """Note a JPEG's damage, if its outcome says that it is damaged."""
         if outcome.startswith("damaged"):
@@ -69,8 +74,7 @@ class JpegTally:
 
     def dump(self) -> list[Any]:
         """Return the tally as JSON values."""
-        damaged = [(str(problem.path), problem.what) for problem in self.damaged]
-        return [self.outcomes, self.num_bytes_before, self.num_bytes_after, damaged]
+        return [self.outcomes, self.num_bytes_before, self.num_bytes_after, _dump_problems(self.damaged)]
 
     @classmethod
     def load(cls, values: Any) -> JpegTally:
@@ -84,30 +88,20 @@ class JpegTally:
             outcomes=Counter(outcomes),
             num_bytes_before=before,
             num_bytes_after=after,
-            damaged=[FileProblem(Path(path), what) for path, what in damaged],
+            damaged=_load_problems(damaged),
         )
 
 
-def sum_tallies(tallies: Sequence[JpegTally]) -> JpegTally:
-    """Return the sum of several tallies."""
-    return JpegTally(
-        outcomes=sum((tally.outcomes for tally in tallies), Counter[str]()),
-        num_bytes_before=sum(tally.num_bytes_before for tally in tallies),
-        num_bytes_after=sum(tally.num_bytes_after for tally in tallies),
-        damaged=[problem for tally in tallies for problem in tally.damaged],
-    )
-
-
-def describe_jpegs(settings: PackSettings, tally: JpegTally) -> dict[str, str | int | None]:
+def describe_jpegs(options: PackOptions, num_tiled: int) -> dict[str, str | int | None]:
     """Return the manifest's entries about JPEGs."""
     encoding: dict[str, str | int | None] = {}
-    if settings.does_encode:
-        encoding = {"max_side": settings.max_side, "quality": settings.quality or DEFAULT_QUALITY}
-    if settings.convert_to is not None:
-        encoding["convert_to"] = settings.convert_to
-    if settings.to_srgb:
+    if options.does_encode:
+        encoding = {"max_side": options.max_side, "quality": options.quality or DEFAULT_QUALITY}
+    if options.convert_to is not None:
+        encoding["convert_to"] = options.convert_to
+    if options.to_srgb:
         encoding["to_srgb"] = True
-    return {"jpeg": settings.jpeg, **encoding, "num_tiled": tally.outcomes[TILED]}
+    return {"jpeg": options.jpeg, **encoding, "num_tiled": num_tiled}
 
 
 def require_compiled_functions() -> None:
@@ -127,29 +121,29 @@ def require_compiled_functions() -> None:
         ) from error
 
 
-def choose_rewrite(settings: PackSettings) -> Rewrite:
-    """Return the function that rewrites JPEGs according to the settings.
+def choose_rewrite(options: PackOptions) -> Rewrite:
+    """Return the function that rewrites JPEGs according to the options.
 
     Raises:
         PackError: If a required package is not installed.
     """
-    if settings.jpeg == "copy":
+    if options.jpeg == "copy":
         return lambda content: (content, TILED if has_tiles(content) else "copied")
     from shardio.images.tiling import NotTileable, reencode_jpeg, tile_jpeg  # Copying does not need it.
 
     require_compiled_functions()
-    quality, max_pixels = settings.quality or DEFAULT_QUALITY, settings.max_pixels or DEFAULT_MAX_PIXELS
+    quality, max_pixels = options.quality or DEFAULT_QUALITY, options.max_pixels or DEFAULT_MAX_PIXELS
 
     def rewrite(content: bytes) -> tuple[bytes, str]:
         try:
-            if settings.jpeg == "tile":
+            if options.jpeg == "tile":
                 return tile_jpeg(content), TILED
             reencoded = reencode_jpeg(
                 content,
-                max_side=settings.max_side,
+                max_side=options.max_side,
                 quality=quality,
                 max_pixels=max_pixels,
-                to_srgb=settings.to_srgb,
+                to_srgb=options.to_srgb,
             )
             return reencoded, TILED
         except NotTileable as error:
@@ -167,13 +161,8 @@ def is_jpeg(content: bytes) -> bool:
     return content.startswith(_JPEG_START)
 
 
-def tiling_proves_soundness(content: bytes, max_pixels: int | None) -> bool:
-    """Return whether tiling proves that an image is sound, because it reads every code of a JPEG.
-
-    Args:
-        content: The content of an image file.
-        max_pixels: The largest permitted number of pixels; None for Pillow's limit.
-    """
+def _tiling_proves_soundness(content: bytes, max_pixels: int | None) -> bool:
+    """Return whether tiling proves that an image is sound, because it reads every code of a JPEG."""
     from shardio.images.tiling import decodes_if_tileable
 
     if not is_jpeg(content):
@@ -192,6 +181,45 @@ class RejectedSample(NamedTuple):
     reason: str
 
 
+@dataclass(slots=True, kw_only=True)
+class Findings:
+    """What the preparation of samples has found.
+
+    Attributes:
+        jpegs: The tally of the JPEGs.
+        converted: The number of converted images by their former format.
+        clipped: The number of images whose gray values are clipped when they become RGB, by the type of the values.
+        mislabelled: Images whose format does not match their suffix. They are packed anyway.
+        rejected: Samples whose image cannot be decoded. They are left out.
+        changed: Files that changed during the pack. Their samples are left out.
+    """
+
+    jpegs: JpegTally = field(default_factory=JpegTally)
+    converted: Counter[str] = field(default_factory=Counter)
+    clipped: Counter[str] = field(default_factory=Counter)
+    mislabelled: list[FileProblem] = field(default_factory=list)
+    rejected: list[RejectedSample] = field(default_factory=list)
+    changed: list[FileProblem] = field(default_factory=list)
+
+    def add(self, others: Iterable[Findings]) -> None:
+        """Add the findings about other samples, and sort the lists."""
+        for other in others:
+            self.jpegs.add(other.jpegs)
+            self.converted += other.converted
+            self.clipped += other.clipped
+            self.mislabelled += other.mislabelled
+            self.rejected += other.rejected
+            self.changed += other.changed
+        for problems in (self.mislabelled, self.rejected, self.changed):
+            problems.sort()
+
+    def refuse_problems(self, root: str) -> None:
+        """Raise PackError if there is a problem that ``strict`` makes an error, given the prefix of files' names."""
+        rejected = [(root + each.file, each.reason) for each in self.rejected]
+        for path, what in (*rejected, *self.mislabelled, *self.jpegs.damaged):
+            raise PackError(f"{path} {what}: rename, repair or remove the file, or omit --strict (strict=True)")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedShard:
     """A finished shard.
@@ -201,12 +229,7 @@ class PackedShard:
         fields: The names of its fields.
         identity: The identity of the content of its tar and its index, which their folder determines; "" if it has no
             samples, and so no files.
-        jpegs: The tally of its JPEGs.
-        converted: The number of converted images by their former format.
-        clipped: The number of images whose gray values are clipped when they become RGB, by the type of the values.
-        mislabelled: Images whose format does not match their suffix. They are packed anyway.
-        rejected: Samples whose image cannot be decoded. They are left out.
-        changed: Files that changed during the pack. Their samples are left out.
+        findings: The findings about its samples.
         was_kept: Whether an earlier run wrote it.
         damage: The damage of an earlier run's shard, which was packed again; "" if there was none.
     """
@@ -214,27 +237,23 @@ class PackedShard:
     entry: ShardEntry
     fields: tuple[str, ...]
     identity: str
-    jpegs: JpegTally = field(default_factory=JpegTally)
-    converted: Counter[str] = field(default_factory=Counter)
-    clipped: Counter[str] = field(default_factory=Counter)
-    mislabelled: tuple[FileProblem, ...] = ()
-    rejected: tuple[RejectedSample, ...] = ()
-    changed: tuple[FileProblem, ...] = ()
+    findings: Findings = field(default_factory=Findings)
     was_kept: bool = False
     damage: str = ""
 
     def dump(self) -> dict[str, Any]:
         """Return the shard as a JSON object."""
+        found = self.findings
         return {
             "entry": asdict(self.entry),
             "fields": self.fields,
             "identity": self.identity,
-            "jpegs": self.jpegs.dump(),
-            "converted": self.converted,
-            "clipped": self.clipped,
-            "mislabelled": _dump_problems(self.mislabelled),
-            "rejected": self.rejected,
-            "changed": _dump_problems(self.changed),
+            "jpegs": found.jpegs.dump(),
+            "converted": found.converted,
+            "clipped": found.clipped,
+            "mislabelled": _dump_problems(found.mislabelled),
+            "rejected": found.rejected,
+            "changed": _dump_problems(found.changed),
         }
 
     @classmethod
@@ -244,45 +263,34 @@ class PackedShard:
         Raises:
             ValueError, TypeError, KeyError: If ``values`` are not a shard's.
         """
-        return cls(
-            entry=ShardEntry(**values["entry"]),
-            fields=tuple(values["fields"]),
-            identity=values["identity"],
+        findings = Findings(
             jpegs=JpegTally.load(values["jpegs"]),
             converted=Counter(values["converted"]),
             clipped=Counter(values["clipped"]),
             mislabelled=_load_problems(values["mislabelled"]),
-            rejected=tuple(RejectedSample(*each) for each in values["rejected"]),
+            rejected=[RejectedSample(*each) for each in values["rejected"]],
             changed=_load_problems(values["changed"]),
         )
-
-    def as_kept(self) -> PackedShard:
-        """Return the same shard, written by an earlier run."""
-        return replace(self, was_kept=True)
+        entry, fields = ShardEntry(**values["entry"]), tuple(values["fields"])
+        return cls(entry=entry, fields=fields, identity=values["identity"], findings=findings)
 
 
-def _dump_problems(problems: tuple[FileProblem, ...]) -> list[tuple[str, str]]:
+def _dump_problems(problems: Sequence[FileProblem]) -> list[tuple[str, str]]:
     return [(str(path), what) for path, what in problems]
 
 
-def _load_problems(values: list[tuple[str, str]]) -> tuple[FileProblem, ...]:
-    return tuple(FileProblem(Path(path), what) for path, what in values)
+def _load_problems(values: Sequence[tuple[str, str]]) -> list[FileProblem]:
+    return [FileProblem(Path(path), what) for path, what in values]
 
 
-def find_mislabelled(field: str, content: bytes) -> str | None:
+def _find_mislabelled(field: str, content: bytes) -> str | None:
     """Return the format of an image whose field has the name of another format; otherwise None."""
     found = find_format(content)
     return found if found is not None and found != IMAGE_FORMATS[field.rpartition(".")[2]] else None
 
 
-def why_rejected(field: str, content: bytes, max_pixels: int | None) -> str | None:
-    """Return why an image cannot be decoded; None if it can.
-
-    Args:
-        field: The field, which holds images.
-        content: The content of the image file.
-        max_pixels: Larger images are rejected; None for Pillow's limit.
-    """
+def _why_rejected(field: str, content: bytes, max_pixels: int | None) -> str | None:
+    """Return why an image cannot be decoded; None if it can."""
     from shardio.images import decode_image, decode_unconverted  # Packing without a check does not need decoders.
 
     if find_format(content) is None:
@@ -308,18 +316,7 @@ class _RejectedError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class _PreparedImage:
-    """An image as it is stored.
-
-    Attributes:
-        source_field: The field before packing.
-        field: The field.
-        content: The content.
-        num_bytes_before: If it is a JPEG, its size before it was rewritten.
-        mislabelled_as: Its format, if its field has the name of another one.
-        converted_from: The format that it was converted from; None if it was not.
-        jpeg_outcome: The outcome of a JPEG; None for other formats.
-        clipped_type: The type of its gray values, if they are clipped when it becomes RGB.
-    """
+    """An image as it is stored."""
 
     source_field: str
     field: str
@@ -331,18 +328,6 @@ class _PreparedImage:
     clipped_type: str | None = None
 
 
-@dataclass(slots=True, kw_only=True)
-class Findings:
-    """The findings during the preparation of samples: see :class:`PackedShard`."""
-
-    jpegs: JpegTally = field(default_factory=JpegTally)
-    converted: Counter[str] = field(default_factory=Counter)
-    clipped: Counter[str] = field(default_factory=Counter)
-    mislabelled: list[FileProblem] = field(default_factory=list)
-    rejected: list[RejectedSample] = field(default_factory=list)
-    changed: list[FileProblem] = field(default_factory=list)
-
-
 class Preparation:
     """Prepares the samples of a shard.
 
@@ -350,17 +335,16 @@ class Preparation:
         findings: The findings so far.
 
     Args:
-        settings: The settings of the pack.
+        options: The options of the pack.
         root: The prefix of the names of the source's files, which ends in a slash.
-        strict: Whether a mislabelled, rejected or damaged image is an error.
     """
 
-    def __init__(self, settings: PackSettings, root: str, *, strict: bool) -> None:
-        self._settings, self._root, self._strict = settings, root, strict
-        self._rewrite = choose_rewrite(settings)
+    def __init__(self, options: PackOptions, root: str) -> None:
+        self._options, self._root = options, root
+        self._rewrite = choose_rewrite(options)
         self._rewrite_converted = self._rewrite
-        if settings.convert_to is not None and settings.jpeg == "reencode":  # Losing quality once is enough.
-            self._rewrite_converted = choose_rewrite(replace(settings, jpeg="tile"))
+        if options.convert_to is not None and options.jpeg == "reencode":  # Losing quality once is enough.
+            self._rewrite_converted = choose_rewrite(replace(options, jpeg="tile"))
         self.findings = Findings()
 
     def prepare(self, source: SourceSample, sample: Sample) -> Sample | None:
@@ -387,16 +371,14 @@ class Preparation:
                 fields = {name: content for name, content in sample.fields.items() if not self._is_image(name)}
                 fields |= {image.field: image.content for image in images}
                 stored = replace(sample, fields=dict(sorted(fields.items())))
-        if self._strict:
-            found = self.findings
-            refuse_problems(self._root, found.mislabelled, found.rejected, found.jpegs.damaged)
+        if self._options.strict:
+            self.findings.refuse_problems(self._root)
         return stored
 
     def _is_image(self, field: str) -> bool:
-        return holds_images(field) or (self._settings.convert_to is not None and is_convertible(field))
+        return holds_images(field) or (self._options.convert_to is not None and is_convertible(field))
 
     def _note(self, source: SourceSample, image: _PreparedImage) -> None:
-        """Record the findings about an image of a sample that is packed."""
         found = self.findings
         if image.mislabelled_as is not None:
             what = f"has the suffix .{image.field.rpartition('.')[2]} but is in {image.mislabelled_as} format"
@@ -410,21 +392,14 @@ class Preparation:
             found.jpegs.note_damage(source, image.source_field, image.jpeg_outcome)
 
     def _prepare_image(self, field: str, content: bytes) -> _PreparedImage:
-        """Check an image, convert it, and rewrite it if it is a JPEG.
-
-        Raises:
-            _RejectedError: If it cannot be decoded or converted.
-        """
         image = _PreparedImage(source_field=field, field=field, content=content, num_bytes_before=len(content))
-        to = self._settings.convert_to
+        to = self._options.convert_to
         if to is not None and is_convertible(field):
             self._convert(image, to)
         is_kept = image.converted_from is None
-        needs_check = is_kept and self._settings.check
+        needs_check = is_kept and self._options.check
         can_prove = (
-            needs_check
-            and self._settings.jpeg == "tile"
-            and tiling_proves_soundness(content, self._settings.max_pixels)
+            needs_check and self._options.jpeg == "tile" and _tiling_proves_soundness(content, self._options.max_pixels)
         )
         if needs_check and not can_prove:
             self._check(image.field, content)
@@ -437,52 +412,30 @@ class Preparation:
         if can_prove and image.jpeg_outcome != TILED:
             self._check(image.field, content)
         if needs_check:
-            image.mislabelled_as = find_mislabelled(image.field, content)
+            image.mislabelled_as = _find_mislabelled(image.field, content)
         return image
 
     def _check(self, field: str, content: bytes) -> None:
-        """Raise _RejectedError if an image cannot be decoded."""
-        if (why := why_rejected(field, content, self._settings.max_pixels)) is not None:
+        if (why := _why_rejected(field, content, self._options.max_pixels)) is not None:
             raise _RejectedError(field, why)
 
     def _convert(self, image: _PreparedImage, to: ConvertedFormat) -> None:
-        """Convert an image if it is in another format, and give its field the name of the format."""
         found, target = find_format(image.content), to.upper()
         if found != target:
             from shardio.images.converting import convert_image  # It imports Pillow, which copying does not need.
 
-            settings = self._settings
+            options = self._options
             try:
                 image.content = convert_image(
                     image.content,
                     to,
-                    quality=settings.quality or DEFAULT_QUALITY,
-                    max_side=settings.max_side,
-                    to_srgb=settings.to_srgb,
-                    max_pixels=settings.max_pixels or DEFAULT_MAX_PIXELS,
+                    quality=options.quality or DEFAULT_QUALITY,
+                    max_side=options.max_side,
+                    to_srgb=options.to_srgb,
+                    max_pixels=options.max_pixels or DEFAULT_MAX_PIXELS,
                 )
             except ValueError as error:
                 raise _RejectedError(image.field, f"cannot be converted to {target}: {error}") from error
             image.converted_from = found or "unknown"
         if IMAGE_FORMATS.get(image.field) != target:
             image.field = find_field(image.content)
-
-
-def refuse_problems(
-    root: str,
-    mislabelled: Sequence[FileProblem],
-    rejected: Sequence[RejectedSample],
-    damaged: Sequence[FileProblem],
-) -> None:
-    """Raise PackError if there is a problem that ``strict`` makes an error.
-
-    Args:
-        root: The prefix of the names of the source's files.
-        mislabelled: Images whose format does not match their suffix.
-        rejected: Samples that cannot be decoded.
-        damaged: Damaged JPEGs that would be stored unchanged.
-    """
-    problems = [*((root + each.file, each.reason) for each in rejected), *mislabelled, *damaged]
-    if problems:
-        path, what = problems[0]
-        raise PackError(f"{path} {what}: rename, repair or remove the file, or omit --strict (strict=True)")

@@ -7,10 +7,12 @@ import os
 import re
 import shutil
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -19,27 +21,16 @@ from numpy.typing import NDArray
 from shardio.errors import FormatError, PackError
 from shardio.files import remove_unfinished, sync_directory
 from shardio.order import make_rng_key, permute
-from shardio.packing.folders import choose_folder
-from shardio.packing.output_folder import new_dataset
-from shardio.packing.pack_call import DEFAULT_SHARD_SIZE
-from shardio.packing.packer import RunOptions, finish, pack_source
-from shardio.packing.plan import PackSettings, make_parts, name_shard
-from shardio.packing.shard_writer import ShardLimits, ShardSequence
-from shardio.packing.sources.layouts import Layout
-from shardio.packing.sources.source import SourceKind, SourceOptions
-from shardio.packing.sources.tars import (
-    CopySource,
-    Settings,
-    count_tiled,
-    describe,
-    refuse_duplicates,
-    unite_classes,
-    unite_fields,
-    unite_settings,
-)
+from shardio.packing.folders import choose_folder, finish, new_dataset
+from shardio.packing.pack_call import DEFAULT_SHARD_SIZE, Layout, PackOptions, kinds_of_options, make_parts
+from shardio.packing.packer import pack_source
+from shardio.packing.shard_writer import ShardLimits, ShardSequence, name_shard
+from shardio.packing.sources.source import SourceKind
+from shardio.packing.sources.tars import CopySource, describe, refuse_duplicates
 from shardio.progress import WorkProgress
 from shardio.sample import Sample
 from shardio.shards import (
+    LABEL_FIELD,
     MANIFEST_NAME,
     UNFINISHED_NAME,
     DatasetSource,
@@ -64,9 +55,15 @@ from shardio.storage import (
     make_path,
     parse_location,
 )
-from shardio.values import check_choice, check_flag, check_optional_integer, parse_json, parse_size
+from shardio.values import check_flag, check_optional_integer, parse_json, parse_size
 
 DEFAULT_SIZE = "256MiB"
+
+_Settings = dict[str, str | int | None]
+"""The settings in a manifest."""
+
+_KEPT_SETTINGS = ("jpeg", "max_side", "quality")
+"""Settings that describe the images, and stay true when samples are moved to other shards."""
 
 RECORD_NAME = ".shardio-append.json"
 """The file that lists the shards of an unfinished append."""
@@ -112,7 +109,8 @@ def merge(
     access = make_direct_access(storage_options)
     tables = [open_table(source, access) for source in sources]
     limits = _check_limits(max_shard_size, max_shard_samples)
-    return _rewrite(tables, parse_location(out, access), limits, None, overwrite, progress)
+    (manifest,) = _copy(tables, [parse_location(out, access)], limits, overwrite, progress)
+    return manifest
 
 
 def reshard(
@@ -149,7 +147,10 @@ def reshard(
     limits = _check_limits(max_shard_size, max_shard_samples)
     shuffle_seed = check_optional_integer("shuffle_seed", shuffle_seed, at_least=0, below=2**63)
     access = make_direct_access(storage_options)
-    return _rewrite([open_table(src, access)], parse_location(out, access), limits, shuffle_seed, overwrite, progress)
+    (manifest,) = _copy(
+        [open_table(src, access)], [parse_location(out, access)], limits, overwrite, progress, shuffle_seed
+    )
+    return manifest
 
 
 def split(
@@ -166,7 +167,7 @@ def split(
 ) -> dict[str, Manifest]:
     """Split a dataset into new datasets, by a hash of each sample's key.
 
-    A sample's part depends only on its key and on ``by``: see :class:`~shardio.packing.plan.Parts`. Samples are copied
+    A sample's part depends only on its key and on ``by``: see :class:`~shardio.packing.Parts`. Samples are copied
     byte for byte, in their order, and compared with their indexes.
 
     Args:
@@ -188,65 +189,97 @@ def split(
         The same errors as :func:`merge`.
     """
     parts = make_parts(by, names)
-    limits, overwrite = _check_limits(max_shard_size, max_shard_samples), check_flag("overwrite", overwrite)
-    access = make_direct_access(storage_options)
+    limits, access = _check_limits(max_shard_size, max_shard_samples), make_direct_access(storage_options)
     table = open_table(src, access)
     num_samples = np.zeros(len(names), np.int64)
     for index in table.indexes:
         num_samples += np.bincount(parts.assign(read_keys(index).hash_all()), minlength=len(names))
     parts.refuse_empty(num_samples.tolist(), describe(table))
-    refuse_duplicates([table])
     folders = [parse_location(out, access) / name for name in names]
-    _refuse_sources([table], folders)
-    with ExitStack() as stack, CopySource([table]) as source:
-        unfinished = [
-            stack.enter_context(new_dataset(choose_folder(folder), overwrite=overwrite)) for folder in folders
-        ]
-        sequences = [ShardSequence(folder, limits) for folder in folders]
-        copied = _report(source.read(), [table], progress)
-        _write(((bisect_right(parts.thresholds, hash_key(sample.key)), sample) for sample in copied), sequences)
-        settings = {name: value for name, value in unite_settings([table.manifest]).items() if name != "num_tiled"}
-        manifests = [_make_manifest(each, table.manifest.classes, settings | _describe(limits)) for each in sequences]
-        finish(dict(zip(unfinished, manifests, strict=True)))
+    choose = partial(bisect_right, parts.thresholds)
+    manifests = _copy([table], folders, limits, overwrite, progress, choose=lambda sample: choose(hash_key(sample.key)))
     return dict(zip(names, manifests, strict=True))
 
 
-def _rewrite(
+def _copy(
     tables: Sequence[ShardTable],
-    out: Location,
+    folders: Sequence[Location],
     limits: ShardLimits,
-    shuffle_seed: int | None,
     overwrite: bool,
     progress: WorkProgress | None,
-) -> Manifest:
+    shuffle_seed: int | None = None,
+    choose: Callable[[Sample], int] | None = None,
+) -> list[Manifest]:
+    """Copy the samples of several datasets to a new one, or each to the one whose number ``choose`` returns."""
     overwrite = check_flag("overwrite", overwrite)
-    classes = unite_classes(tables)
+    classes = _unite_classes(tables)
     refuse_duplicates(tables)
-    _refuse_sources(tables, [out])
-    with new_dataset(choose_folder(out), overwrite=overwrite) as unfinished, CopySource(tables) as source:
+    _refuse_sources(tables, folders)
+    with ExitStack() as stack, CopySource(tables) as source:
+        unfinished = [stack.enter_context(new_dataset(choose_folder(each), overwrite=overwrite)) for each in folders]
         order: NDArray[np.int64] | None = None
         if shuffle_seed is not None:
             order = permute(np.arange(len(source)), np.array([len(source)]), make_rng_key(shuffle_seed, "pack"))
-        sequence = ShardSequence(out, limits)
-        _write(((0, sample) for sample in _report(source.read(order), tables, progress)), [sequence])
-        settings = unite_settings([table.manifest for table in tables])
-        settings |= {**_describe(limits), "shuffle_seed": shuffle_seed}
-        manifest = _make_manifest(sequence, classes, settings)
-        finish({unfinished: manifest})
-    return manifest
+        sequences = [ShardSequence(folder, limits) for folder in folders]
+        try:
+            for sample in _report(source.read(order), tables, progress):
+                sequences[0 if choose is None else choose(sample)].add(sample)
+            for sequence in sequences:
+                sequence.end_shard()
+        except BaseException as error:
+            for sequence in sequences:
+                sequence.discard(error)
+            raise
+        settings = _unite_settings([table.manifest for table in tables])
+        settings |= {"max_shard_size": limits.max_size, "max_shard_samples": limits.max_samples}
+        if choose is None:
+            settings["shuffle_seed"] = shuffle_seed
+        else:
+            settings.pop("num_tiled", None)  # It is known only for all parts together.
+        manifests = [
+            Manifest(shards=tuple(each.entries), fields=tuple(sorted(each.fields)), classes=classes, pack=settings)
+            for each in sequences
+        ]
+        finish(dict(zip(unfinished, manifests, strict=True)))
+    return manifests
 
 
-def _write(samples: Iterable[tuple[int, Sample]], parts: Sequence[ShardSequence]) -> None:
-    """Write each sample to one of several sequences of shards, and end their last shards."""
-    try:
-        for part, sample in samples:
-            parts[part].add(sample)
-        for sequence in parts:
-            sequence.end_shard()
-    except BaseException as error:
-        for sequence in parts:
-            sequence.discard(error)
-        raise
+def _unite_classes(tables: Sequence[ShardTable]) -> tuple[str, ...]:
+    """Return the class names of several datasets, by label: the longest list. The other lists are its prefixes."""
+    longest = max(tables, key=lambda table: len(table.manifest.classes))
+    names = longest.manifest.classes
+    for table in tables:
+        others = table.manifest.classes
+        for label, (name, other) in enumerate(zip(names, others, strict=False)):
+            if name != other:
+                raise PackError(
+                    f"label {label} is {name!r} in {describe(longest)} and {other!r} in {describe(table)}: pack the "
+                    "second one again with the class names of the first (--classes)"
+                )
+        if names and not others and LABEL_FIELD in table.manifest.fields:
+            raise PackError(
+                f"{describe(table)} has labels without class names, and {describe(longest)} has {len(names)} class "
+                "names, so it is unknown whether the labels mean the same: write the former again with class names "
+                "(shardio pack --classes, or ShardWriter(classes=…))"
+            )
+    return names
+
+
+def _unite_settings(manifests: Sequence[Manifest]) -> _Settings:
+    """Return the settings that describe the images of several datasets: those that are equal in all of them."""
+    first = manifests[0].pack
+    settings: _Settings = {
+        name: first[name]
+        for name in _KEPT_SETTINGS
+        if name in first and all(name in each.pack and each.pack[name] == first[name] for each in manifests)
+    }
+    return settings | _count_tiled(manifests)
+
+
+def _count_tiled(manifests: Sequence[Manifest]) -> _Settings:
+    counts = [manifest.pack.get("num_tiled") for manifest in manifests]
+    known = [count for count in counts if isinstance(count, int)]
+    return {"num_tiled": sum(known)} if len(known) == len(counts) else {}
 
 
 def _report(samples: Iterable[Sample], tables: Sequence[ShardTable], progress: WorkProgress | None) -> Iterable[Sample]:
@@ -258,22 +291,11 @@ def _report(samples: Iterable[Sample], tables: Sequence[ShardTable], progress: W
         progress.advance(1, sum(map(len, sample.fields.values())))
 
 
-def _make_manifest(sequence: ShardSequence, classes: tuple[str, ...], settings: Settings) -> Manifest:
-    return Manifest(
-        shards=tuple(sequence.entries), fields=tuple(sorted(sequence.fields)), classes=classes, pack=settings
-    )
-
-
 def _check_limits(max_shard_size: str | int, max_shard_samples: int | None) -> ShardLimits:
     return ShardLimits(max_size=parse_size("max_shard_size", max_shard_size), max_samples=max_shard_samples)
 
 
-def _describe(limits: ShardLimits) -> Settings:
-    return {"max_shard_size": limits.max_size, "max_shard_samples": limits.max_samples}
-
-
 def _refuse_sources(tables: Sequence[ShardTable], folders: Sequence[Location]) -> None:
-    """Raise PackError if a new dataset would be written where the tars of a source are."""
     homes = {tar.folder.resolve() for table in tables for tar in table.tars}
     for folder in folders:
         if folder.resolve() in homes:
@@ -325,9 +347,7 @@ def append(
         FormatError: If a manifest or an index is damaged.
         PackError: If two samples have the same key, labels have different names, or a directory cannot be used.
     """
-    options = SourceOptions(
-        source_kind=check_choice("source_kind", source_kind, SourceKind), layout=check_choice("layout", layout, Layout)
-    )
+    options = PackOptions(source_kind=source_kind, layout=layout, num_workers=num_workers)
     copy, access = check_flag("copy", copy), make_direct_access(storage_options)
     if (url := find_url(out)) is not None and not make_path(out).exists():
         raise PackError(
@@ -347,10 +367,7 @@ def append(
         if _end_earlier(folder, table.manifest, requested):
             return table.manifest
         try:
-            tables = [
-                _open_source(source, folder, table.manifest, options, num_workers, progress, access)
-                for source in sources
-            ]
+            tables = [_open_source(source, folder, table.manifest, options, progress, access) for source in sources]
             manifest = _plan(table, tables)
             shards = [pair for each in tables for pair in zip(each.tars, each.indexes, strict=True)]
             new = manifest.shards[len(table.manifest.shards) :]
@@ -364,7 +381,7 @@ def append(
 def _plan(table: ShardTable, tables: Sequence[ShardTable]) -> Manifest:
     for each in tables:
         _check_shards(each)
-    classes = unite_classes([table, *tables])
+    classes = _unite_classes([table, *tables])
     refuse_duplicates([table, *tables])
     manifests = [table.manifest, *(each.manifest for each in tables)]
     numbers = [
@@ -376,14 +393,13 @@ def _plan(table: ShardTable, tables: Sequence[ShardTable]) -> Manifest:
     settings = {name: value for name, value in table.manifest.pack.items() if name != "num_tiled"}
     return Manifest(
         shards=(*table.manifest.shards, *renamed),
-        fields=unite_fields(manifests),
+        fields=tuple(sorted({field for each in manifests for field in each.fields})),
         classes=classes,
-        pack=settings | count_tiled(manifests),
+        pack=settings | _count_tiled(manifests),
     )
 
 
 def _check_shards(table: ShardTable) -> None:
-    """Raise PackError if a shard is not the one that its manifest lists."""
     for tar, index, entry in zip(table.tars, table.indexes, table.manifest.shards, strict=True):
         with Shard(tar, index) as shard:
             if shard.entry != entry:
@@ -399,16 +415,6 @@ def _link_all(
     *,
     copy: bool,
 ) -> None:
-    """Link or copy shards into a packed directory, and write the new manifest.
-
-    Args:
-        folder: The directory.
-        shards: The tars and the indexes to add.
-        entries: Their new entries in the manifest.
-        manifest: The new manifest.
-        requested: The sources, for the record.
-        copy: Whether to copy.
-    """
     targets = [parse_location(folder / entry.name) for entry in entries]
     for target in targets:
         for each in target, index_location(target):
@@ -476,12 +482,10 @@ def _open_source(
     source: Path,
     folder: Path,
     manifest: Manifest,
-    options: SourceOptions,
-    num_workers: int | None,
+    options: PackOptions,
     progress: WorkProgress | None,
     access: RemoteAccess,
 ) -> ShardTable:
-    """Open a packed dataset, or pack a directory of images into a hidden directory of the destination."""
     if find_path(parse_location(source)) is None:
         return open_table(source, access)
     if not source.exists():
@@ -497,17 +501,16 @@ def _open_source(
     packed = folder / name
     if (packed / MANIFEST_NAME).exists():
         shutil.rmtree(packed)  # An earlier call packed the images, but they may have changed since.
-    settings = _read_settings(manifest)
-    options = replace(options, classes=manifest.classes or None, converts=settings.convert_to is not None)
-    pack_source(source, packed, settings, options, RunOptions(num_workers=num_workers), progress)
-    return open_table(packed)
-
-
-def _read_settings(manifest: Manifest) -> PackSettings:
-    names = ("max_shard_samples", "shuffle_seed", "jpeg", "convert_to", "max_side", "quality", "to_srgb")
-    known = {name: manifest.pack[name] for name in names if name in manifest.pack}
-    max_shard_size = manifest.pack.get("max_shard_size") or DEFAULT_SHARD_SIZE
+    deciding = [name for name, (_, option) in kinds_of_options().items() if option.decides_output]
+    known: dict[str, Any] = {name: manifest.pack[name] for name in deciding if name in manifest.pack}
+    known["max_shard_size"] = known.get("max_shard_size") or DEFAULT_SHARD_SIZE
     try:
-        return PackSettings(**{"max_shard_size": max_shard_size, **known})  # type: ignore[arg-type]  # It checks them.
+        options = replace(
+            options,
+            classes=manifest.classes or None,
+            **known,
+        )
     except (TypeError, ValueError) as error:
         raise FormatError(f"the settings in the manifest cannot be used to pack more images: {error}") from error
+    pack_source(source, packed, options, progress)
+    return open_table(packed)

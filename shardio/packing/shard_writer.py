@@ -1,192 +1,50 @@
-"""Write shards from a program that makes samples, with :class:`ShardWriter`."""
+"""Write shards from a program that makes samples, in one process or several: :class:`ShardWriter`, :func:`finalize`."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
-import numpy as np
-
-from shardio.errors import PackError
-from shardio.files import naming
-from shardio.packing.folders import choose_folder
-from shardio.packing.names import KeyHashes, check_key, check_name
-from shardio.packing.output_folder import WorkerRecord, name_worker_shard, new_dataset, worker_part, write_record
-from shardio.packing.packer import UnfinishedDataset, finish
-from shardio.packing.plan import name_shard
-from shardio.packing.preparing import DEFAULT_QUALITY
+from shardio.errors import FormatError, PackError
+from shardio.files import find_target, naming
+from shardio.packing.folders import DatasetFolder, UnfinishedDataset, choose_folder, finish, new_dataset, whole_names
+from shardio.packing.samples import DEFAULT_QUALITY, KeyHashes, ValueEncoder, encode_sample, find_duplicate
 from shardio.sample import Classes, Sample, check_classes
 from shardio.shards import (
     END,
-    MAX_MEMBER,
-    TOO_LARGE,
+    MANIFEST_NAME,
+    UNFINISHED_NAME,
     Manifest,
+    Shard,
     ShardEntry,
+    ShardTable,
+    TarWriter,
     hash_key,
     index_location,
     join_name,
     read_keys,
+    read_manifest,
     size_in_tar,
+    write_index_of,
+    write_manifest,
 )
-from shardio.shards.writer import TarWriter, write_index_of
-from shardio.storage import Location, StorageOptions, make_direct_access, parse_location
-from shardio.values import check_flag, check_integer, check_optional_integer, parse_size
+from shardio.storage import Location, StorageOptions, make_direct_access, map_locations, parse_location
+from shardio.values import check_flag, check_integer, check_optional_integer, parse_json, parse_size
+
+_RECORD = re.compile(r"\.shardio-worker-([0-9]{5})\.json")
+"""The name of the file that a worker writes when it has finished."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValueEncoder:
-    """Encodes values by the last suffix of the field's name. Bytes are stored as they are.
-
-    Attributes:
-        classes: The class names by label; empty if labels have no names.
-        quality: The quality of JPEG and WebP images, 1 to 100.
-    """
-
-    classes: tuple[str, ...] = ()
-    quality: int = DEFAULT_QUALITY
-
-    def encode(self, key: str, field: str, value: Any) -> bytes:
-        """Return the content of a field.
-
-        Args:
-            key: The sample's key, for messages.
-            field: The field's name.
-            value: Bytes, or a value that the field's last suffix allows.
-
-        Raises:
-            TypeError: If the field cannot hold the value.
-            ValueError: If the value is out of range, or the content is too large.
-        """
-        content = self._encode(key, field, value)
-        if len(content) > MAX_MEMBER:
-            raise ValueError(f"field {field!r} of sample {key!r} has {len(content)} bytes, {TOO_LARGE}")
-        return content
-
-    def _encode(self, key: str, field: str, value: Any) -> bytes:
-        if isinstance(value, bytes):
-            return value
-        if isinstance(value, bytearray | memoryview):
-            return bytes(value)
-        suffix = field.rpartition(".")[2]
-        if suffix in _PICKLES:
-            raise TypeError(
-                f"field {field!r} of sample {key!r} would be pickled, and a pickle can run any code when it is read: "
-                "store the value as json, npy or txt, or pass bytes that you have pickled"
-            )
-        if suffix not in _ENCODERS:
-            _refuse(key, field, value, f"pass bytes, or use one of the suffixes {', '.join(_ENCODERS)}")
-        encode, takes = _ENCODERS[suffix]
-        try:
-            return encode(self, suffix, value)
-        except TypeError as error:
-            _refuse(key, field, value, f"pass {takes}, or bytes", error)
-        except ValueError as error:
-            raise ValueError(f"field {field!r} of sample {key!r}: {error}") from error
-
-
-def encode_sample(encoder: ValueEncoder, sample: Mapping[str, Any]) -> Sample:
-    """Return a sample with the contents of its fields.
-
-    Args:
-        encoder: Encodes the values.
-        sample: The key, as ``__key__``, and the values by field. Other names that start with ``__`` are ignored.
-
-    Raises:
-        TypeError: If a field cannot hold its value.
-        ValueError: If the key or the name of a field would be read differently, or a value is out of range.
-    """
-    if "__key__" not in sample:
-        raise ValueError(f"a sample needs '__key__', a name such as 'cats/0001', got {', '.join(sample)}")
-    key = check_key(sample["__key__"])
-    names = [name for name in sample if not str(name).startswith("__")]
-    if not names:
-        raise ValueError(f"sample {key!r} has no fields: add one, such as 'jpg'")
-    fields = {name: encoder.encode(*check_name(key, name), sample[name]) for name in names}
-    return Sample(key=key, fields=dict(sorted(fields.items())), origin=key)
-
-
-def _refuse(key: str, field: str, value: Any, remedy: str, cause: Exception | None = None) -> NoReturn:
-    of_array = f" of {value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else ""
-    why = f" ({cause})" if cause is not None and str(cause) else ""
-    raise TypeError(
-        f"field {field!r} of sample {key!r} cannot hold a value of type {type(value).__name__}{of_array}{why}: {remedy}"
-    ) from cause
-
-
-def _encode_image(encoder: ValueEncoder, suffix: str, value: Any) -> bytes:
-    """Encode uint8 [height, width, 3], or for PNG also uint16 and [height, width]."""
-    if not isinstance(value, np.ndarray) or value.dtype not in (np.uint8, np.uint16):
-        raise TypeError
-    if not (value.ndim == 3 and value.shape[2] == 3) and not (value.ndim == 2 and suffix == "png"):
-        raise TypeError
-    if value.dtype == np.uint16:
-        if suffix != "png":
-            raise TypeError
-        from shardio.images import encode_png
-
-        return encode_png(value)
-    from PIL import Image
-
-    file = io.BytesIO()
-    options: dict[str, Any] = {} if suffix == "png" else {"quality": encoder.quality}
-    Image.fromarray(np.ascontiguousarray(value)).save(file, _PILLOW_FORMATS[suffix], **options)
-    return file.getvalue()
-
-
-def _encode_label(encoder: ValueEncoder, suffix: str, value: Any) -> bytes:
-    classes = encoder.classes
-    if isinstance(value, str):
-        if not classes:
-            raise TypeError("class names need classes=")
-        if value not in classes:
-            raise ValueError(f"{value!r} is not one of the {len(classes)} classes: add it to classes=")
-        return b"%d" % classes.index(value)
-    return b"%d" % check_integer("the label", value, at_least=0, below=len(classes) or None)
-
-
-def _encode_json(encoder: ValueEncoder, suffix: str, value: Any) -> bytes:
-    return json.dumps(value).encode()
-
-
-def _encode_text(encoder: ValueEncoder, suffix: str, value: Any) -> bytes:
-    if not isinstance(value, str):
-        raise TypeError
-    return value.encode()
-
-
-def _encode_array(encoder: ValueEncoder, suffix: str, value: Any) -> bytes:
-    if not isinstance(value, np.ndarray) or value.dtype.hasobject:
-        raise TypeError
-    file = io.BytesIO()
-    np.save(file, value, allow_pickle=False)
-    return file.getvalue()
-
-
-_PILLOW_FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP"}
-
-_PICKLES = {"pkl", "pickle", "pyd", "pth", "pt"}
-"""Suffixes under which other tools pickle values."""
-
-_IMAGE = "an array, uint8 [height, width, 3]"
-
-_ENCODERS: Mapping[str, tuple[Callable[[ValueEncoder, str, Any], bytes], str]] = {
-    "jpg": (_encode_image, _IMAGE),
-    "jpeg": (_encode_image, _IMAGE),
-    "png": (_encode_image, "an array, uint8 or uint16, [height, width, 3] or [height, width]"),
-    "webp": (_encode_image, _IMAGE),
-    "cls": (_encode_label, "an integer, or a class name if you pass classes="),
-    "json": (_encode_json, "a value that json.dumps accepts"),
-    "txt": (_encode_text, "a string"),
-    "npy": (_encode_array, "a numpy array without Python objects"),
-}
-"""For each suffix, a function that encodes a value, and a description of the values that it takes."""
+def name_shard(number: int) -> str:
+    """Return the name that a pack gives to a shard."""
+    return f"shard-{number:06d}.tar"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,9 +250,9 @@ class ShardWriter:
             self._unfinished = self._resources.enter_context(dataset)
             make_name = name_shard
         else:
-            part = worker_part(self._folder, self._worker, self._num_workers, overwrite=self._overwrite)
+            part = _worker_part(self._folder, self._worker, self._num_workers, overwrite=self._overwrite)
             self._resources.enter_context(part)
-            make_name = partial(name_worker_shard, self._worker)
+            make_name = partial(_name_worker_shard, self._worker)
         self._hashes = KeyHashes()
         self._sequence = ShardSequence(self._out, self._limits, make_name)
         return self
@@ -417,7 +275,6 @@ class ShardWriter:
         return {"max_shard_size": self._limits.max_size, "max_shard_samples": self._limits.max_samples}
 
     def _refuse_second(self, key: str) -> None:
-        """Raise PackError if a sample with the same key was written."""
         if not self._hashes.add(hash_key(key)) and (place := self._find(key)) is not None:
             raise PackError(
                 f"the key {key!r} of sample {self.num_samples} is also the key of {place}: give each sample a key of "
@@ -448,7 +305,7 @@ class ShardWriter:
         if self._unfinished is None:
             assert self._worker is not None, "one of several"
             assert self._num_workers is not None, "as worker"
-            record = WorkerRecord(
+            record = _WorkerRecord(
                 worker=self._worker,
                 num_workers=self._num_workers,
                 shards=entries,
@@ -456,7 +313,7 @@ class ShardWriter:
                 classes=self._classes,
                 pack=pack,
             )
-            write_record(self._out, record)
+            _write_record(self._out, record)
             return
         if not entries:
             raise PackError(f"no samples were written to {self._out}: write at least one")
@@ -469,3 +326,184 @@ def _choose(name: str, value: Any, alias: str, of_alias: Any) -> Any:
     if value is not None and of_alias is not None:
         raise ValueError(f"{alias} is WebDataset's name for {name}: pass only one of them")
     return of_alias if value is None else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WorkerRecord:
+    """A record of the shards that a worker has written."""
+
+    worker: int
+    num_workers: int
+    shards: tuple[ShardEntry, ...]
+    fields: tuple[str, ...]
+    classes: tuple[str, ...]
+    pack: dict[str, Any]
+
+
+def _name_worker_shard(worker: int, number: int) -> str:
+    return f"{_prefix(worker)}{number:06d}.tar"
+
+
+@contextmanager
+def _worker_part(folder: DatasetFolder, worker: int, num_workers: int, *, overwrite: bool) -> Iterator[None]:
+    out = folder.location
+    with folder.locked(f".shardio-worker-{worker:05d}.lock"):
+        _check_folder(folder, num_workers)
+        names = folder.list_names()
+        own = [name for name in names if name.startswith(_prefix(worker)) or name == _record_name(worker)]
+        if own and not overwrite:
+            raise PackError(
+                f"{out} already holds files of worker {worker}, such as {own[-1]}: pass overwrite=True to write "
+                "this worker's part again, or choose another directory"
+            )
+        partial = [name for name in names if (find_target(name) or "").startswith(_prefix(worker))]
+        (out / _record_name(worker)).remove()  # First, because the part is unfinished without it.
+        folder.remove([*own, *partial])
+        folder.mark(_mark(num_workers))
+        yield
+
+
+def _write_record(out: Location, record: _WorkerRecord) -> None:
+    with (out / _record_name(record.worker)).write_whole() as file:
+        file.write(json.dumps(asdict(record), sort_keys=True).encode())
+
+
+def finalize(out: str | os.PathLike[str], *, storage_options: StorageOptions | None = None) -> Manifest:
+    """Join the parts that several ShardWriters with ``worker=`` have written, and write the manifest.
+
+    Shards are listed by worker, then by number. Call this once, after all workers have ended. If it is interrupted,
+    call it again.
+
+    Args:
+        out: The directory, or its URL.
+        storage_options: Settings of the object store, as for :class:`shardio.ShardDataset`.
+
+    Returns:
+        The manifest of the dataset.
+
+    Raises:
+        PackError: If a worker has not ended, a shard is missing or damaged, two samples have the same key, or there
+            are no samples.
+    """
+    location = parse_location(out, make_direct_access(storage_options))
+    if not location.is_folder():
+        raise PackError(f"the directory {location} does not exist: pass the directory that the workers wrote to")
+    folder = choose_folder(location)
+    with folder.locked():
+        names = whole_names(folder)
+        if MANIFEST_NAME in names and UNFINISHED_NAME not in names:
+            _remove_records(folder)  # An earlier call was interrupted after it had written the manifest.
+            return read_manifest(location / MANIFEST_NAME)
+        records = _read_records(folder)
+        manifest = _join(folder, records)
+        write_manifest(location / MANIFEST_NAME, manifest)
+        (location / UNFINISHED_NAME).remove()
+        _remove_records(folder)
+    return manifest
+
+
+def _read_entry(tar: Location) -> ShardEntry:
+    try:
+        with Shard(tar, index_location(tar)) as shard:
+            return shard.entry
+    except (FormatError, OSError) as error:
+        raise PackError(f"{tar} cannot be read: {error}. Write its worker's part again") from error
+
+
+def _join(folder: DatasetFolder, records: Sequence[_WorkerRecord]) -> Manifest:
+    location = folder.location
+    entries = [entry for record in records for entry in record.shards]
+    if not entries:
+        raise PackError(f"no worker wrote a sample to {location}: there is no dataset to finish")
+    names = {entry.name for entry in entries}
+    if unlisted := [name for name in folder.list_names() if name.endswith(".tar") and name not in names]:
+        raise PackError(f"{location / unlisted[0]} belongs to no worker that has ended: move it away or delete it")
+    tars = tuple(location / entry.name for entry in entries)
+    indexes = tuple(map(index_location, tars))
+    for tar, found, entry in zip(tars, map_locations(_read_entry, tars), entries, strict=True):
+        if found != entry:
+            raise PackError(f"{tar} is not the shard that its worker wrote: write its worker's part again")
+    manifest = Manifest(
+        shards=tuple(entries),
+        fields=tuple(sorted({field for record in records for field in record.fields})),
+        classes=records[0].classes,
+        pack=records[0].pack,
+    )
+    if found_twice := find_duplicate([ShardTable(manifest=manifest, tars=tars, indexes=indexes)]):
+        key, first, second = found_twice
+        raise PackError(
+            f"two samples have the key {key!r}, one in {first} and one in {second}: give each sample a key of its own, "
+            "and write the parts of these workers again"
+        )
+    return manifest
+
+
+def _check_folder(folder: DatasetFolder, num_workers: int) -> None:
+    out, names = folder.location, whole_names(folder)
+    mark = out / UNFINISHED_NAME
+    if MANIFEST_NAME in names:
+        raise PackError(f"{out} already holds a packed dataset: choose another directory or delete it first")
+    if UNFINISHED_NAME in names and mark.read_whole() != _mark(num_workers):
+        raise PackError(
+            f"{out} holds an unfinished dataset that was not written by {num_workers} workers: delete {out} or choose "
+            "another directory"
+        )
+    foreign = [name for name in names if not _is_of_workers(name)]
+    if foreign:
+        raise PackError(f"the directory {out} holds {foreign[0]}, which no worker wrote: choose an empty directory")
+
+
+def _read_records(folder: DatasetFolder) -> list[_WorkerRecord]:
+    where = folder.location
+    names = [name for name in whole_names(folder) if _RECORD.fullmatch(name)]
+    records = [_read_record(where / name) for name in names]
+    if not records:
+        raise PackError(
+            f"{where} holds no finished part of a ShardWriter with worker=: wait until the workers have ended"
+        )
+    num_workers = records[0].num_workers
+    if missing := sorted(set(range(num_workers)) - {record.worker for record in records}):
+        listed = ", ".join(map(str, missing[:20]))
+        raise PackError(
+            f"{len(missing)} of the {num_workers} workers of {where} have not ended ({listed}): wait for them, or run "
+            "them again with overwrite=True"
+        )
+    for record in records:
+        if (record.num_workers, record.classes) != (num_workers, records[0].classes):
+            raise PackError(
+                f"workers 0 and {record.worker} of {where} had different num_workers or classes: write all parts "
+                "with the same ones"
+            )
+    return records
+
+
+def _read_record(location: Location) -> _WorkerRecord:
+    try:
+        values = parse_json(location.read_whole())
+        values["shards"] = tuple(ShardEntry(**entry) for entry in values["shards"])
+        for name in "fields", "classes":
+            values[name] = tuple(values[name])
+        return _WorkerRecord(**values)
+    except (ValueError, TypeError, KeyError) as error:
+        raise PackError(f"{location} is damaged ({error!r}): write this worker's part again") from error
+
+
+def _remove_records(folder: DatasetFolder) -> None:
+    folder.remove([name for name in whole_names(folder) if _RECORD.fullmatch(name)])
+
+
+def _is_of_workers(name: str) -> bool:
+    is_shard = re.fullmatch(r"shard-[0-9]{5}-[0-9]{6,}\.tar(\.idx)?", name)
+    return name == UNFINISHED_NAME or bool(is_shard) or bool(_RECORD.fullmatch(name))
+
+
+def _prefix(worker: int) -> str:
+    return f"shard-{worker:05d}-"
+
+
+def _record_name(worker: int) -> str:
+    return f".shardio-worker-{worker:05d}.json"
+
+
+def _mark(num_workers: int) -> bytes:
+    return b"written by %d workers" % num_workers

@@ -1,4 +1,9 @@
 from .read_ahead import (
+    FileReader as FileReader,
+    JoinedReader as JoinedReader,
+    LabelledFile as LabelledFile,
+    LocatedSample as LocatedSample,
+    Reader as Reader,
     RemoteFiles as RemoteFiles,
     RemoteParts as RemoteParts,
     RemoteSamples as RemoteSamples,
@@ -8,12 +13,9 @@ from .read_ahead import (
     read_windows_ahead as read_windows_ahead,
 )
 from .reader import (
-    FileReader as FileReader,
-    JoinedReader as JoinedReader,
-    LabelledFile as LabelledFile,
-    LocatedSample as LocatedSample,
-    Reader as Reader,
+    KeyedShards as KeyedShards,
     SampleReader as SampleReader,
     StoredSamples as StoredSamples,
     Verify as Verify,
+    open as open,  # noqa: A004  # As in tarfile and PIL.Image.
 )

@@ -1,4 +1,4 @@
-"""Fetch the samples that will be read soon into the cache, in the background.
+"""Read image files and joined datasets, and fetch remote samples that will be read soon.
 
 The order is known, so a thread plans the requests for a whole *window* of the epoch at once. With shuffling, that is
 one window of the order in each lane. Its samples lie next to each other in few shards, so few large requests fetch
@@ -7,26 +7,35 @@ them.
 
 from __future__ import annotations
 
+import operator
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import chain, repeat, zip_longest
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shardio.reading.reader import SampleReader, map_in_threads
-from shardio.shards import BLOCK, ShardTable
-from shardio.storage import StoredFile
+from shardio.errors import SampleError
+from shardio.process import let_through
+from shardio.reading.reader import SampleReader, StoredSamples, map_in_threads
+from shardio.shards import BLOCK, LABEL_FIELD, Ints, ShardTable
+from shardio.storage import REMOTE_PIECE, Location, ReplacedError, StoredFile
 
 if TYPE_CHECKING:
-    from shardio.storage.cache.cached import CachedFiles
+    from shardio.storage.listing import CachedFiles
 
+
+LabelledFile = tuple[str, int]
+"""An image's path or, if it is in a remote store, its URL; and its label."""
+
+Value = TypeVar("Value")
+
+LocatedSample = tuple[int, Any]
+"""The number of a reader among those that were joined, and the sample in the form that this reader takes."""
 
 CHECK_S = 0.5
 """The interval, in seconds, in which the thread checks whether the rank has advanced or stopped."""
@@ -46,7 +55,7 @@ FILES_TOGETHER = 8
 MAX_GAP = 4096
 """The largest gap in bytes that is fetched along with its neighbours."""
 
-MAX_RANGE = 8 * 2**20
+MAX_RANGE = REMOTE_PIECE
 """The approximate limit of a range in bytes."""
 
 SHARE_OF_CACHE = 4
@@ -65,6 +74,166 @@ UNSHUFFLED = 256 * 2**20
 """The size of a window in bytes, without shuffling."""
 
 
+class FileReader:
+    """A reader of labelled image files. Each file is a sample, and its path or URL is the sample's key.
+
+    Args:
+        root: The directory that contains the files.
+        image_field: The name of the field that contains the image.
+        files: The files, if they are in a remote store.
+    """
+
+    def __init__(self, root: Location, image_field: str, files: CachedFiles | None = None) -> None:
+        self._root, self._image_field, self.files = root, image_field, files
+
+    def read(self, samples: Sequence[LabelledFile], fields: Sequence[str]) -> StoredSamples:
+        """Read some files.
+
+        Args:
+            samples: n files.
+            fields: Ignored. Every sample has an image and a label.
+
+        Raises:
+            SampleError: If a file cannot be read.
+            StoreError: If a remote store keeps failing.
+            PermissionError: If a remote store refuses the credentials.
+            TypeError: If a label is not an integer.
+        """
+        if self.files is None:
+            images = [self._read_local(row, path) for row, (path, _) in enumerate(samples)]
+        else:
+            images = self._read_remote(self.files, samples)
+        labels = [_write_label(path, label) for path, label in samples]
+        return StoredSamples(
+            {self._image_field: images, LABEL_FIELD: labels},
+            len(samples),
+            describe=lambda row, some: self.describe(samples[row], some),
+            list_keys=lambda: [path for path, _ in samples],
+        )
+
+    def describe(self, sample: LabelledFile, fields: Sequence[str]) -> tuple[str, str]:
+        """Return a sample's key and the root directory, for messages."""
+        return sample[0], str(self._root)
+
+    def find_key(self, path: str) -> str:
+        """Return the key of a file in its store."""
+        return path.removeprefix(self._root.store.prefix)
+
+    def close(self) -> None:
+        """Do nothing: no file stays open."""
+
+    def _read_local(self, row: int, path: str) -> bytes:
+        try:
+            return self._root.store.read_whole(path)
+        except OSError as error:
+            let_through(error)
+            raise self._unreadable(row, path, str(error)) from error
+
+    def _read_remote(self, files: CachedFiles, samples: Sequence[LabelledFile]) -> list[bytes]:
+        keys = [self.find_key(path) for path, _ in samples]
+        present = [files.read_present(key) for key in keys]
+        missing = [key for key, content in zip(keys, present, strict=True) if content is None]
+        if len(missing) > 1:
+            # In parallel. The sample with an error is found below.
+            with suppress(FileNotFoundError, PermissionError, ReplacedError):
+                files.prefetch(missing, is_urgent=True)
+        return [
+            self._read_one(files, row, samples[row][0]) if content is None else content
+            for row, content in enumerate(present)
+        ]
+
+    def _read_one(self, files: CachedFiles, row: int, path: str) -> bytes:
+        try:
+            return files.read(self.find_key(path))
+        except (FileNotFoundError, ReplacedError) as error:
+            let_through(error)
+            kept = files.listing.path
+            remedy = f". If the bucket has changed since it was listed, delete the listing {kept}" if kept else ""
+            raise self._unreadable(row, path, f"{error}{remedy}") from error
+
+    def _unreadable(self, row: int, path: str, cause: str) -> SampleError:
+        return SampleError(f"the image {path} cannot be read: {cause}", row=row, key=path, where=str(self._root))
+
+
+def _write_label(path: str, label: int) -> bytes:
+    try:
+        return b"%d" % operator.index(label)
+    except TypeError:  # b"%d" alone would truncate floats.
+        raise TypeError(
+            f"the labels in ImageFolder.samples must be integers, got {label!r} for {path}: set integer labels there. "
+            "To return other targets, override __getitem__"
+        ) from None
+
+
+class JoinedReader:
+    """A reader of samples that belong to several readers.
+
+    Args:
+        readers: The readers.
+    """
+
+    def __init__(self, readers: Sequence[Reader]) -> None:
+        self._readers = readers
+
+    def read(self, samples: Sequence[LocatedSample], fields: Sequence[str]) -> StoredSamples:
+        """Read some fields of some samples.
+
+        Args:
+            samples: n samples of any of the readers.
+            fields: The names of the fields to read. The result omits fields that a sample lacks.
+
+        Raises:
+            SampleError: If a sample cannot be read.
+        """
+        columns: dict[str, list[bytes | None]] = {}
+        found: list[tuple[list[int], StoredSamples]] = []
+        parts = np.array([part for part, _ in samples], np.int64)
+        for part in np.unique(parts).tolist():
+            rows = np.flatnonzero(parts == part).tolist()
+            try:
+                stored = self._readers[part].read(self._take(part, [samples[row][1] for row in rows]), fields)
+            except SampleError as error:
+                raise error.at_row(rows[error.row]) from error
+            found.append((rows, stored))
+            for field, contents in stored.columns.items():
+                _put(contents, columns.setdefault(field, [None] * len(samples)), rows)
+        return StoredSamples(
+            columns,
+            len(samples),
+            describe=lambda row, some: self.describe(samples[row], some),
+            list_keys=partial(_list_keys, found, len(samples)),
+        )
+
+    def describe(self, sample: LocatedSample, fields: Sequence[str]) -> tuple[str, str]:
+        """Return a sample's key and where some of its fields are stored, for messages."""
+        part, inner = sample
+        return self._readers[part].describe(inner, fields)
+
+    def close(self) -> None:
+        """Close all files. The next read reopens them."""
+        for reader in self._readers:
+            reader.close()
+
+    def _take(self, part: int, samples: list[Any]) -> Any:
+        # A SampleReader takes an array of indices, any other reader a list.
+        return np.array(samples, np.int64) if isinstance(self._readers[part], SampleReader) else samples
+
+
+def _list_keys(found: Sequence[tuple[list[int], StoredSamples]], num_samples: int) -> list[str]:
+    keys = [""] * num_samples
+    for rows, stored in found:
+        _put(stored.keys(), keys, rows)
+    return keys
+
+
+def _put(values: Sequence[Value], column: list[Value], rows: Sequence[int]) -> None:
+    for row, value in zip(rows, values, strict=True):
+        column[row] = value
+
+
+Reader = SampleReader | FileReader | JoinedReader
+
+
 class RemoteSamples(Protocol):
     """Samples in a remote store, which can be fetched into a cache."""
 
@@ -77,7 +246,7 @@ class RemoteSamples(Protocol):
             size: The number in each further window of the order; None without shuffling.
         """
 
-    def plan(self, indices: NDArray[np.int64], num_before: int) -> Sequence[Callable[[], object]]:
+    def plan(self, indices: Ints, num_before: int) -> Sequence[Callable[[], object]]:
         """Return functions that fetch the samples of a window, in the order in which they are needed.
 
         Args:
@@ -87,7 +256,7 @@ class RemoteSamples(Protocol):
 
 
 def read_windows_ahead(
-    samples: RemoteSamples, upcoming: Iterator[NDArray[np.int64]], first: int | None = None, size: int | None = None
+    samples: RemoteSamples, upcoming: Iterator[Ints], first: int | None = None, size: int | None = None
 ) -> AbstractContextManager[Callable[[int], object]]:
     """Return a context in which samples are read ahead in a known order.
 
@@ -104,17 +273,17 @@ def read_windows_ahead(
 
 
 @contextmanager
-def read_batches_ahead(samples: RemoteSamples) -> Iterator[Callable[[NDArray[np.int64]], object]]:
+def read_batches_ahead(samples: RemoteSamples) -> Iterator[Callable[[Ints], object]]:
     """Read the batches of a sampler ahead. The context's value is a function to call with each batch's indices."""
-    batches = SimpleQueue[NDArray[np.int64] | None]()
+    batches = SimpleQueue[Ints | None]()
 
-    def take() -> Iterator[NDArray[np.int64]]:
+    def take() -> Iterator[Ints]:
         while (indices := batches.get()) is not None:
             yield indices
 
     with _reading_ahead(ReadAhead(samples, take())) as advance:
 
-        def add(indices: NDArray[np.int64]) -> None:
+        def add(indices: Ints) -> None:
             batches.put(indices)
             advance(len(indices))
 
@@ -126,11 +295,7 @@ def read_batches_ahead(samples: RemoteSamples) -> Iterator[Callable[[NDArray[np.
 
 def read_nothing_ahead() -> AbstractContextManager[Callable[[object], object]]:
     """Return the context for samples that need not be read ahead."""
-    return nullcontext(_ignore)
-
-
-def _ignore(samples: object) -> None:
-    pass
+    return nullcontext(lambda samples: None)
 
 
 @contextmanager
@@ -139,9 +304,8 @@ def _reading_ahead(ahead: ReadAhead) -> Iterator[Callable[[int], object]]:
         yield ahead.advance
 
 
-def _cut(arrays: Iterator[NDArray[np.int64]], lengths: Iterator[int]) -> Iterator[NDArray[np.int64]]:
-    """Yield the same values in arrays of other lengths. The last one may be shorter."""
-    length, pending, num_pending = next(lengths), list[NDArray[np.int64]](), 0
+def _cut(arrays: Iterator[Ints], lengths: Iterator[int]) -> Iterator[Ints]:
+    length, pending, num_pending = next(lengths), list[Ints](), 0
     for array in arrays:
         pending.append(array)
         num_pending += len(array)
@@ -161,7 +325,7 @@ class ReadAhead:
         windows: The indices of the rank's samples in the order of the epoch: int64 arrays, one for each window.
     """
 
-    def __init__(self, samples: RemoteSamples, windows: Iterator[NDArray[np.int64]]) -> None:
+    def __init__(self, samples: RemoteSamples, windows: Iterator[Ints]) -> None:
         self._samples, self._windows = samples, windows
         self._num_read = 0
         self._moved = threading.Condition()
@@ -234,29 +398,21 @@ class RemoteShards:
             return chain([FIRST, first - FIRST], repeat(size))
         return chain([first], repeat(size))
 
-    def plan(self, indices: NDArray[np.int64], num_before: int) -> list[Callable[[], object]]:
+    def plan(self, indices: Ints, num_before: int) -> list[Callable[[], object]]:
         found = list[_Range]()
         max_bytes = START_RANGE if num_before <= FIRST else MAX_RANGE
         map_in_threads(lambda each: found.extend(self._locate(*each, max_bytes)), list(self._reader.by_shard(indices)))
         groups = _group(sorted(found, key=lambda each: each.row))
         return [partial(group[0].file.prefetch, [(each.start, each.stop) for each in group]) for group in groups]
 
-    def _locate(self, shard: int, rows: NDArray[np.int64], inner: NDArray[np.int64], max_bytes: int) -> list[_Range]:
-        file, starts, stops = self._reader.locate(shard, inner, self._fields)  # each [n, F]
+    def _locate(self, shard: int, rows: Ints, inner: Ints, max_bytes: int) -> list[_Range]:
+        file, starts, stops, _ = self._reader.locate(shard, inner, self._fields)  # each [n, F]
         present = starts >= 0
         return _join(file, starts[present] - BLOCK, stops[present], np.repeat(rows, present.sum(axis=1)), max_bytes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Range:
-    """A range that is fetched at once.
-
-    Attributes:
-        file: The tar.
-        start: Its first byte.
-        stop: The byte after its last.
-        row: The first row of the window that needs it.
-    """
+class _Range(NamedTuple):
+    """A range of a tar that is fetched at once, and the first row of the window that needs it."""
 
     file: StoredFile
     start: int
@@ -264,9 +420,7 @@ class _Range:
     row: int
 
 
-def _join(
-    file: StoredFile, starts: NDArray[np.int64], stops: NDArray[np.int64], rows: NDArray[np.int64], max_bytes: int
-) -> list[_Range]:
+def _join(file: StoredFile, starts: Ints, stops: Ints, rows: Ints, max_bytes: int) -> list[_Range]:
     """Join neighbouring ranges of one tar.
 
     Args:
@@ -290,7 +444,7 @@ def _join(
     firsts = is_first.nonzero()[0]
     lasts = np.append(firsts[1:], len(starts)) - 1
     found = zip(starts[firsts].tolist(), stops[lasts].tolist(), np.minimum.reduceat(rows, firsts).tolist(), strict=True)
-    return [_Range(file=file, start=start, stop=stop, row=row) for start, stop, row in found]
+    return [_Range(file, *each) for each in found]
 
 
 def _group(ranges: Sequence[_Range]) -> list[list[_Range]]:
@@ -315,15 +469,15 @@ class RemoteFiles:
         list_keys: A function that returns the keys of the files of some samples, given the samples' indices.
     """
 
-    def __init__(self, files: CachedFiles, list_keys: Callable[[NDArray[np.int64]], Sequence[str]]) -> None:
+    def __init__(self, files: CachedFiles, list_keys: Callable[[Ints], Sequence[str]]) -> None:
         self._files, self._list_keys = files, list_keys
 
     def choose_lengths(self, first: int | None, size: int | None) -> Iterator[int]:
         mean = max(1, int(self._files.listing.sizes.mean()))
-        largest = min(MAX_BYTES, self._files.store.cache_bytes // SHARE_FOR_FILES) // mean
+        largest = min(MAX_BYTES, self._files.cache_bytes // SHARE_FOR_FILES) // mean
         return repeat(max(1, min(MAX_FILES, largest)))
 
-    def plan(self, indices: NDArray[np.int64], num_before: int) -> list[Callable[[], object]]:
+    def plan(self, indices: Ints, num_before: int) -> list[Callable[[], object]]:
         keys = self._list_keys(indices)
         starts = range(0, len(keys), FILES_TOGETHER)
         return [partial(self._files.prefetch, keys[start : start + FILES_TOGETHER]) for start in starts]
@@ -341,14 +495,14 @@ class RemoteParts:
     def __init__(
         self,
         parts: Sequence[RemoteSamples | None],
-        divide: Callable[[NDArray[np.int64]], Iterator[tuple[int, NDArray[np.int64]]]],
+        divide: Callable[[Ints], Iterator[tuple[int, Ints]]],
     ) -> None:
         self._parts, self._divide = parts, divide
 
     def choose_lengths(self, first: int | None, size: int | None) -> Iterator[int]:
         return map(min, zip(*(part.choose_lengths(first, size) for part in self._parts if part), strict=True))
 
-    def plan(self, indices: NDArray[np.int64], num_before: int) -> list[Callable[[], object]]:
+    def plan(self, indices: Ints, num_before: int) -> list[Callable[[], object]]:
         divided = self._divide(indices)
         plans = [part.plan(inner, num_before) for number, inner in divided if (part := self._parts[number])]
         # In turn, because the samples of all datasets are mixed.

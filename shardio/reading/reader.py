@@ -1,33 +1,33 @@
-"""Readers, which return the fields of samples in shards, or of image files, given the samples' indices or paths."""
+"""Read the samples of shards, by their indices or by their keys."""
 
 from __future__ import annotations
 
-import operator
+import os
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError, SampleError, ShardioError, StaleIndexError, StoreError
-from shardio.process import let_through
 from shardio.sample import Sample
-from shardio.shards import LABEL_FIELD, PartCache, Shard, ShardTable
-from shardio.storage import Location, ReplacedError, StoredFile, map_locations
+from shardio.shards import Ints, Manifest, PartCache, Shard, ShardTable, hash_key, read_keys
+from shardio.storage import Location, ReplacedError, StorageOptions, StoredFile, make_access, map_locations
 from shardio.values import check_choice
 
 if TYPE_CHECKING:
-    from shardio.storage.cache.cached import CachedFiles
-
+    from shardio.shards import DatasetSource
 
 Columns = Mapping[str, Sequence[bytes | None]]
 """For each field, the content of each sample, or None if the sample lacks the field."""
 
 Item = TypeVar("Item")
+
+Result = TypeVar("Result")
 
 NUM_THREADS = 16
 """The number of calls that are made at a time."""
@@ -36,8 +36,6 @@ Verify = Literal["first", "off"]
 """Compare samples with the index file when they are first read, or never. Samples of remote shards are compared each
 time, because their bytes may be fetched again."""
 
-Result = TypeVar("Result")
-
 MAX_FAILURES = 3
 """The number of times to fetch a damaged remote sample, or to open a damaged shard. Then, the store's copy is
 probably damaged."""
@@ -45,13 +43,8 @@ probably damaged."""
 MAX_OPEN_SHARDS = 1024
 """The maximum number of shards that a reader keeps open, at about 5 kB each. Other shards are reopened as needed."""
 
-LabelledFile = tuple[str, int]
-"""An image's path or, if it is in a remote store, its URL; and its label."""
-
-Value = TypeVar("Value")
-
-LocatedSample = tuple[int, Any]
-"""The number of a reader among those that were joined, and the sample in the form that this reader takes."""
+KEYS_AT_ONCE = 4096
+"""The number of keys to read at a time while iterating."""
 
 
 class StoredSamples(Sequence[Sample]):
@@ -124,12 +117,12 @@ class SampleReader:
         self._table = table
         self._verify: Verify = check_choice("verify", verify, Verify)
         self._stops = np.cumsum(table.manifest.shard_sizes)
-        self._seen = Seen(table.manifest.shard_sizes)
-        # Neither has a lock, because a forked child could find it held. Each operation on them is atomic.
+        self._seen: dict[tuple[int, tuple[str, ...]], SeenSamples] = {}
+        # Nothing has a lock, because a forked child could find it held. Each operation is atomic.
         self._open: OrderedDict[int, Shard] = OrderedDict()
         self._parts = PartCache()
 
-    def read(self, indices: NDArray[np.int64], fields: Sequence[str]) -> StoredSamples:
+    def read(self, indices: Ints, fields: Sequence[str]) -> StoredSamples:
         """Read some fields of some samples.
 
         Args:
@@ -166,11 +159,11 @@ class SampleReader:
             list_keys=lambda: self.keys(indices),
         )
 
-    def keys(self, indices: NDArray[np.int64]) -> list[str]:
+    def keys(self, indices: Ints) -> list[str]:
         """Return the keys of some samples."""
         keys = [""] * len(indices)
         for shard, rows, inner in self.by_shard(indices):
-            found = self._use(shard, partial(_keys, inner))
+            found = self._use(shard, lambda opened: opened.index.keys(inner))  # noqa: B023  # Called now.
             for row, key in zip(rows.tolist(), found, strict=True):
                 keys[row] = key
         return keys
@@ -186,8 +179,8 @@ class SampleReader:
         self._parts.clear()
 
     def locate(
-        self, shard: int, inner: NDArray[np.int64], fields: Sequence[str]
-    ) -> tuple[StoredFile, NDArray[np.int64], NDArray[np.int64]]:
+        self, shard: int, inner: Ints, fields: tuple[str, ...]
+    ) -> tuple[StoredFile, Ints, Ints, NDArray[np.uint64]]:
         """Locate some fields of some samples in a shard's tar.
 
         Args:
@@ -196,17 +189,12 @@ class SampleReader:
             fields: F names of fields.
 
         Returns:
-            The open tar; the start and the stop of each content, int64 [n, F], -1 if the sample lacks the field.
+            The open tar; the start and the stop of each content, int64 [n, F], -1 if the sample lacks the field; and
+            the hash of each content, uint64 [n, F].
         """
+        return self._use(shard, lambda opened: (opened.tar, *opened.index.locate(inner, fields)))
 
-        def locate(opened: Shard) -> tuple[StoredFile, NDArray[np.int64], NDArray[np.int64]]:
-            there = tuple(field for field in fields if field in opened.index.field_indices)
-            starts, stops, _ = opened.index.locate(inner, there)
-            return opened.tar, starts, stops
-
-        return self._use(shard, locate)
-
-    def by_shard(self, indices: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+    def by_shard(self, indices: Ints) -> Iterator[tuple[int, Ints, Ints]]:
         """Yield each shard's place in the manifest, the rows of its samples in ``indices``, and their indices in it.
 
         Shards and samples come in manifest order, so each shard is opened once and read forward.
@@ -219,26 +207,31 @@ class SampleReader:
         ):  # Without samples, there is one empty split.
             yield shard, rows, indices[rows] - (self._stops[shard - 1] if shard else 0)
 
-    def _read_shard(
-        self, shard: int, inner: NDArray[np.int64], fields: Sequence[str], opened: Shard
-    ) -> list[list[bytes | None]]:
-        if self._verify == "off":
-            return opened.read_many(inner, fields)
-        seen = self._seen.of_shard(shard, fields, opened.tar)
-        unseen = seen.find_unseen(inner)
-        found = opened.read_many(inner, fields, unseen)
-        if unseen is not None:
-            seen.add(inner[unseen])
-        return found
+    def _read(self, shard: int, inner: Ints, fields: Sequence[str]) -> list[list[bytes | None]]:
+        def read(opened: Shard) -> list[list[bytes | None]]:
+            if self._verify == "off":
+                return opened.read_many(inner, fields)
+            tar, name = opened.tar, (shard, tuple(fields))
+            seen = self._seen.get(name)
+            if seen is None or seen.version != tar.version:
+                num_samples = opened.index.header.num_samples
+                seen = self._seen[name] = SeenSamples(num_samples, tar.version, is_kept=tar.is_local)
+            unseen = seen.find_unseen(inner)
+            found = opened.read_many(inner, fields, unseen)
+            if unseen is not None:
+                seen.add(inner[unseen])
+            return found
 
-    def _read_checked(self, shard: int, inner: NDArray[np.int64], fields: Sequence[str]) -> list[list[bytes | None]]:
+        return self._use(shard, read)
+
+    def _read_checked(self, shard: int, inner: Ints, fields: Sequence[str]) -> list[list[bytes | None]]:
         try:
-            return self._use(shard, partial(self._read_shard, shard, inner, fields))
+            return self._read(shard, inner, fields)
         except SampleError as error:
             return self._read_again(shard, inner, fields, error)
 
     def _read_again(
-        self, shard: int, inner: NDArray[np.int64], fields: Sequence[str], error: SampleError
+        self, shard: int, inner: Ints, fields: Sequence[str], error: SampleError
     ) -> list[list[bytes | None]]:
         """Read samples again because one is damaged. If its bytes came over a network, they are fetched again."""
         num_failures = Counter[int]()
@@ -251,7 +244,7 @@ class SampleReader:
                 opened.index.discard()
                 self._open.pop(shard, None)
             try:
-                return self._use(shard, partial(self._read_shard, shard, inner, fields))
+                return self._read(shard, inner, fields)
             except SampleError as another:
                 error = another
 
@@ -277,12 +270,7 @@ class SampleReader:
                 map_locations(Location.exists, [self._table.tars[shard], self._table.indexes[shard]])
 
     def _open_remote(self, shards: Sequence[int]) -> None:
-        """Open remote shards in parallel, because opening one takes several requests.
-
-        Raises:
-            StoreError: If a remote store keeps failing.
-        """
-        tars = self._table.tars
+        tars = self._table.tars  # In parallel, because opening one takes several requests.
         missing = [shard for shard in shards if shard not in self._open and not tars[shard].store.is_local]
         if len(missing) > 1 and (errors := map_in_threads(self._get_open, missing)):
             raise errors[0]
@@ -319,46 +307,21 @@ class SampleReader:
             )
         return opened
 
-    def __getstate__(self) -> tuple[ShardTable, Verify]:
-        return self._table, self._verify
-
-    def __setstate__(self, state: tuple[ShardTable, Verify]) -> None:
-        self.__init__(*state)  # type: ignore[misc]  # an unpickled reader starts with nothing open
+    def __reduce__(self) -> tuple[type[SampleReader], tuple[ShardTable, Verify]]:
+        return type(self), (self._table, self._verify)  # An unpickled reader starts with nothing open.
 
 
-def _keys(inner: NDArray[np.int64], opened: Shard) -> list[str]:
-    return opened.index.keys(inner)
-
-
-class Seen:
-    """The samples *seen* so far, which means compared with the index file. Threads can share it.
+class SeenSamples:
+    """The samples of a shard that were *seen* so far, which means compared with the index file. Threads can share it.
 
     If two threads record samples at the same moment, one record may be lost. Its samples are then compared again.
 
     Args:
-        shard_sizes: int64 [shards], the number of samples in each shard.
+        num_samples: The number of samples in the shard.
+        version: The version of the tar.
+        is_kept: Whether anything is recorded.
     """
 
-    def __init__(self, shard_sizes: NDArray[np.int64]) -> None:
-        self._shard_sizes = shard_sizes
-        self._seen: dict[tuple[int, tuple[str, ...]], _SeenOfShard] = {}
-
-    def of_shard(self, shard: int, fields: Sequence[str], tar: StoredFile) -> _SeenOfShard:
-        """Return the record of the samples of a shard that were seen with these fields.
-
-        Args:
-            shard: The shard's place in the manifest.
-            fields: The names of the fields that are read.
-            tar: The shard's open tar. If its version has changed, the record starts empty.
-        """
-        name = shard, tuple(fields)
-        seen = self._seen.get(name)
-        if seen is None or seen.version != tar.version:
-            seen = self._seen[name] = _SeenOfShard(int(self._shard_sizes[shard]), tar.version, is_kept=tar.is_local)
-        return seen
-
-
-class _SeenOfShard:
     __slots__ = ("_bits", "_is_kept", "_num_unseen", "version")
 
     def __init__(self, num_samples: int, version: str, *, is_kept: bool = True) -> None:
@@ -366,7 +329,7 @@ class _SeenOfShard:
         self._bits = np.packbits(np.arange(-num_samples % 8 + num_samples) >= num_samples, bitorder="little")
         self._num_unseen = num_samples  # Approximate: threads update it concurrently.
 
-    def find_unseen(self, samples: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+    def find_unseen(self, samples: Ints) -> NDArray[np.bool_] | None:
         """Return a mask of the samples that were not seen, bool [n]; None if all were seen."""
         bits = self._bits  # Read once: another thread may drop them.
         if not len(bits):
@@ -374,7 +337,8 @@ class _SeenOfShard:
         unseen: NDArray[np.bool_] = (bits[samples >> 3] & _bits_of(samples)) == 0
         return unseen if unseen.any() else None
 
-    def add(self, samples: NDArray[np.int64]) -> None:
+    def add(self, samples: Ints) -> None:
+        """Record samples as seen."""
         bits = self._bits
         if not len(bits) or not self._is_kept:
             return
@@ -386,168 +350,8 @@ class _SeenOfShard:
                 self._bits = bits[:0]  # All were seen: the bits are no longer needed.
 
 
-def _bits_of(samples: NDArray[np.int64]) -> NDArray[np.uint8]:
+def _bits_of(samples: Ints) -> NDArray[np.uint8]:
     return np.left_shift(np.uint8(1), (samples & 7).astype(np.uint8))
-
-
-class FileReader:
-    """A reader of labelled image files. Each file is a sample, and its path or URL is the sample's key.
-
-    Args:
-        root: The directory that contains the files.
-        image_field: The name of the field that contains the image.
-        files: The files, if they are in a remote store.
-    """
-
-    def __init__(self, root: Location, image_field: str, files: CachedFiles | None = None) -> None:
-        self._root, self._image_field, self.files = root, image_field, files
-
-    def read(self, samples: Sequence[LabelledFile], fields: Sequence[str]) -> StoredSamples:
-        """Read some files.
-
-        Args:
-            samples: n files.
-            fields: Ignored. Every sample has an image and a label.
-
-        Raises:
-            SampleError: If a file cannot be read.
-            StoreError: If a remote store keeps failing.
-            PermissionError: If a remote store refuses the credentials.
-            TypeError: If a label is not an integer.
-        """
-        if self.files is None:
-            images = [self._read_local(row, path) for row, (path, _) in enumerate(samples)]
-        else:
-            images = self._read_remote(self.files, samples)
-        labels = [_write_label(path, label) for path, label in samples]
-        return StoredSamples(
-            {self._image_field: images, LABEL_FIELD: labels},
-            len(samples),
-            describe=lambda row, some: self.describe(samples[row], some),
-            list_keys=lambda: [path for path, _ in samples],
-        )
-
-    def describe(self, sample: LabelledFile, fields: Sequence[str]) -> tuple[str, str]:
-        """Return a sample's key and the root directory, for messages."""
-        return sample[0], str(self._root)
-
-    def find_key(self, path: str) -> str:
-        """Return the key of a file in its store."""
-        return path.removeprefix(self._root.store.prefix)
-
-    def close(self) -> None:
-        """Do nothing: no file stays open."""
-
-    def _read_local(self, row: int, path: str) -> bytes:
-        try:
-            return self._root.store.read_whole(path)
-        except OSError as error:
-            let_through(error)
-            raise self._unreadable(row, path, str(error)) from error
-
-    def _read_remote(self, files: CachedFiles, samples: Sequence[LabelledFile]) -> list[bytes]:
-        keys = [self.find_key(path) for path, _ in samples]
-        present = [files.read_present(key) for key in keys]
-        missing = [key for key, content in zip(keys, present, strict=True) if content is None]
-        if len(missing) > 1:
-            # In parallel. The sample with an error is found below.
-            with suppress(FileNotFoundError, PermissionError, ReplacedError):
-                files.prefetch(missing, is_urgent=True)
-        return [
-            self._read_one(files, row, samples[row][0]) if content is None else content
-            for row, content in enumerate(present)
-        ]
-
-    def _read_one(self, files: CachedFiles, row: int, path: str) -> bytes:
-        try:
-            return files.read(self.find_key(path))
-        except (FileNotFoundError, ReplacedError) as error:
-            let_through(error)
-            kept = files.listing.path
-            remedy = f". If the bucket has changed since it was listed, delete the listing {kept}" if kept else ""
-            raise self._unreadable(row, path, f"{error}{remedy}") from error
-
-    def _unreadable(self, row: int, path: str, cause: str) -> SampleError:
-        return SampleError(f"the image {path} cannot be read: {cause}", row=row, key=path, where=str(self._root))
-
-
-def _write_label(path: str, label: int) -> bytes:
-    try:
-        return b"%d" % operator.index(label)
-    except TypeError:  # b"%d" alone would truncate floats.
-        raise TypeError(
-            f"the labels in ImageFolder.samples must be integers, got {label!r} for {path}: set integer labels there. "
-            "To return other targets, override __getitem__"
-        ) from None
-
-
-class JoinedReader:
-    """A reader of samples that belong to several readers.
-
-    Args:
-        readers: The readers.
-    """
-
-    def __init__(self, readers: Sequence[Reader]) -> None:
-        self._readers = readers
-
-    def read(self, samples: Sequence[LocatedSample], fields: Sequence[str]) -> StoredSamples:
-        """Read some fields of some samples.
-
-        Args:
-            samples: n samples of any of the readers.
-            fields: The names of the fields to read. The result omits fields that a sample lacks.
-
-        Raises:
-            SampleError: If a sample cannot be read.
-        """
-        columns: dict[str, list[bytes | None]] = {}
-        found: list[tuple[list[int], StoredSamples]] = []
-        parts = np.array([part for part, _ in samples], np.int64)
-        for part in np.unique(parts).tolist():
-            rows = np.flatnonzero(parts == part).tolist()
-            try:
-                stored = self._readers[part].read(self._take(part, [samples[row][1] for row in rows]), fields)
-            except SampleError as error:
-                raise error.at_row(rows[error.row]) from error
-            found.append((rows, stored))
-            for field, contents in stored.columns.items():
-                _put(contents, columns.setdefault(field, [None] * len(samples)), rows)
-        return StoredSamples(
-            columns,
-            len(samples),
-            describe=lambda row, some: self.describe(samples[row], some),
-            list_keys=partial(_list_keys, found, len(samples)),
-        )
-
-    def describe(self, sample: LocatedSample, fields: Sequence[str]) -> tuple[str, str]:
-        """Return a sample's key and where some of its fields are stored, for messages."""
-        part, inner = sample
-        return self._readers[part].describe(inner, fields)
-
-    def close(self) -> None:
-        """Close all files. The next read reopens them."""
-        for reader in self._readers:
-            reader.close()
-
-    def _take(self, part: int, samples: list[Any]) -> Any:
-        # A SampleReader takes an array of indices, any other reader a list.
-        return np.array(samples, np.int64) if isinstance(self._readers[part], SampleReader) else samples
-
-
-def _list_keys(found: Sequence[tuple[list[int], StoredSamples]], num_samples: int) -> list[str]:
-    keys = [""] * num_samples
-    for rows, stored in found:
-        _put(stored.keys(), keys, rows)
-    return keys
-
-
-def _put(values: Sequence[Value], column: list[Value], rows: Sequence[int]) -> None:
-    for row, value in zip(rows, values, strict=True):
-        column[row] = value
-
-
-Reader = SampleReader | FileReader | JoinedReader
 
 
 def map_in_threads(function: Callable[[Item], object], items: Sequence[Item]) -> list[StoreError]:
@@ -575,3 +379,174 @@ def map_in_threads(function: Callable[[Item], object], items: Sequence[Item]) ->
     for thread in threads:
         thread.join()
     return errors
+
+
+class KeyedShards(Mapping[str, dict[str, Any]]):
+    """The samples of a dataset by key. Iteration yields the keys in manifest order. A context manager closes it.
+
+    Opening reads only the manifest, or the headers of the indexes. The first lookup by key reads all keys once and
+    keeps a hash of 8 bytes and an index of 4 or 8 bytes for each sample. Lookups then take logarithmic time and read
+    the keys' neighbourhood from the index to compare the key itself. Threads can share it.
+
+    >>> with shardio.open("out") as samples:  # doctest: +SKIP
+    ...     image = samples["cats/0001"]["jpg"]
+
+    Args:
+        table: The dataset's shards.
+        verify: ``first`` compares each sample with its index when it is first read; ``off`` compares nothing.
+    """
+
+    def __init__(self, table: ShardTable, verify: Verify = "first") -> None:
+        self._table = table
+        self._verify: Verify = verify
+        self._reader = SampleReader(table, verify)
+        self._known: tuple[NDArray[np.uint64], NDArray[np.uint32] | Ints] | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        """The contents of the dataset."""
+        return self._table.manifest
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the fields, sorted. Some samples may lack some."""
+        return self._table.manifest.fields
+
+    def read(self, key: str, fields: Sequence[str] | None = None) -> dict[str, Any]:
+        """Return some fields of a sample.
+
+        Args:
+            key: The sample's key.
+            fields: The names of the fields to read; by default, all.
+
+        Returns:
+            The contents of those fields that the sample has, as bytes by name, after its key as ``__key__``.
+
+        Raises:
+            KeyError: If no sample has the key.
+            SampleError: If the sample cannot be read or is damaged.
+            FormatError: If two samples have the same key, or a shard is invalid.
+        """
+        stored = self._reader.read(np.array([self._find(key)]), self.fields if fields is None else list(fields))
+        columns = {field: column[0] for field, column in stored.columns.items()}
+        return {"__key__": key, **{field: content for field, content in columns.items() if content is not None}}
+
+    def describe(self, key: str) -> str:
+        """Return where a sample is stored, as text. Raise KeyError if no sample has the key."""
+        return self._reader.describe(self._find(key), self.fields)[1]
+
+    def close(self) -> None:
+        """Close all shards. The next read reopens them."""
+        self._reader.close()
+
+    def __getitem__(self, key: str) -> dict[str, Any]:
+        return self.read(key)
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self._look_up(key) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), KEYS_AT_ONCE):
+            yield from self._reader.keys(np.arange(start, min(start + KEYS_AT_ONCE, len(self))))
+
+    def __len__(self) -> int:
+        return self._table.manifest.num_samples
+
+    def __enter__(self) -> KeyedShards:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<KeyedShards of {len(self)} samples in {self._table.tars[0].folder}>"
+
+    def __reduce__(self) -> tuple[type[KeyedShards], tuple[ShardTable, Verify]]:
+        return type(self), (self._table, self._verify)
+
+    def _find(self, key: str) -> int:
+        if (index := self._look_up(key)) is None:
+            raise KeyError(f"no sample has the key {key!r} in {self._table.tars[0].folder}")
+        return index
+
+    def _look_up(self, key: str) -> int | None:
+        if self._known is None:
+            self._known = self._read_hashes()
+        hashes, indices = self._known
+        wanted = np.array([hash_key(key)], np.uint64)
+        start, stop = (int(hashes.searchsorted(wanted, side)[0]) for side in ("left", "right"))
+        found = indices[start:stop].astype(np.int64)  # Nearly always one or none.
+        keys = self._reader.keys(found) if len(found) else []
+        return next((index for index, other in zip(found.tolist(), keys, strict=True) if other == key), None)
+
+    def _read_hashes(self) -> tuple[NDArray[np.uint64], NDArray[np.uint32] | Ints]:
+        """Return the hashes of all keys, uint64 [samples], sorted; and the index of each sample in the same order."""
+        hashes = np.empty(len(self), np.uint64)
+        stops = np.cumsum(self._table.manifest.shard_sizes).tolist()
+        for index, (start, stop) in zip(self._table.indexes, pairwise([0, *stops]), strict=True):
+            keys = read_keys(index)
+            if len(keys) != stop - start:
+                raise FormatError(
+                    f"{index} has {len(keys)} samples, but the manifest says {stop - start}: run shardio verify, or "
+                    "download shards, index files and manifest together"
+                )
+            hashes[start:stop] = keys.hash_all()
+        order = hashes.argsort(kind="stable")
+        hashes = hashes[order]
+        self._refuse_duplicates(hashes, order)
+        return hashes, order.astype(np.uint32) if len(order) <= 2**32 else order
+
+    def _refuse_duplicates(self, hashes: NDArray[np.uint64], order: Ints) -> None:
+        # Different keys may have the same hash.
+        first = dict[str, int]()
+        is_repeated = hashes[1:] == hashes[:-1]
+        for place in np.flatnonzero(is_repeated).tolist():
+            for index in order[place : place + 2].tolist():
+                (key,) = self._reader.keys(np.array([index]))
+                if (other := first.setdefault(key, index)) != index:
+                    places = [self._reader.describe(each, self.fields)[1] for each in (other, index)]
+                    raise FormatError(
+                        f"two samples have the key {key!r}, in {places[0]} and in {places[1]}: a key must name one "
+                        "sample. shardio verify lists all such keys"
+                    )
+
+
+def open(  # noqa: A001  # As in tarfile and PIL.Image.
+    source: DatasetSource,
+    *,
+    verify: Verify = "first",
+    storage_options: StorageOptions | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    cache_size: str | int | None = None,
+    cache_shared: bool = False,
+) -> KeyedShards:
+    """Open a dataset to read its samples by key.
+
+    >>> with shardio.open("out") as samples:  # doctest: +SKIP
+    ...     print(len(samples), "cats/0001" in samples)
+    ...     sample = samples["cats/0001"]  # {"__key__": "cats/0001", "cls": b"0", "jpg": b"..."}
+
+    Args:
+        source: A packed directory, a manifest, a tar, a pattern of tars, a directory of tars, or a list of tars. Tars
+            without an index are indexed first.
+        verify: ``first`` compares each sample with its index when it is first read; ``off`` compares nothing.
+        storage_options: Settings of the store of a remote source, as for :class:`shardio.ShardDataset`.
+        cache: A local folder for the fetched parts of a remote source, which processes share and which stays; by
+            default, a private one, which is removed at the end.
+        cache_size: Its size, such as ``"200GB"``; by default, a fifth of the free space, and at most 32 GiB if the
+            cache is private.
+        cache_shared: Whether to share the folder ``cache`` with other users, and to trust copies that they wrote.
+            Otherwise, only this user and root may be able to write to it.
+
+    Returns:
+        A read-only mapping from keys to samples.
+
+    Raises:
+        FileNotFoundError: If the source does not exist or holds no tars.
+        FormatError: If a file is invalid or the dataset has no samples.
+        OSError: If a remote store denies access, or cannot be reached.
+        ValueError: If ``verify`` is neither, or a setting of the store or the cache is invalid.
+    """
+    from shardio.shards import open_table  # It imports tarfile, which takes 4 ms.
+
+    return KeyedShards(open_table(source, make_access(storage_options, cache, cache_size, cache_shared)), verify)

@@ -1,5 +1,3 @@
-from .exporting import ExportFormat as ExportFormat, export_index as export_index
-from .foreign import CompressedShard as CompressedShard, is_compressed as is_compressed
 from .index import (
     IndexColumns as IndexColumns,
     PartCache as PartCache,
@@ -12,22 +10,32 @@ from .index import (
 from .manifest import (
     MANIFEST_NAME as MANIFEST_NAME,
     UNFINISHED_NAME as UNFINISHED_NAME,
+    ExportFormat as ExportFormat,
     Manifest as Manifest,
-    Problem as Problem,
-    ProblemKind as ProblemKind,
     ShardEntry as ShardEntry,
     ShardTable as ShardTable,
+    export_index as export_index,
     find_gaps as find_gaps,
-    read_manifest as read_manifest,
-    write_manifest as write_manifest,
-)
-from .shard import Shard as Shard
-from .sources import (
-    DatasetSource as DatasetSource,
     group_by_split as group_by_split,
     is_split as is_split,
-    open_table as open_table,
+    read_manifest as read_manifest,
     words_of as words_of,
+    write_manifest as write_manifest,
+)
+from .repairing import repair as repair
+from .shard import (
+    PACKED_NAME as PACKED_NAME,
+    Shard as Shard,
+    is_compressed as is_compressed,
+    write_index_of as write_index_of,
+    write_shard as write_shard,
+)
+from .sources import (
+    DatasetSource as DatasetSource,
+    IndexReport as IndexReport,
+    index_tar as index_tar,
+    open_compressed as open_compressed,
+    open_table as open_table,
 )
 from .tar import (
     BLOCK as BLOCK,
@@ -35,12 +43,23 @@ from .tar import (
     LABEL_FIELD as LABEL_FIELD,
     MAX_MEMBER as MAX_MEMBER,
     TOO_LARGE as TOO_LARGE,
+    Ints as Ints,
+    TarWriter as TarWriter,
     fits_plain_header as fits_plain_header,
     join_name as join_name,
     make_header as make_header,
     size_in_tar as size_in_tar,
     split_name as split_name,
 )
-from .tar_scan import list_names as list_names
-from .verifying import find_problems as find_problems
-from .writer import write_shard as write_shard
+from .tar_scan import (
+    IncompleteTarError as IncompleteTarError,
+    StreamedSample as StreamedSample,
+    StreamedTar as StreamedTar,
+    list_names as list_names,
+)
+from .verifying import (
+    ContentCheck as ContentCheck,
+    Problem as Problem,
+    ProblemKind as ProblemKind,
+    find_problems as find_problems,
+)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -34,7 +34,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError, StaleIndexError
-from shardio.shards.tar import BLOCK
+from shardio.shards.tar import BLOCK, Ints
 from shardio.storage import Location, StoredFile, make_version
 from shardio.values import parse_json
 
@@ -54,6 +54,8 @@ HEAD = 4096
 
 MAX_HEADER = 2**24
 """The maximum size of a header in bytes: that of a thousand fields with the longest names."""
+
+_REBUILD = "Rebuild it with shardio repair, or download it again"
 
 _DTYPES = {"offset": "I64", "size": "I64", "hash": "U64", "key_stop": "I64", "key_bytes": "U8"}
 
@@ -88,7 +90,7 @@ class IndexHeader:
     num_scattered: int | None = None
 
 
-def find_scattered(starts: NDArray[np.int64]) -> NDArray[np.bool_]:
+def find_scattered(starts: Ints) -> NDArray[np.bool_]:
     """Return which samples of a tar are scattered: members of other samples are between their own.
 
     Args:
@@ -120,11 +122,11 @@ class TarHeaders(Protocol):
     def size(self) -> int:
         """Its size in bytes."""
 
-    def read_many(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
+    def read_many(self, starts: Ints, stops: Ints) -> list[bytes]:
         """Return blocks that are the headers of the first or the last sample's members."""
 
 
-def digest_headers(tar: TarHeaders, starts: Iterable[NDArray[np.int64]]) -> str:
+def digest_headers(tar: TarHeaders, starts: Iterable[Ints]) -> str:
     """Hash the plain tar headers of some samples, which are the blocks before their contents.
 
     Args:
@@ -199,10 +201,10 @@ class ShardIndex:
         self.location = location
         self._tar, self._parts = tar, PartCache() if parts is None else parts
         self._identity = object()  # Distinguishes this index's parts in a cache that several indexes share.
-        self._file = open_index(location)
+        self._file = _IndexFile(location)
+        self.header = self._file.header
+        self.field_indices = {field: i for i, field in enumerate(self.header.fields)}
         try:
-            self.header, self._begins, self._num_key_bytes = read_layout(self._file)
-            self.field_indices = {field: i for i, field in enumerate(self.header.fields)}
             self._check()
         except BaseException as error:  # Ctrl-C must not leave the file open either.
             if isinstance(error, FormatError):
@@ -214,11 +216,11 @@ class ShardIndex:
         """Return the key of a sample."""
         return self.keys(np.array([sample]))[0]
 
-    def keys(self, samples: NDArray[np.int64]) -> list[str]:
+    def keys(self, samples: Ints) -> list[str]:
         """Return the keys of some samples."""
-        return [key.decode(errors="surrogateescape") for key in self.raw_keys(samples)]
+        return list(map(decode_key, self.raw_keys(samples)))
 
-    def raw_keys(self, samples: NDArray[np.int64]) -> list[bytes]:
+    def raw_keys(self, samples: Ints) -> list[bytes]:
         """Return the keys of some samples as bytes, as in the tar: usually UTF-8."""
         keys, current = list[bytes](), -1
         for sample in samples.tolist():
@@ -229,9 +231,7 @@ class ShardIndex:
             keys.append(content[bounds[row] : bounds[row + 1]])
         return keys
 
-    def locate(
-        self, samples: NDArray[np.int64], fields: tuple[str, ...]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
+    def locate(self, samples: Ints, fields: tuple[str, ...]) -> tuple[Ints, Ints, NDArray[np.uint64]]:
         """Return the byte ranges and the hashes of some fields of some samples.
 
         Args:
@@ -255,30 +255,28 @@ class ShardIndex:
 
     def discard(self) -> bool:
         """Remove the file's bytes from the cache. Return whether another read may give other bytes."""
-        return self._file.discard(0, self._file.size)
+        return self._file.discard()
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def _ranges_part(self, part: int, fields: tuple[str, ...]) -> NDArray[np.int64]:
-        """Return starts, stops and hashes of the fields of one part's samples, int64 [3, F, samples]."""
+    def _ranges_part(self, part: int, fields: tuple[str, ...]) -> Ints:
         name = (self._identity, part, fields)
-        found: NDArray[np.int64] | None = self._parts.find(name)
+        found: Ints | None = self._parts.find(name)
         if found is None:
             found = self._read_ranges(part * PART, min((part + 1) * PART, self.header.num_samples), fields)
             self._parts.add(name, found, found.nbytes)
         return found
 
-    def _read_ranges(self, first: int, stop: int, fields: tuple[str, ...]) -> NDArray[np.int64]:
+    def _read_ranges(self, first: int, stop: int, fields: tuple[str, ...]) -> Ints:
         found = np.full((3, len(fields), stop - first), -1, np.int64)
         for column, field_index in enumerate(map(self.field_indices.get, fields)):
             if field_index is not None:
                 begin = field_index * self.header.num_samples
                 for i, name in enumerate(("offset", "size", "hash")):
-                    found[i, column] = self._read_integers(name, begin + first, begin + stop)
-        offset, size, _ = found
-        present = offset >= 0
+                    found[i, column] = self._file.read_integers(name, begin + first, begin + stop)
+        offset, size, present = found[0], found[1], found[0] >= 0
         is_outside = (offset < BLOCK) | (offset > self._tar.size - size)
         if np.any(present != (size >= 0)) or np.any(present & is_outside):
             raise FormatError(f"the index {self.location} is damaged: it points outside its tar. {self._remedy}")
@@ -291,22 +289,11 @@ class ShardIndex:
         found: tuple[list[int], bytes] | None = self._parts.find(name)
         if found is None:
             first, stop = part * PART, min((part + 1) * PART, self.header.num_samples)
-            begin = self._read_integers("key_stop", first - 1, first) if first else np.zeros(1, np.int64)
-            bounds = np.concatenate([begin, self._read_integers("key_stop", first, stop)])
-            if bounds[0] < 0 or np.any(bounds[1:] < bounds[:-1]) or bounds[-1] > self._num_key_bytes:
-                raise FormatError(
-                    f"the index {self.location} is damaged: keys have negative lengths or are outside it. "
-                    f"{self._remedy}"
-                )
-            begins = self._begins["key_bytes"] + bounds
-            content = read_range(self._file, int(begins[0]), int(begins[-1]))
+            bounds = self._file.read_key_bounds(first, stop, self._remedy)
+            content = self._file.read_keys(int(bounds[0]), int(bounds[-1]))
             found = (bounds - bounds[0]).tolist(), content
             self._parts.add(name, found, len(content) + 40 * len(bounds))
         return found
-
-    def _read_integers(self, name: str, first: int, stop: int) -> NDArray[np.int64]:
-        begin = self._begins[name]
-        return np.frombuffer(read_range(self._file, begin + 8 * first, begin + 8 * stop), "<i8")
 
     @property
     def _remedy(self) -> str:
@@ -323,30 +310,27 @@ class ShardIndex:
                 f"the index {self.location} was created for a tar of {header.num_bytes} bytes, "
                 f"but {self._tar.location} has changed: it now has {self._tar.size} bytes. {self._remedy}"
             )
-        if not 0 <= header.num_samples <= self._tar.size // BLOCK or self._num_key_bytes > self._tar.size:
+        num_key_bytes = self._file.num_key_bytes
+        if not 0 <= header.num_samples <= self._tar.size // BLOCK or num_key_bytes > self._tar.size:
             raise FormatError(
-                f"the index {self.location} has {header.num_samples} samples with keys of {self._num_key_bytes} bytes, "
+                f"the index {self.location} has {header.num_samples} samples with keys of {num_key_bytes} bytes, "
                 f"more than {self._tar.location} can hold in {self._tar.size} bytes. {self._remedy}"
             )
-        first_and_last = list[NDArray[np.int64]]()
+        first_and_last = list[Ints]()
         if header.num_samples:
             last = header.num_samples - 1
             starts, _, _ = self.locate(np.array([0, last]), header.fields)
             first_and_last = [starts[0], starts[1]]
             self._keys_part(0)
-            ends, _ = self._keys_part(last // PART)
-            begin = self._read_integers("key_stop", last - last % PART - 1, last - last % PART) if last >= PART else [0]
-            if begin[0] + ends[-1] != self._num_key_bytes:
-                raise FormatError(
-                    f"the index {self.location} is damaged: its keys do not end where their bytes do. {self._remedy}"
-                )
-        if not self._fits_headers(first_and_last):
+            self._keys_part(last // PART)
+        # A compressed tar's version was compared instead, because reading the last header decompresses all of it.
+        if header.compression is None and not self._fits_headers(first_and_last):
             raise StaleIndexError(
                 f"the index {self.location} was created for a tar with other members: {self._tar.location} has "
                 f"changed. {self._remedy}"
             )
 
-    def _fits_headers(self, starts: Sequence[NDArray[np.int64]]) -> bool:
+    def _fits_headers(self, starts: Sequence[Ints]) -> bool:
         """Return whether the tar has the headers before some contents. Headers that were damaged are read again."""
         if digest_headers(self._tar, starts) == self.header.header_digest:
             return True
@@ -355,89 +339,119 @@ class ShardIndex:
         return any(can_differ) and digest_headers(self._tar, starts) == self.header.header_digest
 
 
-def read_header(location: Location) -> IndexHeader:
-    """Return the metadata of an index. The tar need not exist.
+class _IndexFile:
+    """The open file of an index: its header, and its tensors, which are read in parts.
 
     Raises:
-        FormatError: If the file is not an index, or is damaged.
+        FormatError: If the file does not exist, is not an index, or is damaged.
     """
-    with closing(open_index(location)) as file:
-        return read_layout(file)[0]
 
-
-def open_index(location: Location) -> StoredFile:
-    """Open the file of an index. Raise FormatError if it does not exist."""
-    try:
-        return location.open(whole=True)
-    except (FileNotFoundError, IsADirectoryError) as error:  # Other errors do not mean that the index is bad.
-        raise FormatError(
-            f"the index {location} cannot be opened: {error}. Copy the index there, or pack the dataset again. If "
-            "shardio did not pack the tar, open the dataset again: shardio then creates a new index"
-        ) from error
-
-
-def read_range(file: StoredFile, start: int, stop: int) -> bytes:
-    """Return the bytes [start, stop) of an index. Raise FormatError if it ends before them."""
-    try:
-        return file.read(start, stop)
-    except EOFError as error:  # An OSError, such as one of the cache's disk, says nothing about the index.
-        raise FormatError(f"the index {file.location} cannot be read: {error}") from error
-
-
-def read_layout(file: StoredFile) -> tuple[IndexHeader, dict[str, int], int]:
-    """Read the start of a safetensors file: the length of its JSON header in 8 bytes, and the header.
-
-    Returns:
-        The index's own metadata, the offset of each tensor in the file, and the number of bytes of all keys.
-
-    Raises:
-        FormatError: If the file is not an index, or is damaged.
-    """
-    content = read_range(file, 0, min(HEAD, file.size))
-    try:
-        data_start = 8 + int.from_bytes(content[:8], "little")
-        if data_start > min(file.size, MAX_HEADER):
-            raise ValueError(
-                f"its header ends at byte {data_start}, but the file has {file.size} bytes, and a header has "
-                f"at most {MAX_HEADER}"
-            )
-        if data_start > len(content):
-            content += read_range(file, len(content), data_start)
-        layout = parse_json(content[8:data_start])
-        metadata = layout["__metadata__"]["shardio"]
-        if not isinstance(metadata, str):
-            raise TypeError(f"its metadata must be a string, got {type(metadata).__name__}")
-        values = parse_json(metadata)
-        if values["format"] not in (INDEX_FORMAT, SCATTERED_FORMAT):  # First: other formats may have other values.
+    def __init__(self, location: Location) -> None:
+        try:
+            self._file = location.open(whole=True)
+        except (FileNotFoundError, IsADirectoryError) as error:  # Other errors do not mean that the index is bad.
             raise FormatError(
-                f"the index {file.location} has format {values['format']}, but this version of shardio reads "
-                f"{INDEX_FORMAT} and {SCATTERED_FORMAT}: use the version that wrote it, or pack the dataset again. If "
-                "shardio did not pack the tar, delete the index instead"
+                f"the index {location} cannot be opened: {error}. Copy the index there, or pack the dataset again. If "
+                "shardio did not pack the tar, open the dataset again: shardio then creates a new index"
+            ) from error
+        try:
+            self.header, self._begins, self.num_key_bytes = self._read_layout()
+        except BaseException as error:  # Ctrl-C must not leave the file open either.
+            if isinstance(error, FormatError):
+                self.discard()
+            self.close()
+            raise
+
+    def discard(self) -> bool:
+        return self._file.discard(0, self._file.size)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def read_integers(self, name: str, first: int, stop: int, dtype: str = "<i8") -> NDArray[Any]:
+        begin = self._begins[name]
+        return np.frombuffer(self._read(begin + 8 * first, begin + 8 * stop), dtype)
+
+    def read_key_bounds(self, first: int, stop: int, remedy: str) -> Ints:
+        """Return the offsets among all keys at which the samples' keys start and stop, int64 [stop - first + 1]."""
+        bounds = np.zeros(stop - first + 1, np.int64)
+        bounds[0 if first else 1 :] = self.read_integers("key_stop", max(0, first - 1), stop)
+        is_last = stop == self.header.num_samples
+        ends_right = bounds[-1] == self.num_key_bytes if is_last else bounds[-1] <= self.num_key_bytes
+        if bounds[0] < 0 or np.any(bounds[1:] < bounds[:-1]) or not ends_right:
+            raise FormatError(
+                f"the index {self._file.location} is damaged: keys have negative lengths, or do not end where their "
+                f"bytes do. {remedy}"
             )
-        header = _make_header(values)
-        _check_header(header)
-        begins = {name: data_start + _check_tensor(name, layout[name], header) for name in _DTYPES}
-        for name in _DTYPES:
-            if data_start + layout[name]["data_offsets"][1] > file.size:
-                raise ValueError(f"tensor {name} extends beyond the end of the file")
-    except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(
-            f"{file.location} is damaged, or is not a shardio index ({error!r}). Download it again, or pack the "
-            "dataset again. If shardio did not pack the tar, move this file away: shardio then creates a new index"
-        ) from error
-    return header, begins, layout["key_bytes"]["shape"][0]
+        return bounds
+
+    def read_keys(self, start: int, stop: int) -> bytes:
+        return self._read(self._begins["key_bytes"] + start, self._begins["key_bytes"] + stop)
+
+    def read_all_keys(self) -> KeyColumn:
+        bounds = self.read_key_bounds(0, self.header.num_samples, _REBUILD)
+        return KeyColumn(bounds=bounds, content=self.read_keys(0, self.num_key_bytes))
+
+    def check_size(self) -> None:
+        header = self.header
+        num_integers = (3 * len(header.fields) + 1) * header.num_samples
+        if (expected := min(self._begins.values()) + 8 * num_integers + self.num_key_bytes) != self._file.size:
+            raise FormatError(
+                f"the index {self._file.location} is damaged: it has {self._file.size} bytes, expected {expected}. "
+                f"{_REBUILD}"
+            )
+
+    def _read(self, start: int, stop: int) -> bytes:
+        try:
+            return self._file.read(start, stop)
+        except EOFError as error:  # An OSError, such as one of the cache's disk, says nothing about the index.
+            raise FormatError(f"the index {self._file.location} cannot be read: {error}") from error
+
+    def _read_layout(self) -> tuple[IndexHeader, dict[str, int], int]:
+        """Return the index's own metadata, the offset of each tensor in the file, and the number of bytes of all keys.
+
+        A safetensors file starts with the length of its JSON header in 8 bytes, and the header.
+        """
+        file = self._file
+        content = self._read(0, min(HEAD, file.size))
+        try:
+            data_start = 8 + int.from_bytes(content[:8], "little")
+            if data_start > min(file.size, MAX_HEADER):
+                raise ValueError(
+                    f"its header ends at byte {data_start}, but the file has {file.size} bytes, and a header has "
+                    f"at most {MAX_HEADER}"
+                )
+            if data_start > len(content):
+                content += self._read(len(content), data_start)
+            layout = parse_json(content[8:data_start])
+            metadata = layout["__metadata__"]["shardio"]
+            if not isinstance(metadata, str):
+                raise TypeError(f"its metadata must be a string, got {type(metadata).__name__}")
+            values = parse_json(metadata)
+            if values["format"] not in (INDEX_FORMAT, SCATTERED_FORMAT):  # First: other formats may have other values.
+                raise FormatError(
+                    f"the index {file.location} has format {values['format']}, but this version of shardio reads "
+                    f"{INDEX_FORMAT} and {SCATTERED_FORMAT}: use the version that wrote it, or pack the dataset again. "
+                    "If shardio did not pack the tar, delete the index instead"
+                )
+            header = _make_header(values)
+            begins = {name: data_start + _check_tensor(name, layout[name], header) for name in _DTYPES}
+            for name in _DTYPES:
+                if data_start + layout[name]["data_offsets"][1] > file.size:
+                    raise ValueError(f"tensor {name} extends beyond the end of the file")
+        except (ValueError, KeyError, TypeError) as error:
+            raise FormatError(
+                f"{file.location} is damaged, or is not a shardio index ({error!r}). Download it again, or pack the "
+                "dataset again. If shardio did not pack the tar, move this file away: shardio then creates a new index"
+            ) from error
+        return header, begins, layout["key_bytes"]["shape"][0]
 
 
 def _make_header(values: dict[str, Any]) -> IndexHeader:
-    """Convert a JSON object; raise ValueError, KeyError or TypeError if it is invalid."""
     mtime_ns, inode = values.pop("mtime_ns", None), values.pop("inode", None)
     if mtime_ns is not None and inode is not None:  # From an early version of shardio.
         values["version"] = make_version(values["num_bytes"], mtime_ns, inode)
-    return IndexHeader(**{**values, "fields": tuple(values["fields"])})
-
-
-def _check_header(header: IndexHeader) -> None:
-    """Raise ValueError or TypeError if an index's metadata has impossible values."""
+    header = IndexHeader(**{**values, "fields": tuple(values["fields"])})
     for field in header.fields:
         if not isinstance(field, str):
             raise TypeError(f"fields must be strings, got {header.fields}")
@@ -445,14 +459,16 @@ def _check_header(header: IndexHeader) -> None:
     if not all(type(number) is int for number in (header.num_samples, header.num_bytes)):
         got = f"{header.num_samples!r} and {header.num_bytes!r}"
         raise TypeError(f"num_samples and num_bytes must be integers, got {got}")
+    if not 0 <= header.num_bytes < 2**63:
+        raise ValueError(f"num_bytes is {header.num_bytes}")
     if (header.format == SCATTERED_FORMAT) != (type(header.num_scattered) is int):
         raise TypeError(f"an index of format {header.format} has num_scattered {header.num_scattered!r}")
     if not isinstance(header.digest, str):
         raise TypeError(f"the digest must be a string, got {header.digest!r}")
+    return header
 
 
 def _check_tensor(name: str, tensor: Any, header: IndexHeader) -> int:
-    """Return the offset of a tensor's data; raise ValueError or TypeError if the tensor does not match ``header``."""
     (start, stop), shape, dtype = tensor["data_offsets"], tensor["shape"], tensor["dtype"]
     if not all(type(number) is int and number >= 0 for number in (start, stop, *shape)):
         raise TypeError(f"tensor {name} has the shape {shape} and bytes {start} to {stop}")
@@ -475,7 +491,7 @@ class KeyColumn:
         content: The keys, end to end.
     """
 
-    bounds: NDArray[np.int64]
+    bounds: Ints
     content: bytes
 
     def __len__(self) -> int:
@@ -486,7 +502,7 @@ class KeyColumn:
 
     def text(self, sample: int) -> str:
         """Return a sample's key as text."""
-        return self[sample].decode(errors="surrogateescape")
+        return decode_key(self[sample])
 
     def hash_all(self) -> NDArray[np.uint64]:
         """Return the hash of each key, uint64 [n]: see :func:`hash_key`."""
@@ -510,9 +526,21 @@ class IndexColumns:
 
     header: IndexHeader
     keys: KeyColumn
-    starts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
+    starts: Ints
+    sizes: Ints
     hashes: NDArray[np.uint64]
+
+    def fields_of(self, sample: int) -> Iterator[tuple[str, int, int]]:
+        """Yield the name, the offset and the size of each field that a sample has."""
+        starts, sizes = self.starts[:, sample].tolist(), self.sizes[:, sample].tolist()
+        for field, start, size in zip(self.header.fields, starts, sizes, strict=True):
+            if start >= 0:
+                yield field, start, size
+
+
+def decode_key(key: bytes) -> str:
+    """Return a key as text."""
+    return key.decode(errors="surrogateescape")
 
 
 def hash_key(key: str) -> int:
@@ -520,37 +548,28 @@ def hash_key(key: str) -> int:
     return xxhash.xxh3_64_intdigest(key.encode(errors="surrogateescape"))
 
 
+def find_equal(hashes: NDArray[np.uint64]) -> Ints:
+    """Return the sorted places of the hashes that occur several times, int64 [k]."""
+    _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+    return np.flatnonzero(counts[inverse] > 1)
+
+
 def find_repeated(keys: KeyColumn) -> dict[str, list[int]]:
     """Return each key that several samples have, with the numbers of these samples."""
-    hashes = keys.hash_all()
-    _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
     found = defaultdict[str, list[int]](list)
-    for sample in np.flatnonzero(counts[inverse] > 1).tolist():
+    for sample in find_equal(keys.hash_all()).tolist():
         found[keys.text(sample)].append(sample)
     return {key: samples for key, samples in found.items() if len(samples) > 1}
 
 
-def read_columns(location: Location) -> IndexColumns:
-    """Read a whole index. It is not compared with its tar.
+def read_header(location: Location) -> IndexHeader:
+    """Return the metadata of an index. The tar need not exist.
 
     Raises:
         FormatError: If the file is not an index, or is damaged.
     """
-    with closing(open_index(location)) as file:
-        header, begins, num_key_bytes = read_layout(file)
-        keys = _read_keys(file, header, begins, num_key_bytes)
-        shape = len(header.fields), header.num_samples
-        num_bytes = 8 * shape[0] * shape[1]
-        if (expected := min(begins.values()) + 3 * num_bytes + 8 * len(keys) + num_key_bytes) != file.size:
-            raise FormatError(
-                f"the index {location} is damaged: it has {file.size} bytes, expected {expected}. Rebuild it with "
-                "shardio repair, or download it again"
-            )
-        starts, sizes, hashes = (
-            np.frombuffer(read_range(file, begins[name], begins[name] + num_bytes), dtype).reshape(shape)
-            for name, dtype in (("offset", "<i8"), ("size", "<i8"), ("hash", "<u8"))
-        )
-    return IndexColumns(header=header, keys=keys, starts=starts, sizes=sizes, hashes=hashes)
+    with closing(_IndexFile(location)) as file:
+        return file.header
 
 
 def read_keys(location: Location) -> KeyColumn:
@@ -559,17 +578,22 @@ def read_keys(location: Location) -> KeyColumn:
     Raises:
         FormatError: If the file is not an index, or is damaged.
     """
-    with closing(open_index(location)) as file:
-        return _read_keys(file, *read_layout(file))
+    with closing(_IndexFile(location)) as file:
+        return file.read_all_keys()
 
 
-def _read_keys(file: StoredFile, header: IndexHeader, begins: dict[str, int], num_key_bytes: int) -> KeyColumn:
-    bounds = np.zeros(header.num_samples + 1, np.int64)
-    bounds[1:] = np.frombuffer(read_range(file, begins["key_stop"], begins["key_stop"] + 8 * header.num_samples), "<i8")
-    if np.any(bounds[1:] < bounds[:-1]) or bounds[-1] != num_key_bytes:
-        raise FormatError(
-            f"the index {file.location} is damaged: keys have negative lengths or are outside it. Rebuild it with "
-            "shardio repair, or download it again"
+def read_columns(location: Location) -> IndexColumns:
+    """Read a whole index. It is not compared with its tar.
+
+    Raises:
+        FormatError: If the file is not an index, or is damaged.
+    """
+    with closing(_IndexFile(location)) as file:
+        keys = file.read_all_keys()
+        file.check_size()
+        shape = len(file.header.fields), file.header.num_samples
+        starts, sizes, hashes = (
+            file.read_integers(name, 0, shape[0] * shape[1], dtype).reshape(shape)
+            for name, dtype in (("offset", "<i8"), ("size", "<i8"), ("hash", "<u8"))
         )
-    start = begins["key_bytes"]
-    return KeyColumn(bounds=bounds, content=read_range(file, start, start + num_key_bytes))
+    return IndexColumns(header=file.header, keys=keys, starts=starts, sizes=sizes, hashes=hashes)

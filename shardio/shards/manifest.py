@@ -1,13 +1,14 @@
-"""The manifest: one JSON file that makes a directory of shards a dataset, and the problems of such a dataset."""
+"""The manifest, which makes a directory of shards a dataset; the names of shards; and the manifests of other tools."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,18 +18,24 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError
 from shardio.files import PARTIAL_SUFFIX
-from shardio.storage import Location
-from shardio.values import parse_json
+from shardio.shards.index import INDEX_SUFFIX, read_columns, read_header
+from shardio.shards.tar import BLOCK, LABEL_FIELD, join_name
+from shardio.storage import Location, link_or_copy, map_locations
+from shardio.values import check_choice, check_flag, parse_json
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 
 MANIFEST_FORMAT = 1
+
+
 MANIFEST_NAME = "shardio.json"
+
 
 UNFINISHED_NAME = f".shardio-pack{PARTIAL_SUFFIX}"
 """The name of the file in an unfinished pack's directory that holds the digest of the plan."""
+
 
 _NAME = r"[^\0\ud800-\udc7f\udd00-\udfff]*"
 """A file name contains neither NUL nor a surrogate that does not represent a byte."""
@@ -36,68 +43,22 @@ _NAME = r"[^\0\ud800-\udc7f\udd00-\udfff]*"
 _OF = re.compile(r"(.*?)([0-9]+)([-_]of[-_])([0-9]{1,6})(.*)")
 """The name of a file that says how many there are, such as ``train-00000-of-00041.parquet``."""
 
-
-def find_gaps(names: Iterable[str]) -> list[str]:
-    """Return the missing names between numbered files, whose names differ in one number.
-
-    If at least half of the names are missing, the gaps are assumed to be intentional, and the list is empty. Names that
-    say how many files there are (``x-0-of-3.tar``) are complete only with all of them.
-
-    >>> find_gaps(["x-000.tar", "x-001.tar", "x-003.tar"])
-    ['x-002.tar']
-    >>> find_gaps(["x-0-of-3.tar"])
-    ['x-1-of-3.tar', 'x-2-of-3.tar']
-    """
-    groups = defaultdict[tuple[object, ...], list[list[str]]](list)
-    counted = defaultdict[tuple[str, ...], set[str]](set)
-    for name in names:
-        if (found := _OF.fullmatch(name)) is not None:
-            start, number, *rest = found.groups()
-            counted[(start, *rest)].add(number)
-            continue
-        parts = re.split(r"([0-9]+)", name)
-        groups[(len(parts), *parts[::2])].append(parts)
-    missing = list[str]()
-    for (start, of, total, end), numbers in counted.items():
-        width, present = len(min(numbers, key=len)), set(map(int, numbers))
-        first = int(int(total) in present and 0 not in present)  # Some tools count from 1.
-        wanted = (str(number).zfill(width) for number in range(first, first + int(total)))
-        missing += [f"{start}{number}{of}{total}{end}" for number in wanted if number not in numbers]
-    for group in groups.values():
-        varying = [i for i in range(1, len(group[0]), 2) if len({parts[i] for parts in group}) > 1]
-        if len(varying) == 1:
-            missing += _find_gaps_at(varying[0], group)
-    return missing
+_SPLITS = frozenset(
+    ("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval", "evaluation", "holdout")
+)
+"""The usual names of splits, in lower case."""
 
 
-def _find_gaps_at(i: int, names: list[list[str]]) -> list[str]:
-    """Return the missing names where part ``i`` of each name is its number."""
-    present = {int(parts[i]) for parts in names}
-    first, last = min(present), max(present)
-    if last - first + 1 - len(present) >= len(present):
-        return []
-    example, width = names[0], min(len(parts[i]) for parts in names)
-    return [
-        "".join([*example[:i], str(number).zfill(width), *example[i + 1 :]])
-        for number in range(first, last)
-        if number not in present
-    ]
+_WITH_SPLITS = {"set", "data", "image", "images", "img", "split", "a", "b"}
+"""Words that may stand beside one of ``_SPLITS`` in the name of a split."""
 
 
-def make_pattern(names: Sequence[str]) -> str:
-    """Return the pattern in brace notation of sorted, numbered files; the first name if there is none.
+_SPLIT = re.compile(rf"(?<![a-z])({'|'.join(sorted(_SPLITS))})(?![a-z])", re.IGNORECASE)
 
-    >>> make_pattern(["x-00.tar", "x-01.tar"])
-    'x-{00..01}.tar'
-    """
-    first, last = (re.split(r"([0-9]+)", name) for name in (names[0], names[-1]))
-    varying = [i for i, (before, after) in enumerate(zip(first, last, strict=False)) if before != after]
-    if len(first) != len(last) or len(varying) != 1 or varying[0] % 2 == 0:
-        return names[0]
-    (i,) = varying
-    if int(last[i]) - int(first[i]) + 1 != len(names):
-        return names[0]
-    return "".join([*first[:i], f"{{{first[i]}..{last[i]}}}", *first[i + 1 :]])
+ENERGON_FOLDER = ".nv-meta"
+"""The folder of Megatron-Energon's files."""
+
+_IMAGES = ("jpg", "jpeg", "png", "webp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,55 +187,317 @@ class ShardTable:
     indexes: tuple[Location, ...]
 
 
-ProblemKind = Literal[
-    "manifest", "unfinished", "unlisted", "missing", "index", "stale", "header", "content", "digest", "unindexed",
-    "duplicate", "undecodable",
-]  # fmt: skip
-"""The kinds of problems, in the order of a report:
+def find_gaps(names: Iterable[str]) -> list[str]:
+    """Return the missing names between numbered files, whose names differ in one number.
 
-=============  =======================================================================================
-manifest       the manifest is unreadable, or does not match an index
-unfinished     a pack into the directory was interrupted
-unlisted       a tar in the directory is not in the manifest
-missing        a tar or its index does not exist, or cannot be read
-index          an index is damaged
-stale          an index does not match the size, version or layout of its tar
-header         the tar header of a member is damaged or has another name or size, or data follows the end
-content        a content does not have the hash in the index, or is outside the tar
-digest         a tar does not have the digest in its index
-unindexed      a member is not in the index
-duplicate      a key occurs twice
-undecodable    an image cannot be decoded
-=============  =======================================================================================
-"""
+    If at least half of the names are missing, the gaps are assumed to be intentional, and the list is empty. Names that
+    say how many files there are (``x-0-of-3.tar``) are complete only with all of them.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """A problem of a dataset.
-
-    Attributes:
-        kind: The kind of the problem.
-        where: The path of the tar, index, manifest or directory.
-        message: The problem in words, with what was found and what was expected.
-        key: The key of the sample; None if the problem is not about one sample.
-        field: The name of the field; None if the problem is not about one field.
-        offset: The problem's offset in the tar, in bytes; None if it is unknown.
+    >>> find_gaps(["x-000.tar", "x-001.tar", "x-003.tar"])
+    ['x-002.tar']
+    >>> find_gaps(["x-0-of-3.tar"])
+    ['x-1-of-3.tar', 'x-2-of-3.tar']
     """
+    groups = defaultdict[tuple[object, ...], list[list[str]]](list)
+    counted = defaultdict[tuple[str, ...], set[str]](set)
+    for name in names:
+        if (found := _OF.fullmatch(name)) is not None:
+            start, number, *rest = found.groups()
+            counted[(start, *rest)].add(number)
+            continue
+        parts = re.split(r"([0-9]+)", name)
+        groups[(len(parts), *parts[::2])].append(parts)
+    missing = list[str]()
+    for (start, of, total, end), numbers in counted.items():
+        width, present = len(min(numbers, key=len)), set(map(int, numbers))
+        first = int(int(total) in present and 0 not in present)  # Some tools count from 1.
+        wanted = (str(number).zfill(width) for number in range(first, first + int(total)))
+        missing += [f"{start}{number}{of}{total}{end}" for number in wanted if number not in numbers]
+    for group in groups.values():
+        varying = [i for i in range(1, len(group[0]), 2) if len({parts[i] for parts in group}) > 1]
+        if len(varying) == 1:
+            missing += _find_gaps_at(varying[0], group)
+    return missing
 
-    kind: ProblemKind
-    where: str
-    message: str
-    key: str | None = None
-    field: str | None = None
-    offset: int | None = None
 
-    def __str__(self) -> str:
-        at = "" if self.offset is None else f" at byte {self.offset}"
-        parts = [f"field {self.field!r}"] if self.field is not None else []
-        parts += [f"sample {self.key}"] if self.key is not None else []
-        return f"{self.where}{at}: {' of '.join(parts)}{': ' if parts else ''}{self.message}"
+def _find_gaps_at(i: int, names: list[list[str]]) -> list[str]:
+    present = {int(parts[i]) for parts in names}
+    first, last = min(present), max(present)
+    if last - first + 1 - len(present) >= len(present):
+        return []
+    example, width = names[0], min(len(parts[i]) for parts in names)
+    return [
+        "".join([*example[:i], str(number).zfill(width), *example[i + 1 :]])
+        for number in range(first, last)
+        if number not in present
+    ]
 
-    def dump(self) -> dict[str, Any]:
-        """Return the problem as values for JSON."""
-        return asdict(self)
+
+def make_pattern(names: Sequence[str]) -> str:
+    """Return the pattern in brace notation of sorted, numbered files; the first name if there is none.
+
+    >>> make_pattern(["x-00.tar", "x-01.tar"])
+    'x-{00..01}.tar'
+    """
+    first, last = (re.split(r"([0-9]+)", name) for name in (names[0], names[-1]))
+    varying = [i for i, (before, after) in enumerate(zip(first, last, strict=False)) if before != after]
+    if len(first) != len(last) or len(varying) != 1 or varying[0] % 2 == 0:
+        return names[0]
+    (i,) = varying
+    if int(last[i]) - int(first[i]) + 1 != len(names):
+        return names[0]
+    return "".join([*first[:i], f"{{{first[i]}..{last[i]}}}", *first[i + 1 :]])
+
+
+def group_by_split(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names of files by the split that each contains, sorted. Names without a split are left out.
+
+    >>> group_by_split(["train-0.tar", "train-1.tar", "x-val-0.tar", "other.tar"])
+    {'train': ['train-0.tar', 'train-1.tar'], 'val': ['x-val-0.tar']}
+    """
+    splits = defaultdict[str, list[str]](list)
+    for name in sorted(names):
+        if (found := _SPLIT.search(name)) is not None:
+            splits[found[0].lower()].append(name)
+    return dict(splits)
+
+
+def words_of(name: str) -> list[str]:
+    """Return the words of a name, in lower case.
+
+    >>> words_of("leftImg8bit_train")
+    ['left', 'img', 'bit', 'train']
+    """
+    return [word.lower() for word in re.findall(r"[A-Z]*[a-z]+|[A-Z]+", name)]
+
+
+def is_split(name: str) -> bool:
+    """Return whether a name is that of a split, such as ``val2017`` or ``trainA``."""
+    words = set(words_of(name))
+    return bool(words & _SPLITS) and words <= _SPLITS | _WITH_SPLITS
+
+
+Files = list[tuple[str, Callable[[], bytes]]]
+"""The path of each file to write, relative to the folder, and a function that makes its content."""
+
+
+def _list_wids(table: ShardTable, split: str, prefix: str) -> Files:
+    """List the shard index that WebDataset's ``wids.ShardListDataset`` reads, as JSON.
+
+    The format is that of ``wids-index create`` in https://github.com/webdataset/webdataset (``wids/wids_index.py`` and
+    ``wids_specs.py``), without the optional MD5 sums. Names are relative to the file.
+    """
+    shards = [
+        {"url": prefix + entry.name, "nsamples": entry.num_samples, "filesize": entry.num_bytes}
+        for entry in table.manifest.shards
+    ]
+    index = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": shards}
+    return [("wids.json", partial(_to_json, index))]
+
+
+def _list_timm(table: ShardTable, split: str, prefix: str) -> Files:
+    """List the ``_info.json`` that timm's reader of WebDatasets reads.
+
+    The format is that of ``timm/data/readers/reader_wds.py`` in https://github.com/huggingface/pytorch-image-models.
+    """
+    info = {
+        "name": split,
+        "num_samples": table.manifest.num_samples,
+        "filenames": [prefix + entry.name for entry in table.manifest.shards],
+        "shard_lengths": [entry.num_samples for entry in table.manifest.shards],
+    }
+    return [("_info.json", partial(_to_json, {"splits": {split: info}}))]
+
+
+def _list_sizes(table: ShardTable, split: str, prefix: str) -> Files:
+    """List the ``sizes.json`` of a WebDataset: the number of samples of each shard by its file name.
+
+    open_clip reads it (``get_dataset_size`` in ``src/open_clip_train/data.py`` of
+    https://github.com/mlfoundations/open_clip).
+    """
+    return [("sizes.json", partial(_to_json, {entry.name: entry.num_samples for entry in table.manifest.shards}))]
+
+
+def _list_dali(table: ShardTable, split: str, prefix: str) -> Files:
+    """List the indexes for DALI's ``fn.readers.webdataset``, one for each tar.
+
+    The format is version 1.2 of ``tools/wds2idx.py`` in https://github.com/NVIDIA/DALI: a line with the version and the
+    number of samples, then a line for each sample with the extension, offset, size and name of each member.
+    """
+    names = [tar.name.partition(".")[0] + INDEX_SUFFIX for tar in table.tars]
+    if len(set(names)) < len(names):
+        raise FormatError("DALI's indexes of some tars would have the same name: rename tars that differ after a dot")
+    return [(name, partial(_make_dali, index)) for name, index in zip(names, table.indexes, strict=True)]
+
+
+def _make_dali(index: Location) -> bytes:
+    columns = read_columns(index)
+    lines = [f"v1.2 {len(columns.keys)}"]
+    for sample in range(len(columns.keys)):
+        key = columns.keys.text(sample)
+        if any(letter.isspace() for letter in key):  # White space separates the values.
+            raise FormatError(
+                f"the key {key!r} contains white space, which DALI's index cannot hold: write the dataset again with "
+                "other keys"
+            )
+        parts = sorted(columns.fields_of(sample), key=lambda part: part[1])
+        lines.append(" ".join(f"{field} {start} {size} {join_name(key, field)}" for field, start, size in parts))
+    return _join_lines(lines)
+
+
+def _list_energon(table: ShardTable, split: str, prefix: str) -> Files:
+    """List the indexes for Megatron-Energon, and the files in ``.nv-meta`` that describe the dataset.
+
+    An index, ``NAME.tar.idx``, says where each sample starts, and where the last ends. Its format is that of
+    ``TarIndexWriter`` in ``src/megatron/energon/flavors/webdataset/itar.py`` of
+    https://github.com/NVIDIA/Megatron-Energon: little-endian uint64 [n + 1]. The format of the other files is
+    documented in https://nvidia.github.io/Megatron-Energon/data_on_disk.html. Names are relative to the folder that
+    holds ``.nv-meta``. The strings are quoted as in JSON, which is YAML.
+    """
+    names = [json.dumps(entry.name) for entry in table.manifest.shards]
+    counts = [f"  {name}: {entry.num_samples}" for name, entry in zip(names, table.manifest.shards, strict=True)]
+    parts = [f"  - {name}" for name in names]
+    meta = {
+        ".info.yaml": ["shard_counts:", *counts],
+        "split.yaml": ["exclude: []", "split_parts:", f"  {json.dumps(split)}:", *parts],
+        "dataset.yaml": _describe_samples(table.manifest.fields),
+    }
+    indexes = zip(table.tars, table.indexes, strict=True)
+    files: Files = [(tar.name + INDEX_SUFFIX, partial(_make_energon_index, index)) for tar, index in indexes]
+    return files + [(f"{ENERGON_FOLDER}/{name}", partial(_join_lines, lines)) for name, lines in meta.items()]
+
+
+def _make_energon_index(index: Location) -> bytes:
+    columns = read_columns(index)
+    stops = np.where(columns.starts >= 0, columns.starts + columns.sizes, 0).max(axis=0, initial=0)
+    ends: NDArray[np.int64] = -(-stops // BLOCK) * BLOCK  # A sample's header follows the end of the one before.
+    return np.concatenate([[0], ends]).astype("<u8").tobytes()
+
+
+def _describe_samples(fields: Sequence[str]) -> list[str]:
+    image = next((field for field in _IMAGES if field in fields), None)
+    if image is None:  # A crude dataset: the user's program converts the samples.
+        return ["__module__: megatron.energon", "__class__: CrudeWebdataset"]
+    members = {"image": image}
+    if LABEL_FIELD in fields:
+        kind, members["label"] = "ImageClassificationSample", LABEL_FIELD
+    elif "txt" in fields:
+        kind, members["caption"] = "CaptioningSample", "txt"
+    else:
+        kind = "ImageSample"
+    return [
+        "sample_type:",
+        "  __module__: megatron.energon",
+        f"  __class__: {kind}",
+        "field_map:",
+        *(f"  {member}: {name}" for member, name in members.items()),
+    ]
+
+
+def _to_json(values: Any) -> bytes:
+    return json.dumps(values, indent=1).encode() + b"\n"
+
+
+def _join_lines(lines: Sequence[str]) -> bytes:
+    return ("\n".join(lines) + "\n").encode(errors="surrogateescape")
+
+
+ExportFormat = Literal["wids", "dali", "timm", "energon", "webdataset-sizes"]
+"""The formats of other tools' indexes."""
+
+EXPORTS: dict[ExportFormat, Callable[[ShardTable, str, str], Files]] = {
+    "wids": _list_wids,
+    "dali": _list_dali,
+    "timm": _list_timm,
+    "energon": _list_energon,
+    "webdataset-sizes": _list_sizes,
+}
+"""For each format, a function that lists the files, given the shards, the name of the split that has all of them, and
+the path from the files to the shards: "", or one that ends in a slash."""
+
+
+def export_index(
+    table: ShardTable,
+    format: ExportFormat,  # noqa: A002  # The command has the option --format.
+    out: Location | None = None,
+    *,
+    split: str = "train",
+    overwrite: bool = False,
+) -> list[Location]:
+    """Write another tool's index of a dataset. The shards and their own indexes are unchanged.
+
+    ``wids`` writes ``wids.json``; ``dali`` a ``NAME.idx`` for each ``NAME.tar``; ``timm`` ``_info.json``;
+    ``webdataset-sizes`` ``sizes.json``. ``energon`` writes ``.nv-meta`` and a ``NAME.tar.idx`` for each tar.
+    shardio's own index has the same name, so ``energon`` needs another folder, ``out``, to which the tars are
+    hard-linked, or copied if that is impossible.
+
+    Args:
+        table: The shards of a packed directory, or tars of any tool.
+        format: The format.
+        out: The folder to write to; by default, that of the shards.
+        split: The name of the split, for ``timm`` and ``energon``.
+        overwrite: Whether to replace files that exist.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        FileExistsError: If a file exists, and ``overwrite`` is off.
+        FormatError: If an index is damaged, or the format cannot describe the dataset.
+        ValueError: If an argument is invalid.
+    """
+    chosen: ExportFormat = check_choice("format", format, ExportFormat)
+    overwrite = check_flag("overwrite", overwrite)
+    if not split or split != split.strip() or "tar" in split or ".." in split:  # timm takes such names for patterns.
+        raise ValueError(f"split must be a name such as 'train', and not contain 'tar' or '..', got {split!r}")
+    homes = {tar.folder for tar in table.tars}
+    if len(homes) > 1:
+        raise ValueError("the tars are in several directories: merge them first (shardio merge)")
+    home = homes.pop()
+    folder = home if out is None else out
+    if chosen == "energon" and folder.resolve() == home.resolve():
+        raise ValueError(
+            "Megatron-Energon's index of NAME.tar is NAME.tar.idx, which is also shardio's: pass another directory as "
+            "--out (out=…), to which the tars are linked"
+        )
+    if chosen != "dali":  # Its index has an offset for each member.
+        _refuse_scattered(table, chosen)
+    files = EXPORTS[chosen](table, split, _find_prefix(folder, home))
+    if chosen == "energon" and (folder / MANIFEST_NAME).exists():
+        raise FileExistsError(f"{folder} holds a packed dataset, whose indexes would be replaced: choose another --out")
+    links = [(tar, folder / tar.name) for tar in table.tars] if chosen == "energon" else []
+    links = [(tar, target) for tar, target in links if not _is_link(tar, target)]
+    for location in (folder / name for name, _ in files):
+        if location.exists() and not overwrite:
+            raise FileExistsError(f"{location} exists: pass --overwrite (overwrite=True) to replace it")
+    for tar, target in links:
+        link_or_copy(tar, target)
+    for name, make in files:
+        content = make()
+        with (folder / name).write_whole() as file:
+            file.write(content)
+    return [folder / name for name, _ in files]
+
+
+def _refuse_scattered(table: ShardTable, chosen: ExportFormat) -> None:
+    for tar, header in zip(table.tars, map_locations(read_header, table.indexes), strict=True):
+        if header.num_scattered:
+            raise FormatError(
+                f"the members of {header.num_scattered} samples of {tar} are not adjacent, but readers of the format "
+                f"{chosen} expect them to be: pack the tars first (shardio pack), then export the index of the new ones"
+            )
+
+
+def _is_link(tar: Location, target: Location) -> bool:
+    if not target.exists():
+        return False
+    if target.stat().identity != tar.stat().identity:
+        raise FileExistsError(f"{target} exists, and is not a link to {tar}: choose another directory (--out)")
+    return True
+
+
+def _find_prefix(folder: Location, home: Location) -> str:
+    if folder.store != home.store:
+        return f"{home}/"
+    path = os.path.relpath(home.resolve(), folder.resolve())
+    return "" if path == "." else f"{path}/"

@@ -12,35 +12,23 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from shardio.errors import FormatError
-from shardio.shards.foreign import PACKED_NAME, TarContents, scan_contents
-from shardio.shards.index import INDEX_SUFFIX, IndexColumns, index_location, read_columns
+from shardio.shards.index import IndexColumns, index_location, read_columns
 from shardio.shards.manifest import (
     MANIFEST_NAME,
     UNFINISHED_NAME,
     Manifest,
-    Problem,
-    ProblemKind,
     ShardEntry,
     read_manifest,
     write_manifest,
 )
-from shardio.shards.sources import find_tars
-from shardio.shards.tar import BLOCK, END, LABEL_FIELD, is_added_by_macos, make_padding, split_name
-from shardio.shards.tar_scan import TarMember, TarScan
-from shardio.shards.verifying import ShardVerification
-from shardio.shards.writer import write_index
+from shardio.shards.shard import PACKED_NAME, write_index
+from shardio.shards.sources import TarContents, find_indexed, find_tars, scan_contents
+from shardio.shards.tar import BLOCK, END, LABEL_FIELD, StoredField, is_added_by_macos, make_padding, split_name
+from shardio.shards.tar_scan import EXTENDED, TarScan
+from shardio.shards.verifying import Problem, ProblemKind, ShardVerification
 from shardio.storage import Location, StoredFile, parse_location, read_pieces
 
 _REMEDY = "Download the tar again, or pass --accept-changes if it was changed on purpose"
-
-_EXTENDED = (
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-)
-"""The types of headers that precede the header of the member itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +51,12 @@ class _Part:
     """Adjacent members with the same key, as far as the tar holds them, and whether a field occurs twice."""
 
     key: str
-    fields: dict[str, TarMember]
+    fields: dict[str, StoredField]
     is_ambiguous: bool
 
     @property
     def end(self) -> int:
-        return max(_end(member) for member in self.fields.values())
+        return max(_padded_end(member) for member in self.fields.values())
 
 
 def find_complete(file: StoredFile, columns: IndexColumns | None) -> TruncatedTar | None:
@@ -82,14 +70,14 @@ def find_complete(file: StoredFile, columns: IndexColumns | None) -> TruncatedTa
         columns: The index of the whole tar, which lists the fields of the last sample; None if there is none. The last
             sample then counts as complete if the next one begins, or if an earlier sample has the same fields.
     """
-    scan, members = TarScan(file), list[TarMember]()
+    scan, members = TarScan(file), list[tuple[str, StoredField]]()
     try:
         members.extend(scan.members())
     except FormatError:
         pass
     else:
         return None
-    end = _end(members[-1]) if members else 0
+    end = _padded_end(members[-1][1]) if members else 0
     is_cut, cut_key = _find_cut(file, end)
     if not is_cut:
         return None
@@ -122,14 +110,13 @@ def write_complete(tar: Location, file: StoredFile, end: int) -> None:
 
 
 def _find_cut(file: StoredFile, position: int) -> tuple[bool, str | None]:
-    """Return whether the member at an offset is cut off by the end of the tar, and its key if that is known."""
     name: str | None = None
     while position + BLOCK <= file.size:
         try:
             info = tarfile.TarInfo.frombuf(file.read(position, position + BLOCK), "utf-8", "surrogateescape")
         except tarfile.HeaderError:
             return False, None
-        is_extended = info.type in _EXTENDED
+        is_extended = info.type in EXTENDED
         position += BLOCK + info.size + len(make_padding(info.size))
         name = name if is_extended else info.name
         if info.size < 0 or (not is_extended and position <= file.size):
@@ -138,20 +125,18 @@ def _find_cut(file: StoredFile, position: int) -> tuple[bool, str | None]:
     return True, None if parts is None else parts[0]
 
 
-def _group(members: list[TarMember]) -> list[_Part]:
-    """Group adjacent members with the same key. Members without a key are skipped."""
-    named = [(split_name(member.name), member) for member in members if not is_added_by_macos(member.name)]
-    known = [(name, member) for name, member in named if name is not None]
-    parts = list[_Part]()
+def _group(members: list[tuple[str, StoredField]]) -> list[_Part]:
+    named = [(split_name(name), member) for name, member in members if not is_added_by_macos(name)]
+    known = [(parts, member) for parts, member in named if parts is not None]
+    found = list[_Part]()
     for key, group in groupby(known, lambda pair: pair[0][0]):
-        of_key = [(name[1], member) for name, member in group]
+        of_key = [(parts[1], member) for parts, member in group]
         fields = dict(of_key)
-        parts.append(_Part(key=key, fields=fields, is_ambiguous=len(fields) < len(of_key)))
-    return parts
+        found.append(_Part(key=key, fields=fields, is_ambiguous=len(fields) < len(of_key)))
+    return found
 
 
 def _are_scattered(parts: list[_Part], cut_key: str | None, columns: IndexColumns | None) -> bool:
-    """Return whether the tar or its index shows that the members of a sample are not adjacent."""
     if columns is not None and columns.header.num_scattered:
         return True
     fields = dict[str, frozenset[str]]()
@@ -170,8 +155,7 @@ def _is_complete(parts: list[_Part], cut_key: str | None, columns: IndexColumns 
     return len(parts) == 1 or any(part.fields.keys() == last.fields.keys() for part in parts[:-1])
 
 
-def _end(member: TarMember) -> int:
-    """Return the offset at which a member's padding ends."""
+def _padded_end(member: StoredField) -> int:
     return member.offset + member.size + len(make_padding(member.size))
 
 
@@ -249,10 +233,10 @@ class _Repair:
                     self._add_problem("unlisted", tar, message)
             tars = [self._folder / name for name in old_entries]
         else:
-            for name in self._folder.list():
-                if name.endswith(f".tar{INDEX_SUFFIX}") and self._folder / name.removesuffix(INDEX_SUFFIX) not in tars:
-                    tar = self._folder / name.removesuffix(INDEX_SUFFIX)
-                    self._add_problem("missing", tar, f"there is an index, {name}, but no such tar: download it")
+            for tar in find_indexed(self._folder):
+                if tar not in tars:
+                    index = index_location(tar).name
+                    self._add_problem("missing", tar, f"there is an index, {index}, but no such tar: download it")
         entries, fields = list[ShardEntry](), set[str]()
         for tar in tars:
             entry, fields_of_shard = self._repair_shard(tar, old_entries.get(tar.name))
@@ -267,7 +251,8 @@ class _Repair:
             classes=tuple(classes) if classes is not None else old.classes if old is not None else (),
             pack=dict(old.pack) if old is not None else {},
         )
-        if any(_has_other_samples(entry, old_entries.get(entry.name)) for entry in entries):
+        pairs = [(entry, old_entries[entry.name]) for entry in entries if entry.name in old_entries]
+        if any(new.digest != old.digest and new.num_samples != old.num_samples for new, old in pairs):
             manifest.pack.pop("num_tiled", None)  # It counted the old samples.
         if manifest.num_samples:
             self._write(self._manifest, lambda where: write_manifest(where, manifest), "the manifest")
@@ -295,7 +280,6 @@ class _Repair:
         return tars
 
     def _read_manifest(self) -> Manifest | None:
-        """Return the old manifest; None if there is none, or it cannot be read."""
         try:
             found = read_manifest(self._manifest) if self._manifest.exists() else None
         except FormatError:
@@ -303,7 +287,6 @@ class _Repair:
         return found if found is None or len({entry.name for entry in found.shards}) == len(found.shards) else None
 
     def _repair_shard(self, tar: Location, old: ShardEntry | None) -> tuple[ShardEntry | None, Sequence[str]]:
-        """Repair a shard. Return its new entry, or the old one if it cannot be repaired, and its fields."""
         index, columns = index_location(tar), None
         with suppress(FormatError):  # A damaged index is rebuilt below.
             columns = read_columns(index)
@@ -328,7 +311,6 @@ class _Repair:
         return entry, sorted({field for sample in contents.samples for field in sample.fields})
 
     def _read_tar(self, tar: Location, file: StoredFile, columns: IndexColumns | None) -> TarContents | None:
-        """Return a tar's contents, without a truncated end; None if it cannot be read."""
         try:
             return scan_contents(file)
         except FormatError as error:
@@ -352,7 +334,6 @@ class _Repair:
     def _is_damaged(
         self, file: StoredFile, contents: TarContents, columns: IndexColumns | None, old: ShardEntry | None
     ) -> bool:
-        """Return whether a tar's contents changed while its layout did not, and report the damage."""
         digests = {old.digest} if old is not None else set[str]()
         if columns is not None:
             digests.add(columns.header.digest)
@@ -387,11 +368,6 @@ class _Repair:
         self._problems.append(Problem(kind=kind, where=str(tar), message=message))
 
 
-def _has_other_samples(entry: ShardEntry, old: ShardEntry | None) -> bool:
-    """Return whether a shard has lost samples. A single wrong number in the manifest does not mean that."""
-    return old is not None and entry.digest != old.digest and entry.num_samples != old.num_samples
-
-
 def _find_damage(file: StoredFile, columns: IndexColumns, end: int) -> list[Problem]:
     found = ShardVerification(file, columns).find_problems()
     return [problem for problem in found if problem.key is not None and (problem.offset or 0) < end]
@@ -405,7 +381,6 @@ def _has_layout(contents: TarContents, columns: IndexColumns) -> bool:
 
 
 def _looks_packed(tar: Location) -> bool:
-    """Return whether a tar has a name that ``pack`` gives, and a first header without time and owner."""
     if not PACKED_NAME.fullmatch(tar.name):
         return False
     with closing(tar.open()) as file:

@@ -1,124 +1,73 @@
-"""An open shard: a tar and its index."""
+"""A shard, which is a tar and its index: open it, or write it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from types import TracebackType
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from shardio.errors import SampleError, StaleIndexError
+from shardio.errors import FormatError, SampleError, StaleIndexError
 from shardio.process import let_through
 from shardio.sample import Sample
-from shardio.shards.index import PartCache, ShardIndex
+from shardio.shards.index import (
+    INDEX_FORMAT,
+    INDEX_SUFFIX,
+    SCATTERED_FORMAT,
+    IndexHeader,
+    PartCache,
+    ShardIndex,
+    TarHeaders,
+    decode_key,
+    digest_headers,
+    find_scattered,
+    index_location,
+    read_header,
+)
 from shardio.shards.manifest import ShardEntry
-from shardio.shards.tar import BLOCK, MAX_MEMBER, TOO_LARGE, header_fits, split_name
-from shardio.storage import Location, StoredFile
+from shardio.shards.tar import (
+    BLOCK,
+    GZIP_ERRORS,
+    MAX_MEMBER,
+    TOO_LARGE,
+    Ints,
+    StoredSample,
+    TarWriter,
+    decompress,
+    header_fits,
+    join_name,
+    make_header,
+    split_name,
+)
+from shardio.storage import PIECE, Location, StoredFile, parse_location, read_pieces
+
+PACKED_NAME = re.compile(r"shard-([0-9]{5}-)?[0-9]{6,}\.tar")
+"""The names that ``pack`` and ``ShardWriter`` give to shards."""
+
+GZIP = "gzip"
+"""The value of an index's ``compression``."""
+
+_COMPRESSED_NAME = re.compile(r".+\.(tar\.gz|tgz)", re.IGNORECASE)
+
+MAX_FIELDS = 1024
+"""The maximum number of fields. A tar with more does not follow WebDataset's naming."""
+
+MAX_EMPTY = 64
+"""The maximum number of entries of an index for each member of its tar. The others say that a sample lacks a field."""
+
+MAX_CELLS = 2**18
+"""The number of entries that an index may have in any case."""
 
 
 def describe_offset(tar: StoredFile, offset: int) -> str:
     """Return the location of a byte as text."""
     return f"{tar.location} at byte {offset}"
-
-
-class Comparison:
-    """Compares samples of one shard with its index.
-
-    Args:
-        tar: The tar.
-        index: Its index.
-    """
-
-    def __init__(self, tar: StoredFile, index: ShardIndex) -> None:
-        self._tar, self._index = tar, index
-        self._names_are_plain = True
-
-    def compare(
-        self,
-        samples: NDArray[np.int64],
-        fields: Sequence[str],
-        columns: Sequence[Sequence[bytes | None]],
-        rows: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        headers: Sequence[bytes],
-        hashes: NDArray[np.uint64],
-    ) -> None:
-        """Compare some fields of some samples.
-
-        Args:
-            samples: int64 [n], indices in the shard.
-            fields: F names of fields.
-            columns: F columns of n contents; None where a sample lacks the field.
-            rows: int64 [m], the rows of the samples to compare.
-            starts: int64 [n, F], the offsets of the contents; -1 where a sample lacks the field.
-            headers: The tar headers of the contents to compare, sample by sample. Missing fields have none.
-            hashes: uint64 [n, F], the xxh3-64 of the contents according to the index.
-
-        Raises:
-            SampleError: If a sample was damaged after it was indexed.
-            StaleIndexError: If the tar holds another member at the indexed offset.
-        """
-        # Python's integers and bytes are faster here than arrays: this runs once for every sample.
-        suffixes = [f".{field}".encode(errors="surrogateescape") for field in fields]
-        keys = self._index.raw_keys(samples[rows])
-        header_of_next = iter(headers)
-        of_samples = zip(rows.tolist(), keys, starts[rows].tolist(), hashes[rows].tolist(), strict=True)
-        for row, key, sample_starts, expected in of_samples:
-            for field_index, start in enumerate(sample_starts):
-                if start < 0:
-                    continue
-                header = next(header_of_next)
-                content = columns[field_index][row]
-                assert content is not None, "the index has it"
-                if not header_fits(header, key, suffixes[field_index], len(content)):
-                    self._doubt_name(row, start, len(content), key, fields[field_index], header)
-                if (found := xxhash.xxh3_64_intdigest(content)) != expected[field_index]:
-                    raise self._error(
-                        row,
-                        key,
-                        start,
-                        f"field {fields[field_index]!r} of sample {{}} is damaged: its {len(content)} bytes have "
-                        f"xxh3-64 {found:016x}, expected {expected[field_index]:016x} from {self._index.location}. "
-                        "Download the shard again, or pack the dataset again. If shardio did not pack this tar, and it "
-                        "was changed on purpose, delete its index",
-                    )
-
-    def _error(self, row: int, raw_key: bytes, start: int, message: str) -> SampleError:
-        """The sample's key and location replace ``{}`` in the message."""
-        key, where = _decode(raw_key), describe_offset(self._tar, start)
-        return SampleError(message.replace("{}", f"{key} in {where}", 1), row=row, key=key, where=where)
-
-    def _doubt_name(self, row: int, start: int, num_bytes: int, raw_key: bytes, field: str, header: bytes) -> None:
-        """Raise an error unless the name is in an extended header, which some archivers write for every member."""
-        if not self._names_are_plain:
-            return
-        from shardio.shards.tar_scan import find_member, is_header  # It imports tarfile, which takes 4 ms.
-
-        member, parts = find_member(self._tar, start), (_decode(raw_key), field)
-        has_name = member is not None and split_name(member[0]) == parts
-        if has_name and member is not None and member[1] == num_bytes:
-            self._names_are_plain = False
-            return
-        if member is None and not is_header(header):
-            message = (
-                f"the tar header before field {field!r} of sample {{}} is damaged: download the shard again, or pack "
-                "the dataset again"
-            )
-            raise self._error(row, raw_key, start, message)
-        found = "another member" if member is None else member[0]
-        sizes = f" with {member[1]} bytes instead of {num_bytes}" if has_name and member is not None else ""
-        raise StaleIndexError(
-            f"field {field!r} of sample {_decode(raw_key)} is expected in {describe_offset(self._tar, start)}, but the "
-            f"tar holds {found} there{sizes}: it has changed since {self._index.location} was created. "
-            "Download the shard and its index again, or pack the dataset again. If shardio did not pack this tar, "
-            "delete the index instead"
-        )
-
-
-def _decode(key: bytes) -> str:
-    return key.decode(errors="surrogateescape")
 
 
 class Shard:
@@ -136,13 +85,13 @@ class Shard:
     """
 
     def __init__(self, tar: Location, index: Location, parts: PartCache | None = None) -> None:
-        self.tar = tar.open()
+        self.tar = open_tar(tar, read_header(index)) if is_compressed(tar) else tar.open()
         try:
             self.index = ShardIndex(index, self.tar, parts)
         except BaseException:  # Ctrl-C must not leave the tar open either.
             self.tar.close()
             raise
-        self._comparison = Comparison(self.tar, self.index)
+        self._names_are_plain = True
 
     @property
     def entry(self) -> ShardEntry:
@@ -155,25 +104,8 @@ class Shard:
             digest=header.digest,
         )
 
-    def read(self, sample: int, fields: Iterable[str]) -> Sample:
-        """Read a sample, with those of ``fields`` that it has.
-
-        Args:
-            sample: The sample's index in this shard.
-            fields: Names of fields.
-
-        Raises:
-            SampleError: If the sample cannot be read.
-        """
-        fields = tuple(fields)
-        columns = self.read_many(np.array([sample]), fields)
-        key, origin = self.describe(sample, fields)
-        contents = {field: column[0] for field, column in zip(fields, columns, strict=True)}
-        there = {field: content for field, content in contents.items() if content is not None}
-        return Sample(key=key, fields=there, origin=origin)
-
     def read_many(
-        self, samples: NDArray[np.int64], fields: Sequence[str], unseen: NDArray[np.bool_] | None = None
+        self, samples: Ints, fields: Sequence[str], unseen: NDArray[np.bool_] | None = None
     ) -> list[list[bytes | None]]:
         """Read some fields of some samples. Neighbouring ranges are read together.
 
@@ -216,7 +148,7 @@ class Shard:
                 cells[i] = content
             columns = [cells[i :: len(there)] for i in range(len(there))]
         if unseen is not None:
-            self._comparison.compare(samples, there, columns, np.flatnonzero(unseen), starts, headers, hashes)
+            self._compare(samples, there, columns, np.flatnonzero(unseen), starts, headers, hashes)
         by_field = dict(zip(there, columns, strict=True))
         return [by_field[field] if field in by_field else [None] * len(samples) for field in fields]
 
@@ -227,7 +159,7 @@ class Shard:
         return self.index.key(sample), describe_offset(self.tar, int(found.min()) if len(found) else 0)
 
     def _let_store_errors_through(self, error: OSError | EOFError) -> None:
-        """Re-raise an error that no sample causes, such as a failing store or a cache that cannot be written."""
+        # No sample causes errors such as those of a failing store or of a cache that cannot be written.
         if not self.tar.is_local and not isinstance(error, FileNotFoundError | EOFError):
             raise error
 
@@ -241,10 +173,10 @@ class Shard:
 
     def _raise_too_large(
         self,
-        samples: NDArray[np.int64],
+        samples: Ints,
         fields: Sequence[str],
-        starts: NDArray[np.int64],
-        stops: NDArray[np.int64],
+        starts: Ints,
+        stops: Ints,
     ) -> None:
         row, field_index = np.argwhere(stops - starts > MAX_MEMBER)[0].tolist()
         key, origin = self.describe(int(samples[row]), (fields[field_index],))
@@ -254,10 +186,10 @@ class Shard:
 
     def _raise_unreadable(
         self,
-        samples: NDArray[np.int64],
+        samples: Ints,
         fields: Sequence[str],
-        starts: NDArray[np.int64],
-        stops: NDArray[np.int64],
+        starts: Ints,
+        stops: Ints,
     ) -> None:
         for row, field_index in np.argwhere(starts >= 0).tolist():
             try:
@@ -269,6 +201,82 @@ class Shard:
                 message = f"sample {key} cannot be read from {origin}: {error}"
                 raise SampleError(message, row=row, key=key, where=origin) from error
 
+    def _compare(
+        self,
+        samples: Ints,
+        fields: Sequence[str],
+        columns: Sequence[Sequence[bytes | None]],
+        rows: Ints,
+        starts: Ints,
+        headers: Sequence[bytes],
+        hashes: NDArray[np.uint64],
+    ) -> None:
+        """Compare some samples with the index.
+
+        Args:
+            samples: int64 [n], indices in the shard.
+            fields: F names of fields.
+            columns: F columns of n contents; None where a sample lacks the field.
+            rows: int64 [m], the rows of the samples to compare.
+            starts: int64 [n, F], the offsets of the contents; -1 where a sample lacks the field.
+            headers: The tar headers of the contents to compare, sample by sample. Missing fields have none.
+            hashes: uint64 [n, F], the xxh3-64 of the contents according to the index.
+        """
+        # Python's integers and bytes are faster here than arrays: this runs once for every sample.
+        suffixes = [f".{field}".encode(errors="surrogateescape") for field in fields]
+        keys = self.index.raw_keys(samples[rows])
+        header_of_next = iter(headers)
+        of_samples = zip(rows.tolist(), keys, starts[rows].tolist(), hashes[rows].tolist(), strict=True)
+        for row, key, sample_starts, expected in of_samples:
+            for field_index, start in enumerate(sample_starts):
+                if start < 0:
+                    continue
+                header = next(header_of_next)
+                content = columns[field_index][row]
+                assert content is not None, "the index has it"
+                if not header_fits(header, key, suffixes[field_index], len(content)):
+                    self._doubt_name(row, start, len(content), key, fields[field_index], header)
+                if (found := xxhash.xxh3_64_intdigest(content)) != expected[field_index]:
+                    raise self._damaged(
+                        row,
+                        key,
+                        start,
+                        f"field {fields[field_index]!r} of sample {{}} is damaged: its {len(content)} bytes have "
+                        f"xxh3-64 {found:016x}, expected {expected[field_index]:016x} from {self.index.location}. "
+                        "Download the shard again, or pack the dataset again. If shardio did not pack this tar, and it "
+                        "was changed on purpose, delete its index",
+                    )
+
+    def _damaged(self, row: int, raw_key: bytes, start: int, message: str) -> SampleError:
+        """Return an error. The sample's key and location replace ``{}`` in its message."""
+        key, where = decode_key(raw_key), describe_offset(self.tar, start)
+        return SampleError(message.replace("{}", f"{key} in {where}", 1), row=row, key=key, where=where)
+
+    def _doubt_name(self, row: int, start: int, num_bytes: int, raw_key: bytes, field: str, header: bytes) -> None:
+        if not self._names_are_plain:  # Some archivers write an extended header for every member.
+            return
+        from shardio.shards.tar_scan import find_member, is_header  # It imports tarfile, which takes 4 ms.
+
+        member, parts = find_member(self.tar, start), (decode_key(raw_key), field)
+        has_name = member is not None and split_name(member[0]) == parts
+        if has_name and member is not None and member[1] == num_bytes:
+            self._names_are_plain = False
+            return
+        if member is None and not is_header(header):
+            message = (
+                f"the tar header before field {field!r} of sample {{}} is damaged: download the shard again, or pack "
+                "the dataset again"
+            )
+            raise self._damaged(row, raw_key, start, message)
+        found = "another member" if member is None else member[0]
+        sizes = f" with {member[1]} bytes instead of {num_bytes}" if has_name and member is not None else ""
+        raise StaleIndexError(
+            f"field {field!r} of sample {decode_key(raw_key)} is expected in {describe_offset(self.tar, start)}, but "
+            f"the tar holds {found} there{sizes}: it has changed since {self.index.location} was created. "
+            "Download the shard and its index again, or pack the dataset again. If shardio did not pack this tar, "
+            "delete the index instead"
+        )
+
     def close(self) -> None:
         """Close both files."""
         self.index.close()
@@ -277,7 +285,262 @@ class Shard:
     def __enter__(self) -> Shard:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def write_index(
+    location: Location,
+    tar: TarHeaders,
+    samples: Sequence[StoredSample],
+    digest: str,
+    version: str | None = None,
+    compression: str | None = None,
+) -> None:
+    """Write the index of a tar.
+
+    Args:
+        location: The location of the index.
+        tar: The finished tar, or the headers that the index needs.
+        samples: The tar's samples, in the order of their first members.
+        digest: xxh3-128 of the tar, in hexadecimal.
+        version: The tar's version, if shardio did not pack it.
+        compression: ``gzip`` if the tar is compressed.
+
+    Raises:
+        FormatError: If the tar has more fields than an index can hold.
+        OSError: If the index cannot be written.
+    """
+    import safetensors.numpy  # Reading samples does not need it.
+
+    fields = tuple(sorted({field for sample in samples for field in sample.fields}))
+    if len(fields) > MAX_FIELDS:
+        raise FormatError(
+            f"{tar.location} has {len(fields)} different fields, but an index holds at most {MAX_FIELDS}: name its "
+            "members key.field, as WebDataset expects"
+        )
+    field_indices = {field: i for i, field in enumerate(fields)}
+    members = [
+        (field_indices[name], row, field) for row, sample in enumerate(samples) for name, field in sample.fields.items()
+    ]
+    shape = len(fields), len(samples)
+    if shape[0] * shape[1] > MAX_EMPTY * len(members) + MAX_CELLS:
+        raise FormatError(
+            f"{tar.location} has {shape[0]} different fields, but a sample has only {len(members) / shape[1]:.1f} "
+            "of them on average: its index would be too large. Name its members key.field, as WebDataset expects"
+        )
+    offset, size = np.full(shape, -1, "<i8"), np.full(shape, -1, "<i8")
+    content_hash = np.zeros(shape, "<u8")
+    if members:
+        places = tuple(np.array(each) for each in zip(*((i, row) for i, row, _ in members), strict=True))
+        offset[places] = [field.offset for _, _, field in members]
+        size[places] = [field.size for _, _, field in members]
+        content_hash[places] = np.array([field.hash for _, _, field in members], "<u8")
+    keys = [sample.key.encode(errors="surrogateescape") for sample in samples]
+    num_scattered = int(np.count_nonzero(find_scattered(offset)))
+    has_format_1 = version is None and not num_scattered
+    header = IndexHeader(
+        format=INDEX_FORMAT if has_format_1 else SCATTERED_FORMAT,
+        fields=fields,
+        num_samples=len(samples),
+        num_bytes=tar.size,
+        digest=digest,
+        header_digest=digest_headers(tar, [offset[:, 0], offset[:, -1]] if samples else []),
+        version=version,
+        compression=compression,
+        num_scattered=None if has_format_1 else num_scattered,
+    )
+    tensors = {
+        "offset": offset,
+        "size": size,
+        "hash": content_hash,
+        "key_stop": np.cumsum([len(key) for key in keys], dtype="<i8"),
+        "key_bytes": np.frombuffer(b"".join(keys), dtype=np.uint8),
+    }
+    values = {name: value for name, value in asdict(header).items() if value is not None}
+    metadata = {"shardio": json.dumps(values, sort_keys=True, separators=(",", ":"))}
+    with location.write_whole() as file:
+        file.write(safetensors.numpy.save(tensors, metadata))
+
+
+def write_shard(tar: Location, samples: Iterable[Sample]) -> tuple[ShardEntry, tuple[str, ...]]:
+    """Write samples to a tar in the given order, and write its index next to it.
+
+    Each file appears whole or not at all. The index is written last. Nothing is read back.
+
+    Returns:
+        The shard's entry for the manifest, and the names of its fields.
+    """
+    with tar.write_whole() as file:
+        writer = TarWriter(file)
+        for sample in samples:
+            writer.add(sample)
+        writer.end()
+    return write_index_of(tar, writer)
+
+
+def write_index_of(tar: Location, writer: TarWriter) -> tuple[ShardEntry, tuple[str, ...]]:
+    """Write the index of a tar that a writer has ended. Return what :func:`write_shard` returns."""
+    samples = writer.stored
+    written = _WrittenTar(location=tar, size=writer.num_bytes, headers={**writer.headers_of_first, **writer.headers})
+    write_index(index_location(tar), written, samples, writer.digest)
+    entry = ShardEntry(name=tar.name, num_bytes=writer.num_bytes, num_samples=len(samples), digest=writer.digest)
+    return entry, tuple(sorted({field for sample in samples for field in sample.fields}))
+
+
+class _WrittenTar(NamedTuple):
+    location: Location
+    size: int
+    headers: dict[int, bytes]  # The plain headers of the first and the last sample's members, by the contents' offsets.
+
+    def read_many(self, starts: Ints, stops: Ints) -> list[bytes]:
+        return [self.headers[stop] for stop in stops.tolist()]
+
+
+def was_packed(tar: Location) -> bool:
+    """Return whether ``pack`` wrote a tar's index. The tar need not exist.
+
+    An index that was created on first use holds the tar's version, except in early versions of shardio. So the tar
+    must also have a name that ``pack`` gives, and its first member must have a header without time or owner, as
+    ``pack`` writes it.
+
+    Raises:
+        FormatError: If the index is damaged.
+    """
+    index = index_location(tar)
+    if not index.exists() or not PACKED_NAME.fullmatch(tar.name) or read_header(index).version is not None:
+        return False
+    return not tar.exists() or _has_packs_header(tar, index)
+
+
+def _has_packs_header(tar: Location, index: Location) -> bool:
+    with Shard(tar, index) as shard:
+        fields = shard.index.header.fields
+        if not shard.index.header.num_samples:
+            return True
+        starts, stops, _ = shard.index.locate(np.array([0]), fields)
+        first = int(np.where(starts[0] < 0, np.iinfo(np.int64).max, starts[0]).argmin())
+        start, stop = int(starts[0, first]), int(stops[0, first])
+        header = make_header(join_name(shard.index.key(0), fields[first]), stop - start)
+        return shard.tar.read(start - BLOCK, start) == header[-BLOCK:]
+
+
+def cached_index_location(tar: Location) -> Location:
+    """Return the location of a tar's index in the user's cache folder, for a tar whose folder is read-only."""
+    import platformdirs
+
+    name = xxhash.xxh3_128_hexdigest(os.fsencode(tar.resolve()))
+    return parse_location(platformdirs.user_cache_path("shardio") / "indexes" / (name + INDEX_SUFFIX))
+
+
+def is_compressed(tar: Location) -> bool:
+    """Return whether a name ends in ``.tar.gz`` or ``.tgz``, in lower or upper case."""
+    return _COMPRESSED_NAME.fullmatch(tar.name) is not None
+
+
+def open_tar(tar: Location, header: IndexHeader) -> StoredFile:
+    """Open a tar whose index has the given metadata, and which may be compressed."""
+    return tar.open() if header.compression is None else DecompressedFile(tar, header.num_bytes)
+
+
+class DecompressedFile:
+    """A tar that gzip compressed, read as if it were not compressed. Threads cannot share it.
+
+    Reading backwards decompresses the file from its beginning again.
+
+    Args:
+        location: The location of the compressed tar.
+        size: The size of the decompressed tar in bytes; by default, the tar is decompressed once to find it.
+
+    Raises:
+        FormatError: If the file is not a complete gzip file.
+        OSError: If it cannot be read.
+    """
+
+    def __init__(self, location: Location, size: int | None = None) -> None:
+        self.location = location
+        self._file = location.open()
+        self.version = self._file.version
+        self._known: Mapping[int, bytes] = {}
+        try:
+            self._restart()
+            self.size = self._measure() if size is None else size
+        except BaseException:  # Ctrl-C must not leave the file open either.
+            self.close()
+            raise
+
+    def remember(self, headers: Mapping[int, bytes]) -> None:
+        """Keep blocks, given by the offsets where they end, so that reading them again costs nothing."""
+        self._known = headers
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return the bytes [start, stop) of the decompressed tar."""
+        if stop - start == BLOCK and stop in self._known:
+            return self._known[stop]
+        content = bytearray()
+        while (position := start + len(content)) < stop:  # In pieces: an index may claim more bytes than there are.
+            piece = bytearray(min(PIECE, stop - position))
+            self.read_into([position], [memoryview(piece)])
+            content += piece
+        return bytes(content)
+
+    def read_many(self, starts: Ints, stops: Ints) -> list[bytes]:
+        """Return the contents of many ranges, which are read in the order of their starts."""
+        contents = [b""] * len(starts)
+        for i in np.argsort(starts, kind="stable").tolist():
+            contents[i] = self.read(int(starts[i]), int(stops[i]))
+        return contents
+
+    def read_into(self, starts: Sequence[int], buffers: Sequence[memoryview]) -> None:
+        """Fill each buffer with the bytes that begin at its start position."""
+        for start, buffer in zip(starts, buffers, strict=True):
+            if start < self._position:
+                self._restart()
+            skipped = memoryview(bytearray(min(PIECE, start - self._position)))
+            while self._position < start:
+                self._fill(skipped[: start - self._position])
+            self._fill(buffer)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the compressed tar is local."""
+        return self._file.is_local
+
+    def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Do nothing: a compressed tar is read forwards."""
+
+    def discard(self, start: int, stop: int) -> bool:
+        """Return False: nothing is cached."""
+        return False
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _restart(self) -> None:
+        self._stream = decompress(read_pieces(self._file))
+        self._position = 0
+
+    def _measure(self) -> int:
+        buffer = memoryview(bytearray(PIECE))
+        while self._read_some(buffer):
+            pass
+        return self._position
+
+    def _fill(self, buffer: memoryview) -> None:
+        while buffer:
+            num_read = self._read_some(buffer)
+            if not num_read:
+                raise EOFError(f"{self.location} ends at byte {self._position} of the decompressed tar")
+            buffer = buffer[num_read:]
+
+    def _read_some(self, buffer: memoryview) -> int:
+        try:
+            num_read = self._stream.readinto(buffer)
+        except GZIP_ERRORS as error:
+            raise FormatError(
+                f"{self.location} is not a complete gzip file: {error} (after {self._position} decompressed bytes). "
+                "Download or create it again"
+            ) from error
+        self._position += num_read
+        return num_read

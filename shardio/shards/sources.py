@@ -1,4 +1,9 @@
-"""Find the shards that a user names as a directory, a manifest, tars or a brace pattern."""
+"""Find the shards that a user names, and index the tars that other tools packed.
+
+The names are those of a directory, a manifest, tars or a brace pattern. Tars are indexed on first use, and again after
+they change. Tars that gzip compressed are indexed only to list their contents and to extract single samples. Reading a
+member decompresses everything before it, so datasets do not read them.
+"""
 
 from __future__ import annotations
 
@@ -6,41 +11,59 @@ import os
 import re
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from shardio.errors import FormatError, find_user_level
-from shardio.shards.foreign import find_index, find_or_make_index, was_packed
-from shardio.shards.index import INDEX_SUFFIX, IndexHeader, index_location
+from shardio.shards.index import (
+    INDEX_FORMAT,
+    INDEX_SUFFIX,
+    IndexColumns,
+    IndexHeader,
+    find_repeated,
+    find_scattered,
+    index_location,
+    read_columns,
+    read_header,
+)
 from shardio.shards.manifest import (
     MANIFEST_NAME,
     UNFINISHED_NAME,
     Manifest,
-    Problem,
     ShardEntry,
     ShardTable,
     find_gaps,
+    group_by_split,
     make_pattern,
     read_manifest,
 )
-from shardio.shards.shard import Shard
-from shardio.shards.tar import BLOCK, is_added_by_macos
-from shardio.storage import Location, RemoteAccess, map_locations, parse_location
+from shardio.shards.shard import (
+    GZIP,
+    DecompressedFile,
+    Shard,
+    cached_index_location,
+    is_compressed,
+    was_packed,
+    write_index,
+)
+from shardio.shards.tar import (
+    BLOCK,
+    StoredField,
+    StoredSample,
+    gather_members,
+    group_members,
+    is_added_by_macos,
+    split_name,
+)
+from shardio.shards.tar_scan import TarScan
+from shardio.storage import Location, RemoteAccess, StoredFile, map_locations, parse_location
 
 _COMPRESSED = re.compile(
     r".+\.(tar\.(gz|bz2|xz|zst|zstd|lz|lz4|lzma|lzo|z|br)|tgz|tbz|tbz2|txz|tzst|taz|tlz)", re.IGNORECASE
 )
-
-_SPLITS = frozenset(
-    ("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval", "evaluation", "holdout")
-)
-"""The usual names of splits, in lower case."""
-
-_WITH_SPLITS = {"set", "data", "image", "images", "img", "split", "a", "b"}
-"""Words that may stand beside one of ``_SPLITS`` in the name of a split."""
-
-_SPLIT = re.compile(rf"(?<![a-z])({'|'.join(sorted(_SPLITS))})(?![a-z])", re.IGNORECASE)
 
 
 def find_tars(folder: Location) -> list[Location]:
@@ -64,39 +87,18 @@ def find_tars(folder: Location) -> list[Location]:
     return [folder / name for name in names if name.lower().endswith(".tar")]
 
 
-def group_by_split(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the names of files by the split that each contains, sorted. Names without a split are left out.
-
-    >>> group_by_split(["train-0.tar", "train-1.tar", "x-val-0.tar", "other.tar"])
-    {'train': ['train-0.tar', 'train-1.tar'], 'val': ['x-val-0.tar']}
-    """
-    splits = defaultdict[str, list[str]](list)
-    for name in sorted(names):
-        if (found := _SPLIT.search(name)) is not None:
-            splits[found[0].lower()].append(name)
-    return dict(splits)
-
-
-def words_of(name: str) -> list[str]:
-    """Return the words of a name, in lower case.
-
-    >>> words_of("leftImg8bit_train")
-    ['left', 'img', 'bit', 'train']
-    """
-    return [word.lower() for word in re.findall(r"[A-Z]*[a-z]+|[A-Z]+", name)]
-
-
-def is_split(name: str) -> bool:
-    """Return whether a name is that of a split, such as ``val2017`` or ``trainA``."""
-    words = set(words_of(name))
-    return bool(words & _SPLITS) and words <= _SPLITS | _WITH_SPLITS
+def find_indexed(folder: Location) -> list[Location]:
+    """Return the tars in a folder that have an index there. The tars need not exist."""
+    return [folder / name.removesuffix(INDEX_SUFFIX) for name in folder.list() if name.endswith(f".tar{INDEX_SUFFIX}")]
 
 
 DatasetSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A directory, a manifest, a tar, a brace pattern of tars, or a list of tars and patterns."""
 
+
 MAX_BYTES = 2**63 - 1
 """The maximum size of a dataset in bytes, because bytes and samples are counted in int64."""
+
 
 MAX_NAMED = 8
 """The maximum number of files that a message names."""
@@ -133,7 +135,6 @@ def open_table(source: DatasetSource, access: RemoteAccess | None = None) -> Sha
 
 
 def _find_tars(folder: Location) -> list[Location]:
-    """Return the tars in a folder without a manifest, if they can be read as a dataset."""
     if (folder / UNFINISHED_NAME).exists():
         raise FormatError(
             f"{folder} holds an unfinished pack: wait until it finishes or, if it was interrupted, rerun the same "
@@ -153,14 +154,15 @@ def _find_tars(folder: Location) -> list[Location]:
             "(shardio pack IMAGES OUT) or, if they are in class folders, read them with ImageFolder"
         )
     _refuse_splits(folder, names)
-    _warn_of_gaps(folder, names)  # Not for a list, which may leave tars out on purpose.
+    if missing := find_gaps(names):  # A list may leave tars out on purpose.
+        message = f"the numbers of the tars in {folder} have gaps: {len(missing)} missing ({_name_some(missing)}). "
+        warnings.warn(f"{message}Check whether a copy is unfinished", RuntimeWarning, stacklevel=find_user_level())
     return tars
 
 
 def _find_inner_datasets(folder: Location) -> list[str]:
     inner = [name[:-1] for name in folder.list() if name.endswith("/") and not name.startswith(".")]
-    found = [name for name in inner[:100] if any(_is_shard(each) for each in (folder / name).list())]
-    return sorted(found)
+    return sorted(name for name in inner[:100] if any(map(_is_shard, (folder / name).list())))
 
 
 def _is_shard(name: str) -> bool:
@@ -197,10 +199,8 @@ def _refuse_folders(tars: Sequence[Location]) -> None:
 
 
 def _refuse_unfinished(folder: Location, tars: Sequence[Location]) -> None:
-    """Raise FormatError if a folder without a manifest holds shards that shardio packed, or their indexes."""
-    indexed = [name.removesuffix(INDEX_SUFFIX) for name in folder.list() if name.endswith(f".tar{INDEX_SUFFIX}")]
-    named = [folder / name for name in indexed]
-    packed = [tar for tar, is_ours in zip(named, map_locations(was_packed, named), strict=True) if is_ours]
+    indexed = find_indexed(folder)
+    packed = [tar for tar, is_ours in zip(indexed, map_locations(was_packed, indexed), strict=True) if is_ours]
     if packed:
         lost = [tar.name for tar in packed if tar not in tars]
         raise FormatError(
@@ -230,12 +230,12 @@ def _table_of_manifest(location: Location) -> ShardTable:
             "Download it or pack the dataset again"
         )
     _check_counts(manifest, location)
-    tars = tuple(location.folder / shard.name for shard in manifest.shards)
-    return _make_table(manifest, tars, tuple(map(index_location, tars)), location)
+    tars = [location.folder / shard.name for shard in manifest.shards]
+    return _make_table(manifest, tars, map(index_location, tars), location)
 
 
 def _check_counts(manifest: Manifest, location: Location) -> None:
-    """Raise FormatError if a manifest has more samples or bytes than its shards can have.
+    """Refuse a manifest with more samples or bytes than its shards can have.
 
     Only the largest shard's file is checked, because the time to open a dataset must not depend on the number of its
     shards. Defects of other shards are found when they are first read.
@@ -274,16 +274,21 @@ def _table_of_tars(tars: list[Location]) -> ShardTable:
         raise FileNotFoundError(f"no such directory, manifest or tar: {', '.join(missing[:5])}")
     _refuse_same(tars)
     found = map_locations(find_or_make_index, tars)
-    _warn_of_skipped(len(named) - len(tars), sum(each.num_skipped for each in found))
-    indexes = [each.location for each in found]
+    num_skipped = sum(contents.num_added_by_macos for _, contents in found if contents is not None)
+    indexes = [index for index, _ in found]
     index_of = dict(zip(tars, indexes, strict=True))
     described = map_locations(lambda tar: _describe(tar, index_of[tar]), tars)
     entries = [entry for entry, _ in described]
-    _warn_of_copies(tars, entries)
-    _warn_of_scattered({tar: header.num_scattered or 0 for tar, (_, header) in zip(tars, described, strict=True)})
+    warned = (
+        _describe_skipped(len(named) - len(tars), num_skipped),
+        _describe_copies(tars, entries),
+        _describe_scattered({tar: header.num_scattered or 0 for tar, (_, header) in zip(tars, described, strict=True)}),
+    )
+    for message in filter(None, warned):
+        warnings.warn(message, RuntimeWarning, stacklevel=find_user_level())
     fields = {field for _, header in described for field in header.fields}
     manifest = Manifest(shards=tuple(entries), fields=tuple(sorted(fields)))
-    return _make_table(manifest, tuple(tars), tuple(indexes), tars[0].folder)
+    return _make_table(manifest, tars, indexes, tars[0].folder)
 
 
 def _describe(tar: Location, index: Location) -> tuple[ShardEntry, IndexHeader]:
@@ -292,15 +297,14 @@ def _describe(tar: Location, index: Location) -> tuple[ShardEntry, IndexHeader]:
 
 
 def _make_table(
-    manifest: Manifest, tars: tuple[Location, ...], indexes: tuple[Location, ...], where: Location
+    manifest: Manifest, tars: Iterable[Location], indexes: Iterable[Location], where: Location
 ) -> ShardTable:
     if manifest.num_samples == 0:
         raise FormatError(f"the dataset {where} has no samples")
-    return ShardTable(manifest=manifest, tars=tars, indexes=indexes)
+    return ShardTable(manifest=manifest, tars=tuple(tars), indexes=tuple(indexes))
 
 
 def _refuse_same(tars: Sequence[Location]) -> None:
-    """Raise FormatError if two names refer to the same file."""
     seen = dict[str, Location]()
     for tar, stat in zip(tars, map_locations(Location.stat, tars), strict=True):
         if (other := seen.setdefault(stat.identity, tar)) is not tar:
@@ -308,170 +312,256 @@ def _refuse_same(tars: Sequence[Location]) -> None:
             raise FormatError(f"{how}, so each of its samples would be delivered twice: name it once")
 
 
-def _warn_of_copies(tars: Sequence[Location], entries: Sequence[ShardEntry]) -> None:
+def _name_some(names: Sequence[str]) -> str:
+    return ", ".join(names[:MAX_NAMED]) + (", …" if len(names) > MAX_NAMED else "")
+
+
+def _describe_copies(tars: Sequence[Location], entries: Sequence[ShardEntry]) -> str:
     groups = defaultdict[str, list[str]](list)
     for tar, entry in zip(tars, entries, strict=True):
         if entry.num_samples:
             groups[entry.digest].append(str(tar))
-    if copies := [names for names in groups.values() if len(names) > 1]:
+    copies = [names for names in groups.values() if len(names) > 1]
+    if not copies:
+        return ""
+    return (
+        f"these tars have equal contents: {', '.join(copies[0][:MAX_NAMED])}. Each of their samples is delivered "
+        f"{len(copies[0])} times per epoch: omit the copies unless this is intended"
+        f"{f' (there are {len(copies)} such groups)' if len(copies) > 1 else ''}"
+    )
+
+
+def _describe_scattered(counts: Mapping[Location, int]) -> str:
+    tars = [str(tar) for tar, count in counts.items() if count]
+    if not tars:
+        return ""
+    return (
+        f"the members of some samples ({sum(counts.values())}) are not adjacent in {_name_some(tars)}, as after tar "
+        "without --sort=name. shardio gathers them by key, but needs a read for each part of such a sample. WebDataset "
+        "takes the parts for samples, and streams refuse them. To get adjacent members, pack the tars (shardio pack), "
+        "or create them with tar --sort=name"
+    )
+
+
+def _describe_skipped(num_tars: int, num_members: int) -> str:
+    where = f"{num_members} in tars, and {num_tars} next to them"
+    return f"skipped files that macOS added (._* and .DS_Store): {where}" if num_tars or num_members else ""
+
+
+MAX_SKIPPED = 20
+"""The maximum number of skipped members to name."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TarContents:
+    """The contents of a tar.
+
+    Attributes:
+        samples: Its samples, in the order of their first members.
+        digest: The xxh3-128 of the tar, in hexadecimal.
+        num_added_by_macos: The number of skipped files that macOS added.
+        num_without_key: The number of other skipped files, whose names have no key.
+        skipped: The names of the first skipped files.
+        headers: The plain headers of the first and the last run of members that have one key, by the offsets of the
+            contents. Unless the first and the last sample are scattered, they have no other members.
+    """
+
+    samples: list[StoredSample] = field(default_factory=list)
+    digest: str = ""
+    num_added_by_macos: int = 0
+    num_without_key: int = 0
+    skipped: list[str] = field(default_factory=list)
+    headers: dict[int, bytes] = field(default_factory=dict)
+
+
+def find_or_make_index(tar: Location) -> tuple[Location, TarContents | None]:
+    """Return the index of a tar, and the tar's contents if the index had to be created.
+
+    That is necessary if it does not exist, or if the tar may have changed since. The index is written next to the tar
+    if this process may write there, and otherwise to the user's cache folder. Several processes may do this at the same
+    time: each writes its own temporary file and renames it.
+
+    Raises:
+        FormatError: If the tar cannot be indexed, or a file that is not an index has the index's name.
+        OSError: If the tar cannot be read, or the index cannot be written.
+    """
+    places = index_location(tar), cached_index_location(tar)
+    current = next((index for index in places if index.exists() and _is_current(index, tar)), None)
+    return (current, None) if current is not None else _make_index(tar)
+
+
+def find_or_make_compressed_index(tar: Location) -> tuple[Location, TarContents | None]:
+    """Do the same for a compressed tar.
+
+    The tar is decompressed twice: once to find its size, and once to read it. Memory does not grow with its size.
+
+    Raises:
+        FormatError: If the file is not a complete tar in a complete gzip file, or cannot be indexed.
+        OSError: If the tar cannot be read, or the index cannot be written.
+    """
+    current = find_compressed_index(tar)
+    return (current, None) if current is not None else _make_index(tar, GZIP)
+
+
+def _make_index(tar: Location, compression: str | None = None) -> tuple[Location, TarContents]:
+    file = tar.open() if compression is None else DecompressedFile(tar)
+    with closing(file):
+        file.discard(0, file.size)  # No hash can show yet whether an earlier run left damaged bytes in a cache.
+        contents = scan_contents(file)
+        if isinstance(file, DecompressedFile):
+            file.remember(contents.headers)
+        if tar.stat().version != file.version:
+            raise FormatError(f"{tar} changed while it was being indexed: open it again when nothing is writing to it")
+
+        def write(index: Location) -> None:
+            write_index(index, file, contents.samples, contents.digest, file.version, compression)
+
+        return _write_where_allowed(tar, write), contents
+
+
+def scan_contents(file: StoredFile) -> TarContents:
+    """Read a whole tar and return its contents.
+
+    Raises:
+        FormatError: If the tar cannot be indexed.
+    """
+    scan, location, contents = TarScan(file), str(file.location), TarContents()
+    runs = list(group_members(location, _list_members(scan, contents)))
+    contents.samples = [StoredSample(key, fields) for key, fields in gather_members(location, runs)]
+    contents.digest = scan.digest
+    return contents
+
+
+def _list_members(scan: TarScan, contents: TarContents) -> Iterator[tuple[tuple[str, str], StoredField]]:
+    """Yield the members of a tar that have a key, and note the others, and the headers."""
+    key, first, last = None, dict[int, bytes](), dict[int, bytes]()
+    for name, content in scan.members():
+        is_added = is_added_by_macos(name)
+        parts = None if is_added else split_name(name)
+        if parts is None:  # WebDataset skips these files as well.
+            contents.num_added_by_macos += is_added
+            contents.num_without_key += not is_added
+            if len(contents.skipped) < MAX_SKIPPED:
+                contents.skipped.append(name)
+            continue
+        if parts[0] != key:
+            first = first or last
+            key, last = parts[0], {}
+        last[content.offset] = scan.last_header
+        yield parts, content
+    contents.headers = {**first, **last}
+
+
+def _write_where_allowed(tar: Location, write: Callable[[Location], object]) -> Location:
+    beside, cached = index_location(tar), cached_index_location(tar)
+    try:
+        if beside.can_write():
+            with suppress(PermissionError):  # Object stores tell only when something is written.
+                write(beside)
+                return beside
+        write(cached)
+    except OSError as error:
         message = (
-            f"these tars have equal contents: {', '.join(copies[0][:MAX_NAMED])}. Each of their samples is delivered "
-            f"{len(copies[0])} times per epoch: omit the copies unless this is intended"
+            f"{error.strerror or error}: cannot write the index of {tar}. Free some disk space, make the tar's folder "
+            "writable, or set XDG_CACHE_HOME to a writable folder"
         )
-        more = f" (there are {len(copies)} such groups)" if len(copies) > 1 else ""
-        warnings.warn(message + more, RuntimeWarning, stacklevel=find_user_level())
+        raise OSError(error.errno, message, error.filename) from error
+    return cached
 
 
-def _warn_of_scattered(counts: Mapping[Location, int]) -> None:
-    if tars := [str(tar) for tar, count in counts.items() if count]:
-        message = (
-            f"the members of some samples ({sum(counts.values())}) are not adjacent in {', '.join(tars[:MAX_NAMED])}"
-            f"{', …' if len(tars) > MAX_NAMED else ''}, as after tar without --sort=name. shardio gathers them by key, "
-            "but needs a read for each part of such a sample. WebDataset takes the parts for samples, and streams "
-            "refuse them. To get adjacent members, pack the tars (shardio pack), or create them with tar --sort=name"
-        )
-        warnings.warn(message, RuntimeWarning, stacklevel=find_user_level())
+def find_index(tar: Location) -> Location | None:
+    """Return the index of a tar, next to it or in the cache, whether or not it is current; None if there is none."""
+    return next((index for index in (index_location(tar), cached_index_location(tar)) if index.exists()), None)
 
 
-def _warn_of_gaps(folder: Location, names: Sequence[str]) -> None:
-    if missing := find_gaps(names):
-        named = ", ".join(missing[:MAX_NAMED]) + (", …" if len(missing) > MAX_NAMED else "")
-        message = (
-            f"the numbers of the tars in {folder} have gaps: {len(missing)} missing ({named}). Check whether a "
-            "copy is unfinished"
-        )
-        warnings.warn(message, RuntimeWarning, stacklevel=find_user_level())
+def _is_current(index: Location, tar: Location) -> bool:
+    header = read_header(index)
+    if header.compression is not None:  # Datasets do not read compressed tars.
+        return False
+    if header.version is not None:
+        return header.version == tar.stat().version and not has_split_samples(index, header)
+    return index == index_location(tar) and was_packed(tar)
 
 
-def _warn_of_skipped(num_tars: int, num_members: int) -> None:
-    if num_tars or num_members:
-        message = (
-            f"skipped files that macOS added (._* and .DS_Store): {num_members} in tars, and {num_tars} next to them"
-        )
-        warnings.warn(message, RuntimeWarning, stacklevel=find_user_level())
+def has_split_samples(index: Location, header: IndexHeader) -> bool:
+    """Return whether an index of an early version lists the parts of scattered samples as samples.
+
+    Args:
+        index: The location of the index.
+        header: Its metadata.
+    """
+    if header.format != INDEX_FORMAT or header.version is None:  # Packed tars have no scattered samples.
+        return False
+    columns = read_columns(index)
+    is_there = columns.starts >= 0
+    if is_there.all():  # The parts of a sample have different fields, so they lack some.
+        return False
+    return any(np.any(is_there[:, rows] != is_there[:, rows[:1]]) for rows in find_repeated(columns.keys).values())
+
+
+def find_compressed_index(tar: Location) -> Location | None:
+    """Return the index of a compressed tar; None if there is none, or the tar has changed since it was indexed."""
+    index = find_index(tar)
+    if index is None:
+        return None
+    header = read_header(index)
+    is_current = header.compression == GZIP and header.version == tar.stat().version
+    return index if is_current and not has_split_samples(index, header) else None
+
+
+def open_compressed(tar: Location) -> ShardTable:
+    """Return a compressed tar that has an index as a dataset, for one thread that reads its samples in tar order.
+
+    Raises:
+        FormatError: If the tar has no current index.
+    """
+    index = find_compressed_index(tar)
+    if index is None:
+        raise FormatError(f"{tar} has no current index: create one with shardio index {tar}")
+    header = read_header(index)
+    entry = ShardEntry(name=tar.name, num_bytes=header.num_bytes, num_samples=header.num_samples, digest=header.digest)
+    return ShardTable(manifest=Manifest(shards=(entry,), fields=header.fields), tars=(tar,), indexes=(index,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedShard:
-    """A shard that may be damaged or incomplete.
+class IndexReport:
+    """A report on the contents of a tar.
 
     Attributes:
-        tar: The location of its tar.
-        index: The location of its index; None if it has none.
-        num_bytes: The size of the tar in bytes; 0 if it does not exist.
-        manifest: The location of the manifest that lists the shard; None if there is none.
-        entry: Its entry there.
-        fields: The fields of the whole dataset, according to the manifest.
+        tar: The tar.
+        index: Its index.
+        columns: The content of the index.
+        contents: The contents of the tar; None if the index existed already.
     """
 
     tar: Location
-    index: Location | None
-    num_bytes: int
-    manifest: Location | None = None
-    entry: ShardEntry | None = None
-    fields: tuple[str, ...] = ()
+    index: Location
+    columns: IndexColumns
+    contents: TarContents | None
+
+    @property
+    def fields(self) -> dict[str, int]:
+        """The number of samples that have each field, by its name."""
+        counts = np.count_nonzero(self.columns.starts >= 0, axis=1).tolist()
+        return dict(zip(self.columns.header.fields, counts, strict=True))
+
+    @property
+    def scattered(self) -> list[str]:
+        """The keys of samples whose members are not adjacent."""
+        return [self.columns.keys.text(i) for i in np.flatnonzero(find_scattered(self.columns.starts)).tolist()]
+
+    @property
+    def repeated(self) -> list[str]:
+        """The keys that several samples have."""
+        return list(find_repeated(self.columns.keys))
 
 
-def find_shards(source: DatasetSource, access: RemoteAccess | None = None) -> tuple[list[NamedShard], list[Problem]]:
-    """Find the shards that a source names, and the problems that show without opening them.
+def index_tar(tar: Location) -> IndexReport:
+    """Create the index of a tar, unless it has a current one, and report what the tar contains. The tar is unchanged.
 
     Raises:
-        FileNotFoundError: If the source does not exist or holds no tars.
+        FormatError: If the tar cannot be indexed, or shardio packed it and its index is missing.
+        OSError: If the tar cannot be read, or the index cannot be written.
     """
-    if not isinstance(source, str | os.PathLike):
-        return _name_tars([tar for pattern in source for tar in expand_pattern(pattern, access)])
-    location = parse_location(source, access)
-    if location.is_folder():
-        return _find_in_folder(location, location / MANIFEST_NAME)
-    if location.name.endswith(".json"):
-        if not location.exists():
-            raise FileNotFoundError(f"the manifest {location} does not exist")
-        return _find_in_folder(location.folder, location)
-    return _name_tars(expand_pattern(source, access))
-
-
-def _name_tars(tars: list[Location]) -> tuple[list[NamedShard], list[Problem]]:
-    shards, problems = [_name_shard(tar) for tar in tars], list[Problem]()
-    missing = [tar for tar in tars if not tar.exists()]
-    if tars == missing:
-        raise FileNotFoundError(
-            f"no such directory, manifest or tar: {', '.join(map(str, tars[:5])) or '(an empty list)'}"
-        )
-    problems += [Problem(kind="missing", where=str(tar), message="the tar does not exist") for tar in missing]
-    return [shard for shard in shards if shard.tar not in missing], problems
-
-
-def _find_in_folder(folder: Location, manifest: Location) -> tuple[list[NamedShard], list[Problem]]:
-    names = [name for name in folder.list() if not name.endswith("/")]
-    problems = list[Problem]()
-    if (folder / UNFINISHED_NAME).exists():
-        message = "the pack into this directory is unfinished: rerun the same pack command to resume it"
-        problems.append(Problem(kind="unfinished", where=str(folder), message=message))
-    try:
-        tars = [tar for tar in find_tars(folder) if not is_added_by_macos(tar.name)]
-    except FormatError as error:
-        problems.append(Problem(kind="unlisted", where=str(folder), message=str(error)))
-        tars = [folder / name for name in names if name.lower().endswith(".tar") and not name.startswith(".")]
-    entries, fields, unlisted = dict[str, ShardEntry](), tuple[str, ...](), tars
-    if manifest.exists():
-        try:
-            found = read_manifest(manifest)
-        except FormatError as error:
-            message = str(error).replace(str(manifest), "it", 1).removeprefix("the manifest ")
-            problems.append(Problem(kind="manifest", where=str(manifest), message=message))
-        else:
-            problems += _check_manifest(manifest, found, tars)
-            entries, fields, unlisted = {entry.name: entry for entry in found.shards}, found.fields, []
-    elif any(map(_was_packed, tars)):
-        message = "the manifest does not exist, but shardio packed the tars: rebuild it with shardio repair"
-        problems.append(Problem(kind="manifest", where=str(manifest), message=message))
-    shards = [_name_shard(folder / entry.name, manifest, entry, fields) for entry in entries.values()]
-    shards += [_name_shard(tar) for tar in unlisted]
-    tar_names = {*entries, *(tar.name for tar in tars)}
-    for name in names:
-        if name.endswith(f".tar{INDEX_SUFFIX}") and name.removesuffix(INDEX_SUFFIX) not in tar_names:
-            message = f"there is an index, {name}, but no such tar"
-            where = str(folder / name.removesuffix(INDEX_SUFFIX))
-            problems.append(Problem(kind="missing", where=where, message=message))
-    if not shards and not problems:
-        raise FileNotFoundError(f"the directory {folder} holds neither {MANIFEST_NAME} nor any *.tar")
-    return shards, problems
-
-
-def _check_manifest(location: Location, manifest: Manifest, tars: list[Location]) -> list[Problem]:
-    where, problems = str(location), list[Problem]()
-    counts = Counter(entry.name for entry in manifest.shards)
-    problems += [
-        Problem(kind="manifest", where=where, message=f"it lists {name} {num_times} times")
-        for name, num_times in counts.items()
-        if num_times > 1
-    ]
-    problems += [
-        Problem(kind="unlisted", where=str(tar), message=f"the tar is not in {location.name}, so nothing reads it")
-        for tar in tars
-        if tar.name not in counts
-    ]
-    return problems
-
-
-def _name_shard(
-    tar: Location,
-    manifest: Location | None = None,
-    entry: ShardEntry | None = None,
-    fields: tuple[str, ...] = (),
-) -> NamedShard:
-    index = find_index(tar)
-    if manifest is not None and index != index_location(tar):  # Readers of packed shards look nowhere else.
-        index = None
-    try:
-        num_bytes = tar.stat().size
-    except OSError:
-        num_bytes = 0
-    return NamedShard(tar=tar, index=index, num_bytes=num_bytes, manifest=manifest, entry=entry, fields=fields)
-
-
-def _was_packed(tar: Location) -> bool:
-    """Return whether ``pack`` wrote a tar; False if its files cannot be read."""
-    with suppress(FormatError, OSError):
-        return was_packed(tar)
-    return False
+    index, contents = (find_or_make_compressed_index if is_compressed(tar) else find_or_make_index)(tar)
+    return IndexReport(tar=tar, index=index, columns=read_columns(index), contents=contents)

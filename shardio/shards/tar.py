@@ -10,23 +10,32 @@ WebDataset expects the members of a sample to be adjacent. Tars made without ``t
 
 from __future__ import annotations
 
+import gzip
+import io
 import re
+import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import groupby
-from typing import Protocol, TypeVar
+from typing import BinaryIO, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError
+from shardio.sample import Sample
+from shardio.storage import Writer
 
 BLOCK = 512
 """The size of a tar block in bytes."""
 
 MAX_PLAIN_NAME = 100
 """The maximum length of a name in a plain header, in bytes."""
+
+Ints = NDArray[np.int64]
+"""Offsets, sizes or indices."""
 
 END = bytes(2 * BLOCK)
 """The end of a tar."""
@@ -60,7 +69,6 @@ def fits_plain_header(name: str, num_bytes: int) -> bool:
 
 @cache
 def _plain_template() -> tuple[bytes, int]:
-    """Return the header of an empty member without a name, and its checksum."""
     template = _make_header_by_tarfile("", 0)
     return template, int(template[148:154], 8)
 
@@ -112,7 +120,6 @@ def header_fits(header: bytes, key: bytes, suffix: bytes, num_bytes: int) -> boo
 
 
 def _read_size(header: bytes) -> int | None:
-    """Return the size in a header, or None if it is not in octal digits."""
     digits = header[124:136].split(b"\0", 1)[0].strip()
     return int(digits or b"0", 8) if re.fullmatch(rb"[0-7]*", digits) else None
 
@@ -259,3 +266,117 @@ def are_plain_headers(blocks: NDArray[np.uint8], names: Sequence[bytes], sizes: 
     fits &= (blocks[:, 124:135] == digits).all(axis=1) & (blocks[:, 135] == 0)
     fits &= blocks[:, 345] == 0  # Otherwise, the name has a folder, which is stored there.
     return fits
+
+
+GZIP_ERRORS = (gzip.BadGzipFile, zlib.error, EOFError)
+"""The errors that a file of :func:`decompress` raises for a damaged or truncated stream."""
+
+
+def decompress(pieces: Iterator[bytes] | Iterator[memoryview]) -> gzip.GzipFile:
+    """Return the decompressed content of a stream that gzip compressed. Each piece may overwrite the last."""
+    stream = io.BufferedReader(_PieceStream(pieces), PIECE)
+    return gzip.GzipFile(fileobj=cast(BinaryIO, stream), mode="rb")
+
+
+class _PieceStream(io.RawIOBase):
+    def __init__(self, pieces: Iterator[bytes] | Iterator[memoryview]) -> None:
+        self._pieces, self._left = (memoryview(piece) for piece in pieces), memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]  # not any buffer
+        self._left = self._left or next(self._pieces, self._left)
+        num_read = min(len(buffer), len(self._left))
+        buffer[:num_read], self._left = self._left[:num_read], self._left[num_read:]
+        return num_read
+
+
+PIECE = 2**20
+"""The number of bytes to collect before they are written and hashed: few calls, and the bytes are still in cache."""
+
+
+class StoredField(NamedTuple):
+    """The offset in the tar, the size and the xxh3-64 of a field's content."""
+
+    offset: int
+    size: int
+    hash: int
+
+
+class StoredSample(NamedTuple):
+    """The key of one sample, and its fields by name."""
+
+    key: str
+    fields: Mapping[str, StoredField]
+
+
+class TarWriter:
+    """Writes samples to a tar, and records where their fields are.
+
+    Attributes:
+        num_bytes: The size of the tar so far, in bytes.
+        stored: The samples, in tar order.
+        headers_of_first: The plain headers of the first sample's members, by the offsets of the contents.
+        headers: Those of the last sample so far.
+
+    Args:
+        file: The destination of the tar.
+    """
+
+    def __init__(self, file: Writer) -> None:
+        self._file = file
+        self._buffer, self._num_pending = bytearray(PIECE), 0  # Reused: new memory costs more than the copy.
+        self._hash = xxhash.xxh3_128()
+        self.num_bytes = 0
+        self.stored = list[StoredSample]()
+        self.headers_of_first = dict[int, bytes]()
+        self.headers = dict[int, bytes]()
+
+    @property
+    def digest(self) -> str:
+        """The xxh3-128 of the tar in hexadecimal, after :meth:`end`."""
+        return self._hash.hexdigest()
+
+    def add(self, sample: Sample) -> None:
+        """Write a sample."""
+        fields = dict[str, StoredField]()
+        self.headers = {}
+        for name, content in sample.fields.items():
+            size = len(content)
+            header, padding = make_header(join_name(sample.key, name), size), make_padding(size)
+            start = self.num_bytes + len(header)
+            self.headers[start] = header[-BLOCK:]
+            fields[name] = StoredField(start, size, xxhash.xxh3_64_intdigest(content))
+            self.num_bytes = start + size + len(padding)
+            if size < PIECE:
+                self._collect(header, content, padding)
+            else:
+                self._collect(header)
+                self._flush()
+                self._write(content)
+                self._collect(padding)
+        self.headers_of_first = self.headers_of_first or self.headers
+        self.stored.append(StoredSample(sample.key, fields))
+
+    def end(self) -> None:
+        """Write the end of the tar."""
+        self._collect(END)
+        self.num_bytes += len(END)
+        self._flush()
+
+    def _collect(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            if self._num_pending + len(piece) > PIECE:
+                self._flush()
+            self._buffer[self._num_pending : self._num_pending + len(piece)] = piece
+            self._num_pending += len(piece)
+
+    def _flush(self) -> None:
+        with memoryview(self._buffer) as view:
+            self._write(view[: self._num_pending])
+        self._num_pending = 0
+
+    def _write(self, content: bytes | memoryview) -> None:
+        self._file.write(content)
+        self._hash.update(content)

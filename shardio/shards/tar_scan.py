@@ -7,20 +7,28 @@ consecutive extended headers, and seeks forwards or backwards by any number of b
 
 from __future__ import annotations
 
-import gzip
-import io
 import tarfile
-import zlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import BinaryIO, cast
+from itertools import chain
+from typing import BinaryIO, NamedTuple, cast
 
 import xxhash
 
 from shardio.errors import FormatError
 from shardio.shards.index import hash_key
-from shardio.shards.tar import BLOCK, MAX_MEMBER, TOO_LARGE, group_members, is_added_by_macos, split_name
+from shardio.shards.tar import (
+    BLOCK,
+    GZIP_ERRORS,
+    MAX_MEMBER,
+    TOO_LARGE,
+    StoredField,
+    decompress,
+    group_members,
+    is_added_by_macos,
+    split_name,
+)
 from shardio.storage import StoredFile, read_pieces
 
 MAX_HEADER_BYTES = 2**20
@@ -60,7 +68,8 @@ _LINKS = {
 """For each type of link, its name and the GNU tar option that stores the link's target instead."""
 
 _PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
-_EXTENDED = (*_PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+EXTENDED = (*_PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+"""The types of headers that precede the header of the member itself."""
 
 _IS_DIGIT = bytes(48 <= byte < 58 for byte in range(256))
 """1 for each digit, and 0 for each other byte."""
@@ -121,7 +130,7 @@ class ForwardReader:
         kind, self._extended = self._extended, b""
         if not kind and num_bytes == BLOCK:
             kind = self.last_read[156:157]
-            self._extended = kind if kind in _EXTENDED else b""
+            self._extended = kind if kind in EXTENDED else b""
         elif kind in _PAX:
             keywords = _find_keywords(self.last_read)
             if kind == tarfile.XGLTYPE:
@@ -252,37 +261,25 @@ def read_headers(file: ForwardReader) -> Iterator[tuple[tarfile.TarInfo, int]]:
             tar.members = []  # type: ignore[attr-defined]  # tarfile would remember every member
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TarMember:
-    """A regular file in a tar: its name, and its content's offset, size and xxh3-64."""
-
-    name: str
-    offset: int
-    size: int
-    hash: int
-
-
 class TarScan:
     """Reads a whole tar once and hashes it.
 
     Attributes:
-        num_bytes: The number of bytes read so far: the tar's size after all members were read.
-        digest: xxh3-128 of those bytes, in hexadecimal.
         last_header: The plain header of the member that was yielded last, one block.
     """
 
     def __init__(self, file: StoredFile) -> None:
         self._file = file
         self._hash = xxhash.xxh3_128()
-        self.num_bytes = 0
         self.last_header = b""
 
     @property
     def digest(self) -> str:
+        """The xxh3-128 of the bytes read so far, in hexadecimal: the tar's after all members were read."""
         return self._hash.hexdigest()
 
-    def members(self) -> Iterator[TarMember]:
-        """Yield the regular files in tar order. Their contents are read piece by piece.
+    def members(self) -> Iterator[tuple[str, StoredField]]:
+        """Yield the names and the contents of the regular files in tar order. Contents are read piece by piece.
 
         Raises:
             FormatError: If the file is not an uncompressed tar, is truncated, or holds a member of more than
@@ -290,15 +287,12 @@ class TarScan:
         """
         forward, stop = ForwardFile(self._file, self._hash), 0
         try:
-            with forward.open() as tar:
-                for info in tar:
-                    refuse_without_content(str(self._file.location), info)
-                    if info.isreg():
-                        self.last_header = forward.last_read
-                        yield self._read_member(forward, info, tar.offset)
-                    forward.end_member()
-                    self.num_bytes, stop = forward.position, tar.offset
-                    tar.members = []  # type: ignore[attr-defined]  # tarfile would remember every member
+            for info, next_header in read_headers(forward):
+                refuse_without_content(str(self._file.location), info)
+                if info.isreg():
+                    self.last_header = forward.last_read
+                    yield info.name, self._read_content(forward, info, next_header)
+                stop = next_header
             check_end(self._file, stop)  # tarfile's offset may be beyond headers that it mistakes for the end.
             forward.seek(forward.size)  # The digest includes the bytes after the end.
         except TAR_ERRORS as error:
@@ -306,16 +300,15 @@ class TarScan:
                 f"{self._file.location} is not a complete, uncompressed tar: {error} (near byte {forward.position}). "
                 "Decompress it, or download or create it again"
             ) from error
-        self.num_bytes = forward.position
 
-    def _read_member(self, file: ForwardFile, info: tarfile.TarInfo, next_header: int) -> TarMember:
+    def _read_content(self, file: ForwardFile, info: tarfile.TarInfo, next_header: int) -> StoredField:
         check_member(str(self._file.location), info, next_header, file.size)
         content_hash, left = xxhash.xxh3_64(), info.size
         while left:
             piece = file.read_content(left)
             content_hash.update(piece)
             left -= len(piece)
-        return TarMember(name=info.name, offset=info.offset_data, size=info.size, hash=content_hash.intdigest())
+        return StoredField(offset=info.offset_data, size=info.size, hash=content_hash.intdigest())
 
 
 def check_member(tar: str, info: tarfile.TarInfo, next_header: int, tar_size: int) -> None:
@@ -421,8 +414,7 @@ class StreamedSample:
     digest: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Member:
+class _Member(NamedTuple):
     offset: int
     size: int
     content: bytes | None  # None if the field was not requested.
@@ -517,9 +509,8 @@ class StreamedTar:
 
 
 def _read_pieces(name: str, read: Callable[[], bytes]) -> Iterator[memoryview]:
-    """Yield the content of a stream, decompressed if it is a gzip file."""
-    first = b""
-    while len(first) < BLOCK and (piece := read()):
+    pieces, first = iter(read, b""), b""
+    while len(first) < BLOCK and (piece := next(pieces, b"")):
         first += piece
     for start, program in _OTHERS.items():
         if first.startswith(start):
@@ -527,31 +518,13 @@ def _read_pieces(name: str, read: Callable[[], bytes]) -> Iterator[memoryview]:
                 f"{name} is compressed with {program}, which streams of tars cannot be: decompress it in the command, "
                 f"as in 'pipe:cat x.tar.{program} | {program} -dc'"
             )
+    pieces = chain([first], pieces)
     if not first.startswith(_GZIP):
-        while first:
-            yield memoryview(first)
-            first = read()
+        yield from (memoryview(piece) for piece in pieces)
         return
-    raw = io.BufferedReader(_RawStream(first, read), _STREAM_PIECE)
-    with closing(gzip.GzipFile(fileobj=cast(BinaryIO, raw), mode="rb")) as file:
+    with closing(decompress(pieces)) as file:
         try:
             while piece := file.read(_STREAM_PIECE):
                 yield memoryview(piece)
-        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        except GZIP_ERRORS as error:
             raise IncompleteTarError(f"it is not a complete gzip file: {error}") from error
-
-
-class _RawStream(io.RawIOBase):
-    """A stream after its first bytes were read."""
-
-    def __init__(self, first: bytes, read: Callable[[], bytes]) -> None:
-        self._left, self._read = first, read
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]  # not any buffer
-        left = self._left or self._read()
-        num_read = min(len(buffer), len(left))
-        buffer[:num_read], self._left = left[:num_read], left[num_read:]
-        return num_read

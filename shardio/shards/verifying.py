@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import xxhash
@@ -15,102 +18,211 @@ from numpy.typing import NDArray
 from shardio.errors import FormatError
 from shardio.process import count_processors, let_through
 from shardio.progress import WorkProgress
-from shardio.shards.foreign import DecompressedFile, has_split_samples
-from shardio.shards.index import IndexColumns, read_columns
-from shardio.shards.manifest import Problem, ProblemKind, ShardEntry
-from shardio.shards.shard import Shard
-from shardio.shards.sources import DatasetSource, NamedShard, find_shards
+from shardio.shards.index import INDEX_SUFFIX, IndexColumns, find_equal, index_location, read_columns
+from shardio.shards.manifest import MANIFEST_NAME, UNFINISHED_NAME, ShardEntry, read_manifest
+from shardio.shards.shard import Shard, open_tar, was_packed
+from shardio.shards.sources import DatasetSource, expand_pattern, find_index, find_indexed, find_tars, has_split_samples
 from shardio.shards.tar import (
     BLOCK,
     MAX_MEMBER,
     MAX_PLAIN_NAME,
     TOO_LARGE,
+    Ints,
     are_plain_headers,
     header_fits,
     is_added_by_macos,
     split_name,
 )
 from shardio.shards.tar_scan import TAR_ERRORS, WITHOUT_CONTENT, ForwardFile, check_end, read_headers
-from shardio.storage import Location, RemoteAccess, StoredFile, read_pieces
+from shardio.storage import Location, RemoteAccess, StoredFile, parse_location, read_pieces
 
 ContentCheck = Callable[[str, bytes], str | None]
 """Returns what is wrong with a content, given the name of its field; None if nothing is wrong."""
 
+
 MEMBERS_AT_ONCE = 512
 """The approximate number of headers to compare at once. Fewer make numpy's calls cost more; more leave the cache."""
+
 
 MAX_WORKERS = 4
 """The maximum number of threads that read shards, unless the caller chooses a number."""
 
+
 MAX_DUPLICATES = 100_000
 """The maximum number of samples whose keys are compared because their hashes are equal, which bounds memory."""
 
+
 _EMPTY = np.zeros(0, np.uint64)
+
+ProblemKind = Literal[
+    "manifest", "unfinished", "unlisted", "missing", "index", "stale", "header", "content", "digest", "unindexed",
+    "duplicate", "undecodable",
+]  # fmt: skip
+"""The kinds of problems, in the order of a report:
+
+=============  =======================================================================================
+manifest       the manifest is unreadable, or does not match an index
+unfinished     a pack into the directory was interrupted
+unlisted       a tar in the directory is not in the manifest
+missing        a tar or its index does not exist, or cannot be read
+index          an index is damaged
+stale          an index does not match the size, version or layout of its tar
+header         the tar header of a member is damaged or has another name or size, or data follows the end
+content        a content does not have the hash in the index, or is outside the tar
+digest         a tar does not have the digest in its index
+unindexed      a member is not in the index
+duplicate      a key occurs twice
+undecodable    an image cannot be decoded
+=============  =======================================================================================
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedMember:
-    """A member that is named like a field.
+class Problem:
+    """A problem of a dataset.
 
     Attributes:
-        place: The place of its content among the known ones; None if the content is unknown.
-        name: The member's name.
-        parts: Its key and its field.
-        offset: The offset of its content.
-        size: The size of its content in bytes.
+        kind: The kind of the problem.
+        where: The path of the tar, index, manifest or directory.
+        message: The problem in words, with what was found and what was expected.
+        key: The key of the sample; None if the problem is not about one sample.
+        field: The name of the field; None if the problem is not about one field.
+        offset: The problem's offset in the tar, in bytes; None if it is unknown.
     """
 
-    place: int | None
-    name: str
-    parts: tuple[str, str] | None
-    offset: int
-    size: int
+    kind: ProblemKind
+    where: str
+    message: str
+    key: str | None = None
+    field: str | None = None
+    offset: int | None = None
+
+    def __str__(self) -> str:
+        at = "" if self.offset is None else f" at byte {self.offset}"
+        parts = [f"field {self.field!r}"] if self.field is not None else []
+        parts += [f"sample {self.key}"] if self.key is not None else []
+        return f"{self.where}{at}: {' of '.join(parts)}{': ' if parts else ''}{self.message}"
+
+    def dump(self) -> dict[str, Any]:
+        """Return the problem as values for JSON."""
+        return asdict(self)
 
 
-class MemberNames:
-    """Reads the headers of a tar as far as they are intact.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedShard:
+    """A shard that may be damaged or incomplete.
 
     Attributes:
-        end: The offset where reading ended.
-        failure: Why the tar is damaged or incomplete; None if reading ended at an intact end mark.
-
-    Args:
-        file: The tar.
-        starts: int64 [n], the known offsets of contents, sorted.
+        tar: The location of its tar.
+        index: The location of its index; None if it has none.
+        num_bytes: The size of the tar in bytes; 0 if it does not exist.
+        manifest: The location of the manifest that lists the shard; None if there is none.
+        entry: Its entry there.
+        fields: The fields of the whole dataset, according to the manifest.
     """
 
-    def __init__(self, file: StoredFile, starts: NDArray[np.int64]) -> None:
-        self._file, self._starts = file, starts
-        self.end = 0
-        self.failure: str | None = None
+    tar: Location
+    index: Location | None
+    num_bytes: int
+    manifest: Location | None = None
+    entry: ShardEntry | None = None
+    fields: tuple[str, ...] = ()
 
-    def read(self) -> Iterator[NamedMember]:
-        """Yield all members with a known content, and the others that are named like a field."""
-        forward, starts = ForwardFile(self._file), self._starts
+
+def find_shards(source: DatasetSource, access: RemoteAccess | None = None) -> tuple[list[NamedShard], list[Problem]]:
+    """Find the shards that a source names, and the problems that show without opening them.
+
+    Raises:
+        FileNotFoundError: If the source does not exist or holds no tars.
+    """
+    if not isinstance(source, str | os.PathLike):
+        return _name_tars([tar for pattern in source for tar in expand_pattern(pattern, access)])
+    location = parse_location(source, access)
+    if location.is_folder():
+        return _find_in_folder(location, location / MANIFEST_NAME)
+    if location.name.endswith(".json"):
+        if not location.exists():
+            raise FileNotFoundError(f"the manifest {location} does not exist")
+        return _find_in_folder(location.folder, location)
+    return _name_tars(expand_pattern(source, access))
+
+
+def _name_tars(tars: list[Location]) -> tuple[list[NamedShard], list[Problem]]:
+    shards, problems = [_name_shard(tar) for tar in tars], list[Problem]()
+    missing = [tar for tar in tars if not tar.exists()]
+    if tars == missing:
+        raise FileNotFoundError(
+            f"no such directory, manifest or tar: {', '.join(map(str, tars[:5])) or '(an empty list)'}"
+        )
+    problems += [Problem(kind="missing", where=str(tar), message="the tar does not exist") for tar in missing]
+    return [shard for shard in shards if shard.tar not in missing], problems
+
+
+def _find_in_folder(folder: Location, manifest: Location) -> tuple[list[NamedShard], list[Problem]]:
+    names = [name for name in folder.list() if not name.endswith("/")]
+    problems = list[Problem]()
+    if (folder / UNFINISHED_NAME).exists():
+        message = "the pack into this directory is unfinished: rerun the same pack command to resume it"
+        problems.append(Problem(kind="unfinished", where=str(folder), message=message))
+    try:
+        tars = [tar for tar in find_tars(folder) if not is_added_by_macos(tar.name)]
+    except FormatError as error:
+        problems.append(Problem(kind="unlisted", where=str(folder), message=str(error)))
+        tars = [folder / name for name in names if name.lower().endswith(".tar") and not name.startswith(".")]
+    entries, fields, unlisted = dict[str, ShardEntry](), tuple[str, ...](), tars
+    if manifest.exists():
         try:
-            for info, end in read_headers(forward):
-                offset = info.offset_data
-                i = int(np.searchsorted(starts, offset))
-                is_known = i < len(starts) and starts[i] == offset and info.isreg()
-                parts = split_name(info.name)
-                if is_known or (
-                    parts is not None and info.type not in WITHOUT_CONTENT and not is_added_by_macos(info.name)
-                ):
-                    yield NamedMember(
-                        place=i if is_known else None, name=info.name, parts=parts, offset=offset, size=info.size
-                    )
-                self.end = end
-            check_end(self._file, self.end)
-        except TAR_ERRORS as error:
-            self.failure = f"the tar is damaged: {error}"
+            found = read_manifest(manifest)
         except FormatError as error:
-            self.failure = str(error).replace(str(self._file.location), "the tar", 1)
+            message = str(error).replace(str(manifest), "it", 1).removeprefix("the manifest ")
+            problems.append(Problem(kind="manifest", where=str(manifest), message=message))
+        else:
+            counts = Counter(entry.name for entry in found.shards)
+            twice = [f"it lists {name} {num_times} times" for name, num_times in counts.items() if num_times > 1]
+            problems += [Problem(kind="manifest", where=str(manifest), message=message) for message in twice]
+            message = f"the tar is not in {manifest.name}, so nothing reads it"
+            others = [str(tar) for tar in tars if tar.name not in counts]
+            problems += [Problem(kind="unlisted", where=where, message=message) for where in others]
+            entries, fields, unlisted = {entry.name: entry for entry in found.shards}, found.fields, []
+    elif any(map(_was_packed, tars)):
+        message = "the manifest does not exist, but shardio packed the tars: rebuild it with shardio repair"
+        problems.append(Problem(kind="manifest", where=str(manifest), message=message))
+    shards = [_name_shard(folder / entry.name, manifest, entry, fields) for entry in entries.values()]
+    shards += [_name_shard(tar) for tar in unlisted]
+    for tar in find_indexed(folder):
+        if tar not in tars and tar.name not in entries:
+            message = f"there is an index, {tar.name}{INDEX_SUFFIX}, but no such tar"
+            problems.append(Problem(kind="missing", where=str(tar), message=message))
+    if not shards and not problems:
+        raise FileNotFoundError(f"the directory {folder} holds neither {MANIFEST_NAME} nor any *.tar")
+    return shards, problems
 
 
-def find_entry_problems(
+def _name_shard(
+    tar: Location,
+    manifest: Location | None = None,
+    entry: ShardEntry | None = None,
+    fields: tuple[str, ...] = (),
+) -> NamedShard:
+    index = find_index(tar)
+    if manifest is not None and index != index_location(tar):  # Readers of packed shards look nowhere else.
+        index = None
+    try:
+        num_bytes = tar.stat().size
+    except OSError:
+        num_bytes = 0
+    return NamedShard(tar=tar, index=index, num_bytes=num_bytes, manifest=manifest, entry=entry, fields=fields)
+
+
+def _was_packed(tar: Location) -> bool:
+    with suppress(FormatError, OSError):
+        return was_packed(tar)
+    return False
+
+
+def _find_entry_problems(
     manifest: Location, entry: ShardEntry, fields: tuple[str, ...], index: Location, columns: IndexColumns
 ) -> list[Problem]:
-    """Compare a shard's entry in the manifest, and the manifest's fields, with the header of the shard's index."""
     header = columns.header
     pairs = {
         "bytes": (entry.num_bytes, header.num_bytes),
@@ -143,6 +255,7 @@ class ShardVerification:
 
     def __init__(self, tar: StoredFile, columns: IndexColumns, check_content: ContentCheck | None = None) -> None:
         self._tar, self._columns, self._check_content = tar, columns, check_content
+        self._where = str(tar.location)
         self._members = np.flatnonzero(columns.starts >= 0)  # Places in the flattened columns, then in tar order.
         self._starts = columns.starts.ravel()[self._members]
         order = np.argsort(self._starts, kind="stable")
@@ -155,10 +268,10 @@ class ShardVerification:
         header, tar = self._columns.header, self._tar
         if tar.size != header.num_bytes:
             message = f"the tar has {tar.size} bytes, but its index was created for {header.num_bytes}"
-            yield Problem(kind="stale", where=str(tar.location), message=message)
+            yield Problem(kind="stale", where=self._where, message=message)
         if np.any((self._columns.starts >= 0) != (self._columns.sizes >= 0)):
             message = "its index is damaged: it has sizes without offsets, or offsets without sizes"
-            yield Problem(kind="index", where=str(tar.location), message=message)
+            yield Problem(kind="index", where=self._where, message=message)
         yield from self._leave_out_impossible()
         digest, doubted, found = xxhash.xxh3_128(), set[int](), list[Problem]()
         intact = np.ones(len(self._starts), np.bool_)
@@ -179,7 +292,7 @@ class ShardVerification:
         is_same = digest.hexdigest() == header.digest
         if not is_same:
             message = f"the tar has xxh3-128 {digest.hexdigest()}, expected {header.digest}"
-            yield Problem(kind="digest", where=str(tar.location), message=message)
+            yield Problem(kind="digest", where=self._where, message=message)
         if doubted or not is_same or not self._is_covered():
             found += self._compare_names(doubted)
         if self._check_content is not None:
@@ -206,7 +319,6 @@ class ShardVerification:
         self._members, self._starts, self._stops = self._members[kept], starts[kept], stops[kept]
 
     def _doubt_names(self, blocks: NDArray[np.uint8], first: int, stop: int) -> Iterator[int]:
-        """Yield the places of the members from ``first`` to ``stop`` whose plain headers do not prove name and size."""
         field_indices, samples = np.divmod(self._members[first:stop], len(self._columns.keys))
         keys, suffixes = self._columns.keys, self._suffixes
         parts = zip(
@@ -220,7 +332,6 @@ class ShardVerification:
                 yield first + row
 
     def _is_covered(self) -> bool:
-        """Return whether the tar holds only the members in the index, each with one header block."""
         padded = self._stops + -self._stops % BLOCK
         if np.any(self._starts - BLOCK != np.concatenate([np.zeros(1, np.int64), padded[:-1]])):
             return False
@@ -238,34 +349,38 @@ class ShardVerification:
         Args:
             doubted: The places of the members whose plain headers do not fit.
         """
-        names = MemberNames(self._tar, self._starts)
-        found, field_names = list[Problem](), self._columns.header.fields
+        found, field_names, starts, where = list[Problem](), self._columns.header.fields, self._starts, self._where
         samples, field_indices = self._places()
-        sizes = (self._stops - self._starts).tolist()
-        seen = np.zeros(len(self._starts), np.bool_)
-        for member in names.read():
-            if member.place is None:
-                message = f"the index lacks the member {member.name}, so shardio does not read it"
-                found.append(
-                    Problem(kind="unindexed", where=str(self._tar.location), message=message, offset=member.offset)
-                )
-                continue
-            i = member.place
-            seen[i] = True
-            expected = self._columns.keys.text(samples[i]), field_names[field_indices[i]]
-            if member.parts != expected or member.size != sizes[i]:
-                message = (
-                    f"the tar has the member {member.name} of {member.size} bytes there, expected "
-                    f"{'.'.join(expected)} of {sizes[i]} bytes"
-                )
-                found.append(self._problem("header", i, message))
-        last = int(np.searchsorted(self._starts, names.end))
+        sizes = (self._stops - starts).tolist()
+        seen, end, failure = np.zeros(len(starts), np.bool_), 0, None
+        try:
+            for info, next_header in read_headers(ForwardFile(self._tar)):
+                offset, name, parts = info.offset_data, info.name, split_name(info.name)
+                i = int(np.searchsorted(starts, offset))
+                if i < len(starts) and starts[i] == offset and info.isreg():
+                    seen[i] = True
+                    expected = self._columns.keys.text(samples[i]), field_names[field_indices[i]]
+                    if parts != expected or info.size != sizes[i]:
+                        message = (
+                            f"the tar has the member {name} of {info.size} bytes there, expected {'.'.join(expected)} "
+                            f"of {sizes[i]} bytes"
+                        )
+                        found.append(self._problem("header", i, message))
+                elif parts is not None and info.type not in WITHOUT_CONTENT and not is_added_by_macos(name):
+                    message = f"the index lacks the member {name}, so shardio does not read it"
+                    found.append(Problem(kind="unindexed", where=where, message=message, offset=offset))
+                end = next_header
+            check_end(self._tar, end)
+        except TAR_ERRORS as error:
+            failure = f"the tar is damaged: {error}"
+        except FormatError as error:
+            failure = str(error).replace(where, "the tar", 1)
+        last = int(np.searchsorted(starts, end))
         for i in np.flatnonzero(~seen).tolist():
             if i in doubted or i < last:
                 found.append(self._problem("header", i, "the tar header before the content is damaged"))
-        if names.failure is not None and not any(problem.kind == "header" for problem in found):
-            where, offset = str(self._tar.location), names.end
-            found.append(Problem(kind="header", where=where, message=names.failure, offset=offset))
+        if failure is not None and not any(problem.kind == "header" for problem in found):
+            found.append(Problem(kind="header", where=where, message=failure, offset=end))
         return found
 
     def _check_contents(self, check: ContentCheck, places: list[int]) -> Iterator[Problem]:
@@ -279,7 +394,6 @@ class ShardVerification:
                 yield self._problem("undecodable", i, message)
 
     def _places(self) -> tuple[list[int], list[int]]:
-        """Return each member's sample and the place of its field."""
         field_indices, samples = np.divmod(self._members, max(1, len(self._columns.keys)))
         return samples.tolist(), field_indices.tolist()
 
@@ -287,7 +401,7 @@ class ShardVerification:
         field_index, sample = divmod(int(self._members[i]), len(self._columns.keys))
         return Problem(
             kind=kind,
-            where=str(self._tar.location),
+            where=self._where,
             message=message,
             key=self._columns.keys.text(sample),
             field=self._columns.header.fields[field_index],
@@ -296,15 +410,13 @@ class ShardVerification:
 
 
 def _proves_name(block: bytes, key: bytes, suffix: bytes, num_bytes: int) -> bool:
-    """Return whether a plain header has exactly this name and size. It may shorten or encode other names."""
     name = key + suffix
-    if not name.isascii() or len(name) > MAX_PLAIN_NAME:
-        return block.startswith(name + b"\0") and header_fits(block, key, suffix, num_bytes)
-    return header_fits(block, key, suffix, num_bytes)
+    is_exact = name.isascii() and len(name) <= MAX_PLAIN_NAME  # A plain header may shorten or encode other names.
+    return (is_exact or block.startswith(name + b"\0")) and header_fits(block, key, suffix, num_bytes)
 
 
 def _read_members(
-    tar: StoredFile, starts: NDArray[np.int64], stops: NDArray[np.int64], digest: xxhash.xxh3_128
+    tar: StoredFile, starts: Ints, stops: Ints, digest: xxhash.xxh3_128
 ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint64]]]:
     """Read a tar once, in pieces, and update its digest. Yield the members' header blocks and xxh3-64, many at a time.
 
@@ -347,7 +459,7 @@ def _read_members(
         begin = end
 
 
-def _take_blocks(piece: memoryview, offsets: NDArray[np.int64]) -> NDArray[np.uint8]:
+def _take_blocks(piece: memoryview, offsets: Ints) -> NDArray[np.uint8]:
     at_each_byte = np.ndarray((len(piece) - BLOCK + 1, BLOCK), np.uint8, buffer=piece, strides=(1, 1))
     return at_each_byte[offsets]
 
@@ -411,14 +523,13 @@ def _verify(shard: NamedShard, check_content: ContentCheck | None) -> _Verified:
     try:
         columns = read_columns(shard.index)
     except FormatError as error:
-        problem = Problem(kind="index", where=str(shard.index), message=str(error).replace(str(shard.index), "it", 1))
-        return _Verified(problems=[problem], key_hashes=_EMPTY)
+        return _Verified(problems=[_as_problem("index", shard.index, error)], key_hashes=_EMPTY)
     except OSError as error:
         problem = Problem(kind="missing", where=str(shard.index), message=f"it cannot be read: {error}")
         return _Verified(problems=[problem], key_hashes=_EMPTY)
     problems = list[Problem]()
     if shard.manifest is not None and shard.entry is not None:
-        problems += find_entry_problems(shard.manifest, shard.entry, shard.fields, shard.index, columns)
+        problems += _find_entry_problems(shard.manifest, shard.entry, shard.fields, shard.index, columns)
     if has_split_samples(shard.index, columns.header):
         message = (
             "it lists the parts of samples whose members are not adjacent as samples of their own, because an early "
@@ -426,29 +537,30 @@ def _verify(shard: NamedShard, check_content: ContentCheck | None) -> _Verified:
         )
         problems.append(Problem(kind="index", where=str(shard.index), message=message))
     try:
-        header = columns.header
-        tar = DecompressedFile(shard.tar, header.num_bytes) if header.compression else shard.tar.open()
-        with closing(tar):
+        with closing(open_tar(shard.tar, columns.header)) as tar:
             found = list(ShardVerification(tar, columns, check_content).find_problems())
         problems += found
-        if not found and header.compression is None:
+        if not found and columns.header.compression is None:
             problems += _open_as_datasets_do(shard.tar, shard.index)
     except FileNotFoundError:
         problems.append(Problem(kind="missing", where=where, message="the tar does not exist"))
     except FormatError as error:
-        problems.append(Problem(kind="content", where=where, message=str(error).replace(where, "it", 1)))
+        problems.append(_as_problem("content", shard.tar, error))
     except (OSError, EOFError) as error:
         let_through(error)
         problems.append(Problem(kind="missing", where=where, message=f"it cannot be read: {error}"))
     return _Verified(problems=problems, key_hashes=columns.keys.hash_all())
 
 
+def _as_problem(kind: ProblemKind, location: Location, error: FormatError) -> Problem:
+    return Problem(kind=kind, where=str(location), message=str(error).replace(str(location), "it", 1))
+
+
 def _open_as_datasets_do(tar: Location, index: Location) -> list[Problem]:
-    """Return what prevents opening a shard whose contents have no problems, such as a wrong digest of headers."""
     try:
         Shard(tar, index).close()
-    except FormatError as error:
-        return [Problem(kind="index", where=str(index), message=str(error).replace(str(index), "it", 1))]
+    except FormatError as error:  # Such as a wrong digest of headers.
+        return [_as_problem("index", index, error)]
     return []
 
 
@@ -460,12 +572,7 @@ def _find_duplicates(shards: list[NamedShard], hashes: list[NDArray[np.uint64]])
         hashes: For each shard, the xxh3-64 of its samples' keys. Only keys with equal hashes are read again.
     """
     stops = np.cumsum([len(of_shard) for of_shard in hashes])
-    together = np.concatenate([_EMPTY, *hashes])
-    if len(together) < 2:
-        return
-    order = np.argsort(together, kind="stable")
-    equals_next = together[order[1:]] == together[order[:-1]]
-    suspects = np.sort(order[np.append(equals_next, False) | np.insert(equals_next, 0, False)])
+    suspects = find_equal(np.concatenate([_EMPTY, *hashes]))
     num_more = len(suspects) - MAX_DUPLICATES
     suspects = suspects[:MAX_DUPLICATES]
     first_places = dict[str, str]()

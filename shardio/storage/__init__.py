@@ -1,11 +1,18 @@
 """Dataset storage: locations, stores and local files."""
 
-from shardio.storage.listing import map_locations
 from shardio.storage.local import FolderFiles, find_path, make_version, read_and_stat, walk_files, walk_folders
-from shardio.storage.locations import link_or_copy, parse_location
-from shardio.storage.options import RemoteAccess, StorageOptions, make_access, make_direct_access
+from shardio.storage.locations import (
+    RemoteAccess,
+    StorageOptions,
+    link_or_copy,
+    make_access,
+    make_direct_access,
+    map_locations,
+    parse_location,
+)
 from shardio.storage.store import (
     PIECE,
+    REMOTE_PIECE,
     FileStat,
     Location,
     ReplacedError,
@@ -21,6 +28,7 @@ from shardio.storage.store import (
 
 __all__ = [
     "PIECE",
+    "REMOTE_PIECE",
     "FileStat",
     "FolderFiles",
     "Location",

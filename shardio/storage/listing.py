@@ -1,35 +1,33 @@
-"""List remote folders, and measure how fast their store answers."""
+"""The files of a remote folder: their listing, and their contents in a cache.
+
+One copy for each of a million images would make every scan of the cache's folder slow. So the files of a listing are
+put into *bundles* of neighbours by key. In a bundle, each file begins at a multiple of 512 bytes. A hash of its content
+follows, because a listing, unlike the index of a shard, has no hashes.
+"""
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import statistics
-import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from shardio.errors import FormatError
+from shardio.errors import FormatError, StoreError
 from shardio.files import WorkLock, write_whole
 from shardio.shared import SharedList
-from shardio.storage.store import Location, StoredFile, absolute_path, make_path
+from shardio.storage.copies import BLOCK, COPY_SUFFIX, CachedCopy
+from shardio.storage.locations import map_locations
+from shardio.storage.remote import MAX_FILLS, TOUCH_S, ObjectStore
+from shardio.storage.store import Location, absolute_path, make_path
 from shardio.values import parse_json
-
-Result = TypeVar("Result")
-
-NUM_THREADS = 16
-"""The number of calls to make at a time."""
 
 FORMAT = "shardio listing 1"
 """The first value of a kept listing."""
@@ -37,48 +35,13 @@ FORMAT = "shardio listing 1"
 PATIENCE_S = 300.0
 """The time in seconds to wait for another process that lists the same folder. After it, the folder is listed twice."""
 
-PIECE = 8 * 2**20
-"""The bytes of a request when the bandwidth is measured: as many as reading ahead asks for."""
+MEAN_BYTES = 16 * 2**20
+"""The mean size of a bundle in bytes: a million images of 100 kB need 6,000. The cache removes whole bundles."""
 
-NUM_SMALL = 10
-"""The number of small requests whose latency is measured."""
+HASH_BYTES = 16
+"""The size of the hash, xxh3-128, that follows each content in a bundle."""
 
-ENOUGH = 0.9
-"""The share of the highest bandwidth at which a number of requests saturates a store."""
-
-
-def map_locations(function: Callable[[Location], Result], locations: Sequence[Location]) -> list[Result]:
-    """Call a function with each location. Return the results in the same order, or raise the first error.
-
-    If locations are remote, several calls are made at a time, because each waits for answers. After an error or Ctrl-C,
-    the function does not wait for running calls: a store that does not answer may take minutes.
-    """
-    if len(locations) < 2 or all(each.store.is_local for each in locations):
-        return list(map(function, locations))
-    answers = SimpleQueue[tuple[int, Result | None, BaseException | None]]()
-    remaining, is_over = iter(list(enumerate(locations))), threading.Event()  # Threads share both.
-
-    def work() -> None:
-        for place, location in remaining:
-            if is_over.is_set():
-                return
-            try:
-                answers.put((place, function(location), None))
-            except BaseException as error:  # Raised below, in the thread that called.
-                answers.put((place, None, error))
-
-    for _ in range(min(NUM_THREADS, len(locations))):
-        threading.Thread(target=work, daemon=True).start()
-    results: dict[int, Result] = {}
-    try:
-        while len(results) < len(locations):
-            place, result, error = answers.get()
-            if error is not None:
-                raise error
-            results[place] = result  # type: ignore[assignment]  # There is a result, because there is no error.
-    finally:
-        is_over.set()
-    return [results[place] for place in range(len(locations))]
+Size = TypeVar("Size", int, NDArray[np.int64])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -223,68 +186,216 @@ def _load(folder: Location, path: Path) -> Listing:
     return make_listing(folder, files, names, path)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreSpeed:
-    """The latency and the bandwidth of a store.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Bundles:
+    """The places of the n files of a listing in m bundles.
 
     Attributes:
-        latency_s: The median time in seconds until one byte has arrived.
-        bytes_per_s: The bandwidth in bytes per second, by the number of requests at a time.
+        numbers: int32 [n], the bundle of each file.
+        starts: int64 [n], the offset of each file in its bundle.
+        sizes: int64 [m], the size of each bundle in bytes.
+        names: The names of the bundles in the cache's folder. They depend on what the bundles contain.
     """
 
-    latency_s: float
-    bytes_per_s: dict[int, float]
-
-    @property
-    def best(self) -> float:
-        """The highest bandwidth in bytes per second."""
-        return max(self.bytes_per_s.values())
-
-    @property
-    def num_saturating(self) -> int:
-        """The smallest number of requests at a time that reaches nearly the highest bandwidth."""
-        return min(number for number, rate in self.bytes_per_s.items() if rate >= ENOUGH * self.best)
+    numbers: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    names: list[str]
 
 
-def measure_store(files: Sequence[StoredFile], nums_requests: Sequence[int], seconds: float) -> StoreSpeed:
-    """Measure the latency and the bandwidth of a store.
+def cut_bundles(listing: Listing) -> Bundles:
+    """Cut the files of a listing into bundles.
 
-    Args:
-        files: Open objects that are not read through a cache.
-        nums_requests: The numbers of requests to make at a time, one after the other.
-        seconds: The time in seconds to measure each of these numbers. Running requests are finished.
-
-    Raises:
-        ValueError: If all objects are empty.
+    The hash of a file's key decides whether a bundle ends there, so a file that is added or replaced changes only its
+    own bundle (content-defined chunking: Muthitacharoen et al., A Low-Bandwidth Network File System, 2001).
     """
-    pieces = [(file, start, min(start + PIECE, file.size)) for file in files for start in range(0, file.size, PIECE)]
-    if not pieces:
-        raise ValueError("cannot measure with empty objects: name a dataset that has samples")
-    latencies = list[float]()
-    for file, start, _ in itertools.islice(itertools.cycle(pieces), NUM_SMALL + 1):
-        began = time.perf_counter()
-        file.read(start, start + 1)
-        latencies.append(time.perf_counter() - began)
-    # The first request also opens a connection.
-    latency_s = statistics.median(latencies[1:])
-    return StoreSpeed(
-        latency_s=latency_s, bytes_per_s={number: _measure_rate(pieces, number, seconds) for number in nums_requests}
+    spans = size_in_bundle(listing.sizes)  # [n]
+    is_last = listing.hashes.astype(np.float64) < spans * (2.0**64 / MEAN_BYTES)
+    is_last[-1:] = True
+    stops = np.cumsum(spans)
+    lasts = np.flatnonzero(is_last)  # [m]
+    numbers = np.zeros(len(listing), np.int32)
+    numbers[1:] = np.cumsum(is_last[:-1])
+    begins = np.concatenate([[0], stops[lasts][:-1]]).astype(np.int64)[: len(lasts)]
+    return Bundles(
+        numbers=numbers,
+        starts=stops - spans - begins[numbers],
+        sizes=stops[lasts] - begins,
+        names=_name_bundles(listing, lasts),
     )
 
 
-def _measure_rate(pieces: Sequence[tuple[StoredFile, int, int]], num_requests: int, seconds: float) -> float:
-    remaining, lock = itertools.cycle(pieces), threading.Lock()
-    began = time.perf_counter()
+def size_in_bundle(size: Size) -> Size:
+    """Return the number of bytes that a content of a size takes in a bundle. Accept one size or an array of sizes."""
+    return -(-(size + HASH_BYTES) // BLOCK) * BLOCK
 
-    def read() -> int:
-        num_read = 0
-        while time.perf_counter() - began < seconds:
-            with lock:
-                file, start, stop = next(remaining)
-            num_read += len(file.read(start, stop))
-        return num_read
 
-    with ThreadPoolExecutor(num_requests) as pool:
-        reading = [pool.submit(read) for _ in range(num_requests)]
-        num_bytes = sum(each.result() for each in reading)
-    return num_bytes / (time.perf_counter() - began)
+def make_tail(content: bytes | memoryview) -> bytes:
+    """Return the bytes that follow a content in a bundle: its hash, and zeros up to the end of the block."""
+    return xxhash.xxh3_128_digest(content) + bytes(-(len(content) + HASH_BYTES) % BLOCK)
+
+
+def _name_bundles(listing: Listing, lasts: NDArray[np.int64]) -> list[str]:
+    names, start = list[str](), 0
+    prefix, sizes = listing.folder.store.prefix, listing.sizes.tolist()
+    for last in lasts.tolist():
+        stop = last + 1
+        files = zip(listing.keys[start:stop], sizes[start:stop], listing.versions[start:stop], strict=True)
+        text = "\n".join([prefix, *(f"{key}\t{size}\t{version}" for key, size, version in files)])
+        names.append(xxhash.xxh3_128_hexdigest(text.encode(errors="surrogateescape")) + COPY_SUFFIX)
+        start = stop
+    return names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundledFile:
+    """A small object, and the place of its content in a bundle.
+
+    Attributes:
+        key: The object's key.
+        size: Its size in bytes.
+        version: Its version.
+        bundle: The bundle.
+        start: The offset of the content in the bundle.
+    """
+
+    key: str
+    size: int
+    version: str
+    bundle: CachedCopy
+    start: int
+
+
+class CachedFiles:
+    """The files of a listing, read through a cache. Threads can share it, and it can be pickled.
+
+    Args:
+        store: The store of the files.
+        listing: The listing.
+    """
+
+    _folder: Path | None
+
+    def __init__(self, store: ObjectStore, listing: Listing) -> None:
+        self.store, self.listing = store, listing
+        self._bundles = cut_bundles(listing)
+        self._begin()
+
+    @property
+    def cache_bytes(self) -> int:
+        """The size of the cache in bytes."""
+        return int(self.store.ask("find_cache", "", cache=self.store.cache)[1])
+
+    def read_present(self, key: str) -> bytes | None:
+        """Return the content of a file if it is in the cache; None otherwise, or if the listing lacks the file."""
+        number = self.listing.find(key)
+        return None if number is None else self._read(number)
+
+    def read(self, key: str) -> bytes:
+        """Return the content of a file. One that is not in the listing is read from the store.
+
+        Raises:
+            FileNotFoundError: If it does not exist any more.
+            ReplacedError: If it was replaced since it was listed.
+            OSError: If it cannot be read.
+        """
+        number = self.listing.find(key)
+        if number is None:
+            return self.store.read_whole(key)
+        for _ in range(MAX_FILLS):
+            if (content := self._read(number)) is not None:
+                return content
+            self._fill([number], is_urgent=True)
+        if (content := self._read(number)) is not None:
+            return content
+        raise StoreError(
+            f"the cache is too small, or its disk is damaged: what was fetched of {self.store.prefix}{key} was removed "
+            f"or changed before it was read, {MAX_FILLS} times in a row. Set a larger cache_size, or another cache"
+        )
+
+    def prefetch(self, keys: Sequence[str], *, is_urgent: bool = False) -> None:
+        """Put files into the cache. Return when they are there.
+
+        Args:
+            keys: Their keys. Those that the listing lacks are ignored.
+            is_urgent: Whether samples wait for the files. Otherwise, they are read ahead.
+
+        Raises:
+            The same errors as :meth:`read`, for any of the files.
+        """
+        numbers = [number for key in keys if (number := self.listing.find(key)) is not None]
+        missing = [number for number in numbers if not self._has(number)]
+        if missing:
+            self._fill(missing, is_urgent=is_urgent)
+
+    def _has(self, number: int) -> bool:
+        start = int(self._bundles.starts[number])
+        return self._copy_of(number).has(start, start + int(self.listing.sizes[number]) + HASH_BYTES)
+
+    def _read(self, number: int) -> bytes | None:
+        copy, start = self._copy_of(number), int(self._bundles.starts[number])
+        stop = start + int(self.listing.sizes[number])
+        content, digest = copy.read([start, stop], [stop, stop + HASH_BYTES])
+        if content is None or digest is None:
+            return None
+        self._touch(number, copy)
+        if xxhash.xxh3_128_digest(content) != digest:  # Such as after a power failure. It is fetched again.
+            copy.unmark(start, stop + HASH_BYTES)
+            return None
+        return content
+
+    def _fill(self, numbers: Sequence[int], *, is_urgent: bool) -> None:
+        if self._folder is not None and not self._folder.is_dir():
+            self._folder = None  # It belonged to a storage process that has ended.
+        files = tuple(map(self._describe, numbers))
+        self.store.ask("fill_files", self.listing.folder.key, cache=self.store.cache, files=files, is_urgent=is_urgent)
+
+    def _describe(self, number: int) -> BundledFile:
+        return BundledFile(
+            key=self.listing.keys[number],
+            size=int(self.listing.sizes[number]),
+            version=self.listing.versions[number],
+            bundle=self._copy_of(number),
+            start=int(self._bundles.starts[number]),
+        )
+
+    def _copy_of(self, number: int) -> CachedCopy:
+        if self._folder is None:
+            self._folder = Path(self.store.ask("find_cache", "", cache=self.store.cache)[0])
+        bundle = int(self._bundles.numbers[number])
+        return CachedCopy(
+            path=f"{self._folder}/{self._bundles.names[bundle]}",
+            size=int(self._bundles.sizes[bundle]),
+            is_shared=self.store.cache is not None and self.store.cache.is_shared,
+        )
+
+    def __getstate__(self) -> tuple[ObjectStore, Listing, Bundles]:
+        return self.store, self.listing, self._bundles
+
+    def __setstate__(self, state: tuple[ObjectStore, Listing, Bundles]) -> None:
+        self.store, self.listing, self._bundles = state
+        self._begin()
+
+    def _begin(self) -> None:
+        self._folder = None  # A private cache has another folder in each run.
+        self._touched = np.full(len(self._bundles.names), -np.inf)
+
+    def _touch(self, number: int, copy: CachedCopy) -> None:
+        now, bundle = time.monotonic(), self._bundles.numbers[number]
+        if now - self._touched[bundle] > TOUCH_S:
+            self._touched[bundle] = now
+            copy.touch()
+
+
+def open_files(folder: Location, kept: str | os.PathLike[str] | None) -> CachedFiles:
+    """Return the files of a remote folder.
+
+    Args:
+        folder: The folder, in a store with a cache.
+        kept: The local file that keeps the listing: see :func:`~shardio.storage.listing.open_listing`.
+
+    Raises:
+        The same errors as :func:`~shardio.storage.listing.open_listing`.
+    """
+    assert isinstance(folder.store, ObjectStore), "the folder is remote"
+    return CachedFiles(folder.store, open_listing(folder, kept))

@@ -19,7 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.files import create_whole, find_target, write_whole
-from shardio.storage.store import FileStat, Location, ReplacedError, RunLimits, read_runs
+from shardio.storage.store import (
+    FileStat,
+    Location,
+    ReplacedError,
+    RunLimits,
+    Store,
+    StoredFile,
+    ends_early,
+    read_runs,
+)
 
 MAX_DESCRIPTORS = 128
 """The maximum number of descriptors to keep open."""
@@ -121,7 +130,7 @@ def open_files() -> OpenFiles:
     return OpenFiles()
 
 
-class LocalFile:
+class LocalFile(StoredFile):
     """A local file that is open for positioned reads. It can be shared between threads and across a fork.
 
     Its descriptor counts against the process's budget, so it may be closed between reads and reopened. Only reopening
@@ -148,18 +157,11 @@ class LocalFile:
         found = stat_of(status)
         self.size, self.version, self._mtime_ns = found.size, found.version, status.st_mtime_ns
 
-    @property
-    def is_local(self) -> bool:
-        return True
-
     def read(self, start: int, stop: int) -> bytes:
         descriptor = self._find()
-        content = os.pread(descriptor.number, stop - start, start)
-        while len(content) < stop - start:  # A single read on Linux returns at most 2 GiB.
-            more = os.pread(descriptor.number, stop - start - len(content), start + len(content))
-            if not more:
-                raise self._truncated(descriptor, start, stop)
-            content += more
+        content = read_range(descriptor.number, start, stop)
+        if len(content) < stop - start:
+            raise self._truncated(descriptor, start, stop)
         return content
 
     def read_many(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
@@ -167,18 +169,9 @@ class LocalFile:
 
     def read_into(self, starts: Sequence[int], buffers: Sequence[memoryview]) -> None:
         for start, buffer in zip(starts, buffers, strict=True):
-            descriptor, num_read = self._find(), 0
-            while num_read < len(buffer):
-                num_more = os.preadv(descriptor.number, [buffer[num_read:]], start + num_read)
-                if not num_more:
-                    raise self._truncated(descriptor, start, start + len(buffer))
-                num_read += num_more
-
-    def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
-        pass
-
-    def discard(self, start: int, stop: int) -> bool:
-        return False
+            descriptor = self._find()
+            if not read_range_into(descriptor.number, start, buffer):
+                raise self._truncated(descriptor, start, start + len(buffer))
 
     def close(self) -> None:
         self._is_open = False
@@ -205,15 +198,33 @@ class LocalFile:
         return descriptor
 
     def _truncated(self, descriptor: Descriptor, start: int, stop: int) -> EOFError:
-        size = os.fstat(descriptor.number).st_size
-        return EOFError(
-            f"{self._key} ends at byte {size}, but bytes {start} to {stop} were requested: the file is truncated. "
-            "Restore it"
-        )
+        return ends_early(self.location, os.fstat(descriptor.number).st_size, start, stop)
 
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_exiting() and hasattr(self, "_serial"):
             self.close()
+
+
+def read_range(descriptor: int, start: int, stop: int) -> bytes:
+    """Return the bytes [start, stop) of an open file, or fewer if it ends before ``stop``."""
+    content = os.pread(descriptor, stop - start, start)
+    while len(content) < stop - start:  # A single read on Linux returns at most 2 GiB.
+        more = os.pread(descriptor, stop - start - len(content), start + len(content))
+        if not more:
+            break
+        content += more
+    return content
+
+
+def read_range_into(descriptor: int, start: int, buffer: memoryview) -> bool:
+    """Fill a buffer with the bytes of an open file from ``start`` on. Return whether there are enough."""
+    num_read = 0
+    while num_read < len(buffer):
+        num_more = os.preadv(descriptor, [buffer[num_read:]], start + num_read)
+        if not num_more:
+            return False
+        num_read += num_more
+    return True
 
 
 def refuse_other_kinds(key: str, status: os.stat_result) -> None:
@@ -239,7 +250,7 @@ def make_version(size: int, mtime_ns: int, inode: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalStore:
+class LocalStore(Store):
     """The local file system. Keys are absolute paths."""
 
     @property
@@ -249,10 +260,6 @@ class LocalStore:
     @property
     def is_local(self) -> bool:
         return True
-
-    @property
-    def cache_bytes(self) -> None:
-        return None
 
     def stat(self, key: str) -> FileStat:
         status = Path(key).stat()
@@ -373,7 +380,6 @@ def _walk_files(directory: Path, holders: frozenset[str]) -> Iterator[Path]:
 
 
 def _list_visible(directory: Path, holders: frozenset[str]) -> list[os.DirEntry[str]]:
-    """Return a directory's visible entries, sorted; raise OSError if the directory is one of those that hold it."""
     if holders and os.path.realpath(directory) in holders:
         raise OSError(f"{directory} is a symbolic link to a directory that contains it: remove the link")
     with os.scandir(directory) as entries:
@@ -406,9 +412,6 @@ def read_and_stat(path: str, num_bytes: int) -> tuple[bytes, os.stat_result]:
     """Read at most ``num_bytes`` bytes of a local file. Return them, and the file's status after the read."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        content = os.read(descriptor, num_bytes)
-        while len(content) < num_bytes and (piece := os.read(descriptor, num_bytes - len(content))):
-            content += piece
-        return content, os.fstat(descriptor)
+        return read_range(descriptor, 0, num_bytes), os.fstat(descriptor)
     finally:
         os.close(descriptor)

@@ -1,7 +1,7 @@
 """The interface of storage backends, with functions for users' paths and URLs and for reads in pieces and in runs.
 
-To add a backend, implement :class:`Store` and :class:`StoredFile`. Then add a line to
-:func:`shardio.storage.locations.parse_location` and to the conformance suite, ``tests/storage/conftest.py``.
+To add a backend, implement :class:`Store` and :class:`StoredFile` in a new file, and add a line to the table
+:data:`shardio.storage.locations.OPENERS`. Test it with :class:`shardio.testing.store.StoreTests`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import mmap
 import os
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -103,25 +104,25 @@ class Writer(Protocol):
 class StoredFile(Protocol):
     """An object that is open for reading at any position. It can be shared between threads and across a fork.
 
-    Reads return the content that the object had when it was opened, as far as the store can detect changes.
+    Reads return the content that the object had when it was opened, as far as the store can detect changes. A subclass
+    may override the methods that are not abstract.
+
+    Attributes:
+        location: The object's location.
+        size: Its size in bytes when it was opened.
+        version: Its version when it was opened, as in :class:`FileStat`.
     """
 
-    @property
-    def location(self) -> Location:
-        """The object's location."""
-
-    @property
-    def size(self) -> int:
-        """Its size in bytes when it was opened."""
-
-    @property
-    def version(self) -> str:
-        """Its version when it was opened, as in :class:`FileStat`."""
+    location: Location
+    size: int
+    version: str
 
     @property
     def is_local(self) -> bool:
         """Whether it is a local file. Content that was read correctly once then stays correct."""
+        return self.location.store.is_local
 
+    @abstractmethod
     def read(self, start: int, stop: int) -> bytes:
         """Return the bytes [start, stop).
 
@@ -141,6 +142,7 @@ class StoredFile(Protocol):
         Raises:
             The same errors as :meth:`read`.
         """
+        return [self.read(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
 
     def read_into(self, starts: Sequence[int], buffers: Sequence[memoryview]) -> None:
         """Fill each buffer with the bytes that begin at its start position.
@@ -148,15 +150,31 @@ class StoredFile(Protocol):
         Raises:
             The same errors as :meth:`read`. The buffers' contents are then undefined.
         """
+        stops = [start + len(buffer) for start, buffer in zip(starts, buffers, strict=True)]
+        contents = self.read_many(np.array(starts, np.int64), np.array(stops, np.int64))
+        for buffer, content in zip(buffers, contents, strict=True):
+            buffer[:] = content
 
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Fetch ranges, given by start and stop, into the store's cache, if it has one. Return when they are there."""
+        return
 
     def discard(self, start: int, stop: int) -> bool:
         """Remove a damaged range from the cache, if there is one. Return whether another read may give other bytes."""
+        return not self.is_local  # It may have been damaged on the way.
 
     def close(self) -> None:
         """Close the object. Closing it again does nothing."""
+        return
+
+
+def ends_early(location: Location, size: int, start: int, stop: int) -> EOFError:
+    """Return the error of :meth:`StoredFile.read` for an object that ends before the requested range does."""
+    kind = "file" if location.store.is_local else "object"
+    return EOFError(
+        f"{location} ends at byte {size}, but bytes {start} to {stop} were requested: the {kind} is truncated. "
+        "Restore it"
+    )
 
 
 class Store(Protocol):
@@ -164,24 +182,32 @@ class Store(Protocol):
 
     A store is a frozen value that can be compared, hashed and pickled. A folder is a key prefix that ends before a
     slash; it need not be created. Methods that read an object raise FileNotFoundError if it does not exist,
-    NotADirectoryError if a parent of the key is an object, and IsADirectoryError if the key names a folder.
+    NotADirectoryError if a parent of the key is an object, and IsADirectoryError if the key names a folder. A subclass
+    may override the methods that are not abstract.
     """
 
+    __slots__ = ()
+
     @property
+    @abstractmethod
     def prefix(self) -> str:
         """The text that precedes a key in messages, such as ``s3://bucket/``."""
 
     @property
     def is_local(self) -> bool:
         """Whether objects are local files. Data that comes over a network may be damaged each time."""
+        return False
 
     @property
     def cache_bytes(self) -> int | None:
         """The size in bytes of the cache through which open objects are read; None if there is none."""
+        return None
 
+    @abstractmethod
     def stat(self, key: str) -> FileStat:
         """Return an object's size, version and identity."""
 
+    @abstractmethod
     def open(self, key: str, *, whole: bool = False) -> StoredFile:
         """Open an object.
 
@@ -192,10 +218,14 @@ class Store(Protocol):
 
     def read_whole(self, key: str) -> bytes:
         """Return an object's content."""
+        with closing(self.open(key, whole=True)) as file:
+            return file.read(0, file.size)
 
     def is_folder(self, key: str) -> bool:
         """Return whether a key names a folder."""
+        return bool(self.list(key))
 
+    @abstractmethod
     def list(self, key: str) -> list[str]:
         """Return the names of the objects and folders directly in a folder, sorted. Folder names end with a slash.
 
@@ -204,16 +234,20 @@ class Store(Protocol):
 
     def walk(self, key: str) -> Iterator[str]:
         """Yield the keys of all objects below a folder, in any order. Names that start with a dot are skipped."""
+        return (found for found, _ in self.walk_stats(key))
 
+    @abstractmethod
     def walk_stats(self, key: str) -> Iterator[tuple[str, FileStat]]:
         """Yield the key and the status of all objects below a folder, as :meth:`walk` and :meth:`stat` return them."""
 
+    @abstractmethod
     def write_whole(self, key: str) -> AbstractContextManager[Writer]:
         """Write an object atomically: it appears, complete, when the ``with`` block ends.
 
         If the block raises, the store is unchanged.
         """
 
+    @abstractmethod
     def create(self, key: str, content: bytes) -> bool:
         """Write a small object if none exists. If several processes do so at the same time, one succeeds.
 
@@ -221,14 +255,17 @@ class Store(Protocol):
             Whether the object has this content now, because this call has written it, or an earlier one did.
         """
 
+    @abstractmethod
     def remove(self, key: str) -> None:
         """Remove an object if it exists."""
 
     def can_write(self, key: str) -> bool:
         """Return whether this process may write an object, as far as the store can tell without trying."""
+        return True
 
     def resolve(self, key: str) -> str:
         """Return the canonical form of a key, such as a path without symbolic links."""
+        return self.prefix + key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +359,8 @@ PIECE = 2**20
 """Bytes per piece, chosen for few requests and little memory."""
 
 REMOTE_PIECE = 8 * 2**20
-"""Bytes per piece of a remote file. Each piece is a request, and waits for the latency of the store."""
+"""The maximum bytes of a request to a remote store, which take 6 ms of CPU time. Smaller requests would wait for the
+latency of the store more often; larger ones would save nothing, and delay others."""
 
 ALIGNED_FROM = 2**17
 """The size in bytes from which memory is aligned to pages. The C library takes smaller memory from its heap."""
@@ -411,7 +449,6 @@ def read_runs(
 
 
 def _find_runs(starts: NDArray[np.int64], stops: NDArray[np.int64], limits: RunLimits) -> list[int]:
-    """Return the index of the first range of each run; ranges are sorted by their starts."""
     is_small = stops - starts <= limits.max_small
     is_first = np.empty(len(starts), np.bool_)
     is_first[0] = True

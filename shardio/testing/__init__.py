@@ -4,6 +4,8 @@ Each module holds one class of pytest tests. Subclass it in your own tests and o
 
 - ``field_codec``: a decoder of a field.
 - ``image_format``: a format of images.
+- ``pack_source``: a kind of dataset that can be packed.
+- ``store``: a storage backend.
 - ``remainder_policy``: the treatment of an epoch's last samples.
 - ``transform``: a transform of images.
 """

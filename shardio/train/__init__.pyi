@@ -1,9 +1,11 @@
 from .callbacks import (
     Callback as Callback,
     Compile as Compile,
+    EpochResult as EpochResult,
     GradientPenalty as GradientPenalty,
     PrintEpochs as PrintEpochs,
     RatePlot as RatePlot,
+    StepRecord as StepRecord,
     plot_rates as plot_rates,
     write_report as write_report,
 )
@@ -13,14 +15,8 @@ from .checkpoint import (
     seed_everything as seed_everything,
 )
 from .config import TrainConfig as TrainConfig
-from .loop import count_steps as count_steps, train as train
-from .meters import (
-    EpochResult as EpochResult,
-    Score as Score,
-    StepRecord as StepRecord,
-    memory_difference as memory_difference,
-)
+from .loop import count_steps as count_steps, memory_difference as memory_difference, train as train
 from .models import make_model as make_model, small_resnet as small_resnet
-from .step import TrainStep as TrainStep, evaluate as evaluate, in_groups as in_groups
+from .step import Score as Score, TrainStep as TrainStep, evaluate as evaluate, in_groups as in_groups
 
 __all__: list[str]

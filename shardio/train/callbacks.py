@@ -1,4 +1,4 @@
-"""Callbacks, which add logs, plots, a report and other functions to a training run without changing its loop.
+"""Callbacks, which add logs, plots, a report and other functions to a training run, and the metrics that they receive.
 
 Plots need matplotlib (shardio's extra ``plot``). They do not use pyplot, whose state belongs to the user.
 """
@@ -10,9 +10,11 @@ import contextlib
 import dataclasses
 import html
 import json
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,8 +24,8 @@ from torch import nn
 from shardio.errors import StateError
 from shardio.files import naming, write_whole
 from shardio.train.config import TrainConfig
-from shardio.train.meters import EpochResult, StepRecord
-from shardio.train.optimizers import plan_rates
+from shardio.train.models import plan_rates
+from shardio.train.step import TrainStep
 from shardio.world import find_world
 
 if TYPE_CHECKING:
@@ -31,6 +33,94 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from shardio.train.step import TrainStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """A line of the log: the metrics of the steps since the previous line.
+
+    Attributes:
+        step: Steps so far, taken and skipped.
+        epoch: The epoch, from 0.
+        loss: The mean loss per sample, over all ranks.
+        lr: The learning rate of the last step.
+        scale: The factor by which fp16 scales the loss; 1 otherwise.
+        num_skipped: Steps skipped so far, because a gradient was not finite.
+        images_per_s: Images per second, over all ranks.
+        step_s: The mean duration of a step in seconds.
+        data_wait_share: The share of the time that this rank's device waited for data, with nothing left to do; see
+            :meth:`shardio.DevicePrefetcher.stats`.
+        memory_allocated: Bytes; see :class:`shardio.train.loop.MemoryUse`. None if unknown.
+        memory_reserved: Bytes; see :class:`shardio.train.loop.MemoryUse`. None if unknown.
+    """
+
+    step: int
+    epoch: int
+    loss: float
+    lr: float
+    scale: float
+    num_skipped: int
+    images_per_s: float
+    step_s: float
+    data_wait_share: float
+    memory_allocated: int | None
+    memory_reserved: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochResult:
+    """The metrics of an epoch, over all ranks.
+
+    Attributes:
+        epoch: The epoch, from 0.
+        step: The number of steps from the start of the run to the end of the epoch, including skipped ones.
+        loss: The mean training loss per sample.
+        accuracy: The share of training samples classified correctly during training. In a mixed sample, the class with
+            the largest share counts, so mixing lowers this accuracy.
+        val_loss: The mean loss per validation sample; None without validation.
+        val_accuracy: The share of validation samples classified correctly; None without validation.
+        num_images: Images trained on.
+        train_s: The duration of the training in seconds.
+        data_wait_s: The part of ``train_s`` that this rank's device waited for data.
+        lr: The learning rate of the last step.
+        is_best: Whether the validation loss, or the training loss without validation, is the lowest so far.
+    """
+
+    epoch: int
+    step: int
+    loss: float
+    accuracy: float
+    val_loss: float | None
+    val_accuracy: float | None
+    num_images: int
+    train_s: float
+    data_wait_s: float
+    lr: float
+    is_best: bool
+
+    @property
+    def images_per_s(self) -> float:
+        return self.num_images / max(self.train_s, 1e-9)
+
+    @property
+    def data_wait_share(self) -> float:
+        return self.data_wait_s / max(self.train_s, 1e-9)
+
+    @property
+    def judged_by(self) -> float:
+        """The loss that epochs are compared by."""
+        return self.loss if self.val_loss is None else self.val_loss
+
+    def describe(self) -> str:
+        """Return the metrics as a line of text."""
+        validation = (
+            "" if self.val_loss is None else f"val loss {self.val_loss:.3f}  val accuracy {self.val_accuracy:.1%}  "
+        )
+        return (
+            f"epoch {self.epoch}  loss {self.loss:.3f}  accuracy {self.accuracy:.1%}  {validation}"
+            f"{self.images_per_s:.0f} images/s  waiting for data {self.data_wait_share:.0%}"
+        )
+
 
 LOG = "log.jsonl"
 
@@ -134,7 +224,7 @@ class PrintEpochs(Callback):
     """A callback that prints one line per epoch on rank 0. ``say`` replaces ``print``."""
 
     def __init__(self, say: Callable[[str], object] = print) -> None:
-        self.say = say if find_world().rank == 0 else _say_nothing
+        self.say = say if find_world().rank == 0 else lambda _: None
 
     def on_start(self, num_epochs: int, num_steps: int) -> None:
         if num_steps:
@@ -144,8 +234,32 @@ class PrintEpochs(Callback):
         self.say(result.describe())
 
 
-def _say_nothing(text: str) -> None:
-    pass
+class EpochBar(Callback):
+    """A callback that shows the progress of each epoch on a bar.
+
+    Args:
+        bar: A ``rich.progress.Progress``. It gets a task, with a field ``rate``.
+        num_batches: The number of batches in an epoch.
+    """
+
+    def __init__(self, bar: Any, num_batches: int) -> None:
+        self._bar, self._task = bar, bar.add_task("epoch 0", total=num_batches, rate="")
+        self._begin(0)
+
+    def on_start(self, num_epochs: int, num_steps: int) -> None:
+        self._begin(num_epochs)
+
+    def on_batch(self, batch: Any) -> None:
+        self._num_images += len(batch[1])
+        rate = self._num_images / (time.perf_counter() - self._start)
+        self._bar.update(self._task, advance=1, rate=f"{rate:.0f} images/s")
+
+    def on_epoch(self, result: EpochResult) -> None:
+        self._begin(result.epoch + 1)
+
+    def _begin(self, epoch: int) -> None:
+        self._num_images, self._start = 0, time.perf_counter()
+        self._bar.update(self._task, completed=0, description=f"epoch {epoch}")
 
 
 class Compile(Callback):
@@ -214,7 +328,20 @@ class SizeHints(Callback):
             )
 
 
-class JsonLog(Callback):
+class _Log(Callback):
+    """A callback that writes each record and each result as it comes."""
+
+    def on_log(self, record: StepRecord) -> None:
+        self.write("steps", record)
+
+    def on_epoch(self, result: EpochResult) -> None:
+        self.write("epoch", result)
+
+    def write(self, kind: str, figures: StepRecord | EpochResult) -> None:
+        raise NotImplementedError
+
+
+class JsonLog(_Log):
     """A callback that writes ``log.jsonl``.
 
     Each line is a JSON object: a StepRecord (kind ``steps``) or an EpochResult (kind ``epoch``). A resumed run first
@@ -233,18 +360,12 @@ class JsonLog(Callback):
         with write_whole(self.path) as file:
             file.writelines(_dump(line) for line in kept)
 
-    def on_log(self, record: StepRecord) -> None:
-        self._append("steps", record)
-
-    def on_epoch(self, result: EpochResult) -> None:
-        self._append("epoch", result)
-
-    def _append(self, kind: str, figures: StepRecord | EpochResult) -> None:
+    def write(self, kind: str, figures: StepRecord | EpochResult) -> None:
         with naming(self.path), self.path.open("ab") as file:
             file.write(_dump({"kind": kind, **dataclasses.asdict(figures)}))
 
 
-class TensorBoardLog(Callback):
+class TensorBoardLog(_Log):
     """A callback that writes the same metrics for TensorBoard."""
 
     def __init__(self, directory: Path) -> None:
@@ -256,20 +377,15 @@ class TensorBoardLog(Callback):
 
         self._writer = SummaryWriter(str(self._directory), purge_step=num_steps + 1)
 
-    def on_log(self, record: StepRecord) -> None:
-        self._write("steps", record)
-
-    def on_epoch(self, result: EpochResult) -> None:
-        self._write("epoch", result)
-        self._writer.flush()
-
     def on_end(self, results: list[EpochResult]) -> None:
         self._writer.close()
 
-    def _write(self, kind: str, figures: StepRecord | EpochResult) -> None:
+    def write(self, kind: str, figures: StepRecord | EpochResult) -> None:
         for name, value in dataclasses.asdict(figures).items():
             if value is not None and name not in ("step", "epoch"):
                 self._writer.add_scalar(f"{kind}/{name}", float(value), figures.step)
+        if kind == "epoch":
+            self._writer.flush()
 
 
 def read_log(path: Path) -> Iterator[dict[str, Any]]:

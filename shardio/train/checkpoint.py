@@ -1,21 +1,32 @@
-"""Checkpoints: the state that a training run needs to resume, in one file that is written atomically."""
+"""Checkpoints, which hold the state that a training run needs to resume, and the directory of a run.
+
+A checkpoint is one file, which is written atomically.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import logging
 import os
 import random
+import socket
 import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
 
-from shardio.errors import FormatError
-from shardio.files import write_whole
+from shardio.errors import BusyError, FormatError, StateError
+from shardio.files import remove_unfinished, write_whole
+from shardio.process import call_at_fork
+from shardio.train.callbacks import LOG, PAGE, PICTURE, read_log
+from shardio.train.config import TrainConfig
+from shardio.train.step import gather, on_rank_0
 
 FORMAT = 1
 """The version of the format. It increases when older files can no longer be read."""
@@ -85,11 +96,8 @@ def load_random_states(states: dict[str, Any], device: torch.device) -> None:
 @contextmanager
 def algorithms(*, deterministic: bool, tf32: bool = False) -> Iterator[None]:
     """Restrict torch to deterministic algorithms, or let it find the fastest for each size; optionally allow TF32."""
-    was_deterministic, warned_only = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    was_benchmark = torch.backends.cudnn.benchmark
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    warned_only, was_benchmark = torch.is_deterministic_algorithms_warn_only_enabled(), torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = not deterministic
     if deterministic:
         # cuBLAS reads this at its first use: docs.nvidia.com/cuda/cublas, "Results reproducibility".
@@ -106,21 +114,17 @@ def algorithms(*, deterministic: bool, tf32: bool = False) -> Iterator[None]:
 @contextmanager
 def _tf32_products() -> Iterator[None]:
     """In the block, CUDA rounds the inputs of float32 matrix products to TF32."""
+    allowed, set_precision = "high", torch.set_float32_matmul_precision
     try:
         before = torch.get_float32_matmul_precision()
     except RuntimeError:  # The user has chosen precisions by torch's newer settings, which exclude this one.
         matmul: Any = torch.backends.cuda.matmul
-        before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
-        try:
-            yield
-        finally:
-            matmul.fp32_precision = before
-        return
-    torch.set_float32_matmul_precision("high")
+        before, allowed, set_precision = matmul.fp32_precision, "tf32", partial(setattr, matmul, "fp32_precision")
+    set_precision(allowed)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        set_precision(before)
 
 
 def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
@@ -132,8 +136,12 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None
     path = Path(path)
     try:
         with write_whole(path) as file, _checksums():
-            _save({"format": FORMAT, **state}, file)
-    except OSError as error:
+            torch.save({"format": FORMAT, **state}, file)
+    except (OSError, RuntimeError) as failure:
+        # torch hides the operating system's error in a RuntimeError.
+        error = failure if isinstance(failure, OSError) else failure.__context__
+        if not isinstance(error, OSError):
+            raise
         what = error.strerror or error
         remedy = "fix the cause (if the disk is full, free some space) and rerun the same command to resume"
         raise OSError(error.errno, f"{what}. Any previous checkpoint is kept: {remedy}", str(path)) from error
@@ -148,19 +156,6 @@ def _checksums() -> Iterator[None]:
         yield
     finally:
         torch.serialization.set_crc32_options(are_written)
-
-
-def _save(state: dict[str, Any], file: BinaryIO) -> None:
-    # torch hides the operating system's error in a RuntimeError.
-    failure: OSError | None = None
-    try:
-        torch.save(state, file)
-    except RuntimeError as error:
-        if not isinstance(error.__context__, OSError):
-            raise
-        failure = error.__context__
-    if failure is not None:
-        raise failure
 
 
 def load_checkpoint(path: str | os.PathLike[str], map_location: str | torch.device | None = "cpu") -> dict[str, Any]:
@@ -179,7 +174,9 @@ def load_checkpoint(path: str | os.PathLike[str], map_location: str | torch.devi
         if not zipfile.is_zipfile(file):
             raise FormatError(f"{path} is not a checkpoint, or is truncated: use another one or start a new run")
     try:
-        _check_content(path)
+        with zipfile.ZipFile(path) as archive:  # torch writes checksums, but does not verify them.
+            if (name := archive.testzip()) is not None:
+                raise ValueError(f"the part {name} is damaged")
         with torch.serialization.safe_globals(_find_safe_globals()):
             state: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=True)
         if not isinstance(state, dict):
@@ -236,13 +233,6 @@ def check_loadable(value: Any, name: str) -> None:
         )
 
 
-def _check_content(path: str | os.PathLike[str]) -> None:
-    """Verify the file's checksums, which torch writes but does not verify."""
-    with zipfile.ZipFile(path) as archive:
-        if (name := archive.testzip()) is not None:
-            raise ValueError(f"the part {name} is damaged")
-
-
 def check_parts(state: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Raise FormatError if a run's state lacks a part or a part has the wrong type."""
     for name, kind in PARTS.items():
@@ -289,3 +279,113 @@ def _leave_out_draws(state: Any, *, keeps_generators: bool) -> Any:
     if not keeps_generators and isinstance(generators := state.get(_GENERATORS), dict):
         changed[_GENERATORS] = generators.get("own")
     return changed
+
+
+LOCK = ".run.lock"
+
+_log = logging.getLogger("shardio")
+
+
+@contextmanager
+def claimed(directory: Path | None) -> Iterator[None]:
+    """Hold the lock of a run's directory, and create the directory if it is missing.
+
+    Without a directory, do nothing. Rank 0 holds the lock for all ranks, which fail together. The lock ends with its
+    process. Worker processes that torch forks close their copy of the lock's descriptor, so a killed run can be resumed
+    while its workers still exist. On NFS, the lock works between machines if the server has a lock service. On a file
+    system without locks, a warning is logged.
+
+    Raises:
+        BusyError: If another run holds the lock.
+        OSError: If the directory cannot be created or written to.
+    """
+    lock = _Lock()  # Only rank 0 takes it.
+    try:
+        if directory is not None:
+            on_rank_0(lambda: lock.take(directory))
+        yield
+    finally:
+        lock.release()
+
+
+class _Lock:
+    """The lock of a run's directory.
+
+    A forked child releases its copy, which would otherwise hold the lock until the child ends.
+    """
+
+    def __init__(self) -> None:
+        self._descriptor: int | None = None
+        call_at_fork(self, after_in_child=_Lock.release)
+
+    def take(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 256, 0).decode(errors="replace") or "another process"
+            os.close(descriptor)
+            raise BusyError(
+                f"{directory} is in use by {holder}, which is training there: wait for it to end, or use another "
+                "directory"
+            ) from None
+        except OSError as error:
+            os.close(descriptor)
+            _log.warning(
+                "%s is on a file system without locks (%s): do not start a second run that writes there",
+                directory,
+                error,
+            )
+            return
+        self._descriptor = descriptor
+        with suppress(OSError):  # On a full disk, the lock holds even if the holder's name is not written.
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+
+    def release(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def prepare_directory(directory: Path, config: TrainConfig) -> bool:
+    """Remove outdated files, and return whether there is a checkpoint to resume from.
+
+    Raises:
+        StateError: If ranks see different directories, or the directory holds another tool's log or a run without its
+            last checkpoint. In these cases, nothing is removed.
+        FormatError: If the best checkpoint cannot be read.
+    """
+    last = directory / LAST
+    if len(set(gather(last.exists()))) > 1:
+        raise StateError(f"only some ranks see {last}: use a directory that all ranks share")
+    return on_rank_0(lambda: _prepare(directory, config))
+
+
+def _prepare(directory: Path, config: TrainConfig) -> bool:
+    last_epoch = max((line["epoch"] for line in read_log(directory / LOG)), default=None)
+    has_last = (directory / LAST).exists()
+    if config.resume and not has_last and not _may_start_over(directory / BEST, config, last_epoch):
+        found = BEST if (directory / BEST).exists() else f"{LOG} (up to epoch {last_epoch})"
+        raise StateError(
+            f"{directory} contains the {found} of an earlier run, but no {LAST} to resume from: restore {LAST}, use "
+            "another directory, or replace the earlier run with resume=False (--fresh)"
+        )
+    remove_unfinished(directory, (LAST, BEST, LOG, PAGE, PICTURE))
+    for name in () if config.resume else (LAST, BEST):
+        (directory / name).unlink(missing_ok=True)
+    return has_last and config.resume
+
+
+def _may_start_over(best: Path, config: TrainConfig, last_epoch: int | None) -> bool:
+    """Return whether a run without its last checkpoint was killed in its first epoch, before it could write one.
+
+    Its log then ends in epoch 0. Its best checkpoint, which is written first, has that epoch and the same settings.
+    """
+    if not best.exists():
+        return not last_epoch
+    if last_epoch != 0:
+        return False
+    state = load_checkpoint(best)
+    return len(state["results"]) == 1 and not config.find_differences(state["config"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,11 +13,22 @@ from shardio.storage import find_url
 from shardio.values import check_choice, check_integer, check_optional_integer, check_plain
 
 Precision = Literal["fp32", "bf16", "fp16"]
+
 OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop"]
+
 ScheduleName = Literal["onecycle", "cosine", "cyclic", "step", "plateau", "constant"]
 
 MAY_CHANGE = ("epochs", "steps_per_epoch", "patience", "device", "directory", "resume", "log_every", "checkpoint_every")
 """Settings that may differ when a run resumes. New ``epochs`` change later learning rates."""
+
+RANGES: dict[tuple[str, ...], tuple[str, Callable[[float], bool]]] = {
+    ("lr", "period", "clip_norm", "clip_value"): ("positive and finite", lambda value: 0 < value < math.inf),
+    ("mixup", "cutmix"): ("at least 0 and finite", lambda value: 0 <= value < math.inf),
+    ("label_smoothing", "random_erasing"): ("from 0 to 1", lambda value: 0 <= value <= 1),
+    ("weight_decay", "momentum"): ("at least 0", lambda value: value >= 0),
+    ("warmup",): ("a share of the steps, at least 0 and below 1", lambda value: 0 <= value < 1),
+}
+"""The settings that are numbers, the description of their range, and a test for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +41,7 @@ class TrainConfig:
         lr: The highest learning rate.
         optimizer: The optimiser, from torch.optim.
         weight_decay: Weight decay of the optimiser.
-        decay_all: Apply weight decay to all weights, also to those of norms and to biases.
+        decay_all: Apply weight decay to all weights, including norms and biases.
         momentum: Momentum of sgd and rmsprop.
         schedule: How the learning rate changes: onecycle, cosine (after a linear warm-up),
             cyclic (up and down), step (divided by 10 after each period), plateau (divided by 10 after a
@@ -104,11 +116,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Check the settings, and convert them to built-in types, which checkpoints can hold."""
-        for name in (
-            *("lr", "weight_decay", "momentum", "warmup", "period", "clip_norm", "clip_value"),
-            *("label_smoothing", "mixup", "cutmix", "random_erasing"),
-        ):
-            self._set(name, None if (value := getattr(self, name)) is None else float(value))
+        for names, (range_text, is_within) in RANGES.items():
+            for name in names:
+                self._set(name, value := None if getattr(self, name) is None else float(getattr(self, name)))
+                if value is not None and not is_within(value):
+                    raise ValueError(f"{name} must be {range_text}, got {value}")
         for name in ("mean", "std"):
             self._set(name, tuple(map(float, getattr(self, name))))
         for name, allowed in (("optimizer", OptimizerName), ("schedule", ScheduleName), ("precision", Precision)):
@@ -119,20 +131,6 @@ class TrainConfig:
             self._set(name, check_optional_integer(name, getattr(self, name), at_least=1))
         self._set("seed", check_integer("seed", self.seed, at_least=0))
         self._set("data", _check_data(self.data))
-        for name in ("lr", "period", "clip_norm", "clip_value"):
-            if (value := getattr(self, name)) is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name} must be positive and finite, got {value}")
-        for name in ("mixup", "cutmix"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
-        for name in ("label_smoothing", "random_erasing"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
-        for name in ("weight_decay", "momentum"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"warmup must be a share of the steps, at least 0 and below 1, got {self.warmup}")
         from shardio.device import choose_device  # Loads torch.
 
         device = choose_device(self.device)
@@ -167,7 +165,6 @@ class TrainConfig:
 
 
 def _check_data(data: Mapping[str, float | str]) -> dict[str, float | str]:
-    """Return a copy with built-in types, which checkpoints can hold."""
     settings = {one.name for one in dataclasses.fields(TrainConfig)}
     for name in data:
         if not isinstance(name, str):

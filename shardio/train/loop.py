@@ -1,39 +1,68 @@
-"""The training loop, and the assembly of a run from a model, a loader and settings."""
+"""The training loop: a run's assembly, its progress, and its measurements."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
-from collections.abc import Iterable, Sequence
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from shardio.device import DevicePrefetcher
+from shardio.errors import NonFiniteLossError, StateError
 from shardio.sample import warn_of_other_classes
-from shardio.train.callbacks import Callback, HtmlReport, JsonLog, SizeHints, TensorBoardLog
-from shardio.train.checkpoint import algorithms
-from shardio.train.config import TrainConfig
-from shardio.train.meters import (
+from shardio.train.callbacks import (
+    Callback,
     EpochResult,
-    gather,
-    joined_ranks,
-    reported_failures,
-    share_gradients,
-    unwrap,
-    use_device,
+    HtmlReport,
+    JsonLog,
+    SizeHints,
+    StepRecord,
+    TensorBoardLog,
+    name_callbacks,
 )
-from shardio.train.optimizers import LrSchedule, make_optimizer
-from shardio.train.run import TrainRun, claimed
+from shardio.train.checkpoint import (
+    BEST,
+    LAST,
+    algorithms,
+    are_equal,
+    check_loadable,
+    check_parts,
+    claimed,
+    find_shared_state,
+    load_checkpoint,
+    load_random_states,
+    prepare_directory,
+    random_states,
+    save_checkpoint,
+    seed_everything,
+)
+from shardio.train.config import TrainConfig
+from shardio.train.models import LrSchedule, make_optimizer
 from shardio.train.step import (
+    Score,
     TrainStep,
+    gather,
     images_and_labels,
     in_groups,
+    joined_ranks,
     make_loss,
     make_transforms,
     measure,
     prefetch,
+    reported_failures,
+    share_gradients,
+    sum_over_ranks,
+    unwrap,
+    use_device,
     warn_of_repeats,
 )
 from shardio.world import World
@@ -105,7 +134,7 @@ def _train(
     # A function of its own: its return frees everything that refers to other ranks.
     batches.start_workers()  # They start while the model is moved and the optimizer is made.
     val_batches = None if val_loader is None else prefetch(val_loader, config, batches.device)
-    run = _make_run(model, batches, config, callbacks, world)
+    run = TrainRun(config, model, batches, world, callbacks)
     network = unwrap(run.step.model)  # Ranks may have different numbers of validation batches.
     run.start()
     for epoch in run.epochs():
@@ -121,32 +150,8 @@ def _train(
     return run.results
 
 
-def _make_run(
-    model: nn.Module, batches: DevicePrefetcher, config: TrainConfig, callbacks: Sequence[Callback], world: World
-) -> TrainRun:
-    layout = torch.channels_last if config.channels_last else torch.preserve_format
-    model.to(batches.device, memory_format=layout)  # type: ignore[call-overload]  # torch's stubs lack it
-    wrapped = model
-    for callback in callbacks:
-        wrapped = callback.wrap_model(wrapped)
-    optimizer = make_optimizer(model, config)
-    schedule = LrSchedule(optimizer, config, count_steps(batches.loader, config))
-    step = TrainStep(
-        share_gradients(wrapped, batches.device, deterministic=config.deterministic),
-        optimizer,
-        schedule=schedule,
-        precision=config.precision,
-        accumulate=config.accumulate,
-        loss_fn=make_loss(config),
-        clip_norm=config.clip_norm,
-        clip_value=config.clip_value,
-        hooks=[callback.add_to_loss for callback in callbacks],
-    )
-    return TrainRun(config, model, step, schedule, batches, world, callbacks)
-
-
 def _make_callbacks(config: TrainConfig, directory: Path | None, device: torch.device) -> list[Callback]:
-    """Return the callbacks that rank 0 adds: hints for the GPU, and the files in the run's directory."""
+    # Rank 0 adds hints for the GPU, and the files in the run's directory.
     callbacks: list[Callback] = []
     if device.type == "cuda" and config.precision != "fp32":
         callbacks.append(SizeHints())
@@ -178,3 +183,399 @@ def count_steps(loader: Any, config: TrainConfig) -> int:
             "ShardDataset or EpochSampler"
         )
     return max(-(-num_batches[0] // config.accumulate), 1)
+
+
+FOR_LOADING, FOR_STEPS = 1, 2
+"""Purposes of random numbers. The numbers that a loader draws to start workers must not affect steps."""
+
+
+class TrainRun:
+    """A training run: the model on its device, the training step, and their progress.
+
+    Args:
+        config: The settings.
+        model: The model whose weights are trained and saved. It is moved to the device.
+        batches: The training data.
+        world: The rank and the world size.
+        callbacks: The callbacks of this rank.
+
+    Attributes:
+        step: The training step.
+        results: The metrics of the finished epochs.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: nn.Module,
+        batches: DevicePrefetcher,
+        world: World,
+        callbacks: Sequence[Callback],
+    ) -> None:
+        self.config, self.model, self.batches, self.world, self.callbacks = config, model, batches, world, callbacks
+        layout = torch.channels_last if config.channels_last else torch.preserve_format
+        model.to(batches.device, memory_format=layout)  # type: ignore[call-overload]  # torch's stubs lack it
+        wrapped = model
+        for callback in callbacks:
+            wrapped = callback.wrap_model(wrapped)
+        optimizer = make_optimizer(model, config)
+        self.schedule = LrSchedule(optimizer, config, count_steps(batches.loader, config))
+        self.step = TrainStep(
+            share_gradients(wrapped, batches.device, deterministic=config.deterministic),
+            optimizer,
+            schedule=self.schedule,
+            precision=config.precision,
+            accumulate=config.accumulate,
+            loss_fn=make_loss(config),
+            clip_norm=config.clip_norm,
+            clip_value=config.clip_value,
+            hooks=[callback.add_to_loss for callback in callbacks],
+        )
+        self.results: list[EpochResult] = []
+        self._directory = None if config.directory is None else Path(config.directory)
+        self._score, self._times = Score(self.step.device), {"train_s": 0.0, "data_wait_s": 0.0}
+        self._interval = LogInterval(batches)
+        self._random: dict[str, Any] | None = None
+        self._saved_step: int | None = None
+
+    def start(self) -> None:
+        """Resume from the directory's last checkpoint. Without one, start a new run."""
+        if self.config.checkpoint_every is not None and not self.batches.has_state:
+            raise ValueError(
+                f"checkpoint_every={self.config.checkpoint_every} needs a loader with a state, which this "
+                f"{type(self.batches.loader).__name__} does not have: use a shardio.DataLoader over a ShardDataset or "
+                "with sampler=EpochSampler(dataset), or omit checkpoint_every"
+            )
+        if self._directory is not None and prepare_directory(self._directory, self.config):
+            self._load(load_checkpoint(self._directory / LAST), self._directory / LAST)
+        for callback in self.callbacks:
+            callback.on_start(len(self.results), self.step.num_steps)
+
+    def epochs(self) -> Iterator[int]:
+        """Yield the remaining epochs. Stop early when ``patience`` runs out."""
+        while len(self.results) < self.config.epochs and not self._is_out_of_patience():
+            yield len(self.results)
+
+    def batches_of(self, epoch: int) -> Iterator[Any]:
+        """Yield the remaining batches of an epoch."""
+        self.batches.set_epoch(epoch)
+        seed_everything(self.config.seed, self.world.rank, epoch, FOR_LOADING)
+        self._interval.restart()
+        is_first = True
+        for batch in self.batches:
+            if is_first and self._random is not None:
+                load_random_states(self._random, self.step.device)
+            elif is_first:
+                seed_everything(self.config.seed, self.world.rank, epoch, FOR_STEPS, self.step.num_steps)
+            is_first = False
+            yield batch
+
+    def record(self, batch: Any, outputs: torch.Tensor, loss: torch.Tensor, *, ends_step: bool) -> None:
+        """Record a microbatch. If it ended a step, log and save at the configured intervals."""
+        labels, num_steps = batch[1], self.step.num_steps
+        self._score.add(loss.expand(len(labels)), outputs, labels)
+        self._interval.add_loss(loss, batch, num_steps if ends_step else num_steps + 1)
+        for callback in self.callbacks:
+            callback.on_batch(batch)
+        if not ends_step:
+            return
+        self._interval.num_steps += 1
+        every = self.config.checkpoint_every
+        is_saved = every is not None and num_steps % every == 0
+        if is_saved or num_steps % self.config.log_every == 0:
+            self.log()
+        if is_saved:
+            self._save([LAST], is_within_epoch=True)
+
+    def log(self) -> None:
+        """Read the losses since the last call, and pass the metrics to the callbacks.
+
+        Raises:
+            NonFiniteLossError: If a loss is not finite.
+        """
+        if not self._interval.num_steps:
+            return
+        try:
+            loss, num_images = self._interval.read_losses()
+        except NonFiniteLossError as error:
+            raise NonFiniteLossError(f"{error}. {self._remedy()}", step=error.step, keys=error.keys) from error
+        elapsed_s, wait_s = time.perf_counter() - self._interval.start, self._interval.wait_s
+        memory = measure_memory(self.step.device)
+        record = StepRecord(
+            step=self.step.num_steps,
+            epoch=len(self.results),
+            loss=loss,
+            lr=self.step.lr,
+            scale=self.step.scale,
+            num_skipped=self.step.num_skipped,
+            images_per_s=num_images / elapsed_s,
+            step_s=elapsed_s / self._interval.num_steps,
+            data_wait_share=wait_s / elapsed_s,
+            memory_allocated=memory and memory.allocated,
+            memory_reserved=memory and memory.reserved,
+        )
+        self._times["train_s"] += elapsed_s
+        self._times["data_wait_s"] += wait_s
+        self._interval.restart()
+        for callback in self.callbacks:
+            callback.on_log(record)
+
+    def end_epoch(self, validation: Score | None) -> None:
+        """Summarise the epoch, with its score on validation data, and save."""
+        score = self._score.over_ranks()
+        if not score.num_images:
+            raise ValueError(
+                f"epoch {len(self.results)} had no batches: pass a loader that yields at least one batch in every "
+                "epoch. An iterator can be read only once, and drop_last leaves out an incomplete batch"
+            )
+        judged_by = (validation or score).loss
+        before = [one.judged_by for one in self.results if (one.val_loss is None) == (validation is None)]
+        result = EpochResult(
+            epoch=len(self.results),
+            step=self.step.num_steps,
+            loss=score.loss,
+            accuracy=score.accuracy,
+            val_loss=validation.loss if validation else None,
+            val_accuracy=validation.accuracy if validation else None,
+            num_images=score.num_images,
+            **self._times,
+            lr=self.step.lr,
+            is_best=math.isfinite(judged_by) and not any(loss <= judged_by for loss in before),
+        )
+        self.results.append(result)
+        self._score, self._times, self._random = Score(self.step.device), dict.fromkeys(self._times, 0.0), None
+        self.schedule.end_epoch(judged_by)
+        for callback in self.callbacks:
+            callback.on_epoch(result)
+        # LAST is saved last. A run that is killed in between repeats the end of the epoch.
+        self._save([BEST, LAST] if result.is_best else [LAST], is_within_epoch=False)
+
+    def _is_out_of_patience(self) -> bool:
+        best = max((result.epoch for result in self.results if result.is_best), default=0)
+        return self.config.patience is not None and len(self.results) > best + self.config.patience
+
+    def _remedy(self) -> str:
+        remedy = "Start a new run with a lower learning rate or with clip_norm (--clip-norm), or repair the data"
+        if self._saved_step is None:
+            return remedy
+        return f"{remedy}. {self._directory}/{LAST} holds the weights of step {self._saved_step}, before the failure"
+
+    def _save(self, names: list[str], *, is_within_epoch: bool) -> None:
+        if self._directory is None:
+            return
+        self._check_weights()
+        loader_state = self.batches.state_dict() if self.batches.has_state else None
+        check_loadable(loader_state, "the loader's state")
+        callbacks = {name: callback.state_dict() for name, callback in name_callbacks(self.callbacks).items()}
+        for name, callback_state in callbacks.items():
+            check_loadable(callback_state, f"the state of the callback {name}")
+        own = {"random": random_states(self.step.device), "loader": loader_state, "score": self._score.sums.cpu()}
+        of_ranks = gather(own)
+        self._saved_step = self.step.num_steps
+        if self.world.rank != 0:
+            return
+        state = {
+            "config": self.config.shared_settings(),
+            "model": self.model.state_dict(),
+            "step": self.step.state_dict(),
+            "results": [dataclasses.asdict(result) for result in self.results],
+            "is_within_epoch": is_within_epoch,
+            "times": self._times,
+            "ranks": of_ranks,
+            "callbacks": {name: callback_state for name, callback_state in callbacks.items() if callback_state},
+        }
+        for name in names:
+            save_checkpoint(self._directory / name, state)
+
+    def _check_weights(self) -> None:
+        norms = torch.stack(torch._foreach_norm([weight.detach() for weight in self.step.parameters]))
+        if not norms.isfinite().all():
+            raise NonFiniteLossError(
+                f"weights are NaN or infinite after step {self.step.num_steps}, because a gradient was not finite. "
+                f"{self._remedy()}",
+                step=self.step.num_steps,
+            )
+
+    def _load(self, state: dict[str, Any], path: Path) -> None:
+        # Keep no reference to the weights in the state, to free their memory.
+        check_parts(state, path)
+        if differences := self.config.find_differences(state["config"]):
+            raise StateError(
+                f"{path} is from a run with other settings ({'; '.join(differences)}): use the original settings or "
+                "another directory, or start a new run with resume=False (--fresh)"
+            )
+        try:
+            self.model.load_state_dict(state["model"])
+            self.step.load_state_dict(state["step"])
+        except (RuntimeError, ValueError) as error:  # ValueError: other weights are frozen.
+            raise StateError(
+                f"{path} is from a run with another model: use that model or another directory, or start a new run "
+                f"with resume=False (--fresh). torch reports: {error}"
+            ) from error
+        self.results = [EpochResult(**result) for result in state["results"]]
+        self._times, self._saved_step = state["times"], self.step.num_steps
+        of_ranks = state["ranks"]
+        is_same_world = len(of_ranks) == self.world.world_size
+        own = of_ranks[self.world.rank if is_same_world else 0]
+        loader_state = own["loader"] if is_same_world else self._share_loader_state(state, path)
+        if loader_state is not None and self.batches.has_state:
+            self.batches.load_state_dict(loader_state)
+        self._load_callbacks(state.get("callbacks", {}), path)
+        if not state["is_within_epoch"]:
+            return
+        if is_same_world:
+            self._random = own["random"]
+            self._score.sums.copy_(own["score"])
+        elif self.world.rank == 0:
+            self._score.sums.copy_(torch.stack([rank["score"] for rank in of_ranks]).sum(0))
+
+    def _share_loader_state(self, state: dict[str, Any], path: Path) -> Any:
+        states = [rank["loader"] for rank in state["ranks"]]
+        has_order = getattr(self.batches.loader, "has_order", False)
+        if states[0] is None or (has_order and all(are_equal(states[0], other) for other in states)):
+            return states[0]
+        shared = None if state["is_within_epoch"] else find_shared_state(states)
+        if shared is not None:
+            return shared
+        before, now = len(states), self.world.world_size
+        why, until = "datasets, samplers or generators of its loader have a state of their own on each rank", ""
+        if state["is_within_epoch"]:
+            why = "it was saved within an epoch, where each rank has its own samples left"
+            until = ", at least to the end of the epoch"
+        raise StateError(
+            f"{path} is from a run with a world size of {before}, and cannot be resumed with {now}: {why}. Use a world "
+            f"size of {before}{until}. In shardio's "
+            "order (a ShardDataset, or sampler=EpochSampler(dataset)), the world size may change after any step"
+        )
+
+    def _load_callbacks(self, states: dict[str, Any], path: Path) -> None:
+        callbacks = name_callbacks(self.callbacks)
+        for name, state in states.items():
+            if name in callbacks:
+                callbacks[name].load_state_dict(state)
+            elif self.world.rank == 0:
+                warnings.warn(
+                    f"{path} holds the state of a callback {name}, which this run does not have: it is not loaded, and "
+                    "later checkpoints will lack it",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+
+class MemoryUse(NamedTuple):
+    """Memory in use, in bytes.
+
+    Attributes:
+        allocated: The memory of tensors on a GPU; on the CPU, this process's resident set.
+        reserved: The memory that torch has reserved on a GPU; on the CPU, this process's address space.
+    """
+
+    allocated: int
+    reserved: int
+
+
+def measure_memory(device: torch.device) -> MemoryUse | None:
+    """Return the memory in use; None if the operating system does not report it."""
+    if device.type == "cuda":
+        return MemoryUse(torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
+    if device.type == "mps":
+        return MemoryUse(torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory())
+    statm = Path("/proc/self/statm")  # proc(5): the address space and the resident set, in pages.
+    if not statm.exists():
+        return None
+    reserved, allocated = (int(pages) * os.sysconf("SC_PAGE_SIZE") for pages in statm.read_text().split()[:2])
+    return MemoryUse(allocated, reserved)
+
+
+@contextmanager
+def memory_difference(
+    name: str, device: torch.device | str = "cpu", say: Callable[[str], object] = print
+) -> Iterator[None]:
+    """Print the change in memory use within a block.
+
+    :class:`shardio.train.loop.MemoryUse` defines allocated and reserved memory.
+
+    >>> with memory_difference("a large tensor"):  # doctest: +SKIP
+    ...     tensor = torch.ones(2**24)
+    a large tensor: allocated +64.1 MiB, reserved +64.0 MiB
+    """
+    device = torch.device(device)
+    before = measure_memory(device)
+    yield
+    after = measure_memory(device)
+    if before is None or after is None:
+        say(f"{name}: memory use cannot be measured on this system")
+        return
+    allocated, reserved = ((new - old) / 2**20 for new, old in zip(after, before, strict=True))
+    say(f"{name}: allocated {allocated:+.1f} MiB, reserved {reserved:+.1f} MiB")
+
+
+class LogInterval:
+    """The steps since the last line of the log: their time, and the losses of their microbatches, on the device.
+
+    The losses are read together, because reading waits.
+
+    Args:
+        batches: The prefetcher, which measures the time that the device waits for data.
+
+    Attributes:
+        start: The start of the interval, from ``time.perf_counter``.
+        num_steps: Steps in the interval.
+    """
+
+    def __init__(self, batches: DevicePrefetcher) -> None:
+        self._batches = batches
+        self._losses: list[tuple[torch.Tensor, int, int, Sequence[str] | None]] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """Start a new interval."""
+        self.start, self.num_steps = time.perf_counter(), 0
+        self._stall_before_s = self._batches.stats().data_stall_s
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that the device waited for data in the interval."""
+        return self._batches.stats().data_stall_s - self._stall_before_s
+
+    def add_loss(self, loss: torch.Tensor, batch: Any, step: int) -> None:
+        """Add the mean loss of a microbatch of this step."""
+        self._losses.append((loss, len(batch[1]), step, _find_keys(batch)))
+
+    def read_losses(self) -> tuple[float, int]:
+        """Return the mean loss and the number of samples, over all ranks, and clear the losses.
+
+        Raises:
+            NonFiniteLossError: If a loss is not finite. The message names the step and its samples.
+        """
+        pending, self._losses = self._losses, []
+        losses = [loss.float() for loss, *_ in pending]
+        values = torch.stack(losses).cpu().double() if losses else torch.zeros(0, dtype=torch.float64, device="cpu")
+        sizes = torch.tensor([num_samples for _, num_samples, *_ in pending], dtype=torch.float64, device="cpu")
+        total, num_samples = sum_over_ranks(torch.stack([(values * sizes).sum(), sizes.sum()])).tolist()
+        if not math.isfinite(total):
+            found = zip(values.tolist(), pending, strict=True)
+            bad = ((step, value, keys) for value, (*_, step, keys) in found if not math.isfinite(value))
+            raise _first_not_finite(next(bad, None))
+        return total / max(num_samples, 1), int(num_samples)
+
+
+def _first_not_finite(own: tuple[int, float, Sequence[str] | None] | None) -> NonFiniteLossError:
+    # The first one on any rank also makes later losses on other ranks NaN.
+    found = [(first, rank) for rank, first in enumerate(gather(own)) if first is not None]
+    (step, value, keys), rank = min(found, key=lambda one: one[0][0])
+    where = f" on rank {rank}" if len(found) > 1 or rank else ""
+    if keys is None:
+        samples = (
+            "samples unknown, because the batch has no keys: to have them named, train on shards with "
+            'fields=("image", "label", "key")'
+        )
+    else:
+        more = f" and {len(keys) - 20} more" if len(keys) > 20 else ""
+        samples = f"samples: {', '.join(keys[:20])}{more}"
+    return NonFiniteLossError(f"the loss of step {step}{where} is {value} ({samples})", step=step, keys=keys)
+
+
+def _find_keys(batch: Any) -> Sequence[str] | None:
+    fields = (field for field in batch[2:] if isinstance(field, (list, tuple)) and field)
+    return next((field for field in fields if all(isinstance(value, str) for value in field)), None)

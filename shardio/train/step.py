@@ -1,24 +1,143 @@
-"""TrainStep, which turns microbatches into steps of the optimiser, and the evaluation of a model."""
+"""TrainStep, which turns microbatches into steps of the optimiser on all ranks, and the evaluation of a model."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import itertools
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
-from shardio.device import BatchRandomErasing, CutMix, DevicePrefetcher, MixUp, OneOf
+from shardio.device import BatchRandomErasing, CutMix, DevicePrefetcher, MixUp, OneOf, choose_device
 from shardio.device.mixing import BatchTransform
 from shardio.epochs import Count, find_held, hand_over, held_back, restore_held
 from shardio.sample import count_classes
 from shardio.train.config import Precision, TrainConfig
-from shardio.train.meters import Score, joined_ranks, share_buffers, use_device
-from shardio.world import World
+from shardio.world import World, find_local_rank, find_world
+
+Value = TypeVar("Value")
+
+_joins = itertools.count()
+"""Numbers for process groups. The store still holds addresses under earlier numbers."""
+
+
+def use_device(name: str | None) -> torch.device:
+    """Return this rank's device, by default its own GPU, and make it torch's current one."""
+    device = choose_device(name, num_ranks=find_world().world_size)
+    if device.type == "cuda":
+        if str(device) == "cuda":
+            local_rank = find_local_rank()
+            # A launcher may show each rank only its own GPU. Without torchrun, the user's script has chosen one.
+            own = torch.cuda.current_device() if local_rank is None else local_rank % torch.cuda.device_count()
+            device = torch.device("cuda", own)
+        torch.cuda.set_device(device)  # NCCL and code that names no device use the current one.
+    return device
+
+
+@contextlib.contextmanager
+def joined_ranks(device: torch.device) -> Iterator[World]:
+    """Join the other ranks, if a launcher such as torchrun started several and they have not joined yet."""
+    world = find_world()
+    if world.world_size == 1 or dist.is_initialized():
+        yield world
+        return
+    store, rank, world_size = next(iter(rendezvous("env://")))
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        store=dist.PrefixStore(f"shardio/{next(_joins)}", store),  # type: ignore[attr-defined]  # torch's __all__ lacks it
+        rank=rank,
+        world_size=world_size,
+    )
+    yield world
+    # After an error, the rank just ends. The launcher and the other ranks notice that, and nothing waits.
+    # The last owner of the group waits for its threads. Here, it waits without the GIL, which they may need. If
+    # DistributedDataParallel is the last owner, it deadlocks (pytorch/pytorch#154976), so collect it first.
+    gc.collect()
+    dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def reported_failures() -> Iterator[None]:
+    """Report this rank's error to torchrun, whose summary names the first failure of all ranks."""
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+    if find_world().world_size == 1:
+        yield
+        return
+    handler = get_error_handler()
+    handler.initialize()
+    try:
+        yield
+    except Exception as error:
+        # An error of communication may follow from the failure of another rank. Gloo's errors have no special type.
+        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error)):
+            time.sleep(1)  # torchrun compares whole seconds, and takes the lowest rank if they are equal.
+        handler.record_exception(error)
+        raise
+
+
+def share_gradients(model: nn.Module, device: torch.device, *, deterministic: bool) -> nn.Module:
+    """Return a model whose gradients are the mean over all ranks; with one rank, the model itself."""
+    if not dist.is_initialized():
+        return model
+    return DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        # Otherwise, gradients are regrouped after the first step. With three or more ranks, the first step of a
+        # resumed run would then add them in another order.
+        find_unused_parameters=deterministic,
+    )
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the model without the wrapper of :func:`share_gradients`."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def share_buffers(model: nn.Module) -> None:
+    """Copy rank 0's buffers, such as BatchNorm's statistics, to all ranks."""
+    if dist.is_initialized():
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)
+
+
+def gather(value: Value) -> list[Value]:
+    """Return the values of all ranks, in rank order."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the sum of a small tensor over all ranks, on the CPU, added in rank order."""
+    return torch.stack(gather(tensor.cpu())).sum(0)
+
+
+def on_rank_0(function: Callable[[], Value]) -> Value:
+    """Call a function on rank 0 only. Return its result, or raise its error, on all ranks."""
+    outcome: list[Value] | Exception = []
+    if find_world().rank == 0:
+        try:
+            outcome = [function()]
+        except Exception as error:
+            outcome = error
+    outcome = gather(outcome)[0]
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome[0]
+
 
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -253,9 +372,16 @@ def make_transforms(loader: Any, config: TrainConfig) -> list[BatchTransform]:
     transforms = list[BatchTransform]()
     if config.random_erasing:
         transforms.append(BatchRandomErasing(config.random_erasing))
-    if config.mixup or config.cutmix:
-        transforms.append(_make_mixing(loader, config))
-    return transforms
+    rates: dict[type[MixUp | CutMix], float] = {MixUp: config.mixup, CutMix: config.cutmix}
+    if not any(rates.values()):
+        return transforms
+    if (num_classes := config.num_classes or count_classes(loader)) is None:
+        raise ValueError(
+            f"mixup and cutmix need the number of classes, which the dataset of this {type(loader).__name__} does not "
+            "have: set num_classes"
+        )
+    mixing = [mix(alpha=alpha, num_classes=num_classes) for mix, alpha in rates.items() if alpha]
+    return [*transforms, OneOf(mixing)]
 
 
 def make_loss(config: TrainConfig) -> LossFunction:
@@ -272,19 +398,46 @@ def make_loss(config: TrainConfig) -> LossFunction:
     return compute_loss
 
 
-def _make_mixing(loader: Any, config: TrainConfig) -> BatchTransform:
-    num_classes = config.num_classes or count_classes(loader)
-    if num_classes is None:
-        raise ValueError(
-            f"mixup and cutmix need the number of classes, which the dataset of this {type(loader).__name__} does not "
-            "have: set num_classes"
-        )
-    mixing = list[BatchTransform]()
-    if config.mixup:
-        mixing.append(MixUp(alpha=config.mixup, num_classes=num_classes))
-    if config.cutmix:
-        mixing.append(CutMix(alpha=config.cutmix, num_classes=num_classes))
-    return OneOf(mixing)
+class Score:
+    """The sums of losses and correct predictions, on the device. Only reading a property waits for the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        # MPS has no float64.
+        self.sums = torch.zeros(3, dtype=torch.float64, device="cpu" if device.type == "mps" else device)
+
+    def add(
+        self, losses: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor | None = None
+    ) -> None:
+        """Add losses [N], outputs [N, classes] and labels, [N] or [N, classes], where ``valid`` [N] is True.
+
+        The right class of a soft label is that with the largest share.
+        """
+        classes = labels.argmax(1) if labels.is_floating_point() else labels
+        valid = torch.ones_like(classes, dtype=torch.bool) if valid is None else valid
+        correct = (outputs.argmax(1) == classes) & valid
+        loss = losses.to(self.sums).masked_fill(~valid.to(self.sums.device), 0).sum()
+        self.sums += torch.stack([loss, correct.sum().to(self.sums), valid.sum().to(self.sums)])
+
+    def over_ranks(self) -> Score:
+        """Return the score over all ranks."""
+        score = Score(self.sums.device)
+        score.sums = sum_over_ranks(self.sums)
+        return score
+
+    @property
+    def num_images(self) -> int:
+        """The number of samples."""
+        return int(self.sums[2].item())
+
+    @property
+    def loss(self) -> float:
+        """The mean loss per sample."""
+        return self.sums[0].item() / max(self.num_images, 1)
+
+    @property
+    def accuracy(self) -> float:
+        """The share of correct predictions."""
+        return self.sums[1].item() / max(self.num_images, 1)
 
 
 def evaluate(model: nn.Module, loader: Iterable[Any], config: TrainConfig) -> Score:

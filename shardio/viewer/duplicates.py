@@ -13,8 +13,9 @@ Near-Duplicates for Web Crawling", 2007, search one table for each choice in the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, pairwise
 from math import comb
@@ -25,16 +26,22 @@ from numpy.typing import NDArray
 
 from shardio.images import open_image
 from shardio.process import let_through
+from shardio.progress import WorkProgress
 from shardio.values import check_integer
-from shardio.viewer.overview import map_images, read_small
-from shardio.viewer.sources import ImageColumns, ImageSource, Place, Unreadable
-
-DEFAULT_THRESHOLD = 4
-"""The default. Of 285 photographs, it misses at most 2 % after resizing or compressing again, and 8 % after cutting 1 %
-off each side. Different photographs differ in at least 14 bits."""
-
-MAX_THRESHOLD = 16
-"""The maximum. Different pictures differ in 32 bits on average."""
+from shardio.viewer import DEFAULT_THRESHOLD, MAX_THRESHOLD
+from shardio.viewer.overview import (
+    Markup,
+    Thumbnail,
+    element,
+    figure,
+    join,
+    make_page,
+    make_thumbnails,
+    section,
+    table,
+    tiles,
+)
+from shardio.viewer.sources import ImageColumns, ImageSource, Place, Unreadable, map_images, read_small
 
 SIDE = 32
 """The sides of the reduced picture in pixels."""
@@ -63,6 +70,15 @@ SORT_COST = 20
 Floats = NDArray[np.float32]
 
 Indices = NDArray[np.int64]
+
+MAX_GROUPS = 200
+"""The maximum number of groups on the page."""
+
+MAX_COPIES = 12
+"""The maximum number of images of a group on the page."""
+
+_Thumbnails = dict[tuple[int, int], Thumbnail]
+"""Thumbnails by source and index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,13 +156,19 @@ class DuplicateReport:
         repeated = [count for count in counts if count > 1]
         return len(repeated), sum(repeated) - len(repeated)
 
-    def count_between(self, first: int, second: int) -> tuple[int, int, int]:
-        """Return the number of groups with samples of both sources, and the numbers of these samples in each source."""
-        shared = [group for group in self.groups if {first, second} <= set(group.source_indices)]
-        in_first, in_second = (
-            sum(copy.source_index == source for group in shared for copy in group.copies) for source in (first, second)
-        )
-        return len(shared), in_first, in_second
+    def list_between(self) -> list[list[int]]:
+        """Return the two sources of each pair, their number of common groups, and these groups' samples of each."""
+        found = list[list[int]]()
+        for first, second in combinations(range(len(self.num_images)), 2):
+            shared = [group for group in self.groups if {first, second} <= set(group.source_indices)]
+            counts = Counter(copy.source_index for group in shared for copy in group.copies)
+            found.append([first, second, len(shared), counts[first], counts[second]])
+        return found
+
+    @property
+    def num_conflicts(self) -> int:
+        """The number of groups whose samples have different labels."""
+        return sum(len(group.labels) > 1 for group in self.groups)
 
 
 def find_duplicates(
@@ -154,8 +176,7 @@ def find_duplicates(
     *,
     threshold: int | None = DEFAULT_THRESHOLD,
     is_between: bool = False,
-    start: Callable[[int], object] = lambda num_images: None,
-    advance: Callable[[int], object] = lambda num_images: None,
+    progress: WorkProgress | None = None,
 ) -> DuplicateReport:
     """Find the groups of samples that have the same image.
 
@@ -167,8 +188,7 @@ def find_duplicates(
         threshold: The largest number of bits in which the perceptual hashes of near duplicates differ; None to compare
             only bytes, which decodes no image. The indexes of shards hold the hashes of the bytes.
         is_between: Whether to return only groups with samples of several sources.
-        start: A function to call with the number of images to read.
-        advance: A function to call with the number of images read since the last call.
+        progress: Receives the number of images to read, then the images that were read.
 
     Raises:
         ValueError: If the threshold is out of range.
@@ -178,71 +198,98 @@ def find_duplicates(
         check_integer("threshold", threshold, at_least=0, below=MAX_THRESHOLD + 1)
     columns = [source.list_images() for source in sources]
     to_read = _choose_images(columns, reads_all=threshold is not None)
-    start(sum(map(len, to_read)))
-    found = [
-        hash_images(source, each, indices, is_perceptual=threshold is not None, advance=advance)
-        for source, each, indices in zip(sources, columns, to_read, strict=True)
-    ]
-    table = _Table.join(columns, found)
-    members = [
-        rows for rows in _find_repeated(_group_rows(table, threshold)) if not is_between or table.is_shared(rows)
-    ]
-    unreadable = [
-        UnreadableImage(source_index=source_index, key=source.keys(np.array([index]))[0], reason=reason)
-        for source_index, (source, hashes) in enumerate(zip(sources, found, strict=True))
-        for index, reason in hashes.unreadable
-    ]
+    progress = WorkProgress() if progress is None else progress
+    progress.start(sum(map(len, to_read)))
+    table = _Table(columns)
+    for source, indices, first in zip(sources, to_read, table.firsts, strict=True):
+        for chunk, results in map_images(source, indices, _hash_bytes if threshold is None else _reduce_image):
+            table.add((first + chunk).tolist(), results)
+            progress.advance(len(chunk))
+    content_ids = table.number_contents()
+    found = _find_repeated(_group_rows(table, content_ids, threshold))
     return DuplicateReport(
         num_images=tuple(len(each.find_images()) for each in columns),
-        groups=tuple(_make_group(table, rows, sources, columns) for rows in members),
-        unreadable=tuple(unreadable),
-        num_even=sum(len(hashes.even) for hashes in found),
+        groups=tuple(
+            _make_group(table, rows, content_ids, sources, columns)
+            for rows in found
+            if not is_between or len(set(table.source_indices[rows].tolist())) > 1
+        ),
+        unreadable=tuple(
+            UnreadableImage(source_index=source, key=sources[source].keys(np.array([index]))[0], reason=reason)
+            for row, reason in table.unreadable
+            for source, index in [(int(table.source_indices[row]), int(table.indices[row]))]
+        ),
+        num_even=table.num_even,
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+_Reduced = tuple[int, Floats | Unreadable | None]
+"""The hash of an image's bytes; and the reduced picture, the reason why there is none, or None if none is needed."""
+
+
 class _Table:
     """The samples of all sources, in n rows, one source after the other.
 
     Attributes:
+        firsts: The first row of each source.
         source_indices: The source of each row, int64 [n].
         indices: The sample's index in its source, int64 [n].
-        content_ids: A number for each distinct content, int64 [n]; -1 if the content is unknown.
-        perceptual: The perceptual hash, uint64 [n].
-        has_perceptual: bool [n].
+        content: The xxh3-64 of each image's bytes, uint64 [n].
+        has_content: Whether it is known, bool [n].
+        perceptual: The perceptual hash of each image, uint64 [n].
+        has_perceptual: Whether there is one, bool [n].
+        unreadable: The rows of the images that cannot be read or decoded, and the reasons.
+        num_even: The number of images with too little contrast for a perceptual hash.
     """
 
-    source_indices: NDArray[np.int64]
-    indices: NDArray[np.int64]
-    content_ids: NDArray[np.int64]
-    perceptual: NDArray[np.uint64]
-    has_perceptual: NDArray[np.bool_]
-
-    @classmethod
-    def join(cls, columns: Sequence[ImageColumns], hashes: Sequence[ImageHashes]) -> _Table:
-        """Return the rows of all sources. Contents are equal if their sizes and hashes are."""
+    def __init__(self, columns: Sequence[ImageColumns]) -> None:
         lengths = [len(each.sizes) for each in columns]
-        sizes = np.concatenate([each.sizes for each in columns])
-        content = np.concatenate([each.content for each in hashes])
-        known = np.flatnonzero(np.concatenate([each.has_content for each in hashes]))
-        content_ids = np.full(len(sizes), -1, np.int64)
+        self.firsts = [0, *np.cumsum(lengths).tolist()][:-1]
+        self.source_indices = np.repeat(np.arange(len(columns)), lengths)
+        self.indices = np.concatenate([np.arange(length) for length in lengths])
+        self._sizes = np.concatenate([each.sizes for each in columns])
+        self.content, self.perceptual = (np.zeros(sum(lengths), np.uint64) for _ in range(2))
+        self.has_content, self.has_perceptual = (np.zeros(sum(lengths), np.bool_) for _ in range(2))
+        for first, each in zip(self.firsts, columns, strict=True):
+            if each.content_hashes is not None:
+                rows = slice(first, first + len(each.sizes))
+                self.content[rows], self.has_content[rows] = each.content_hashes, each.sizes >= 0
+        self.unreadable: list[tuple[int, str]] = []
+        self.num_even = 0
+
+    def add(self, rows: list[int], results: list[_Reduced | Unreadable]) -> None:
+        reduced, pictures = list[int](), list[Floats]()
+        for row, result in zip(rows, results, strict=True):
+            picture: Floats | Unreadable | None
+            if isinstance(result, Unreadable):
+                picture = result
+            else:
+                self.content[row], picture = result
+                self.has_content[row] = True
+            if isinstance(picture, Unreadable):
+                self.unreadable.append((row, picture.reason))
+            elif picture is not None:
+                reduced.append(row)
+                pictures.append(picture)
+        if reduced:
+            self.perceptual[reduced], has_contrast = hash_pictures(np.stack(pictures))
+            self.has_perceptual[reduced] = has_contrast
+            self.num_even += int(np.count_nonzero(~has_contrast))
+
+    def number_contents(self) -> Indices:
+        """Return a number for each distinct content, int64 [n]; -1 if the content is unknown.
+
+        Contents are equal if their sizes and hashes are.
+        """
+        known = np.flatnonzero(self.has_content)
         pairs = np.zeros(len(known), [("size", np.int64), ("content", np.uint64)])
-        pairs["size"], pairs["content"] = sizes[known], content[known]
+        pairs["size"], pairs["content"] = self._sizes[known], self.content[known]
+        content_ids = np.full(len(self.indices), -1, np.int64)
         content_ids[known] = np.unique(pairs, return_inverse=True)[1]
-        return cls(
-            source_indices=np.repeat(np.arange(len(columns)), lengths),
-            indices=np.concatenate([np.arange(length) for length in lengths]),
-            content_ids=content_ids,
-            perceptual=np.concatenate([each.perceptual for each in hashes]),
-            has_perceptual=np.concatenate([each.has_perceptual for each in hashes]),
-        )
-
-    def is_shared(self, rows: NDArray[np.int64]) -> bool:
-        sources = self.source_indices[rows]
-        return bool((sources != sources[0]).any())
+        return content_ids
 
 
-def _choose_images(columns: Sequence[ImageColumns], *, reads_all: bool) -> list[NDArray[np.int64]]:
+def _choose_images(columns: Sequence[ImageColumns], *, reads_all: bool) -> list[Indices]:
     """Return the indices of the images to read, of each source.
 
     To compare bytes, it is enough to read files without a known hash whose size occurs several times.
@@ -257,20 +304,19 @@ def _choose_images(columns: Sequence[ImageColumns], *, reads_all: bool) -> list[
     ]
 
 
-def _group_rows(table: _Table, threshold: int | None) -> NDArray[np.int64]:
+def _group_rows(table: _Table, content_ids: Indices, threshold: int | None) -> Indices:
     """Return the group of each row, int64 [n]; -1 if the content of its image is unknown."""
     if threshold is None or not table.has_perceptual.any():
-        return table.content_ids
+        return content_ids
     # Equal contents have equal perceptual hashes. So the groups are those of the distinct perceptual hashes, and those
     # of the other contents.
-    groups = np.where(table.content_ids < 0, -1, table.content_ids + len(table.content_ids))
+    groups = np.where(content_ids < 0, -1, content_ids + len(content_ids))
     distinct, ids = np.unique(table.perceptual[table.has_perceptual], return_inverse=True)
     groups[table.has_perceptual] = join_groups(len(distinct), find_near_pairs(distinct, threshold))[ids]
     return groups
 
 
-def _find_repeated(groups: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Return the rows of each group with several rows, in the order of their first rows."""
+def _find_repeated(groups: Indices) -> list[Indices]:
     order = np.argsort(groups, kind="stable")
     order = order[np.searchsorted(groups[order], 0) :]
     starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
@@ -282,10 +328,14 @@ def _find_repeated(groups: NDArray[np.int64]) -> list[NDArray[np.int64]]:
 
 
 def _make_group(
-    table: _Table, rows: NDArray[np.int64], sources: Sequence[ImageSource], columns: Sequence[ImageColumns]
+    table: _Table,
+    rows: Indices,
+    content_ids: Indices,
+    sources: Sequence[ImageSource],
+    columns: Sequence[ImageColumns],
 ) -> DuplicateGroup:
     distances = count_bits(table.perceptual[rows] ^ table.perceptual[rows[0]]).tolist()
-    is_equal = (table.content_ids[rows] == table.content_ids[rows[0]]).tolist()
+    is_equal = (content_ids[rows] == content_ids[rows[0]]).tolist()
     copies = list[Copy]()
     for row, distance, equal in zip(rows.tolist(), distances, is_equal, strict=True):
         source_index, index = int(table.source_indices[row]), int(table.indices[row])
@@ -303,97 +353,18 @@ def _make_group(
     return DuplicateGroup(copies=tuple(copies))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageHashes:
-    """The hashes of the images of n samples. A hash is known if the array with its name and ``has_`` is set.
-
-    Attributes:
-        content: The xxh3-64 of each image's bytes, uint64 [n].
-        perceptual: The perceptual hash of each image, uint64 [n].
-        has_content: bool [n].
-        has_perceptual: bool [n].
-        unreadable: The images that cannot be read or decoded: the samples' indices and the reasons.
-        even: The indices of the samples whose images have too little contrast for a perceptual hash.
-    """
-
-    content: NDArray[np.uint64]
-    perceptual: NDArray[np.uint64]
-    has_content: NDArray[np.bool_]
-    has_perceptual: NDArray[np.bool_]
-    unreadable: list[tuple[int, str]] = field(default_factory=list)
-    even: list[int] = field(default_factory=list)
-
-
-def hash_images(
-    source: ImageSource,
-    columns: ImageColumns,
-    indices: NDArray[np.int64],
-    *,
-    is_perceptual: bool,
-    advance: Callable[[int], object],
-) -> ImageHashes:
-    """Hash the images of some samples.
-
-    Args:
-        source: The source of the images.
-        columns: Its columns. If they have hashes of the bytes, the result contains these.
-        indices: The samples whose images to read.
-        is_perceptual: Whether to decode the images.
-        advance: A function to call with the number of images read since the last call.
-    """
-    num_samples = len(columns.sizes)
-    content, has_content = np.zeros(num_samples, np.uint64), np.zeros(num_samples, np.bool_)
-    if columns.content_hashes is not None:
-        content[:], has_content[:] = columns.content_hashes, columns.sizes >= 0
-    hashes = ImageHashes(
-        content=content,
-        perceptual=np.zeros(num_samples, np.uint64),
-        has_content=has_content,
-        has_perceptual=np.zeros(num_samples, np.bool_),
-    )
-    for chunk, results in map_images(source, indices, _reduce_image if is_perceptual else _hash_bytes):
-        _add_results(hashes, chunk.tolist(), results)
-        advance(len(chunk))
-    return hashes
-
-
-_Reduced = tuple[int, NDArray[np.float32] | Unreadable | None]
-"""The hash of an image's bytes; and the reduced picture, the reason why there is none, or None if none is needed."""
-
-
 def _hash_bytes(content: bytes) -> _Reduced:
     return xxhash.xxh3_64_intdigest(content), None
 
 
 def _reduce_image(content: bytes) -> _Reduced:
-    """Hash an image's bytes and reduce the picture. Only the bytes of a damaged image are compared."""
-    picture: NDArray[np.float32] | Unreadable
+    picture: Floats | Unreadable
     try:
         picture = reduce_picture(content)
-    except ValueError as error:
+    except ValueError as error:  # Only its bytes are compared.
         let_through(error)
         picture = Unreadable(reason=str(error))
     return xxhash.xxh3_64_intdigest(content), picture
-
-
-def _add_results(hashes: ImageHashes, indices: list[int], results: list[_Reduced | Unreadable]) -> None:
-    rows, pictures = list[int](), list[NDArray[np.float32]]()
-    for index, result in zip(indices, results, strict=True):
-        picture: NDArray[np.float32] | Unreadable | None
-        if isinstance(result, Unreadable):
-            picture = result
-        else:
-            hashes.content[index], picture = result
-            hashes.has_content[index] = True
-        if isinstance(picture, Unreadable):
-            hashes.unreadable.append((index, picture.reason))
-        elif picture is not None:
-            rows.append(index)
-            pictures.append(picture)
-    if rows:
-        hashes.perceptual[rows], has_contrast = hash_pictures(np.stack(pictures))
-        hashes.has_perceptual[rows] = has_contrast
-        hashes.even.extend(np.array(rows)[~has_contrast].tolist())
 
 
 def reduce_picture(content: bytes) -> Floats:
@@ -430,7 +401,7 @@ def hash_pictures(reduced: Floats) -> tuple[NDArray[np.uint64], NDArray[np.bool_
     return hashes, contrast >= MIN_CONTRAST
 
 
-def count_bits(words: NDArray[np.uint64]) -> NDArray[np.int64]:
+def count_bits(words: NDArray[np.uint64]) -> Indices:
     """Return the number of bits that are set in each word (Warren, "Hacker's Delight", section 5-1).
 
     >>> count_bits(np.array([0, 5, 2**64 - 1], np.uint64)).tolist()
@@ -475,7 +446,9 @@ def find_near_pairs(hashes: NDArray[np.uint64], threshold: int) -> Iterator[tupl
         The indices of the first and the second hashes of some pairs. A pair may come several times.
     """
     num_kept = _choose_num_kept(len(hashes), threshold)
-    masks = _make_masks(threshold + num_kept)
+    num_bands = threshold + num_kept
+    bounds = [NUM_BITS * band // num_bands for band in range(num_bands + 1)]
+    masks = [(1 << stop) - (1 << start) for start, stop in pairwise(bounds)]
     for kept in combinations(masks, num_kept):
         key = hashes & np.bitwise_or.reduce(np.array(kept, np.uint64))
         order = np.argsort(key)
@@ -506,10 +479,7 @@ def join_groups(num_items: int, pairs: Iterator[tuple[Indices, Indices]]) -> Ind
 
 
 def _choose_num_kept(num_hashes: int, threshold: int) -> int:
-    """Return the number of bands that must agree. More bands mean more sorts, and fewer pairs to compare.
-
-    The estimate assumes that hashes are evenly distributed.
-    """
+    """Return the number of bands that must agree. More bands mean more sorts, and fewer pairs to compare."""
 
     def cost(num_kept: int) -> float:
         num_bands = threshold + num_kept
@@ -517,12 +487,6 @@ def _choose_num_kept(num_hashes: int, threshold: int) -> int:
         return comb(num_bands, num_kept) * (SORT_COST * num_hashes + num_pairs)
 
     return min(range(1, MAX_KEPT_BANDS + 1), key=cost)
-
-
-def _make_masks(num_bands: int) -> list[int]:
-    """Return the bits of each band. Their widths differ by 1 at most."""
-    bounds = [NUM_BITS * band // num_bands for band in range(num_bands + 1)]
-    return [(1 << stop) - (1 << start) for start, stop in pairwise(bounds)]
 
 
 def _pairs_in_runs(key: NDArray[np.uint64]) -> Iterator[tuple[Indices, Indices]]:
@@ -534,3 +498,96 @@ def _pairs_in_runs(key: NDArray[np.uint64]) -> Iterator[tuple[Indices, Indices]]
         first = first[key[first] == key[first + distance]]
         if len(first):
             yield first, first + distance
+
+
+def make_duplicates_page(report: DuplicateReport, sources: Sequence[ImageSource]) -> bytes:
+    """Return the page that shows the images of each group side by side, an HTML file."""
+    shown = report.groups[:MAX_GROUPS]
+    thumbnails = _make_thumbnails(shown, sources)
+    names = [source.name for source in sources]
+    short = _shorten(names)
+    parts = [_make_duplicate_tiles(report), _show_counts(report, short)]
+    if len(shown) < len(report.groups):
+        parts.append(element("p", f"The first {len(shown):,} of {len(report.groups):,} groups.", class_="soft"))
+    groups = [_show_group(number, group, short, thumbnails) for number, group in enumerate(shown, 1)]
+    parts.append(element("div", *groups, class_="panels"))
+    return make_page(f"shardio dups {' '.join(names)}", parts)
+
+
+def describe_group(group: DuplicateGroup) -> str:
+    """Return a description of the similarity of a group's images."""
+    if group.is_exact:
+        return "same bytes"
+    most = max(copy.distance or 0 for copy in group.copies)
+    return f"similar, up to {most} bits differ" if most else "look the same"
+
+
+def describe_labels(group: DuplicateGroup) -> str:
+    """Return a warning if a group's samples have different labels, else ""."""
+    if len(group.labels) < 2:
+        return ""
+    return f"{'same image' if group.is_exact else 'similar images'}, different classes: {', '.join(group.labels)}"
+
+
+def describe_distance(copy: Copy) -> str:
+    """Return a description of a sample's difference from the first of its group."""
+    return "same bytes" if copy.distance is None else f"{copy.distance} bits"
+
+
+def _shorten(names: Sequence[str]) -> list[str]:
+    last = [name.rstrip("/").rpartition("/")[2] for name in names]
+    return last if len(set(last)) == len(names) else list(names)
+
+
+def _make_thumbnails(groups: Sequence[DuplicateGroup], sources: Sequence[ImageSource]) -> _Thumbnails:
+    indices = defaultdict[int, set[int]](set)
+    for group in groups:
+        for copy in group.copies[:MAX_COPIES]:
+            indices[copy.source_index].add(copy.index)
+    found = _Thumbnails()
+    for source_index, wanted in indices.items():
+        source = sources[source_index]
+        ordered = np.array(sorted(wanted))
+        for index, thumbnail in zip(ordered.tolist(), make_thumbnails(source, None, ordered), strict=True):
+            found[source_index, index] = thumbnail
+    return found
+
+
+def _make_duplicate_tiles(report: DuplicateReport) -> Markup:
+    facts = [
+        ("images", f"{sum(report.num_images):,}"),
+        ("groups", f"{len(report.groups):,}"),
+        ("of them with the same bytes", f"{sum(group.is_exact for group in report.groups):,}"),
+        ("of them with different classes", f"{report.num_conflicts:,}"),
+    ]
+    if report.unreadable:
+        facts.append(("unreadable", f"{len(report.unreadable):,}"))
+    return tiles(facts)
+
+
+def _show_counts(report: DuplicateReport, names: Sequence[str]) -> Markup:
+    within = [(name, *report.count_within(number)) for number, name in enumerate(names)]
+    parts = [table(["within", "groups", "extra copies"], within)]
+    if len(names) > 1:
+        between = [(f"{names[a]} and {names[b]}", groups, *counts) for a, b, groups, *counts in report.list_between()]
+        parts.append(table(["between", "groups", "samples of the first", "samples of the second"], between))
+    return section("Counts", *parts)
+
+
+def _show_group(number: int, group: DuplicateGroup, names: Sequence[str], thumbnails: _Thumbnails) -> Markup:
+    figures = list[Markup]()
+    for copy in group.copies[:MAX_COPIES]:
+        lines = [copy.key]
+        if len(names) > 1:
+            lines.append(names[copy.source_index])
+        if copy.place.shard:
+            lines.append(f"{copy.place.shard}, byte {copy.place.offset}")
+        lines.append(describe_distance(copy) if copy is not group.copies[0] else "first")
+        figures.append(figure(thumbnails[copy.source_index, copy.index], copy.label, *lines))
+    warning = describe_labels(group)
+    parts = list[Markup]()
+    if warning:
+        parts.append(element("p", warning, class_="warn"))
+    if (num_others := len(group.copies) - MAX_COPIES) > 0:
+        parts.append(element("p", f"and {num_others:,} more", class_="soft"))
+    return section(f"Group {number}: {describe_group(group)}", *parts, element("div", join(figures), class_="grid"))

@@ -1,31 +1,37 @@
-"""The overview of a source's contents: counts, histograms, and thumbnails of some images."""
+"""The overview of a source's contents: counts, histograms and thumbnails, as values and as a page.
+
+A page is one HTML file, which needs no network. Every text that comes from a dataset passes through :func:`escape`.
+"""
 
 from __future__ import annotations
 
 import base64
+import html
 import io
 import math
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from importlib.resources import files
+from string import Template
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images import Picture, Pixels, find_format, open_image, use_one_thread
-from shardio.images.crop_plan import SCALES
+from shardio.images import find_format, open_image
 from shardio.images.formats import errors_of_pillow
-from shardio.images.jpeg import Box
 from shardio.order import make_rng_key, permute
-from shardio.process import count_processors, let_through
-from shardio.viewer.sources import FieldUse, ImageColumns, ImageSource, Unreadable, choose_evenly
-
-Result = TypeVar("Result")
-
-IMAGES_PER_TASK = 16
-"""The number of images that a thread reads at a time."""
+from shardio.values import format_bytes
+from shardio.viewer.sources import (
+    FieldUse,
+    ImageColumns,
+    ImageSource,
+    Unreadable,
+    choose_evenly,
+    map_images,
+    read_small,
+)
 
 MAX_BINS = 24
 """The maximum number of bins."""
@@ -40,6 +46,23 @@ THUMBNAIL_SIDE = 256
 """The maximum side of a thumbnail in pixels. Pages show them at up to half of it, for screens with fine pixels."""
 
 THUMBNAIL_QUALITY = 80
+
+MAX_CLASSES = 200
+"""The maximum number of classes on the page, the most frequent first."""
+
+MAX_SIZES = 12
+"""The maximum number of image sizes in the table, the most frequent first."""
+
+MAX_POINTS = 1000
+"""The maximum number of image sizes in the plot."""
+
+MAX_NAMED = 20
+"""The maximum number of unreadable images to name."""
+
+NO_CLASS = "(no class)"
+
+SCATTER_SIZE, SCATTER_MARGIN = (380, 260), 44
+"""The width and height of a scatter plot, and the space for its labels, in SVG units: pixels on wide screens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +217,6 @@ def make_thumbnails(
 
 
 def _shrink(content: bytes, side: int) -> tuple[tuple[int, int], bytes]:
-    """Return an image's height and width, and a JPEG of it whose sides have at most ``side`` pixels."""
     from PIL import Image
 
     picture = open_image(content)
@@ -221,7 +243,6 @@ def _choose_randomly(indices: NDArray[np.int64], num_chosen: int, seed: int) -> 
 
 
 def _count_classes(columns: ImageColumns) -> Counter[str]:
-    """Return the number of samples with each label, adding up labels with the same name."""
     counts = Counter[str]()
     of_label = np.bincount(columns.label_ids[columns.label_ids >= 0], minlength=len(columns.label_names))
     for name, count in zip(columns.label_names, of_label.tolist(), strict=True):
@@ -253,67 +274,6 @@ def _read_header(content: bytes) -> tuple[tuple[int, int], str]:
         with errors_of_pillow(), Image.open(io.BytesIO(content)) as image:
             return (image.height, image.width), name
     return open_image(content).size, name or "unknown"
-
-
-def read_small(picture: Picture, min_side: int) -> tuple[Pixels, int]:
-    """Decode a picture, and a JPEG as small as possible with both sides at least ``min_side`` pixels.
-
-    Returns:
-        The pixels, uint8 [height, width, 3], valid until the same thread decodes the next picture; and the factor by
-        which they are smaller: 1, 2, 4 or 8. The last pixels may reach beyond the picture.
-
-    Raises:
-        ValueError: If the image is damaged.
-    """
-    height, width = picture.size
-    scales = SCALES if picture.can_scale else ()
-    scale = next((scale for scale in scales if min(height, width) >= scale * min_side), 1)
-    return picture.read(Box(0, 0, -(-height // scale), -(-width // scale)), scale), scale
-
-
-def map_images(
-    source: ImageSource, indices: NDArray[np.int64], use: Callable[[bytes], Result]
-) -> Iterator[tuple[NDArray[np.int64], list[Result | Unreadable]]]:
-    """Call a function with the image files of some samples, in threads. Few images are in memory at a time.
-
-    Args:
-        source: The source of the images.
-        indices: The samples' indices.
-        use: The function. A ValueError means that the image cannot be decoded.
-
-    Yields:
-        The indices of some samples, and their results, in order.
-    """
-    use_one_thread()
-    num_threads = count_processors()
-    with ThreadPoolExecutor(num_threads) as threads:
-        pending = deque[tuple[NDArray[np.int64], Future[list[Result | Unreadable]]]]()
-        try:
-            for start in range(0, len(indices), IMAGES_PER_TASK):
-                chunk = indices[start : start + IMAGES_PER_TASK]
-                pending.append((chunk, threads.submit(_use_images, source, chunk, use)))
-                if len(pending) > 2 * num_threads:
-                    done, future = pending.popleft()
-                    yield done, future.result()
-            for done, future in pending:
-                yield done, future.result()
-        finally:
-            for _, future in pending:
-                future.cancel()
-
-
-def _use_images(
-    source: ImageSource, indices: NDArray[np.int64], use: Callable[[bytes], Result]
-) -> list[Result | Unreadable]:
-    return [content if isinstance(content, Unreadable) else _try_use(content, use) for content in source.read(indices)]
-
-
-def _try_use(content: bytes, use: Callable[[bytes], Result]) -> Result | Unreadable:
-    try:
-        return use(content)
-    except ValueError as error:
-        let_through(error)
-        return Unreadable(reason=str(error) or type(error).__name__)
 
 
 def make_log_histogram(values: NDArray[np.int64]) -> Histogram:
@@ -350,3 +310,274 @@ def describe_imbalance(counts: Sequence[int]) -> str:
         return f"{smallest} each"
     ratio = f"the largest has {largest / smallest:.3g} times as many as the smallest"
     return f"{smallest} to {largest} each, median {np.median(counts):g}; {ratio}"
+
+
+def make_overview_page(overview: Overview) -> bytes:
+    """Return the page that shows the contents of a source, an HTML file."""
+    parts = [
+        _make_overview_tiles(overview),
+        element(
+            "div",
+            _show_classes(overview),
+            _show_file_sizes(overview),
+            _show_sizes(overview),
+            _show_facts(overview),
+            class_="flow",
+        ),
+        _show_thumbnails(overview),
+    ]
+    return make_page(f"shardio view {overview.name}", parts)
+
+
+def _make_overview_tiles(overview: Overview) -> Markup:
+    facts = overview.facts
+    num_bytes = facts.get("bytes", overview.num_image_bytes)
+    found = [("samples", f"{facts['samples']:,}")]
+    if "shards" in facts:
+        found.append(("shards", f"{facts['shards']:,}"))
+    found += [("size", format_bytes(num_bytes)), ("images", f"{overview.num_images:,}")]
+    if overview.class_counts:
+        found.append(("classes", f"{len([name for name in overview.class_counts if name]):,}"))
+    if overview.num_images:
+        found.append(("per image", format_bytes(overview.num_image_bytes / overview.num_images)))
+    return tiles(found)
+
+
+def _show_classes(overview: Overview) -> Markup:
+    counts = overview.class_counts
+    if not counts:
+        return section("Classes", element("p", "The samples have no classes.", class_="soft"))
+    common, num_others, others = take_most_common(counts, MAX_CLASSES)
+    rows = [(name or NO_CLASS, count) for name, count in common]
+    if num_others:
+        rows.append((f"{num_others:,} other classes", others))
+    text = describe_imbalance([count for name, count in counts.items() if name])
+    return section("Classes", element("p", text, class_="soft"), bar_table(("class", "samples"), rows))
+
+
+def _show_file_sizes(overview: Overview) -> Markup:
+    note = element("p", f"All {overview.num_images:,} images, from a list of their sizes.", class_="soft")
+    return section("File sizes", note, column_chart(overview.file_sizes, "images", format_bytes))
+
+
+def _show_sizes(overview: Overview) -> Markup:
+    headers = overview.headers
+    which = "all" if headers.num_images == overview.num_images else "evenly spaced"
+    parts = [
+        element("p", f"From the headers of {headers.num_images:,} images ({which}), width × height.", class_="soft")
+    ]
+    if headers.unreadable:
+        names = ", ".join(key for key, _ in headers.unreadable[:MAX_NAMED])
+        more = ", …" if len(headers.unreadable) > MAX_NAMED else ""
+        parts.append(element("p", f"{len(headers.unreadable):,} headers cannot be read: {names}{more}", class_="warn"))
+    if headers.sizes:
+        parts.append(
+            scatter_plot(headers.sizes.most_common(MAX_POINTS), "widths and heights; the table has the numbers")
+        )
+        rows = [(f"{width}×{height}", count) for (height, width), count in headers.sizes.most_common(MAX_SIZES)]
+        if (num_others := len(headers.sizes) - len(rows)) > 0:
+            rows.append((f"{num_others:,} other sizes", headers.sizes.total() - sum(count for _, count in rows)))
+        parts.append(bar_table(("pixels", "images"), rows))
+    return section("Resolutions", *parts)
+
+
+def _show_facts(overview: Overview) -> Markup:
+    facts, headers = overview.facts, overview.headers
+    in_shards = "shards" in facts
+    uses = [(use.name, use.num_samples, format_bytes(use.num_bytes)) for use in overview.fields]
+    formats = ", ".join(f"{count:,} × {name}" for name, count in headers.formats.most_common())
+    rows = [("image formats", f"{formats or 'none'} (of {headers.num_images:,} images)")]
+    if in_shards:
+        packed = ", ".join(f"{name} {value}" for name, value in facts["pack"].items())
+        rows += [("packed", packed or "unknown: there is no manifest"), ("digest", facts["digest"])]
+    return section(
+        "Contents",
+        table(["field" if in_shards else "suffix", "samples" if in_shards else "files", "size"], uses),
+        table(["property", "value"], rows),
+    )
+
+
+def _show_thumbnails(overview: Overview) -> Markup:
+    found = overview.thumbnails
+    num_bad = sum(each.jpeg is None for each in found)
+    parts = [
+        element("p", f"{len(found):,} of {overview.num_images:,} images. EXIF orientations are ignored.", class_="soft")
+    ]
+    if num_bad:
+        parts.append(element("p", f"{num_bad:,} of them cannot be decoded.", class_="warn"))
+    labels = sorted({each.label for each in found if each.label is not None})
+    if len(labels) > 1:
+        options = [element("option", name, value=name) for name in labels]
+        shown = element("output", str(len(found)), id="shown")
+        select = element("select", element("option", "all", value=""), *options, id="class")
+        parts.append(element("p", element("label", "Class ", select), Markup(shown + " shown")))
+    figures = [figure(each, each.label, each.key) for each in found]
+    return section("Images", *parts, element("div", *figures, class_="grid"))
+
+
+class Markup(str):
+    """Finished HTML, which :func:`escape` does not change."""
+
+    __slots__ = ()
+
+
+def escape(text: object) -> Markup:
+    """Return text as HTML. Markup stays as it is."""
+    return text if isinstance(text, Markup) else Markup(html.escape(str(text)))
+
+
+def join(parts: Iterable[str]) -> Markup:
+    """Return parts one after the other, with text escaped."""
+    return Markup("\n".join(map(escape, parts)))
+
+
+def make_page(title: str, parts: Iterable[Markup]) -> bytes:
+    """Return a page with a title, as a UTF-8 file. Bytes of names that are not UTF-8 are shown escaped."""
+    template = Template(files("shardio.viewer").joinpath("page.html").read_text("utf-8"))
+    page = template.substitute(title=escape(title), heading=escape(title), content=join(parts))
+    return page.encode("utf-8", "backslashreplace")
+
+
+def element(name: str, *content: object, **attributes: object) -> Markup:
+    """Return an element. A trailing underscore in an attribute's name is dropped, others become hyphens.
+
+    >>> element("p", "a < b", class_="soft")
+    '<p class="soft">a &lt; b</p>'
+    """
+    named = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    return Markup(f"<{name}{named}>{''.join(map(escape, content))}</{name}>")
+
+
+def section(heading: str, *content: object) -> Markup:
+    """Return a section with a heading."""
+    return element("section", element("h2", heading), *content)
+
+
+def tiles(facts: Iterable[tuple[str, str]]) -> Markup:
+    """Return short facts in large print, given as pairs of a name and a value."""
+    items = [element("li", element("b", value), element("span", name)) for name, value in facts]
+    return element("ul", *items, class_="tiles")
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
+    """Return a table. The first cell of each row is its header, and numbers are aligned to the right.
+
+    Markup among the headings and the other cells is a whole cell.
+    """
+    rows = list(rows)
+    styles = ["number" if all(isinstance(row[i], int) for row in rows) else None for i in range(len(headings))]
+    head = [
+        name if isinstance(name, Markup) else element("th", name, scope="col", class_=style)
+        for name, style in zip(headings, styles, strict=True)
+    ]
+    body = list[Markup]()
+    for first, *others in rows:
+        cells = [element("th", first, scope="row", class_=styles[0])]
+        for cell, style in zip(others, styles[1:], strict=True):
+            text = f"{cell:,}" if isinstance(cell, int) else cell
+            cells.append(text if isinstance(text, Markup) else element("td", text, class_=style))
+        body.append(element("tr", *cells))
+    made = element("table", element("thead", element("tr", *head)), element("tbody", *body))
+    return element("div", made, class_="scroll", tabindex=0)
+
+
+def bar_table(headings: tuple[str, str], counts: Sequence[tuple[str, int]]) -> Markup:
+    """Return a table of names and counts with horizontal bars."""
+
+    def make_bar(*content: str) -> Markup:
+        return element("td", *content, class_="bar", aria_hidden="true")
+
+    largest = max((count for _, count in counts), default=1)
+    bars = [make_bar(element("i", style=f"width:{100 * count / largest:.2f}%")) for _, count in counts]
+    rows = [(name, bar, count) for (name, count), bar in zip(counts, bars, strict=True)]
+    return table([headings[0], make_bar(), headings[1]], rows)
+
+
+def column_chart(histogram: Histogram, noun: str, form: Callable[[float], str]) -> Markup:
+    """Return a histogram as vertical bars, with a table of its numbers to open.
+
+    Args:
+        histogram: The histogram.
+        noun: The name of the counted things, in the plural.
+        form: Returns a bound of a bin as text.
+    """
+    if not histogram.counts:
+        return element("p", f"no {noun}", class_="soft")
+    spans = [f"{form(low)} to {form(high)}" for low, high in zip(histogram.edges, histogram.edges[1:], strict=False)]
+    largest = max(histogram.counts)
+    bars = [
+        element("i", style=f"height:{100 * count / largest:.2f}%", title=f"{span}: {count:,} {noun}")
+        for span, count in zip(spans, histogram.counts, strict=True)
+    ]
+    ends = [element("span", form(histogram.edges[end])) for end in (0, -1)]
+    label = f"{noun} by size, from {form(histogram.edges[0])} to {form(histogram.edges[-1])}; the numbers follow"
+    return join(
+        [
+            element("div", *bars, class_="columns", role="img", aria_label=label),
+            element("div", *ends, class_="ends"),
+            element(
+                "details",
+                element("summary", "Numbers"),
+                table(["size", noun], list(zip(spans, histogram.counts, strict=True))),
+            ),
+        ]
+    )
+
+
+def scatter_plot(points: Sequence[tuple[tuple[int, int], int]], label: str) -> Markup:
+    """Return a plot of (height, width) pairs. The area of a circle shows the number of such pairs."""
+    (width, height), margin = SCATTER_SIZE, SCATTER_MARGIN
+    end = _round_up(max((max(size) for size, _ in points), default=1))
+    most = max((count for _, count in points), default=1)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return margin + x / end * (width - margin - 16), height - 28 - y / end * (height - 50)
+
+    parts = list[Markup]()
+    for step in range(5):
+        value = end * step / 4
+        (x, bottom), (left, y) = place(value, 0), place(0, value)
+        parts.append(element("line", x1=f"{x:.1f}", x2=f"{x:.1f}", y1=22, y2=f"{bottom:.1f}"))
+        parts.append(element("line", x1=f"{left:.1f}", x2=width - 16, y1=f"{y:.1f}", y2=f"{y:.1f}"))
+        parts.append(element("text", f"{value:g}", x=f"{x:.1f}", y=height - 12, text_anchor="middle"))
+        parts.append(element("text", f"{value:g}", x=margin - 6, y=f"{y + 4:.1f}", text_anchor="end"))
+    parts.append(element("text", "height", x=4, y=11))
+    parts.append(element("text", "width", x=width - 16, y=height - 1, text_anchor="end"))
+    for (rows, columns), count in points:
+        x, y = place(columns, rows)
+        hint = element("title", f"{columns}×{rows}: {count:,}")
+        radius = max(2.5, 11 * (count / most) ** 0.5)
+        parts.append(element("circle", hint, cx=f"{x:.1f}", cy=f"{y:.1f}", r=f"{radius:.1f}"))
+    return element("svg", *parts, viewBox=f"0 0 {width} {height}", role="img", aria_label=label)
+
+
+def figure(thumbnail: Thumbnail, label: str | None, *lines: str) -> Markup:
+    """Return a thumbnail, its label in bold, and further lines. An image that cannot be decoded has a placeholder."""
+    if thumbnail.jpeg is None:
+        inner = element(
+            "p", element("span", "cannot be decoded", class_="warn"), Markup("<br>"), thumbnail.reason[:120]
+        )
+    else:
+        size = thumbnail.size or (0, 0)
+        text = f"image of sample {thumbnail.key}"
+        inner = Markup(
+            f'<img src="{thumbnail.url}" alt="{escape(text)}" title="{size[1]}×{size[0]} pixels" loading="lazy">'
+        )
+    bold = [] if label is None else [element("b", label)]
+    caption = element("figcaption", *bold, *[element("span", line) for line in lines])
+    return element("figure", element("div", inner, class_="frame"), caption, data_class=label or "")
+
+
+def _round_up(value: int) -> int:
+    """Return the end of an axis with 5 round marks, the next such end that is not below a positive value.
+
+    >>> _round_up(500), _round_up(1030), _round_up(7)
+    (600, 1200, 8)
+    """
+    unit = 10 ** (len(str(value)) - 1)
+    ends: list[int] = [round(unit * factor) for factor in (1.2, 1.6, 2, 3, 4, 6, 8, 10, 12)]
+    return next(end for end in ends if value <= end and end % 4 == 0)

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import PurePath, PurePosixPath
-from typing import Any, NamedTuple
+from pathlib import PurePath
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import FormatError, SampleError, StaleIndexError
-from shardio.images import IMAGE_FIELDS, IMAGE_FORMATS
-from shardio.process import let_through
+from shardio.errors import FormatError, SampleError
+from shardio.images import IMAGE_FIELDS, IMAGE_FORMATS, Picture, Pixels, use_one_thread
+from shardio.images.crop_plan import SCALES
+from shardio.images.jpeg import Box
+from shardio.process import count_processors, let_through
 from shardio.reading import SampleReader
-from shardio.shards import LABEL_FIELD, MANIFEST_NAME, Shard, open_table
+from shardio.shards import LABEL_FIELD, MANIFEST_NAME, open_table
 from shardio.storage import Location, RemoteAccess, parse_location, read_as_utf8
+
+Result = TypeVar("Result")
+
+IMAGES_PER_TASK = 16
+"""The number of images that a thread reads at a time."""
 
 SAMPLES_PER_LOOKUP = 512
 """The number of samples to look up in an index at a time. The index reads as many together."""
@@ -175,7 +183,7 @@ def holds_shards(folder: Location) -> bool:
         return False
     folders = (name for name in names if name.endswith("/") and not name.startswith("."))
     inner = (name + file for name in folders for file in (folder / name[:-1]).list())
-    images = (name for name in chain(names, inner) if PurePosixPath(name).suffix[1:].lower() in IMAGE_FORMATS)
+    images = (name for name in chain(names, inner) if _suffix_of(name) in IMAGE_FORMATS)
     if (image := next(images, None)) is None:
         return True
     raise FormatError(
@@ -198,7 +206,10 @@ class FolderImages(ImageSource):
     def __init__(self, name: str, root: Location) -> None:
         self.name = name
         self._root = root
-        self._paths = sorted(filter(_is_image, root.walk()), key=_by_folder)
+        self._paths = sorted(
+            (path for path in root.walk() if _suffix_of(path) in IMAGE_FIELDS),
+            key=lambda path: path.rpartition("/")[::2],
+        )
         self.num_samples = len(self._paths)
         if not self._paths:
             raise FileNotFoundError(f"{root} holds neither images ({', '.join(IMAGE_FIELDS)}) nor shards")
@@ -270,15 +281,6 @@ def _suffix_of(path: str) -> str:
     return PurePath(path).suffix[1:].lower()
 
 
-def _is_image(path: str) -> bool:
-    return _suffix_of(path) in IMAGE_FIELDS
-
-
-def _by_folder(path: str) -> tuple[str, str]:
-    folder, _, name = path.rpartition("/")
-    return folder, name
-
-
 class ShardImages(ImageSource):
     """The images of a dataset in shards. The columns come from the indexes alone.
 
@@ -309,20 +311,19 @@ class ShardImages(ImageSource):
         image_columns = [fields.index(field) for field in self._image_fields]
         for shard, stop in enumerate(self._stops.tolist()):
             first = stop - self._manifest.shards[shard].num_samples
-            with self._open(shard) as opened:
-                for start in range(first, stop, SAMPLES_PER_LOOKUP):
-                    indices = np.arange(start, min(start + SAMPLES_PER_LOOKUP, stop))
-                    starts, stops, found = opened.index.locate(indices - first, fields)  # each [n, fields]
-                    counts += np.count_nonzero(starts >= 0, axis=0)
-                    num_bytes += (stops - starts).sum(axis=0)
-                    for column in reversed(image_columns):  # The first image field that a sample has is its image.
-                        has = starts[:, column] >= 0
-                        rows = indices[has]
-                        offsets[rows], hashes[rows] = starts[has, column], found[has, column]
-                        sizes[rows] = (stops - starts)[has, column]
-                    if LABEL_FIELD in fields:
-                        column = fields.index(LABEL_FIELD)
-                        labels[indices], has_label[indices] = found[:, column], starts[:, column] >= 0
+            for start in range(first, stop, SAMPLES_PER_LOOKUP):
+                indices = np.arange(start, min(start + SAMPLES_PER_LOOKUP, stop))
+                _, starts, stops, found = self._reader.locate(shard, indices - first, fields)  # each [n, fields]
+                counts += np.count_nonzero(starts >= 0, axis=0)
+                num_bytes += (stops - starts).sum(axis=0)
+                for column in reversed(image_columns):  # The first image field that a sample has is its image.
+                    has = starts[:, column] >= 0
+                    rows = indices[has]
+                    offsets[rows], hashes[rows] = starts[has, column], found[has, column]
+                    sizes[rows] = (stops - starts)[has, column]
+                if LABEL_FIELD in fields:
+                    column = fields.index(LABEL_FIELD)
+                    labels[indices], has_label[indices] = found[:, column], starts[:, column] >= 0
         label_ids, names = self._name_labels(labels, has_label)
         uses = zip(fields, counts.tolist(), num_bytes.tolist(), strict=True)
         return ImageColumns(
@@ -359,18 +360,7 @@ class ShardImages(ImageSource):
     def close(self) -> None:
         self._reader.close()
 
-    def _open(self, shard: int) -> Shard:
-        opened = Shard(self._table.tars[shard], self._table.indexes[shard])
-        if opened.entry != self._manifest.shards[shard]:
-            opened.close()
-            raise StaleIndexError(
-                f"{self._table.tars[shard]} does not match the manifest: got {opened.entry}, expected "
-                f"{self._manifest.shards[shard]}. Pack the dataset again, or download shards and manifest together"
-            )
-        return opened
-
     def _read(self, indices: NDArray[np.int64], fields: Sequence[str]) -> list[bytes | Unreadable]:
-        """Return the first content of each sample among some fields."""
         try:
             stored = self._reader.read(indices, fields)
         except SampleError as error:
@@ -404,3 +394,64 @@ class ShardImages(ImageSource):
         if text.isascii() and text.isdigit() and len(text) < 10 and int(text) < len(classes):
             return classes[int(text)]
         return text if len(text) <= MAX_LABEL_LENGTH else text[: MAX_LABEL_LENGTH - 1] + "…"
+
+
+def read_small(picture: Picture, min_side: int) -> tuple[Pixels, int]:
+    """Decode a picture, and a JPEG as small as possible with both sides at least ``min_side`` pixels.
+
+    Returns:
+        The pixels, uint8 [height, width, 3], valid until the same thread decodes the next picture; and the factor by
+        which they are smaller: 1, 2, 4 or 8. The last pixels may reach beyond the picture.
+
+    Raises:
+        ValueError: If the image is damaged.
+    """
+    height, width = picture.size
+    scales = SCALES if picture.can_scale else ()
+    scale = next((scale for scale in scales if min(height, width) >= scale * min_side), 1)
+    return picture.read(Box(0, 0, -(-height // scale), -(-width // scale)), scale), scale
+
+
+def map_images(
+    source: ImageSource, indices: NDArray[np.int64], use: Callable[[bytes], Result]
+) -> Iterator[tuple[NDArray[np.int64], list[Result | Unreadable]]]:
+    """Call a function with the image files of some samples, in threads. Few images are in memory at a time.
+
+    Args:
+        source: The source of the images.
+        indices: The samples' indices.
+        use: The function. A ValueError means that the image cannot be decoded.
+
+    Yields:
+        The indices of some samples, and their results, in order.
+    """
+    use_one_thread()
+    num_threads = count_processors()
+    with ThreadPoolExecutor(num_threads) as threads:
+        pending = deque[tuple[NDArray[np.int64], Future[list[Result | Unreadable]]]]()
+        try:
+            for start in range(0, len(indices), IMAGES_PER_TASK):
+                chunk = indices[start : start + IMAGES_PER_TASK]
+                pending.append((chunk, threads.submit(_use_images, source, chunk, use)))
+                if len(pending) > 2 * num_threads:
+                    done, future = pending.popleft()
+                    yield done, future.result()
+            for done, future in pending:
+                yield done, future.result()
+        finally:
+            for _, future in pending:
+                future.cancel()
+
+
+def _use_images(
+    source: ImageSource, indices: NDArray[np.int64], use: Callable[[bytes], Result]
+) -> list[Result | Unreadable]:
+    return [content if isinstance(content, Unreadable) else _try_use(content, use) for content in source.read(indices)]
+
+
+def _try_use(content: bytes, use: Callable[[bytes], Result]) -> Result | Unreadable:
+    try:
+        return use(content)
+    except ValueError as error:
+        let_through(error)
+        return Unreadable(reason=str(error) or type(error).__name__)

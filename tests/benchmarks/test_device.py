@@ -149,7 +149,7 @@ def make_group(shardio: float, loader: float) -> Group:
         "pageable_bytes": [0, 0, 0],
     }
     feeds = {RESIDENT: {"images_per_s": [1000.0] * 3}, SHARDIO: {"images_per_s": [shardio] * 3}}
-    group = Group(model="resnet50", source="photographs", network="nobody's")
+    group = Group(model="resnet50", source="photographs", network="none")
     group.feeds = {name: {**figures, **others} for name, figures in feeds.items()}
     group.loaders_alone, group.pinned_gb_per_s = {SHARDIO: [loader] * 3}, [25.0] * 3
     return group

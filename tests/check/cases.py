@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+import webdataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, get_worker_info
 
 import shardio
 from shardio import CoverageError, FormatError, ShardDataset
@@ -168,3 +170,16 @@ class Shares(IterableDataset[Any]):
 
 def load(dataset: Any, **options: Any) -> DataLoader[Any]:
     return DataLoader(dataset, **{"batch_size": B, **options})
+
+
+def split(dataset: Any, world_size: int = 2, **options: Any) -> list[Any]:
+    return [DistributedSampler(dataset, world_size, rank, **options) for rank in range(world_size)]
+
+
+def by(samplers: Sequence[Any], **options: Any) -> tuple[DataLoader[Any], ...]:
+    return tuple(load(sampler.dataset, sampler=sampler, **options) for sampler in samplers)
+
+
+def web(packed: Path, **options: Any) -> Any:
+    tars = sorted(map(str, packed.glob("*.tar")))
+    return webdataset.WebDataset(tars, **{"shardshuffle": False, **options}).map(itemgetter("__key__"))

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import webdataset
 from torch.utils.data import (
     BatchSampler,
     ChainDataset,
     ConcatDataset,
     DataLoader,
-    DistributedSampler,
     RandomSampler,
     WeightedRandomSampler,
     get_worker_info,
@@ -22,7 +20,7 @@ from torch.utils.data import (
 
 from shardio import ShardDataset
 from shardio.check import ExpectedSamples, assert_exactly_once
-from tests.check.cases import B, Flipped, Images, N, Registry, Shares, Tampered, check_ranks, cut, load
+from tests.check.cases import B, Flipped, Images, N, Registry, Shares, Tampered, by, check_ranks, cut, load, split, web
 
 case = Registry()
 wrong = case.once
@@ -210,16 +208,6 @@ by_workers(
 )
 
 
-def web(packed: Path, **options: Any) -> Any:
-    dataset = webdataset.WebDataset(sorted(map(str, packed.glob("*.tar"))), shardshuffle=False, **options)
-    return dataset.map(lambda sample: sample["__key__"])
-
-
-@case("WebDataset without workersplitter", "each of 2 workers delivered all", slow=True)
-def _(packed: Path) -> None:
-    assert_exactly_once(load(web(packed, workersplitter=None), num_workers=2), list(ShardDataset(packed, fields="key")))
-
-
 @case("WebDataset that resamples", "more than once")
 def _(packed: Path) -> None:
     assert_exactly_once(load(web(packed, resampled=True).with_epoch(42)), list(ShardDataset(packed, fields="key")))
@@ -228,13 +216,8 @@ def _(packed: Path) -> None:
 # Ranks.
 
 
-def samplers(world_size: int, num_samples: int = N, **options: Any) -> list[DistributedSampler[Any]]:
-    dataset: Any = range(num_samples)
-    return [DistributedSampler(dataset, world_size, rank, **options) for rank in range(world_size)]
-
-
-def by(chosen: list[DistributedSampler[Any]]) -> tuple[DataLoader[Any], ...]:
-    return tuple(load(sampler.dataset, sampler=sampler) for sampler in chosen)
+def samplers(world_size: int, num_samples: int = N, **options: Any) -> list[Any]:
+    return split(range(num_samples), world_size, **options)
 
 
 BOTH = "ranks 0 and 1 delivered the same 96 samples"

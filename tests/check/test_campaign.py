@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.check.campaign import PLANTED, UNUSUAL
+from tests.check import planted, planted_runs, unusual
 from tests.check.cases import Case
+
+PLANTED = [*planted.case.cases, *planted_runs.case.cases]
+UNUSUAL = unusual.case.cases
 
 # webdataset leaves files to the garbage collector. torchdata calls a deprecated function.
 pytestmark = [

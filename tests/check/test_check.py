@@ -14,18 +14,13 @@ from torch.utils.data import DataLoader as TorchLoader, Dataset
 
 from shardio import CoverageError, DataLoader, ShardDataset
 from shardio.check import Coverage, Delivery, ExpectedSamples, assert_exactly_once, make_report
-from tests.check.cases import N, Shares, load
+from tests.check.cases import N, Shares, load, web
 from tests.check.conftest import RunCheck
 
 
 @pytest.fixture
 def keys(packed: Path) -> list[str]:
     return list(ShardDataset(packed, fields="key"))
-
-
-def web(packed: Path, **options: Any) -> Any:
-    tars = sorted(map(str, packed.glob("*.tar")))
-    return webdataset.WebDataset(tars, shardshuffle=False, **options).map(itemgetter("__key__"))
 
 
 def fault(loader: Any, expected: Any) -> str:

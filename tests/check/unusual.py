@@ -38,12 +38,15 @@ from tests.check.cases import (
     Registry,
     Shares,
     all_of,
+    by,
     check_ranks,
     cut,
     load,
     merge,
     ours,
     raise_verdict,
+    split as samplers,
+    web,
 )
 
 case = Registry()
@@ -55,14 +58,6 @@ WANTED = "key="
 
 def right(name: str, loader: Any, expected: Any = NUMBERS, *, says: str = "", **options: Any) -> None:
     case.once(name, says, loader, expected, **options)
-
-
-def by(ranks: list[Any], **options: Any) -> tuple[Any, ...]:
-    return tuple(load(sampler.dataset, sampler=sampler, **options) for sampler in ranks)
-
-
-def samplers(dataset: Any, world_size: int = 2, **options: Any) -> list[Any]:
-    return [DistributedSampler(dataset, world_size, rank, **options) for rank in range(world_size)]
 
 
 # torch's loader.
@@ -245,11 +240,6 @@ right("expected as a set, unshuffled, two epochs", load(TEXTS), set(TEXTS), epoc
 # WebDataset.
 
 
-def web(packed: Path, **options: Any) -> Any:
-    tars = sorted(map(str, packed.glob("*.tar")))
-    return webdataset.WebDataset(tars, **{"shardshuffle": False, **options}).map(lambda sample: sample["__key__"])
-
-
 def of_web(name: str, make: Callable[[Path], Any], *, slow: bool = False, **options: Any) -> None:
     def ask(packed: Path) -> None:
         assert_exactly_once(make(packed), list(ShardDataset(packed, fields="key")), **options)
@@ -268,22 +258,30 @@ of_web("WebDataset that shuffles four shards alone", lambda packed: load(web(pac
 # shardio's own, with 21 samples, 2 ranks and batches of 4.
 
 
-@case("pad: the policy's own repeats")
+def of_ours(name: str, world_size: int = 2, *, expects: bool = True, epochs: int = 3, **options: Any) -> None:
+    """Register the ranks of a shardio loader, of which all samples or nothing is expected."""
+    key = options.pop("key", None)
+
+    def ask(packed: Path) -> None:
+        ranks = ours(packed, world_size, **options)
+        check_ranks(ranks, all_of(packed) if expects else NOTHING, epochs=epochs, key=key)
+
+    case(name)(ask)
+
+
+of_ours("pad: the policy's own repeats")
+of_ours("pad: nothing expected", 5, expects=False)
+of_ours("pad: more ranks than samples", 25, epochs=1)
+of_ours("pad: unshuffled", shuffle=False)
+of_ours("mask: repeats are marked", remainder="mask", key=0)
+of_ours("mask: a key function that ignores marks", remainder="mask", key=lambda batch: batch[0], epochs=1)
+of_ours("keep: uneven ranks", 4, remainder="keep")
+of_ours("drop: what fills no step is left out", remainder="drop")
+of_ours("drop: nothing expected", remainder="drop", expects=False, epochs=1)
+
+
+@case("guard: a key function that ignores marks")
 def _(packed: Path) -> None:
-    check_ranks(ours(packed), all_of(packed), epochs=3)
-    check_ranks(ours(packed, 5), NOTHING, epochs=3)
-    check_ranks(ours(packed, 25), all_of(packed))
-    check_ranks(ours(packed, shuffle=False), all_of(packed), epochs=3)
-
-
-@case("mask: repeats are marked")
-def _(packed: Path) -> None:
-    check_ranks(ours(packed, remainder="mask"), all_of(packed), key=0, epochs=3)
-
-
-@case("mask: a key function that ignores marks")
-def _(packed: Path) -> None:
-    check_ranks(ours(packed, remainder="mask"), all_of(packed), key=lambda batch: batch[0])
     for loader in ours(packed, 25, remainder="mask"):
         list(guard(loader, key=lambda batch: batch[0]))
 
@@ -297,16 +295,9 @@ def _(packed: Path) -> None:
     assert_exactly_once(ranks, list(ShardDataset(packed, fields="key")), key=valid, epochs=2)
 
 
-@case("keep: uneven ranks")
+@case("keep: by the function")
 def _(packed: Path) -> None:
-    check_ranks(ours(packed, 4, remainder="keep"), all_of(packed), epochs=3)
     assert_exactly_once(tuple(ours(packed, 5, remainder="keep")), list(ShardDataset(packed, fields="key")), epochs=2)
-
-
-@case("drop: what fills no step is left out")
-def _(packed: Path) -> None:
-    check_ranks(ours(packed, remainder="drop"), all_of(packed), epochs=3)
-    check_ranks(ours(packed, remainder="drop"), NOTHING)
 
 
 @case("EpochSampler in torch's loader and in torchdata's")

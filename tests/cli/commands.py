@@ -12,7 +12,9 @@ from unittest import mock
 
 from typer.testing import CliRunner, Result
 
+import shardio
 from shardio.cli.main import app, main
+from tests.sources import write_images
 
 LINE = re.compile(
     r"epoch (?P<epoch>\d+)  loss (?P<loss>\d+\.\d{3})  accuracy (?P<accuracy>\d+\.\d)%  "
@@ -43,7 +45,7 @@ def usage_error(*arguments: object) -> str:
 
 
 class Ended(NamedTuple):
-    """What the program printed before it ended."""
+    """The exit code and the output of the program."""
 
     code: object
     stdout: str
@@ -70,6 +72,15 @@ def error_of(*arguments: object) -> str:
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
     return done.stderr
+
+
+def pack_with_bad_image(folder: Path) -> Path:
+    """Pack images, one of which is cut off: that of sample class-1/name-003."""
+    write_images(folder / "in")
+    broken = folder / "in" / "class-1" / "name-003.jpg"
+    broken.write_bytes(broken.read_bytes()[:-100])
+    shardio.pack(folder / "in", folder / "out", check=False)
+    return folder / "out"
 
 
 def train_here(source: Path | str, *options: object, code: int | None = 0) -> Result:

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 import shardio
-from shardio.cli import bench as bench_module
-from shardio.cli.bench import DatasetFormat, ThroughputMeter, advise
+from shardio.cli import check as check_module
+from shardio.cli.check import DatasetFormat, ThroughputMeter, advise
 from shardio.cli.options import has_class_folders
 from shardio.errors import FormatError
 from shardio.loader.stats import LoaderStats
-from tests.cli.commands import error_of, run, unframed, usage_error
+from tests.cli.commands import error_of, pack_with_bad_image, run, unframed, usage_error
 from tests.faults.worker_processes import wait_until
 from tests.packing.packs import write_files
 from tests.processes import start_python
@@ -135,7 +135,7 @@ def test_the_advice_for_pngs_makes_tiled_jpegs_of_them(tmp_path: Path, monkeypat
         found.append(stored)
         return ""
 
-    monkeypatch.setattr(bench_module, "advise", note)
+    monkeypatch.setattr(check_module, "advise", note)
     shardio.pack(tmp_path / "pngs", tmp_path / "packed")
     for source in ("pngs", "packed"):
         bench(tmp_path / source, "--num-workers", 0, "--image-size", 32)
@@ -149,12 +149,8 @@ def test_the_advice_for_pngs_makes_tiled_jpegs_of_them(tmp_path: Path, monkeypat
 
 
 def test_a_bad_image_is_an_error_that_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_images(tmp_path / "in")
-    broken = tmp_path / "in" / "class-1" / "name-003.jpg"
-    broken.write_bytes(broken.read_bytes()[:-100])
-    shardio.pack(tmp_path / "in", tmp_path / "out", check=False)
     monkeypatch.chdir(tmp_path)
-    options = (tmp_path / "out", "--batch-size", 4, "--num-workers")
+    options = (pack_with_bad_image(tmp_path), "--batch-size", 4, "--num-workers")
     error = error_of("bench", *options, 1)
     assert error.startswith("error: the image of sample class-1/name-003 in ")
     assert error.endswith("(to continue without it, pass --on-error skip or replace)\n")

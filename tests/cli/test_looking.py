@@ -18,13 +18,13 @@ from PIL import Image
 
 import shardio
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
-from shardio.cli.contact_sheet import CAPTION_HEIGHT, CELL, GAP, GROUP_GAP, MARGIN, ROW_GAP, TITLE_HEIGHT
+from shardio.cli.view import CAPTION_HEIGHT, CELL, GAP, GROUP_GAP, MARGIN, ROW_GAP, TITLE_HEIGHT
 from shardio.libraries import import_library
 from shardio.transforms import recipes
 from tests.cli.commands import error_of, run, run_main, usage_error
 from tests.sources import encode, write_images
 from tests.tars import write_tar
-from tests.viewer.pages import Page
+from tests.viewer.test_viewer import Page
 
 
 @pytest.fixture
@@ -223,36 +223,24 @@ def test_the_original_is_shown_whole(photo: Path, tmp_path: Path) -> None:
 OWN = """
 import numpy as np
 
-def invert(image):
-    return 255 - image
-
 class Inversion:
     def __call__(self, image):
-        return invert(image)
-
-instance = Inversion()
-
-def make(flipped=False):
-    return (lambda image: image) if flipped else invert
-
-def enlarged(size):
-    return lambda image: np.full((size, size, 3), 7, np.uint8)
-
-def normalised(image):
-    return (image / 255 - 0.5).astype(np.float32).transpose(2, 0, 1)
-
-def incomplete(image):
-    return np.where(image == image.max(), np.nan, image)
-
-def boxes(image):
-    return {"boxes": []}
-
-def wrong():
-    return 3
+        return 255 - image
 
 class Rotation:
     def __init__(self, degrees):
         pass
+
+instance = Inversion()
+make = lambda flipped=False: (lambda image: image) if flipped else invert
+enlarged = lambda size: lambda image: np.full((size, size, 3), 7, np.uint8)
+normalised = lambda image: (image / 255 - 0.5).astype(np.float32).transpose(2, 0, 1)
+incomplete = lambda image: np.where(image == image.max(), np.nan, image)
+boxes = lambda image: {"boxes": []}
+wrong = lambda: 3
+
+def invert(image):
+    return 255 - image
 """
 
 

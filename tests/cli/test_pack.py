@@ -24,8 +24,8 @@ from shardio.errors import PackError
 from shardio.images import decode_image, find_clipped_type, open_image
 from shardio.images.jpeg import Box, has_tiles
 from shardio.images.tiling import tile_jpeg, untile_jpeg
-from shardio.packing import PackSettings, packer
-from shardio.packing.plan import PackPlan, make_plan
+from shardio.packing import PackOptions, packer
+from shardio.packing.packer import PackPlan, make_plan
 from shardio.packing.sources.source import SourceTable
 from shardio.process import ignore_pillows_warnings
 from tests.cli.commands import error_of, run, run_main, usage_error
@@ -141,7 +141,7 @@ def test_json_contains_the_whole_summary_and_quiet_prints_nothing(odd: Path, tmp
 def test_the_summary_lists_changed_files(odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = odd / "class-0" / "name-001.jpg"
 
-    def make_plan_and_remove(samples: SourceTable, classes: Sequence[str], settings: PackSettings) -> PackPlan:
+    def make_plan_and_remove(samples: SourceTable, classes: Sequence[str], settings: PackOptions) -> PackPlan:
         missing.unlink()
         return make_plan(samples, classes, settings)
 

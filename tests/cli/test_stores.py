@@ -19,16 +19,15 @@ from shardio.cli.options import read_access
 from shardio.errors import LocationError
 from shardio.shards import MANIFEST_NAME
 from shardio.storage import Location, parse_location
-from shardio.storage.remote.client import Client, client
-from shardio.storage.remote.messages import Request, Write
+from shardio.storage.client import Client, Request, client
+from shardio.testing.store import put
 from tests.cli.commands import LINE, error_of, run, run_main, train_here, usage_error
 from tests.files import read_files, read_objects
 from tests.servers.fixtures import seaweedfs_server
 from tests.servers.seaweedfs import SECRET_ACCESS_KEY
 from tests.servers.server import Server
 from tests.sources import write_images
-from tests.storage.conftest import at_server
-from tests.storage.uploading import upload
+from tests.storage.uploading import put_all, upload
 from tests.tars import write_tar
 
 __all__ = ["seaweedfs_server"]
@@ -50,14 +49,7 @@ def home() -> Location:
 @pytest.fixture
 def remote(packed: Path, home: Location) -> Location:
     """The packed dataset in an object store, uploaded by other means."""
-    for name, content in read_files(packed).items():
-        put(home / "out" / name, content)
-    return home / "out"
-
-
-def put(location: Location, content: bytes) -> None:
-    with location.write_whole() as file:
-        file.write(content)
+    return put_all(packed, home / "out")
 
 
 LOOKS = [
@@ -147,7 +139,7 @@ def test_indexes_of_read_only_buckets_are_in_the_users_cache(tmp_path: Path, mon
     ask = Client.ask
 
     def ask_or_deny(client: Client, request: Request) -> Any:
-        if isinstance(request, Write):
+        if request.operation == "write":
             raise PermissionError(errno.EACCES, f"cannot write {request.key}: the server answered 403")
         return ask(client, request)
 
@@ -166,6 +158,9 @@ def test_storage_options_are_names_and_values(packed: Path) -> None:
     for option in ("endpoint", "=x", "retries=many", "retries=-1"):
         assert "storage" in usage_error("pack", packed, "memory://x/out", "--storage-option", option)
     assert "ftp://" in error_of("info", "ftp://host/out")
+    assert "cannot append to s3://bucket/out: " in error_of(
+        "append", "s3://bucket/out", packed
+    )  # Nothing is requested.
     assert "--cache" in usage_error("check", packed, "--cache", "s3://bucket/cache")
     assert "--cache-size" in usage_error("bench", packed, "--cache-size", "much")
 
@@ -226,9 +221,7 @@ def test_a_run_is_trained_and_resumed(packed: Path, served: Location, options: l
 
 @pytest.mark.slow
 def test_class_folders_are_trained_on(images: Path, server: Server, options: list[str], tmp_path: Path) -> None:
-    home = at_server(server, f"{uuid.uuid4().hex}/images")
-    for path in sorted(images.glob("*/*")):
-        put(home / path.relative_to(images).as_posix(), path.read_bytes())
+    home = upload(images, f"{server.url}/{uuid.uuid4().hex}/images", server.options)
     cached = [*options, "--cache", str(tmp_path / "cache")]
     losses = list[list[str]]()
     for place, settings in ((images, []), (home, cached)):

@@ -15,12 +15,12 @@ import torch
 import typer
 
 import shardio
-from shardio.cli import training
+from shardio.cli import train as command
 from shardio.cli.main import app, main
-from shardio.cli.training import VARIABLES, choose_threads, leave_processors_to_workers
+from shardio.cli.train import VARIABLES, choose_threads, leave_processors_to_workers
 from shardio.errors import FormatError, StateError
 from shardio.train import TrainConfig
-from tests.cli.commands import LINE, run, run_main, train_here, unframed
+from tests.cli.commands import LINE, pack_with_bad_image, run, run_main, train_here, unframed
 from tests.packing.packs import write_files
 from tests.processes import run_launched_ranks
 from tests.sources import encode, write_images
@@ -113,18 +113,15 @@ def test_a_last_batch_of_one_small_image_can_be_trained_on(packed: Path) -> None
 
 
 def test_a_bad_image_is_an_error_that_names_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_images(tmp_path / "in")
-    broken = tmp_path / "in" / "class-1" / "name-003.jpg"
-    broken.write_bytes(broken.read_bytes()[:-100])
-    shardio.pack(tmp_path / "in", tmp_path / "packed", check=False)
+    packed = pack_with_bad_image(tmp_path)
     monkeypatch.chdir(tmp_path)
-    done = run_main("train", tmp_path / "packed", "--image-size", 32, "--device", "cpu", "--num-workers", 0)
+    done = run_main("train", packed, "--image-size", 32, "--device", "cpu", "--num-workers", 0)
     line = done.stderr.splitlines()[-1]
     assert (done.code, line.startswith("error: ")) == (1, True)
     assert "class-1/name-003" in line
     assert line.endswith("(to continue without it, pass --on-error skip or replace)")
     with pytest.warns(RuntimeWarning, match="replaced"):
-        train_here(tmp_path / "packed", "--epochs", 1, "--num-workers", 0, "--on-error", "replace")
+        train_here(packed, "--epochs", 1, "--num-workers", 0, "--on-error", "replace")
     assert "class-1/name-003" in (tmp_path / "quarantine.jsonl").read_text()
 
 
@@ -231,18 +228,11 @@ def make(num_classes, image_size):
 """
 
 
-def test_torch_leaves_processors_to_workers(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("six_of_eight")
+def test_torch_leaves_processors_to_workers(packed: Path, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(COUNT_THREADS)
-    monkeypatch.setattr(training, "count_processors", lambda: 8)
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    before = torch.get_num_threads()
-    torch.set_num_threads(6)
     options = "--image-size 16 --device cpu --num-workers 3 --epochs 1 --precision fp32"
-    try:
-        done = run("train", packed, *options.split(), "--model", f"{tmp_path}/model.py:make")
-    finally:
-        torch.set_num_threads(before)
+    done = run("train", packed, *options.split(), "--model", f"{tmp_path}/model.py:make")
     assert (tmp_path / "default").read_text() == "6"
     assert {*(tmp_path / "threads").read_text().split()} == {"5"}
     (line,) = done.stderr.splitlines()
@@ -255,7 +245,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def six_of_eight(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make torch use six threads on a machine with eight processors, without a choice of the user."""
-    monkeypatch.setattr(training, "count_processors", lambda: 8)
+    monkeypatch.setattr(command, "count_processors", lambda: 8)
     for name in (*VARIABLES, "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     before = torch.get_num_threads()

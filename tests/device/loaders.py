@@ -1,4 +1,4 @@
-"""What tests of the prefetcher share: a small loader with a state, and a count of pinned buffers."""
+"""A small loader with a state, and a count of pinned buffers, for tests of the prefetcher."""
 
 from __future__ import annotations
 

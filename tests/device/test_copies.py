@@ -19,7 +19,7 @@ import torch
 import torch.utils.data
 from numpy.typing import NDArray
 
-from shardio import DataLoader, DevicePrefetcher, ShardDataset
+from shardio import DataLoader, ShardDataset
 from shardio.device import streams
 from shardio.device.streams import _find_dense_parts
 from shardio.transforms import CenterCrop
@@ -154,43 +154,6 @@ def test_leaving_early_releases_everything_after_its_copy(end: str) -> None:
     for number, batch in enumerate(kept):
         assert_whole(loader, number, batch)
     assert [batch[1].item() for batch in prefetcher] == list(range(20))
-
-
-class Counting(torch.utils.data.IterableDataset[int]):
-    def __init__(self) -> None:
-        self.number = 0
-
-    def __iter__(self) -> Iterator[int]:
-        while self.number < 13:
-            self.number += 1
-            yield self.number
-        self.number = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"number": self.number}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.number = state["number"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_iterable", [False, True])
-def test_the_state_of_a_loader_with_workers_counts_the_batches_that_the_user_received(is_iterable: bool) -> None:
-    def make() -> DevicePrefetcher:
-        dataset = Counting() if is_iterable else range(13)
-        torch.manual_seed(3)
-        loader = DataLoader(dataset, 2, shuffle=None if is_iterable else True, num_workers=2)
-        return prefetch_late(loader, depth=3)[0]
-
-    whole = [batch.tolist() for batch in make()]
-    prefetcher = make()
-    states = [prefetcher.state_dict()]
-    for _ in prefetcher:
-        states.append(prefetcher.state_dict())  # noqa: PERF401  # The state is that of the batch in the loop.
-    for num_received in (0, 1, len(whole) - 1):
-        state, resumed = states[num_received], make()
-        resumed.load_state_dict(state)
-        assert [batch.tolist() for batch in resumed] == whole[num_received:]
 
 
 def test_setting_the_epoch_during_an_epoch_does_not_change_it(packed: Path) -> None:

@@ -63,14 +63,19 @@ def _normalised(images: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("is_pinned", [False, True])
-@pytest.mark.parametrize("depth", [1, 2, 4])
-def test_a_slow_consumer_that_frees_batches_at_once_gets_whole_batches(depth: int, is_pinned: bool) -> None:
+@pytest.mark.parametrize(("depth", "has_own_stream"), [(1, False), (2, False), (4, False), (2, True)])
+def test_a_slow_consumer_that_frees_batches_at_once_gets_whole_batches(
+    depth: int, has_own_stream: bool, is_pinned: bool
+) -> None:
     """The consumer's stream computes the sums after slow work, when Python has already freed the batch."""
     loader, sums = _Batches(is_pinned=is_pinned), []
-    for images, labels in DevicePrefetcher(loader, "cuda", depth=depth):
-        _work_slowly()
-        sums.append((images.sum(dtype=torch.int64), (images.int() * images.int()).sum(), labels.sum()))
-        del images, labels
+    stream = torch.cuda.Stream() if has_own_stream else torch.cuda.current_stream()
+    with torch.cuda.stream(stream):
+        for images, labels in DevicePrefetcher(loader, "cuda", depth=depth):
+            _work_slowly()
+            sums.append((images.sum(dtype=torch.int64), (images.int() * images.int()).sum(), labels.sum()))
+            del images, labels
+    stream.synchronize()
     expected = []
     for number in range(NUM_BATCHES):
         images, labels = loader.make(number)
@@ -88,18 +93,6 @@ def test_batches_equal_a_synchronous_copy() -> None:
         assert images.is_contiguous(memory_format=torch.channels_last)
         torch.testing.assert_close(images.cpu().double(), _normalised(expected_images), rtol=0, atol=1e-6)
         assert torch.equal(labels.cpu(), expected_labels)
-
-
-def test_a_consumer_on_another_stream_gets_whole_batches() -> None:
-    loader, sums, stream = _Batches(), [], torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for images, _ in DevicePrefetcher(loader, "cuda"):
-            _work_slowly()
-            sums.append(images.sum(dtype=torch.int64))
-            del images
-    stream.synchronize()
-    expected = [int(loader.make(number)[0].sum(dtype=torch.int64)) for number in range(NUM_BATCHES)]
-    assert [int(figure) for figure in sums] == expected
 
 
 def test_memory_does_not_grow_from_epoch_to_epoch() -> None:
@@ -137,24 +130,28 @@ def test_each_buffer_is_pinned_once_and_copied_from_directly(packed: Path) -> No
     assert all(num_bytes < 2 * 3 * 64 * 64 for num_bytes in sizes), "only labels"
 
 
-def test_a_loader_that_was_wrapped_once_is_iterated_plainly(packed: Path) -> None:
-    """Its batches are not pinned, unless they lie in torch's memory, which waits for copies."""
-    for pin_memory in (False, True):
-        loader = _loader(packed, num_workers=2, persistent_workers=True, pin_memory=pin_memory)
-        for _ in DevicePrefetcher(loader, "cuda"):
-            pass
-        plain, stream = _loader(packed), torch.cuda.Stream()
-        for epoch in range(1, 20):
-            plain.set_epoch(epoch)
-            sums = []
-            for images, _ in loader:
-                assert images.is_pinned() == pin_memory
-                with torch.cuda.stream(stream):
-                    _work_slowly()
-                    sums.append(images.to("cuda", non_blocking=True).long().square().sum())
-                del images
-            stream.synchronize()
-            assert [int(figure) for figure in sums] == [int(images.long().square().sum()) for images, _ in plain]
+@pytest.mark.parametrize(("is_wrapped", "pin_memory"), [(True, False), (True, True), (False, True)])
+def test_a_loader_that_is_iterated_plainly_is_never_torn(packed: Path, is_wrapped: bool, pin_memory: bool) -> None:
+    """A loader that was wrapped once does not pin its batches, unless they lie in torch's memory, which waits.
+
+    The buffer of a dropped batch must not be reused while a copy of it waits in a stream.
+    """
+    loader = _loader(packed, num_workers=2, persistent_workers=True, pin_memory=pin_memory)
+    for _ in DevicePrefetcher(loader, "cuda") if is_wrapped else ():
+        pass
+    plain, stream = _loader(packed), torch.cuda.Stream()
+    for epoch in range(1, 20):
+        loader.set_epoch(epoch)
+        plain.set_epoch(epoch)
+        sums = []
+        for images, _ in loader:
+            assert images.is_pinned() == pin_memory
+            with torch.cuda.stream(stream):
+                _work_slowly()
+                sums.append(images.to("cuda", non_blocking=True).long().square().sum())
+            del images
+        stream.synchronize()
+        assert [int(figure) for figure in sums] == [int(images.long().square().sum()) for images, _ in plain]
 
 
 def test_a_refused_registration_does_not_fail_the_next_kernel() -> None:
@@ -204,24 +201,6 @@ def test_batches_arrive_whole_while_worker_processes_reuse_their_buffers(packed:
             del images, labels
         expected = [(int(images.long().square().sum()), int(labels.sum())) for images, labels in plain]
         assert [(int(images), int(labels)) for images, labels in sums] == expected
-
-
-def test_pin_memory_without_the_prefetcher_is_never_torn(packed: Path) -> None:
-    """The buffer of a dropped batch must not be reused while a copy of it waits in a stream."""
-    loader, plain = _loader(packed, num_workers=2, pin_memory=True, persistent_workers=True), _loader(packed)
-    stream = torch.cuda.Stream()
-    for epoch in range(20):
-        loader.set_epoch(epoch)
-        plain.set_epoch(epoch)
-        sums = []
-        for images, _ in loader:
-            assert images.is_pinned()
-            with torch.cuda.stream(stream):
-                _work_slowly()
-                sums.append(images.to("cuda", non_blocking=True).long().square().sum())
-            del images
-        stream.synchronize()
-        assert [int(figure) for figure in sums] == [int(images.long().square().sum()) for images, _ in plain]
 
 
 def test_reserved_memory_does_not_grow_when_the_program_runs_ahead() -> None:

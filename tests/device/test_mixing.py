@@ -6,18 +6,16 @@ import importlib
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from shardio import DataLoader, DevicePrefetcher, ShardDataset
+from shardio import DevicePrefetcher
 from shardio.device import BatchRandomErasing, CutMix, MixUp, OneOf
-from shardio.device.mixing import BatchTransform, PixelBox, find_partners
+from shardio.device.mixing import PixelBox, find_partners
 from shardio.libraries import import_library
-from shardio.transforms import CenterCrop
 
 import_library("torchvision")
 v2: Any = importlib.import_module("torchvision.transforms.v2")
@@ -163,41 +161,6 @@ def test_one_of_several_is_chosen_with_equal_probability() -> None:
     chosen = [int(choose(torch.tensor(0), generator=generator)) for _ in range(1500)]
     chi_square = sum((count - 500) ** 2 / 500 for count in np.bincount(chosen))
     assert chi_square < 13.8, "two degrees of freedom: once in a thousand cases"
-
-
-RECIPE: list[BatchTransform] = [
-    BatchRandomErasing(0.5, value="random"),
-    OneOf([MixUp(alpha=0.2, num_classes=3), CutMix(num_classes=3)]),
-]
-
-
-def make_prefetcher(packed: Path, **options: Any) -> DevicePrefetcher:
-    fields = ("image", "label", "key")
-    dataset = ShardDataset(packed, fields=fields, transform=CenterCrop(16), shuffle=True, **options)
-    return DevicePrefetcher(DataLoader(dataset, 4), "cpu", normalize=((0.5,), (0.25,)), transform=RECIPE)
-
-
-def assert_same_batches(one: list[Any], other: list[Any]) -> None:
-    assert len(one) == len(other)
-    for (images, labels, keys, *_), (others_images, others_labels, others_keys, *_) in zip(one, other, strict=True):
-        assert keys == others_keys
-        assert torch.equal(images, others_images)
-        assert torch.equal(labels, others_labels)
-
-
-@pytest.mark.parametrize("remainder", ["pad", "mask"])
-def test_a_resumed_run_mixes_the_same_batches(packed: Path, remainder: str) -> None:
-    prefetcher = make_prefetcher(packed, remainder=remainder)
-    whole = [*prefetcher, *prefetcher]
-    assert len(whole) == 12
-    for num_before in (1, 4, 6):
-        begun = make_prefetcher(packed, remainder=remainder)
-        batches = iter(begun)
-        first = [next(batches) for _ in range(num_before)]
-        resumed = make_prefetcher(packed, remainder=remainder)
-        resumed.load_state_dict(begun.state_dict())
-        rest = [*resumed, *resumed] if num_before < 6 else [*resumed]
-        assert_same_batches([*first, *rest], whole)
 
 
 def test_transforms_in_a_list_are_applied_in_turn_with_one_generator() -> None:

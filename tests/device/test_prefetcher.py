@@ -16,7 +16,7 @@ import torch.utils.data
 import shardio
 from shardio import DataLoader
 from shardio.device import DevicePrefetcher, choose_device
-from shardio.device.prefetcher import normalise_in_one_kernel, normalise_in_steps
+from shardio.device.prefetcher import normalise
 from shardio.libraries import import_library
 from shardio.train import TrainConfig
 from tests.device.late_stream import prefetch_late
@@ -88,8 +88,8 @@ def test_one_kernel_normalises_as_several_steps_do(dtype: torch.dtype, memory_fo
     images = torch.randint(0, 256, (3, 3, 20, 30), dtype=torch.uint8, generator=generator)
     scale, shift = torch.rand(3, 1, 1, generator=generator), torch.rand(3, 1, 1, generator=generator)
     for given in (images, images.to(memory_format=torch.channels_last), images[..., ::2]):
-        ways = (normalise_in_one_kernel, normalise_in_steps)
-        one, other = (normalise(given, scale, shift, dtype, memory_format) for normalise in ways)
+        arguments = given, scale, shift, dtype, memory_format
+        one, other = (normalise(*arguments, in_one_kernel=is_one) for is_one in (True, False))
         assert one.dtype == other.dtype == dtype
         assert one.stride() == other.stride()
         tolerance = 0 if dtype in (torch.bfloat16, torch.float16) else 1e-6
@@ -171,7 +171,7 @@ def test_a_transform_takes_the_prepared_batch_and_returns_the_final_one() -> Non
 def test_an_error_of_the_loader_is_raised_after_the_batches_before_it(late: bool) -> None:
     loader = CountingLoader([torch.tensor(number) for number in range(5)], error=KeyError("lost"))
     received = []
-    with pytest.raises(KeyError, match="lost"):  # noqa: PT012  # what was received before counts, too
+    with pytest.raises(KeyError, match="lost"):  # noqa: PT012  # what was received before counts as well
         for batch in prefetch_late(loader, depth=3)[0] if late else DevicePrefetcher(loader, "cpu"):
             received.append(int(batch))  # noqa: PERF401  # as above
     assert received == list(range(5))

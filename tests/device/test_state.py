@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardio import DataLoader, DevicePrefetcher, EpochSampler, ShardDataset, ShardMapDataset, check
 from tests.device.late_stream import prefetch_late
@@ -102,40 +101,12 @@ def test_several_epochs_left_anywhere(packed: Path, num_workers: int) -> None:
         assert received + keys_of(resumed) == keys_of(twin)
 
 
-def test_the_state_of_the_prefetcher_is_that_of_the_loader(packed: Path) -> None:
-    loader = make_sharded(packed)
-    prefetcher = late(loader, 2)
-    for number, _ in enumerate(prefetcher, 1):
-        assert prefetcher.state_dict() == loader.state_dict()
-        assert loader.state_dict()["position"] == number * BATCH_SIZE
-    prefetcher.load_state_dict({**loader.state_dict(), "position": 2 * BATCH_SIZE})
-    assert keys_of(prefetcher) == keys_of(make_sharded(packed))[2 * BATCH_SIZE :]
-
-
 def test_an_epoch_sampler_in_torchs_own_loader_counts_the_same(packed: Path) -> None:
     dataset = ShardMapDataset(packed, fields=FIELDS)
     sampler = EpochSampler(dataset)
     loader: Any = torch.utils.data.DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler)
     for number, _ in enumerate(late(loader, 3), 1):
         assert sampler.state_dict()["position"] == min(number * BATCH_SIZE, 21)
-
-
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it in torch.
-@pytest.mark.parametrize("stop", [0, 1, 2, NUM_BATCHES])
-def test_the_state_of_a_loader_that_counts_what_it_is_asked_for_is_that_of_the_last_batch(
-    packed: Path, stop: int
-) -> None:
-    def make() -> StatefulDataLoader[Any]:
-        dataset = ShardMapDataset(packed, fields=FIELDS)
-        return StatefulDataLoader(dataset, BATCH_SIZE, sampler=EpochSampler(dataset, batch_size=BATCH_SIZE))
-
-    prefetcher = late(make(), 3)
-    received = list[str]()
-    for _, keys in islice(prefetcher, stop):
-        received += keys
-    resumed = late(make(), 3)
-    resumed.load_state_dict(prefetcher.state_dict())
-    assert received + (keys_of(resumed) if stop < NUM_BATCHES else []) == keys_of(make())
 
 
 def draw(batch: Any, *, generator: torch.Generator) -> Any:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import random
-import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.utils.data
 
-from shardio import DataLoader, DevicePrefetcher, ShardDataset, ShardMapDataset
+from shardio import DevicePrefetcher
 from shardio.device import prefetcher
 from shardio.device.streams import SentBatch
 from tests.device.late_stream import prefetch_on
@@ -185,61 +182,3 @@ def test_an_error_of_the_question_is_raised_after_the_batches_in_flight(device: 
         device.compute(0.1)
     with pytest.raises(LookupError, match="planted"):
         next(batches)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "shards",
-        pytest.param("sampled", marks=pytest.mark.slow),
-        pytest.param("any", marks=pytest.mark.slow),
-        "threads",
-        "caller",
-    ],
-)
-def test_loaders_tell_whether_the_next_batch_is_ready(packed: Path, kind: str) -> None:
-    dataset: Any = ShardDataset(packed, fields="key") if kind == "shards" else range(21)
-    if kind == "sampled":
-        dataset = ShardMapDataset(packed, fields="key")
-    method: Any = "thread" if kind == "threads" else "multiprocessing"
-    loader = DataLoader(dataset, 4, num_workers=0 if kind == "caller" else 1, worker_method=method)
-    batches = iter(loader)
-    expected = list(loader) if kind != "shards" else list(DataLoader(dataset, 4))
-    received = list[Any]()
-    while True:
-        if kind != "caller" and received:
-            deadline = time.monotonic() + 60
-            while not batches.is_ready(0.01):
-                assert time.monotonic() < deadline
-        try:
-            received.append(next(batches))
-        except StopIteration:
-            break
-    assert len(received) == len(expected) == 6
-    assert batches.is_ready(0), "nothing is waited for any more"
-
-
-def test_a_batch_that_is_being_made_is_not_ready() -> None:
-    begin = threading.Event()
-    loader = DataLoader(Waiting(begin), num_workers=1, worker_method="thread")
-    batches = iter(loader)
-    next(batches)
-    assert not batches.is_ready(0.01)
-    begin.set()
-    assert batches.is_ready(60)
-    assert next(batches).tolist() == [1]
-
-
-class Waiting(torch.utils.data.Dataset[int]):
-    """All samples but the first have to be waited for."""
-
-    def __init__(self, begin: threading.Event) -> None:
-        self.begin = begin
-
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> int:
-        if index:
-            self.begin.wait()
-        return index

@@ -29,7 +29,7 @@ from shardio import DataLoader, EpochSampler, ShardDataset, ShardWriter, StreamD
 from shardio.loader.fetching import worker_processes
 from shardio.loader.fetching.worker_processes import is_stopped
 from shardio.loader.processes.wire import ForgetBuffers
-from shardio.storage.remote.client import client
+from shardio.storage.client import client
 from tests.faults.worker_processes import is_alive, wait_until
 from tests.processes import forkserver_context
 from tests.servers.fixtures import seaweedfs_server

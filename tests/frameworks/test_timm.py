@@ -11,7 +11,6 @@ import torch
 
 from shardio import DataLoader, ImageFolder
 from shardio.libraries import import_library
-from shardio.transforms import CenterCrop, Compose, Resize
 
 import_library("torchvision")
 datasets = pytest.importorskip("torchvision.datasets")
@@ -73,35 +72,9 @@ PIPELINES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
 def test_torchvisions_transforms_work_as_they_are_when_only_the_dataset_changes(
     images: Path, name: str, num_workers: int
 ) -> None:
-    """What is made for the Pillow images of torchvision's datasets gets these, and its first steps are recognised."""
+    """Transforms for torchvision's datasets get the same Pillow images, and their first steps are recognised."""
     make, recognised = PIPELINES[name]
     expected = torch.stack([torch.as_tensor(image) for image, _ in datasets.ImageFolder(images, make())])
     loader = DataLoader(ImageFolder(images, make()), 4, num_workers=num_workers)
     assert torch.equal(torch.cat([batch for batch, _ in loader]), expected)
     assert loader.stats().recognised == recognised
-
-
-def test_a_pipeline_without_a_conversion_gets_tensors(images: Path) -> None:
-    pipeline = v2.Compose([v2.CenterCrop(32), v2.ToDtype(torch.float32, scale=True)])
-    loader = DataLoader(ImageFolder(images, pipeline), 21)
-    ((batch, _),) = loader
-    assert batch.dtype == torch.float32
-    assert loader.stats().recognised == ()
-
-
-MIXED: dict[str, Callable[[], Any]] = {
-    "a crop of shardio's": lambda: v1.Compose([CenterCrop(24), v1.ToTensor()]),
-    "several": lambda: v2.Compose([Compose([Resize((40, 40)), CenterCrop(24)]), v2.ToImage(), v2.ToDtype(torch.uint8)]),
-    "in the middle": lambda: v1.Compose([v1.CenterCrop(30), CenterCrop(24), v1.ToTensor()]),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "num_workers"), [*((name, 0) for name in MIXED), pytest.param("several", 1, marks=pytest.mark.slow)]
-)
-def test_shardios_transforms_work_in_a_pipeline_that_ends_with_a_conversion(
-    images: Path, name: str, num_workers: int
-) -> None:
-    """They take no Pillow images."""
-    batch, _ = next(iter(DataLoader(ImageFolder(images, MIXED[name]()), 4, num_workers=num_workers)))
-    assert batch.shape == (4, 3, 24, 24)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader as TorchLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardio import EpochSampler, ShardDataset, ShardMapDataset, StateError
@@ -132,17 +131,3 @@ def test_a_state_of_another_order_is_refused(packed: Path) -> None:
     for yielded in (-1, None):
         with pytest.raises(StateError, match="'yielded' must be an integer"):
             other.load_state_dict({**other.state_dict(), "yielded": yielded})
-
-
-def test_torchs_own_loader_uses_the_samplers_own_state(packed: Path) -> None:
-    """torch's loader has no state. The sampler counts the samples that it yielded."""
-    mapped = ShardMapDataset(packed, fields="key")
-    sampler = EpochSampler(mapped)
-    loader = TorchLoader(mapped, 4, sampler=sampler)
-    before = [key for batch in islice(loader, 2) for key in batch]
-    state = sampler.state_dict()
-    assert state["position"] == 8
-    resumed = EpochSampler(mapped)
-    resumed.load_state_dict(state)
-    rest = [key for batch in TorchLoader(mapped, 4, sampler=resumed) for key in batch]
-    assert before + rest == [key for batch in TorchLoader(mapped, 4, sampler=EpochSampler(mapped)) for key in batch]

@@ -15,7 +15,7 @@ from shardio.libraries import import_library
 from shardio.world import find_world
 from tests.frameworks.launch import record_epochs
 
-import_library("torchvision")  # Lightning imports torchvision, too. Not every build of it loads with every torch.
+import_library("torchvision")  # Lightning imports torchvision. Not every build of it loads with every torch.
 from lightning.pytorch import LightningModule, Trainer  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 from lightning.pytorch.utilities import CombinedLoader  # noqa: E402

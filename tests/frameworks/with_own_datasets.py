@@ -1,4 +1,4 @@
-"""The code of each rank in a test of people's own datasets, which torchrun's agent starts with a folder."""
+"""The code of each rank in a test of user-defined datasets, which torchrun's agent starts with a folder."""
 
 from __future__ import annotations
 

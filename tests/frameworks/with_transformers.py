@@ -17,7 +17,7 @@ from shardio.world import find_world
 from tests.frameworks.collation import collate
 from tests.frameworks.launch import record_epochs
 
-import_library("torchvision")  # Transformers imports torchvision, too. Not every build of it loads with every torch.
+import_library("torchvision")  # Transformers imports torchvision. Not every build of it loads with every torch.
 from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 from transformers.trainer_pt_utils import IterableDatasetShard  # noqa: E402
 

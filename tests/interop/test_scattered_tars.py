@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import gzip
-import json
 import random
 import shutil
 import tarfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import safetensors
-import safetensors.numpy
 import torch
 from typer.testing import CliRunner
+from xxhash import xxh3_64_intdigest
 
 import shardio
 from shardio import FormatError, PackError, SampleError, ShardDataset, ShardMapDataset, StreamDataset
 from shardio.cli.main import app
 from shardio.shards import ExportFormat, export_index, open_table
 from shardio.shards.repairing import repair
+from shardio.shards.shard import write_index
+from shardio.shards.tar import StoredField, StoredSample
 from shardio.storage import parse_location
 from tests.sources import encode
-from tests.tars import Member, Samples, by_key, index_of, read_members, read_with_webdataset, write_tar
+from tests.tars import (
+    Member,
+    Samples,
+    by_key,
+    change_metadata,
+    index_of,
+    open_file,
+    read_members,
+    read_metadata,
+    read_with_webdataset,
+    write_tar,
+)
 
 NOT_ADJACENT = "ignore:the members of some samples"
 pytestmark = pytest.mark.filterwarnings(NOT_ADJACENT)
@@ -78,12 +87,6 @@ def tar(tmp_path: Path) -> Path:
     return tmp_path / "in" / "a.tar"
 
 
-def read_header(tar: Path) -> dict[str, Any]:
-    with safetensors.safe_open(index_of(tar), framework="numpy") as file:
-        header: dict[str, Any] = json.loads(file.metadata()["shardio"])
-    return header
-
-
 @ORDERS
 def test_the_members_of_a_sample_are_gathered(tmp_path: Path, order: Callable[[], list[Member]]) -> None:
     tar, tidy = tmp_path / "a.tar", tmp_path / "sorted.tar"
@@ -92,9 +95,7 @@ def test_the_members_of_a_sample_are_gathered(tmp_path: Path, order: Callable[[]
     write_tar(tidy, [(f"{key}.{field}", content) for key, fields in expected for field, content in fields.items()])
     assert read_with_webdataset(tidy) == expected
     with shardio.open(tar) as samples:
-        assert [
-            (key, {name: value for name, value in samples[key].items() if name != "__key__"}) for key in samples
-        ] == [(key, dict(sorted(fields.items()))) for key, fields in expected]
+        assert list(samples.values()) == [{"__key__": key, **fields} for key, fields in expected]
     tidied, gathered = (ShardMapDataset(path, fields=FIELDS) for path in (tidy, tar))
     wanted = [tidied[i] for i in range(NUM_SAMPLES)]
     for values in ([gathered[i] for i in range(len(gathered))], list(ShardDataset(tar, fields=FIELDS))):
@@ -106,7 +107,7 @@ def test_the_members_of_a_sample_are_gathered(tmp_path: Path, order: Callable[[]
     assert shardio.verify(tar) == []
     shardio.pack(tar, tmp_path / "out", max_shard_samples=5)
     assert by_key(*sorted((tmp_path / "out").glob("*.tar"))) == dict(SAMPLES)
-    assert [read_header(path)["format"] for path in sorted((tmp_path / "out").glob("*.tar"))] == [1, 1, 1]
+    assert [read_metadata(path)["format"] for path in sorted((tmp_path / "out").glob("*.tar"))] == [1, 1, 1]
     shardio.reshard(tar, tmp_path / "again")
     assert by_key(*sorted((tmp_path / "again").glob("*.tar"))) == dict(SAMPLES)
     with pytest.raises(FormatError, match=r"not adjacent: some follow at byte \d+.*shardio index.*--sort=name"):
@@ -117,12 +118,12 @@ def test_opening_says_what_it_costs(tar: Path, tmp_path: Path) -> None:
     for _ in range(2):  # The second time, the index exists.
         with pytest.warns(RuntimeWarning, match=rf"some samples \({NUM_SAMPLES}\) are not adjacent in .*--sort=name"):
             open_table(tar)
-    assert (read_header(tar)["format"], read_header(tar)["num_scattered"]) == (2, NUM_SAMPLES)
+    assert (read_metadata(tar)["format"], read_metadata(tar)["num_scattered"]) == (2, NUM_SAMPLES)
     write_tar(tmp_path / "a.tar", [("a.jpg", b""), ("README", b"x"), ("a.cls", b""), ("b.jpg", b""), ("c.cls", b"")])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         open_table(tmp_path / "a.tar")
-    assert (read_header(tmp_path / "a.tar")["format"], read_header(tmp_path / "a.tar")["num_scattered"]) == (2, 0)
+    assert (read_metadata(tmp_path / "a.tar")["format"], read_metadata(tmp_path / "a.tar")["num_scattered"]) == (2, 0)
 
 
 @pytest.mark.filterwarnings("error")
@@ -163,28 +164,19 @@ def test_a_field_that_a_stream_has_not_yet_read_is_an_error_with_the_remedy(tmp_
 
 def list_parts(tar: Path) -> None:
     """Write an index of a tar as early versions of shardio did, which made a sample of each run of members."""
-    runs = read_with_webdataset(tar)
-    with tarfile.open(tar) as file:
-        offsets = {info.name: info.offset_data for info in file}
-    tensors = safetensors.numpy.load_file(index_of(tar))
-    header = {**read_header(tar), "format": 1, "num_samples": len(runs)}
-    del header["num_scattered"]
-    with shardio.open(tar) as samples:
-        keys = list(samples)
-    parts = {name: np.full((len(header["fields"]), len(runs)), -1, "<i8") for name in ("offset", "size")}
-    hashes = np.zeros(parts["offset"].shape, "<u8")
-    for row, (key, fields) in enumerate(runs):
-        for field in fields:
-            i, sample = header["fields"].index(field), keys.index(key)
-            assert tensors["offset"][i, sample] == offsets[f"{key}.{field}"]
-            parts["offset"][i, row], parts["size"][i, row] = tensors["offset"][i, sample], tensors["size"][i, sample]
-            hashes[i, row] = tensors["hash"][i, sample]
-    encoded = [key.encode() for key, _ in runs]
-    stops = np.cumsum([len(key) for key in encoded], dtype="<i8")
-    text = np.frombuffer(b"".join(encoded), np.uint8)
-    safetensors.numpy.save_file(
-        {**parts, "hash": hashes, "key_stop": stops, "key_bytes": text}, index_of(tar), {"shardio": json.dumps(header)}
+    with tarfile.open(tar) as opened:
+        offsets = {info.name: info.offset_data for info in opened}
+    runs = list[StoredSample]()
+    for key, fields in read_with_webdataset(tar):
+        found = {name: (offsets[f"{key}.{name}"], content) for name, content in fields.items()}
+        hashed = {name: StoredField(at, len(each), xxh3_64_intdigest(each)) for name, (at, each) in found.items()}
+        runs.append(StoredSample(key, hashed))
+    with open_file(tar) as file:
+        write_index(parse_location(index_of(tar)), file, runs, read_metadata(tar)["digest"], file.version)
+    old = change_metadata(
+        index_of(tar).read_bytes(), lambda values: [values.pop("num_scattered"), values.update(format=1)]
     )
+    index_of(tar).write_bytes(old)
 
 
 def test_an_index_of_an_early_version_is_created_again(tar: Path) -> None:
@@ -216,13 +208,13 @@ def test_indexes_that_only_know_adjacent_members_are_not_exported(tar: Path, tmp
     for name in names:
         message = rf"not adjacent, but readers of the format {name} expect .*pack the tars"
         with pytest.raises(FormatError, match=message):
-            export_index(tar, name, tmp_path / "out")
+            export_index(open_table(tar), name, parse_location(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
 def test_dalis_index_locates_each_member(tar: Path) -> None:
     """DALI's reader seeks to each of them."""
-    export_index(tar, "dali")
+    export_index(open_table(tar), "dali")
     with tarfile.open(tar) as file:
         infos = {info.name: info for info in file}
     lines = tar.with_name("a.idx").read_text().splitlines()
@@ -239,10 +231,10 @@ def test_repair_gathers_whole_tars_and_keeps_truncated_ones(tar: Path, tmp_path:
     shutil.copy(tar, shard)
     result = repair(parse_location(tmp_path / "out"))
     assert result.problems == ()
-    assert read_header(shard)["num_scattered"] == NUM_SAMPLES
+    assert read_metadata(shard)["num_scattered"] == NUM_SAMPLES
     assert [sample[0] for sample in ShardDataset(tmp_path / "out", fields=FIELDS)] == [key for key, _ in SAMPLES]
     with pytest.raises(FormatError, match="not adjacent"):
-        export_index(tmp_path / "out", "wids")
+        export_index(open_table(tmp_path / "out"), "wids")
     content = tar.read_bytes()
     write_tar(tar, [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.cls", b"3"), ("b.cls", b"4")])
     cuts = [(True, content[:3000]), (True, content[:-11_000]), (False, content[:-11_000])]

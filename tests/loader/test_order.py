@@ -26,7 +26,7 @@ from shardio import (
     StateError,
     check,
 )
-from shardio.check.coverage import resumes
+from shardio.check.recording import resumes
 from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop
 from tests.processes import forkserver_context
 

@@ -18,7 +18,7 @@ from torch import nn
 from shardio.libraries import import_library
 from shardio.train import TrainConfig, train
 from shardio.train.models import make_model, small_resnet
-from tests.train.small_data import make_batches, weights_of
+from tests.train.runs import make_batches, weights_of
 
 
 def load(name: str) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,9 @@ import pytest
 
 import shardio
 from shardio import PackError
-from shardio.packing import PackResult, PackSettings, RunOptions, SourceOptions, pack_source
+from shardio.packing import PackOptions, PackResult, pack_source
 from shardio.progress import WorkProgress
+from tests.processes import forkserver_context
 from tests.sources import PILLOW_FORMATS, encode
 from tests.tars import by_key
 
@@ -33,18 +36,9 @@ def write_files(root: Path, files: Mapping[str, bytes]) -> Path:
     return root
 
 
-def pack(
-    source: Path,
-    out: Path,
-    progress: WorkProgress | None = None,
-    *,
-    options: SourceOptions | None = None,
-    run: RunOptions | None = None,
-    **settings: Any,
-) -> PackResult:
+def pack(source: Path, out: Path, progress: WorkProgress | None = None, **options: Any) -> PackResult:
     """Pack in this process, with large shards, and return the result with its details."""
-    run = run or RunOptions(num_workers=1)
-    return pack_source(source, out, PackSettings(**{"max_shard_size": 1 << 30} | settings), options, run, progress)
+    return pack_source(source, out, PackOptions(**{"max_shard_size": 1 << 30, "num_workers": 1} | options), progress)
 
 
 def read_packed(out: Path) -> dict[str, dict[str, bytes]]:
@@ -84,3 +78,34 @@ def assert_change_is_refused(source: Path, out: Path, change: Callable[[Path], o
     """Change a source after its scan, and check that the pack is refused with a message, which is a pattern."""
     with pytest.raises(PackError, match=message):
         pack(source, out, Change(lambda: change(source)))
+
+
+def exit_code_if_killed(
+    n: int, moment: str, call: Callable[..., object], *arguments: Path, **options: Any
+) -> int | None:
+    """Call a function in a process that is killed right before or after the n-th time that it gives a file a name."""
+    process = forkserver_context().Process(target=_call_and_die, args=(n, moment, call, arguments, options))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def _call_and_die(n: int, moment: str, call: Callable[..., object], arguments: Any, options: dict[str, Any]) -> None:
+    num_names = 0
+
+    def dying(function: Callable[..., Any]) -> Any:
+        def name_file(*paths: Any) -> Any:
+            nonlocal num_names
+            num_names += 1
+            if (num_names, moment) == (n, "before"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            found = function(*paths)
+            if (num_names, moment) == (n, "after"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return found
+
+        return name_file
+
+    Path.replace = dying(Path.replace)  # type: ignore[method-assign]  # in a process of its own
+    os.link = dying(os.link)
+    call(*arguments, **options)

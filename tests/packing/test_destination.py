@@ -16,14 +16,14 @@ from filelock import FileLock
 
 import shardio
 from shardio.errors import PackError
-from shardio.packing import RunOptions, packer
-from shardio.packing.sources.choosing import scan_source
+from shardio.packing import packer
+from shardio.packing.packer import scan_source
 from shardio.progress import WorkProgress
 from shardio.sample import Sample
 from shardio.shards import ShardEntry, write_shard
 from shardio.storage import Location
 from tests.files import read_files
-from tests.packing.packs import Change, pack, read_packed
+from tests.packing.packs import Change, pack, read_packed, write_files
 from tests.sources import encode, write_images
 
 
@@ -49,38 +49,13 @@ def test_a_missing_directory_is_created(source: Path, name: str) -> None:
     assert shardio.pack(source, source.parent / name).num_samples == 4
 
 
-def make_empty(out: Path) -> None:
-    out.mkdir()
-
-
-def make_file(out: Path) -> None:
-    out.write_bytes(b"precious")
-
-
-def make_nonempty(out: Path) -> None:
-    out.mkdir()
-    (out / "thesis.tex").write_bytes(b"precious")
-
-
-def make_hidden_folder(out: Path) -> None:
-    out.mkdir()
-    (out / ".git").mkdir()
-
-
-def make_foreign_tars(out: Path) -> None:
-    out.mkdir()
-    (out / "shard-000000.tar").write_bytes(b"precious")
-
-
-def make_dangling_link(out: Path) -> None:
-    out.symlink_to(out.parent / "nothing")
-
-
-@pytest.mark.parametrize("make", [make_file, make_nonempty, make_hidden_folder, make_foreign_tars, make_dangling_link])
-def test_a_destination_that_is_not_empty_is_refused(source: Path, make: Callable[[Path], None]) -> None:
-    out = source.parent / "out"
-    make(out)
-    assert_refused(source, out)
+@pytest.mark.parametrize("name", ["out", "out/thesis.tex", "out/.git/", "out/shard-000000.tar", "link"])
+def test_a_destination_that_is_not_empty_is_refused(source: Path, name: str) -> None:
+    if name == "link":
+        (source.parent / "out").symlink_to(source.parent / "nothing")
+    else:
+        write_files(source.parent, {f"{name}x" if name.endswith("/") else name: b"precious"})
+    assert_refused(source, source.parent / "out")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +93,7 @@ def test_a_removed_destination_does_not_become_a_dataset(
             write_shard(tar, [])
         return written
 
-    monkeypatch.setattr("shardio.packing.shard_job.write_shard", write_and_remove)
+    monkeypatch.setattr("shardio.packing.executors.write_shard", write_and_remove)
     with pytest.raises(PackError, match=r"out was removed during the pack: delete the directory of that name"):
         shardio.pack(source, tmp_path / "out", max_shard_samples=1, num_workers=1)
     assert len(finished) == 4
@@ -192,13 +167,8 @@ except PackError as error:
 
 def pack_until(point: str, source: Path, out: Path) -> subprocess.Popen[str]:
     """Start a pack, and return when it has reached a point."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", PACK_AND_WAIT, source, out, point],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", PACK_AND_WAIT, source, out, point], text=True, **pipes)
     assert process.stdout is not None
     assert process.stdout.readline() == "waiting\n"
     return process
@@ -217,10 +187,6 @@ def test_a_pack_that_starts_writing_while_another_process_writes_is_refused(sour
     assert sorted(read_files(out)) == ["shard-000000.tar", "shard-000000.tar.idx", "shardio.json"]
 
 
-def write_text(path: Path) -> None:
-    path.write_text("no longer an image.")
-
-
 def overwrite_with_the_same_size(path: Path) -> None:
     """Change the content and, by a nanosecond, the modification time."""
     content, status = path.read_bytes(), path.stat()
@@ -231,17 +197,8 @@ def overwrite_with_the_same_size(path: Path) -> None:
 def append(path: Path) -> None:
     """Append a byte, but keep the modification time."""
     status = path.stat()
-    with path.open("ab") as file:
-        file.write(b"!")
+    path.write_bytes(path.read_bytes() + b"!")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def truncate(path: Path) -> None:
-    os.truncate(path, 100)
-
-
-def remove(path: Path) -> None:
-    path.unlink()
 
 
 def make_directory(path: Path) -> None:
@@ -249,12 +206,12 @@ def make_directory(path: Path) -> None:
     path.mkdir()
 
 
-CHANGES: dict[Callable[[Path], None], str] = {
-    write_text: "changed from {} to 19 bytes",
+CHANGES: dict[Callable[[Path], object], str] = {
+    lambda path: path.write_text("no longer an image."): "changed from {} to 19 bytes",
     overwrite_with_the_same_size: "changed: its modification time differs by",
     append: "changed from {} to ",
-    truncate: "changed from {} to 100 bytes",
-    remove: "is missing",
+    lambda path: os.truncate(path, 100): "changed from {} to 100 bytes",
+    Path.unlink: "is missing",
     make_directory: "",  # Reading the first one fails; the others have a different size.
 }
 
@@ -271,7 +228,7 @@ class ChangeFiles(WorkProgress):
 
 
 IN_ORDER: dict[str, Any] = {"max_shard_samples": 2, "shuffle_seed": None}
-SKIP = RunOptions(on_changed="skip", num_workers=1)
+SKIP: dict[str, Any] = {"on_changed": "skip"}
 
 
 @pytest.fixture
@@ -283,14 +240,16 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_changed_files_are_all_named_or_their_samples_are_left_out(root: Path, change: Callable[[Path], None]) -> None:
+def test_changed_files_are_all_named_or_their_samples_are_left_out(
+    root: Path, change: Callable[[Path], object]
+) -> None:
     before = {path.name: path.read_bytes() for path in (root / "in" / "class-0").iterdir()}
     names = ["name-005.jpg", "name-001.jpg", "name-002.json"]
-    for out, run in (("raise", None), ("skip", SKIP)):
+    for out in ("raise", "skip"):
         source = Path(shutil.copytree(root / "in", root / f"in-{out}", copy_function=shutil.copy2))
         paths = [source / "class-0" / name for name in names]
         changing = ChangeFiles(change, list(paths))
-        if run is None:
+        if out == "raise":
             with pytest.raises(PackError) as caught:
                 pack(source, root / out, changing, **IN_ORDER)
             for path in paths:
@@ -299,7 +258,7 @@ def test_changed_files_are_all_named_or_their_samples_are_left_out(root: Path, c
             assert "--on-changed skip (on_changed='skip')" in str(caught.value)
             assert not (root / out / "shardio.json").exists()
         else:
-            result = pack(source, root / out, changing, run=run, **IN_ORDER)
+            result = pack(source, root / out, changing, **SKIP, **IN_ORDER)
             assert {key: sample["jpg"] for key, sample in read_packed(root / out).items()} == {
                 f"class-0/name-{i:03d}": before[f"name-{i:03d}.jpg"] for i in (0, 3, 4)
             }
@@ -309,7 +268,7 @@ def test_changed_files_are_all_named_or_their_samples_are_left_out(root: Path, c
 
 def test_a_shard_without_samples_is_not_written(root: Path) -> None:
     paths = [root / "in" / "class-0" / f"name-{i:03d}.jpg" for i in (2, 3)]
-    result = pack(root / "in", root / "out", ChangeFiles(remove, paths), run=SKIP, **IN_ORDER)
+    result = pack(root / "in", root / "out", ChangeFiles(Path.unlink, paths), **SKIP, **IN_ORDER)
     assert [shard.name for shard in result.manifest.shards] == ["shard-000000.tar", "shard-000002.tar"]
     expected = {f"{shard.name}{suffix}" for shard in result.manifest.shards for suffix in ("", ".idx")}
     assert set(read_files(root / "out")) == {*expected, "shardio.json"}
@@ -319,11 +278,10 @@ def test_changed_files_are_sorted_by_name_and_not_all_may_change(tmp_path: Path)
     write_images(tmp_path / "in", classes=1, per_class=9)
     paths = sorted((tmp_path / "in" / "class-0").iterdir())
     removing = Change(lambda: list(map(Path.unlink, paths[:8])))
-    assert [problem.path for problem in pack(tmp_path / "in", tmp_path / "out", removing, run=SKIP).changed] == paths[
-        :8
-    ]
+    result = pack(tmp_path / "in", tmp_path / "out", removing, **SKIP)
+    assert [problem.path for problem in result.changed] == paths[:8]
     with pytest.raises(PackError, match=r"all samples of .*in changed"):
-        pack(tmp_path / "in", tmp_path / "none", Change(paths[8].unlink), run=SKIP)
+        pack(tmp_path / "in", tmp_path / "none", Change(paths[8].unlink), **SKIP)
 
 
 def test_a_resumed_pack_includes_samples_whose_files_are_back(root: Path) -> None:
@@ -338,7 +296,7 @@ def test_a_resumed_pack_includes_samples_whose_files_are_back(root: Path) -> Non
 
     moving = MoveFileAndInterrupt(lambda path: path.rename(root / path.name), [moved])
     with pytest.raises(KeyboardInterrupt):
-        pack(root / "in", root / "out", moving, run=SKIP, **IN_ORDER)
+        pack(root / "in", root / "out", moving, **SKIP, **IN_ORDER)
     (root / "name-001.jpg").rename(moved)
     for out in ("out", "uninterrupted"):
         assert pack(root / "in", root / out, **IN_ORDER).manifest.num_samples == 6
@@ -349,7 +307,7 @@ def test_an_error_names_twenty_files_and_counts_the_rest(tmp_path: Path) -> None
     write_images(tmp_path / "in", classes=1, per_class=30, width=8, height=8)
     paths = [tmp_path / "in" / "class-0" / f"name-{i:03d}.jpg" for i in range(1, 30)]
     with pytest.raises(PackError, match=re.escape("and 9 more")) as caught:
-        pack(tmp_path / "in", tmp_path / "out", ChangeFiles(write_text, paths), **IN_ORDER)
+        pack(tmp_path / "in", tmp_path / "out", ChangeFiles(next(iter(CHANGES)), paths), **IN_ORDER)
     assert str(caught.value).count(" to 19 bytes") == 20
 
 

@@ -269,7 +269,7 @@ def test_a_read_error_during_the_pack_leaves_only_whole_shards(tmp_path: Path, m
             raise PermissionError(errno.EACCES, "Permission denied", path)
         return read_and_stat(path, num_bytes)
 
-    monkeypatch.setattr("shardio.packing.sources.files.read_and_stat", read_unless_locked)
+    monkeypatch.setattr("shardio.packing.sources.source.read_and_stat", read_unless_locked)
     with pytest.raises(PackError, match=r"in/class-\d/name-006\.jpg cannot be read: Permission denied") as caught:
         shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=3)
     assert isinstance(list_causes(caught.value)[-1], PermissionError)

@@ -24,9 +24,6 @@ from shardio.packing import (
     FileProblem,
     JpegTally,
     PackResult,
-    PackSettings,
-    RunOptions,
-    SourceOptions,
     packer,
 )
 from shardio.progress import WorkProgress
@@ -66,9 +63,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_files(tmp_path_factory.mktemp("jpegs"), FILES)
 
 
-def pack_jpegs(source: Path, out: Path, *, num_workers: int = 1, strict: bool = False, **settings: Any) -> PackResult:
-    run = RunOptions(num_workers=num_workers, strict=strict)
-    return pack(source, out, run=run, **{"max_shard_samples": 3, "check": False} | settings)
+def pack_jpegs(source: Path, out: Path, **options: Any) -> PackResult:
+    return pack(source, out, **{"max_shard_samples": 3, "check": False} | options)
 
 
 def read_images(out: Path) -> dict[str, bytes]:
@@ -227,6 +223,9 @@ def test_without_compiled_functions_and_numba_the_error_says_what_to_install_and
     ("settings", "message"),
     [
         ({"jpeg": "shrink"}, "jpeg must be one of 'copy', 'tile', 'reencode'"),
+        *(({name: "no"}, f"{name} must be one of .*, got 'no'") for name in ("layout", "on_changed", "source_kind")),
+        *(({name: 0}, f"{name} must be at least 1") for name in ("max_shard_size", "max_shard_samples", "num_workers")),
+        ({"shuffle_seed": -1}, "shuffle_seed must be at least 0"),
         ({"jpeg": "reencode", "max_side": 0}, "max_side must be at least 1"),
         ({"jpeg": "reencode", "quality": 101}, "quality must be at least 1 and below 101"),
         ({"jpeg": "tile", "max_side": 400}, r"\(max_side\) applies only with .*\(jpeg='reencode'\)"),
@@ -239,9 +238,12 @@ def test_without_compiled_functions_and_numba_the_error_says_what_to_install_and
         ),
     ],
 )
-def test_invalid_settings_are_refused(settings: dict[str, object], message: str) -> None:
+def test_invalid_options_are_refused_before_anything_is_written(
+    source: Path, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        PackSettings(max_shard_size=1000, **settings)  # type: ignore[arg-type]
+        shardio.pack(source, tmp_path / "out", **settings)
+    assert not (tmp_path / "out").exists()
 
 
 def encode_as(seed: int, image_format: str) -> bytes:
@@ -268,7 +270,7 @@ def mixed(tmp_path: Path) -> Path:
 
 
 def convert(source: Path, out: Path, progress: WorkProgress | None = None, **settings: Any) -> PackResult:
-    return pack(source, out, progress, options=SourceOptions(converts=True), max_shard_samples=2, **settings)
+    return pack(source, out, progress, max_shard_samples=2, **settings)
 
 
 @pytest.mark.parametrize("check", [True, False])
@@ -335,7 +337,7 @@ def sounds(tmp_path: Path) -> Path:
 
 
 def test_samples_are_the_files_with_the_first_field(sounds: Path, tmp_path: Path) -> None:
-    result = pack(sounds, tmp_path / "out", options=SourceOptions(fields=("wav", "txt")))
+    result = pack(sounds, tmp_path / "out", fields=("wav", "txt"))
     assert read_packed(tmp_path / "out") == {
         "en/a": {"wav": b"en/a.wav", "txt": b"en/a.txt", "cls": b"0"},
         "en/b": {"wav": b"en/b.wav", "cls": b"0"},
@@ -407,8 +409,7 @@ def test_undecodable_images_are_left_out_and_listed(unsound: Path, tmp_path: Pat
 def test_worker_processes_report_the_same(source: Path, unsound: Path, tmp_path: Path, jpeg: str) -> None:
     for images in (source, unsound):
         found = [
-            pack(images, tmp_path / f"{images.name}-{n}", run=RunOptions(num_workers=n), max_shard_samples=3, jpeg=jpeg)
-            for n in (1, 3)
+            pack(images, tmp_path / f"{images.name}-{n}", num_workers=n, max_shard_samples=3, jpeg=jpeg) for n in (1, 3)
         ]
         assert found[0] == found[1]
         assert read_files(tmp_path / f"{images.name}-1") == read_files(tmp_path / f"{images.name}-3")
@@ -425,7 +426,7 @@ def test_without_the_check_every_file_is_packed_as_it_is(unsound: Path, tmp_path
 
 def test_strict_or_without_a_sound_image_a_pack_leaves_nothing(unsound: Path, tmp_path: Path) -> None:
     with pytest.raises(PackError, match=r"in/[cd]/\w+\.\w+ (is|cannot) .*: rename, repair or remove the file"):
-        pack(unsound, tmp_path / "out", run=RunOptions(strict=True), max_pixels=40 * 30)
+        pack(unsound, tmp_path / "out", strict=True, max_pixels=40 * 30)
     source = write_files(tmp_path / "none", {"a.jpg": b"no image", "b.jpg": b"no image"})
     with pytest.raises(PackError, match=r"no images that can be packed: .*none/\w\.jpg is not an image \(there are 2"):
         shardio.pack(source, tmp_path / "out", max_shard_samples=1)
@@ -436,7 +437,7 @@ def test_masks_that_have_no_rgb_values_are_sound(tmp_path: Path) -> None:
     files = {f"images/{i}.jpg": encode(i) for i in range(5)} | {"masks/4.png": b"no image"}
     for i, mode in enumerate(("I;16", "P", "1", "L")):
         files[f"masks/{i}.png"] = save(make_picture(8, 8)[..., 0], "PNG", mode=mode)
-    result = pack(write_files(tmp_path / "in", files), tmp_path / "out", options=SourceOptions(layout="pairs"))
+    result = pack(write_files(tmp_path / "in", files), tmp_path / "out", layout="pairs")
     assert result.rejected == [("4", "masks/4.png", "is not an image")]
     assert result.manifest.num_samples == 4
 

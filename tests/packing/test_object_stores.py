@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +16,18 @@ import pytest
 
 import shardio
 from shardio.errors import FormatError, LocationError, PackError, StoreError
-from shardio.packing import PackResult, PackSettings, RunOptions, make_parts, pack_parts
+from shardio.packing import PackOptions, PackResult, make_parts, pack_parts
 from shardio.packing.folders import RECORD_PREFIX, choose_folder
 from shardio.progress import WorkProgress
 from shardio.shards import MANIFEST_NAME, UNFINISHED_NAME, open_table
 from shardio.storage import Location, StorageOptions, make_direct_access, parse_location
-from shardio.storage.remote.client import Client
-from shardio.storage.remote.messages import Create, Remove, Request, Write
-from shardio.storage.remote.operations import PART
+from shardio.storage.client import Client, Request
+from shardio.storage.operations import PART
+from shardio.testing.store import put
 from tests.faults.proxy import FaultProxy, Script
 from tests.files import files_of_at_most, read_files, read_objects, read_parts
 from tests.packing.packs import Interrupt, assert_refused, pack
+from tests.processes import forkserver_context
 from tests.servers.fixtures import seaweedfs_server
 from tests.servers.server import Server
 from tests.sources import write_images
@@ -52,19 +57,27 @@ def out() -> Location:
     return parse_location(f"memory://{uuid.uuid4().hex}/a/train")
 
 
-@pytest.fixture
-def changes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[type[Request], str]]:
-    """The kinds and the names of all objects that this process changes, in order."""
-    found = list[tuple[type[Request], str]]()
+@contextmanager
+def noting_changes(note: Callable[[str, str], object]) -> Iterator[None]:
+    """Call a function with the kind and the name of each object before this process changes it."""
     ask = Client.ask
 
-    def ask_and_record(client: Client, request: Request) -> Any:
-        if isinstance(request, Write | Create | Remove):
-            found.append((type(request), request.key.rpartition("/")[2]))
+    def note_and_ask(client: Client, request: Request) -> Any:
+        if request.operation in ("write", "create", "remove"):
+            note(request.operation, request.key.rpartition("/")[2])
         return ask(client, request)
 
-    monkeypatch.setattr(Client, "ask", ask_and_record)
-    return found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Client, "ask", note_and_ask)
+        yield
+
+
+@pytest.fixture
+def changes() -> Iterator[list[tuple[str, str]]]:
+    """The kinds and the names of all objects that this process changes, in order."""
+    found = list[tuple[str, str]]()
+    with noting_changes(lambda kind, name: found.append((kind, name))):
+        yield found
 
 
 def pack_again(source: Path, out: Location, progress: WorkProgress | None = None) -> PackResult:
@@ -90,28 +103,28 @@ def test_the_bytes_equal_those_of_a_local_pack(
 
 def test_parts_equal_those_of_a_local_pack(source: Path, tmp_path: Path, out: Location) -> None:
     parts = make_parts([0.5, 0.5], ["train", "val"])
-    settings = PackSettings(max_shard_size=1 << 28, max_shard_samples=3)
+    settings = PackOptions(max_shard_size=1 << 28, max_shard_samples=3, num_workers=1)
     for where in (tmp_path / "out", Path(str(out))):
-        pack_parts(source, where, parts, settings, run=RunOptions(num_workers=1))
+        pack_parts(source, where, parts, settings)
     found = {name.removesuffix("/"): read_objects(out / name.removesuffix("/")) for name in out.list()}
     assert found == read_parts(tmp_path / "out")
 
 
-def test_the_manifest_is_written_last(source: Path, out: Location, changes: list[tuple[type[Request], str]]) -> None:
+def test_the_manifest_is_written_last(source: Path, out: Location, changes: list[tuple[str, str]]) -> None:
     shardio.pack(source, str(out), max_shard_samples=3, num_workers=1)
-    manifest = changes.index((Write, MANIFEST_NAME))
-    assert changes[0] == (Create, UNFINISHED_NAME)
-    assert {kind for kind, _ in changes[1:manifest]} == {Write}
-    assert changes[manifest + 1] == (Remove, UNFINISHED_NAME)
-    assert {kind for kind, _ in changes[manifest + 1 :]} == {Remove}
+    manifest = changes.index(("write", MANIFEST_NAME))
+    assert changes[0] == ("create", UNFINISHED_NAME)
+    assert {kind for kind, _ in changes[1:manifest]} == {"write"}
+    assert changes[manifest + 1] == ("remove", UNFINISHED_NAME)
+    assert {kind for kind, _ in changes[manifest + 1 :]} == {"remove"}
     for number in range(3):
         tar = f"shard-{number:06d}.tar"
-        written = [name for kind, name in changes if kind is Write and tar in name]
+        written = [name for kind, name in changes if kind == "write" and tar in name]
         assert written == [tar, f"{tar}.idx", f"{RECORD_PREFIX}{tar}.json"]
 
 
 def test_an_interrupted_pack_is_resumed_and_keeps_finished_shards(
-    source: Path, expected: dict[str, bytes], out: Location, changes: list[tuple[type[Request], str]]
+    source: Path, expected: dict[str, bytes], out: Location, changes: list[tuple[str, str]]
 ) -> None:
     interrupt(source, out)
     with pytest.raises(FormatError, match="holds an unfinished pack"):
@@ -123,11 +136,6 @@ def test_an_interrupted_pack_is_resumed_and_keeps_finished_shards(
     assert [name for _, name in changes if name.endswith(".tar")] == ["shard-000002.tar"]
     assert (result.num_kept, result.damaged_shards) == (sum(e.num_samples for e in result.manifest.shards[:2]), [])
     assert read_objects(out) == expected
-
-
-def put(location: Location, content: bytes) -> None:
-    with location.write_whole() as file:
-        file.write(content)
 
 
 def test_a_shard_that_was_replaced_is_packed_again(source: Path, expected: dict[str, bytes], out: Location) -> None:
@@ -251,12 +259,9 @@ def test_writers_iterables_and_rewritten_datasets_have_the_same_bytes(tmp_path: 
 
 
 def test_an_interrupted_iterable_starts_again(out: Location) -> None:
-    def fail() -> Iterator[dict[str, Any]]:
-        yield from samples()
-        raise OSError(5, "Input/output error")
-
-    with pytest.raises(OSError, match="Input/output"):
-        shardio.pack(fail(), str(out), max_shard_samples=4)
+    failing = (sample | {"txt": "text" * (9 // (9 - sample["json"]["i"]))} for sample in samples())
+    with pytest.raises(ZeroDivisionError):
+        shardio.pack(failing, str(out), max_shard_samples=4)
     assert UNFINISHED_NAME in out.list()
     assert shardio.pack(samples(5), str(out), max_shard_samples=4).num_samples == 5
     assert len(out.list()) == 5
@@ -277,21 +282,14 @@ def test_a_part_is_written_again_and_a_missing_one_is_named(out: Location) -> No
         shardio.finalize(str(out / "nothing"))
 
 
-def test_a_dataset_is_replaced_with_overwrite(tmp_path: Path, out: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_is_replaced_with_overwrite(tmp_path: Path, out: Location, changes: list[tuple[str, str]]) -> None:
     write(out, num=20)
     with pytest.raises(PackError, match=r"is not empty .*pass --overwrite"):
         write(out)
-    removed, ask = list[str](), Client.ask
-
-    def ask_and_record(client: Client, request: Request) -> Any:
-        if isinstance(request, Remove):
-            removed.append(request.key)
-        return ask(client, request)
-
-    monkeypatch.setattr(Client, "ask", ask_and_record)
+    changes.clear()
     with shardio.ShardWriter(str(out), max_shard_samples=4, overwrite=True) as writer:
         assert out.list() == [UNFINISHED_NAME]
-        assert removed[0] == (out / MANIFEST_NAME).key
+        assert next(name for kind, name in changes if kind == "remove") == MANIFEST_NAME
         with pytest.raises(FormatError, match="unfinished"):
             open_table(str(out))
         for sample in samples():
@@ -300,32 +298,24 @@ def test_a_dataset_is_replaced_with_overwrite(tmp_path: Path, out: Location, mon
     assert read_objects(out) == read_files(tmp_path / "out")
 
 
-def test_a_writer_whose_shards_another_one_replaces_makes_no_dataset(out: Location) -> None:
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_writer_that_another_one_replaces_makes_no_dataset_and_keeps_its_mark(out: Location, writes: bool) -> None:
     first, second = shardio.ShardWriter(str(out)), shardio.ShardWriter(str(out), overwrite=True)
     first.__enter__()
     with pytest.raises(PackError, match="holds an unfinished dataset"):
         shardio.ShardWriter(str(out)).__enter__()
     second.__enter__()
-    first.write({"__key__": "a", "txt": "first"})
-    second.write({"__key__": "a", "txt": "second"})
-    with pytest.raises(PackError, match="another program has begun to write"):
+    if writes:
+        first.write({"__key__": "a", "txt": "first"})
+        second.write({"__key__": "a", "txt": "second"})
+    with pytest.raises(PackError, match="another program has begun to write" if writes else "no samples were written"):
         first.__exit__(None, None, None)
     assert MANIFEST_NAME not in out.list()
+    if not writes:
+        second.write({"__key__": "a", "txt": "second"})
     second.__exit__(None, None, None)
     with shardio.open(str(out)) as dataset:
-        assert dataset["a"]["txt"] == b"second"
-
-
-def test_a_writer_that_fails_keeps_the_mark_of_another_one(out: Location) -> None:
-    first, second = shardio.ShardWriter(str(out)), shardio.ShardWriter(str(out), overwrite=True)
-    first.__enter__()
-    second.__enter__()
-    with pytest.raises(PackError, match="no samples were written"):
-        first.__exit__(None, None, None)
-    second.write({"__key__": "a", "txt": "second"})
-    second.__exit__(None, None, None)
-    with shardio.open(str(out)) as dataset:
-        assert list(dataset) == ["a"]
+        assert [(key, sample["txt"]) for key, sample in dataset.items()] == [("a", b"second")]
 
 
 def test_a_writer_that_fails_leaves_no_dataset(out: Location) -> None:
@@ -343,6 +333,61 @@ def test_a_writer_that_fails_leaves_no_dataset(out: Location) -> None:
     assert out.list() == [UNFINISHED_NAME, "shard-000000.tar", "shard-000000.tar.idx"]
     with pytest.raises(FormatError, match="unfinished"):
         open_table(str(out))
+
+
+NUM_CHANGES = 16
+"""Changes in a pack into three shards: the mark; a tar, its index and its record for each shard; the list of rejected
+samples; the manifest; the removal of the mark and of three records."""
+
+
+def pack_and_die(source: Path, out: Location, n: int) -> None:
+    """Pack, and kill this process right before its n-th change.
+
+    The location has brought the address of the storage process, whose memory holds the objects.
+    """
+    numbers = itertools.count(1)
+
+    def die(kind: str, name: str) -> None:
+        if next(numbers) == n:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with noting_changes(die):
+        shardio.pack(source, str(out), max_shard_samples=3, num_workers=1)
+
+
+def exit_code_of_pack(source: Path, out: Location, n: int) -> int | None:
+    out.list()  # The storage process runs.
+    process = forkserver_context().Process(target=pack_and_die, args=(source, out, n))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", range(1, NUM_CHANGES + 1))
+def test_a_pack_killed_before_any_change_can_be_resumed(
+    source: Path, expected: dict[str, bytes], out: Location, n: int
+) -> None:
+    assert exit_code_of_pack(source, out, n) == -signal.SIGKILL
+    found = read_objects(out)
+    assert {name: content for name, content in found.items() if not name.startswith(".")}.items() <= expected.items()
+    if MANIFEST_NAME in found:
+        assert open_table(str(out)).manifest.num_samples == 8
+        assert found.keys() >= expected.keys()
+    else:
+        with pytest.raises(FormatError if found else FileNotFoundError, match="unfinished" if found else "no such"):
+            open_table(str(out))
+    if found:
+        with pytest.raises(PackError, match=r"unfinished pack of different images|already holds a packed dataset"):
+            shardio.pack(source, str(out), max_shard_samples=4)
+    if not found or UNFINISHED_NAME in found:
+        shardio.pack(source, str(out), max_shard_samples=3)
+        assert read_objects(out) == expected
+
+
+@pytest.mark.slow
+def test_the_test_above_covers_every_change(source: Path, out: Location) -> None:
+    assert exit_code_of_pack(source, out, NUM_CHANGES + 1) == 0
 
 
 @pytest.fixture(scope="module")

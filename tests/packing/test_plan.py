@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import shardio
 from shardio.errors import PackError
-from shardio.packing import PackResult, RunOptions
+from shardio.packing import PackOptions, PackResult
 from shardio.shards import Manifest, open_table
 from tests.files import read_files
 from tests.packing.packs import Change, pack
@@ -92,15 +95,6 @@ def test_a_shard_may_have_exactly_the_maximum_size(tmp_path: Path) -> None:
         assert manifest.shard_sizes.tolist() == sizes
 
 
-@pytest.mark.slow
-def test_the_number_of_workers_changes_no_byte(images: Path, tmp_path: Path) -> None:
-    for num_workers in (1, 2, 4):
-        shardio.pack(images, tmp_path / str(num_workers), max_shard_samples=2, num_workers=num_workers)
-    one = read_files(tmp_path / "1")
-    assert len(one) == 2 * 11 + 1
-    assert read_files(tmp_path / "2") == read_files(tmp_path / "4") == one
-
-
 def test_the_path_and_the_age_of_the_source_change_no_byte(images: Path, tmp_path: Path) -> None:
     shardio.pack(images, tmp_path / "first", max_shard_samples=4)
     moved = tmp_path / "another" / "folder"
@@ -157,24 +151,19 @@ def test_settings_may_be_numpy_integers(images: Path, tmp_path: Path) -> None:
 def test_floats_are_refused_before_anything_is_written(images: Path, tmp_path: Path, option: str) -> None:
     with pytest.raises(TypeError, match=f"{option} must be an integer, got 1000000.5"):
         shardio.pack(images, tmp_path / "out", jpeg="reencode", **{option: 1e6 + 0.5})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="check must be True or False, got None"):
+        shardio.pack(images, tmp_path / "out", check=None)  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_shard_size": 0},
-        {"max_shard_size": -1},
-        {"max_shard_samples": 0},
-        {"shuffle_seed": -1},
-        {"num_workers": -1},
-    ],
-    ids=str,
-)
-def test_values_out_of_range_are_refused_before_writing(images: Path, tmp_path: Path, options: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"must be|greater"):
-        shardio.pack(images, tmp_path / "out", **options)  # type: ignore[arg-type]
-    assert not (tmp_path / "out").exists()
+def test_each_option_is_in_the_signature_and_the_docstring() -> None:
+    parameters = dict(list(inspect.signature(shardio.pack).parameters.items())[2:])
+    options = {each.name: each.default for each in fields(PackOptions)}
+    assert {name: each.default for name, each in parameters.items()} == options
+    documented = re.findall(
+        r"^    (\w+): ", (inspect.getdoc(shardio.pack) or "").partition("Returns:")[0], re.MULTILINE
+    )
+    assert documented == ["src", "dst", *options]
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +182,7 @@ def test_a_ray_cluster_writes_the_same_bytes(cluster: str, tmp_path: Path, monke
     (source / "class-0" / "broken.jpg").write_bytes(b"no image")
 
     def pack_to(out: Path, change: Change | None = None, **options: Any) -> PackResult:
-        return pack(source, out, change, run=RunOptions(**options), max_shard_samples=3)
+        return pack(source, out, change, max_shard_samples=3, **options)
 
     pack_to(tmp_path / "alone", num_workers=1)
     alone = read_files(tmp_path / "alone")

@@ -16,8 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -25,15 +23,14 @@ import shardio
 from shardio.cli.main import app
 from shardio.errors import PackError
 from shardio.files import find_target
-from shardio.libraries import import_torchvision
-from shardio.packing import JpegMode, RunOptions, executors, shard_job
+from shardio.packing import JpegMode, executors
 from shardio.packing.folders import JOURNAL_NAME
 from shardio.sample import Sample
 from shardio.shards import write_shard
 from shardio.storage import Location
 from tests.files import files_of_at_most, read_files
-from tests.packing.packs import Change, Interrupt, assert_refused, pack
-from tests.processes import forkserver_context
+from tests.packing import kinds
+from tests.packing.packs import Change, Interrupt, assert_refused, exit_code_if_killed, pack
 from tests.sources import write_images
 from tests.tars import read_members, write_tar
 
@@ -62,7 +59,7 @@ def unfinished(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         return write_shard(path, samples)
 
     with monkeypatch.context() as patch:
-        patch.setattr(shard_job, "write_shard", fail_at_the_third)
+        patch.setattr(executors, "write_shard", fail_at_the_third)
         assert_refused("Input/output error", source, tmp_path / "out", max_shard_samples=3, num_workers=1)
     return tmp_path / "out"
 
@@ -153,29 +150,8 @@ NUM_RENAMES = 8
 """Renames in a pack into three shards: the plan's digest; three tars, each with its index; the manifest."""
 
 
-def pack_and_die(source: Path, out: Path, n: int, moment: str) -> None:
-    """Pack, and kill this process right before or after the n-th file is renamed into place."""
-    replace, num_renames = Path.replace, 0
-
-    def replace_and_die(path: Path, target: Path) -> Path:
-        nonlocal num_renames
-        num_renames += 1
-        if (num_renames, moment) == (n, "before"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        target = replace(path, target)
-        if (num_renames, moment) == (n, "after"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return target
-
-    Path.replace = replace_and_die  # type: ignore[method-assign, assignment]  # in a process of its own
-    shardio.pack(source, out, max_shard_samples=3, num_workers=1)
-
-
 def exit_code_of_pack(source: Path, out: Path, n: int, moment: str) -> int | None:
-    process = forkserver_context().Process(target=pack_and_die, args=(source, out, n, moment))
-    process.start()
-    process.join()
-    return process.exitcode
+    return exit_code_if_killed(n, moment, shardio.pack, source, out, max_shard_samples=3, num_workers=1)
 
 
 def assert_only_whole_files(out: Path, uninterrupted: dict[str, bytes]) -> None:
@@ -274,77 +250,27 @@ def test_a_worker_process_that_is_suspended_ends_the_pack(
 def test_after_an_error_only_whole_files_are_left(tmp_path: Path, num_workers: int) -> None:
     write_images(tmp_path / "in", classes=2, per_class=50, width=8, height=8)
     path, elsewhere = tmp_path / "in" / "class-1" / "name-030.jpg", tmp_path / "elsewhere.jpg"
-    run = RunOptions(num_workers=num_workers)
     take = Change(lambda: path.rename(elsewhere))
     with pytest.raises(PackError, match=r"class-1/name-030\.jpg is missing"):
-        pack(tmp_path / "in", tmp_path / "out", take, run=run, max_shard_samples=5)
+        pack(tmp_path / "in", tmp_path / "out", take, num_workers=num_workers, max_shard_samples=5)
     assert not [each.name for each in (tmp_path / "out").iterdir() if find_target(each.name)]
     elsewhere.rename(path)
-    assert pack(tmp_path / "in", tmp_path / "out", run=run, max_shard_samples=5).manifest.num_samples == 100
+    result = pack(tmp_path / "in", tmp_path / "out", num_workers=num_workers, max_shard_samples=5)
+    assert result.manifest.num_samples == 100
     pack(tmp_path / "in", tmp_path / "whole", max_shard_samples=5)
     assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
 
 
-def make_lmdb(images: dict[str, bytes], folder: Path) -> Path:
-    lmdb = pytest.importorskip("lmdb")
-    with lmdb.open(str(folder / "in"), map_size=1 << 24) as environment, environment.begin(write=True) as transaction:
-        for key, content in images.items():
-            transaction.put(f"{key}.jpg".encode(), content)
-    return folder / "in"
-
-
-def make_tars(images: dict[str, bytes], folder: Path) -> Path:
-    shardio.pack(folder / "images", folder / "in", max_shard_samples=5)
-    return folder / "in"
-
-
-def make_table(images: dict[str, bytes], folder: Path) -> Path:
-    (folder / "in.csv").write_text("\n".join(["path", *(f"images/{key}.jpg" for key in images)]))
-    return folder / "in.csv"
-
-
-def make_parquet(images: dict[str, bytes], folder: Path) -> Path:
-    pytest.importorskip("datasets")
-    pq.write_table(pa.table({"image": list(images.values())}), folder / "in.parquet")
-    return folder / "in.parquet"
-
-
-def make_mds(images: dict[str, bytes], folder: Path) -> Path:
-    import_torchvision()  # Streaming imports it.
-    streaming = pytest.importorskip("streaming")
-    with streaming.MDSWriter(
-        out=str(folder / "in"), columns={"x": "jpeg"}, size_limit=1 << 12, compression="gz"
-    ) as mds:
-        for content in images.values():
-            mds.write({"x": content})
-    return folder / "in"
-
-
-def make_litdata(images: dict[str, bytes], folder: Path) -> Path:
-    writers = pytest.importorskip("litdata.streaming.writer")
-    (folder / "in").mkdir()
-    compressed = {"compression": "zstd", "compression_level": "chunk"}
-    writer = writers.BinaryWriter(str(folder / "in"), chunk_size=5, **compressed)
-    for number, content in enumerate(images.values()):
-        writer[number] = content
-    writer.done()
-    writer.merge(1)
-    return folder / "in"
-
-
-def make_folders(images: dict[str, bytes], folder: Path) -> Path:
-    return folder / "images"
-
-
-MAKERS = {make_folders: "tile", make_table: "copy"}
-SLOW = dict.fromkeys((make_lmdb, make_tars, make_mds, make_litdata), "copy") | {make_parquet: "tile"}
+MAKERS = {kinds.write_folders: "tile", kinds.write_table: "copy"}
+SLOW = {kinds.write_parquet: "tile"}
+SLOW |= dict.fromkeys((kinds.write_lmdb, kinds.write_tars, kinds.write_mds, kinds.write_litdata), "copy")
 
 
 @pytest.mark.parametrize(
     ("make", "jpeg"), [*MAKERS.items(), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW.items())]
 )
 def test_an_interrupted_pack_is_resumed_by_any_number_of_workers(
-    tmp_path: Path, make: Callable[[dict[str, bytes], Path], Path], jpeg: JpegMode, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, make: kinds.Write, jpeg: JpegMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With equal bytes and an equal report. Nothing temporary is left behind."""
     source = make(write_images(tmp_path / "images"), tmp_path)
@@ -357,9 +283,9 @@ def test_an_interrupted_pack_is_resumed_by_any_number_of_workers(
     assert len(list((tmp_path / "out").glob("*.tar"))) == 2
     before = shutil.copytree(tmp_path / "out", tmp_path / "again")
     for number, out in ((1, tmp_path / "out"), (2, Path(before))):
-        resumed = pack(source, out, run=RunOptions(num_workers=number), **settings)
+        resumed = pack(source, out, num_workers=number, **settings)
         assert (resumed.num_kept, resumed.jpegs) == (8, whole.jpegs)
         assert read_files(out) == read_files(tmp_path / "whole")
-    pack(make_folders({}, tmp_path), tmp_path / "other")  # It closes the source.
+    pack(kinds.write_folders({}, tmp_path), tmp_path / "other")  # It closes the source.
     gc.collect()
     assert not list((tmp_path / "temporary").iterdir())

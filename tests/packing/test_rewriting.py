@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 from pathlib import Path
@@ -16,12 +15,11 @@ from typer.testing import CliRunner
 import shardio
 from shardio.cli.main import app
 from shardio.errors import FormatError, PackError, SampleError
-from shardio.packing import PackSettings, RunOptions, make_parts, pack_parts, pack_source
+from shardio.packing import PackOptions, make_parts, pack_parts, pack_source
 from shardio.packing.sources import tars
 from shardio.shards import UNFINISHED_NAME, open_table
 from tests.files import read_files, read_parts
-from tests.packing.packs import Interrupt, read_packed
-from tests.processes import forkserver_context
+from tests.packing.packs import Interrupt, exit_code_if_killed, read_packed
 from tests.sources import write_images
 from tests.tars import Samples, read_with_webdataset, write_tar
 
@@ -158,7 +156,7 @@ def test_wrong_parts_are_refused(packed: Path, tmp_path: Path, by: list[Any], na
     assert not (tmp_path / "out").exists()
 
 
-SETTINGS = PackSettings(max_shard_size=1 << 30, max_shard_samples=7)
+SETTINGS = PackOptions(max_shard_size=1 << 30, max_shard_samples=7, num_workers=1)
 
 
 PARTS = make_parts(["0.7", "0.2", "0.1"], ["train", "val", "test"])
@@ -199,9 +197,8 @@ def test_parts_are_those_of_a_split_of_the_whole_dataset(source: Path, in_parts:
 
 @pytest.mark.parametrize("after", [20, 105, 119])
 def test_an_interrupted_pack_resumes_in_all_parts(source: Path, in_parts: Path, tmp_path: Path, after: int) -> None:
-    run = RunOptions(num_workers=1)
     with pytest.raises(KeyboardInterrupt):
-        pack_parts(source, tmp_path / "out", PARTS, SETTINGS, run=run, progress=Interrupt(after))
+        pack_parts(source, tmp_path / "out", PARTS, SETTINGS, progress=Interrupt(after))
     for name in PARTS.names:
         with pytest.raises((shardio.FormatError, FileNotFoundError)):
             shardio.open(tmp_path / "out" / name)
@@ -228,7 +225,7 @@ def test_a_pack_that_was_killed_at_its_very_end_is_ended(
         with pytest.raises(KeyboardInterrupt):
             pack_parts(source, tmp_path / "out", PARTS, SETTINGS)
     with pytest.raises(PackError, match="different images or with different settings"):
-        pack_parts(source, tmp_path / "out", PARTS, PackSettings(max_shard_size=1 << 20))
+        pack_parts(source, tmp_path / "out", PARTS, PackOptions(max_shard_size=1 << 20))
     pack_parts(source, tmp_path / "out", PARTS, SETTINGS)
     assert read_parts(tmp_path / "out") == read_parts(in_parts)
     with pytest.raises(PackError, match="already holds a packed dataset"):
@@ -378,33 +375,6 @@ def test_what_cannot_be_appended_is_refused(out: Path, tmp_path: Path) -> None:
         shardio.append(out, more)
 
 
-def append_and_die(out: Path, more: Path, n: int) -> None:
-    """Append, and kill this process right after the n-th change of a name in a directory."""
-    num_changes = 0
-
-    def dying(function: Any) -> Any:
-        def call(*arguments: Any, **options: Any) -> Any:
-            nonlocal num_changes
-            found = function(*arguments, **options)
-            num_changes += 1
-            if num_changes == n:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return found
-
-        return call
-
-    Path.replace = dying(Path.replace)  # type: ignore[method-assign]  # in a process of its own
-    os.link = dying(os.link)
-    shardio.append(out, more)
-
-
-def exit_code_of_append(out: Path, more: Path, n: int) -> int | None:
-    process = forkserver_context().Process(target=append_and_die, args=(out, more, n))
-    process.start()
-    process.join()
-    return process.exitcode
-
-
 @pytest.mark.slow
 def test_wherever_it_is_killed_the_dataset_is_the_old_or_the_new_one(packed: Path, tmp_path: Path) -> None:
     more = write_more(tmp_path / "more", ["x/1", "x/2", "x/3"])
@@ -413,7 +383,7 @@ def test_wherever_it_is_killed_the_dataset_is_the_old_or_the_new_one(packed: Pat
     new = shardio.append(expected, more)
     for n in range(1, 7):  # The record; two tars, each with its index; the manifest.
         out = Path(shutil.copytree(packed, tmp_path / f"out-{n}"))
-        assert exit_code_of_append(out, more, n) == -signal.SIGKILL
+        assert exit_code_if_killed(n, "after", shardio.append, out, more) == -signal.SIGKILL
         assert shardio.open(out).manifest == (new if n == 6 else old)
         assert all(problem.kind == "unlisted" for problem in shardio.verify(out))
         if n == 4:  # Another append starts from the old dataset.
@@ -423,4 +393,4 @@ def test_wherever_it_is_killed_the_dataset_is_the_old_or_the_new_one(packed: Pat
             assert shardio.verify(copy) == []
         assert shardio.append(out, more) == new
         assert read_files(out) == read_files(expected)
-    assert exit_code_of_append(Path(shutil.copytree(packed, tmp_path / "out-7")), more, 7) == 0
+    assert exit_code_if_killed(7, "after", shardio.append, shutil.copytree(packed, tmp_path / "out-7"), more) == 0

@@ -20,7 +20,7 @@ from PIL import Image
 import shardio
 from shardio.errors import FormatError, PackError
 from shardio.images.jpeg import has_tiles
-from shardio.packing.names import KeyHashes
+from shardio.packing.samples import KeyHashes
 from shardio.shards import open_table
 from tests.files import files_of_at_most, read_files
 from tests.packing.packs import assert_refused, read_packed

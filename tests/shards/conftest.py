@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,3 +18,9 @@ def tars(tmp_path: Path) -> Path:
     for i in range(4):
         write_tar(folder / f"x-{i:06d}.tar", [(f"{i}-{j}.txt", b"%d" % j) for j in range(i + 1)])
     return folder
+
+
+@pytest.fixture
+def out(packed: Path, tmp_path: Path) -> Path:
+    """A copy of the packed directory to damage."""
+    return Path(shutil.copytree(packed, tmp_path / "out"))

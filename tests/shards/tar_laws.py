@@ -20,16 +20,18 @@ import xxhash
 
 import shardio
 from shardio.errors import ShardioError
-from shardio.shards import CompressedShard, Shard, find_problems
-from shardio.shards.foreign import TarContents, index_tar, scan_contents
+from shardio.reading import KeyedShards
+from shardio.shards import Shard, find_problems, open_compressed
 from shardio.shards.index import IndexColumns, read_columns, read_header, read_keys
 from shardio.shards.repairing import find_complete, repair, write_complete
+from shardio.shards.sources import TarContents, index_tar, scan_contents
 from shardio.shards.tar import fits_plain_header, is_added_by_macos, split_name
 from shardio.shards.tar_scan import find_member, list_names
 from shardio.shards.verifying import ShardVerification
 from shardio.storage import Location, parse_location
 from tests.memory_store import MemoryStore
-from tests.shards.hostile_shards import WEIGHTS, HostileShard, change_metadata, fit, good_shards, write_index_of
+from tests.shards.hostile_shards import WEIGHTS, HostileShard, fit, good_shards, write_index_of
+from tests.tars import change_metadata
 
 T = TypeVar("T")
 
@@ -237,7 +239,9 @@ class Laws:
         else:  # Its version must be that of the tar, or the index is stale.
             store.objects["a.tar.gz.idx"] = shard.index
             with suppress(ValueError, KeyError, TypeError, RecursionError, AttributeError):
-                store.objects["a.tar.gz.idx"] = change_metadata(shard.index, {"version": tar.stat().version})
+                store.objects["a.tar.gz.idx"] = change_metadata(
+                    shard.index, lambda values: values.update(version=tar.stat().version)
+                )
         read = self._attempt("read compressed", shard, lambda: _read_compressed(tar))
         if read is None or shard.index is not None:
             return
@@ -261,9 +265,9 @@ def _open(source: Path) -> int:
 
 
 def _read_compressed(tar: Location) -> dict[str, dict[str, bytes]]:
-    with CompressedShard(tar) as shard:
-        keys = shard.sort([shard.columns.keys.text(i) for i in range(min(len(shard.columns.keys), 4))])
-        return {key: {name: value for name, value in shard.read(key).items() if name != "__key__"} for key in keys}
+    with KeyedShards(open_compressed(tar)) as samples:
+        found = {key: samples[key] for key in islice(samples, 4)}
+    return {key: {name: value for name, value in fields.items() if name != "__key__"} for key, fields in found.items()}
 
 
 def read_by_tarfile(content: bytes) -> list[tuple[str, int, int]] | None:

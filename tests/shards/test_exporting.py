@@ -16,13 +16,21 @@ import pytest
 
 import shardio
 from shardio.errors import FormatError
-from shardio.shards import ExportFormat, export_index, open_table
+from shardio.shards import DatasetSource, ExportFormat, export_index, open_table
+from shardio.storage import Location, parse_location
 from tests.files import read_files
 from tests.tars import read_with_webdataset, write_tar
 
 yaml = pytest.importorskip("yaml")
 
 TARS = [f"shard-{number:06d}.tar" for number in range(5)]
+
+
+def export(
+    source: DatasetSource, name: ExportFormat, out: Path | None = None, *, split: str = "train", overwrite: bool = False
+) -> list[Location]:
+    into = None if out is None else parse_location(out)
+    return export_index(open_table(source), name, into, split=split, overwrite=overwrite)
 
 
 @pytest.fixture
@@ -46,7 +54,7 @@ def members_by_sample(tar: Path) -> list[list[tarfile.TarInfo]]:
 
 def test_dalis_index_locates_each_member(out: Path) -> None:
     """Its version 1.2, as tools/wds2idx.py of DALI writes it."""
-    written = export_index(out, "dali")
+    written = export(out, "dali")
     assert [location.name for location in written] == [name.replace(".tar", ".idx") for name in TARS]
     for name in TARS:
         lines = (out / name.replace(".tar", ".idx")).read_text().splitlines()
@@ -89,7 +97,7 @@ for _ in range(pipeline.reader_meta()["tars"]["epoch_size"]):
 def test_dali_reads_by_its_index(out: Path) -> None:
     if find_spec("nvidia") is None or find_spec("nvidia.dali") is None:
         pytest.skip("DALI is not installed: pip install -e '.[bench]'")
-    export_index(out, "dali")
+    export(out, "dali")
     done = subprocess.run([sys.executable, "-c", DALI, out], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     expected = [
@@ -100,16 +108,16 @@ def test_dali_reads_by_its_index(out: Path) -> None:
 
 def test_dalis_index_of_foreign_tars_is_in_the_order_of_the_members(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", [("x.jpg", b"12"), ("README", b""), ("x.cls", b"3")])
-    export_index(tmp_path / "a.tar", "dali")
+    export(tmp_path / "a.tar", "dali")
     assert (tmp_path / "a.idx").read_text() == "v1.2 1\njpg 512 2 x.jpg cls 2048 1 x.cls\n"
     write_tar(tmp_path / "b.tar", [("x y.jpg", b"12")])
     with pytest.raises(FormatError, match="white space"):
-        export_index(tmp_path / "b.tar", "dali")
+        export(tmp_path / "b.tar", "dali")
 
 
 def test_energons_index_separates_the_samples(out: Path, tmp_path: Path) -> None:
     """As TarIndexWriter of Megatron-Energon writes it: where the headers of each sample start, and the end."""
-    export_index(out, "energon", tmp_path / "energon", split="val")
+    export(out, "energon", tmp_path / "energon", split="val")
     for name in TARS:
         tar = tmp_path / "energon" / name
         assert tar.samefile(out / name)
@@ -144,7 +152,7 @@ def test_energons_index_separates_the_samples(out: Path, tmp_path: Path) -> None
 def test_energons_sample_type_fits_the_fields(tmp_path: Path, fields: dict[str, Any], kind: str) -> None:
     with shardio.ShardWriter(tmp_path / "out") as writer:
         writer.write({"__key__": "a", **fields})
-    export_index(tmp_path / "out", "energon", tmp_path / "energon")
+    export(tmp_path / "out", "energon", tmp_path / "energon")
     found = yaml.safe_load((tmp_path / "energon" / ".nv-meta" / "dataset.yaml").read_text())
     assert found.get("sample_type", found) == {"__module__": "megatron.energon", "__class__": kind}
 
@@ -153,29 +161,29 @@ def test_energons_index_does_not_replace_shardios(out: Path) -> None:
     before = read_files(out)
     for folder in None, out, out / ".." / "out":
         with pytest.raises(ValueError, match="also shardio's"):
-            export_index(out, "energon", folder)
+            export(out, "energon", folder)
     assert read_files(out) == before
 
 
 def test_energons_folder_must_not_hold_another_dataset(packed: Path, out: Path, tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="holds a packed dataset"):
-        export_index(out, "energon", packed, overwrite=True)
-    export_index(out, "energon", tmp_path / "energon")
-    export_index(out, "energon", tmp_path / "energon", overwrite=True)
+        export(out, "energon", packed, overwrite=True)
+    export(out, "energon", tmp_path / "energon")
+    export(out, "energon", tmp_path / "energon", overwrite=True)
     with pytest.raises(FileExistsError, match="is not a link"):
-        export_index(packed, "energon", tmp_path / "energon", overwrite=True)
+        export(packed, "energon", tmp_path / "energon", overwrite=True)
 
 
 def test_the_shard_index_of_wids_has_its_form(out: Path, tmp_path: Path) -> None:
     """That of wids/wids_specs.py: the version, and a list of shards with url and nsamples, relative to the file."""
-    export_index(out, "wids")
+    export(out, "wids")
     found = json.loads((out / "wids.json").read_text())
     assert (found["__kind__"], found["wids_version"]) == ("wids-shard-index-v1", 1)
     assert [(shard["url"], shard["nsamples"]) for shard in found["shardlist"]] == list(
         zip(TARS, [2, 2, 2, 2, 1], strict=True)
     )
     assert [shard["filesize"] for shard in found["shardlist"]] == [(out / name).stat().st_size for name in TARS]
-    export_index(out, "wids", tmp_path / "elsewhere")
+    export(out, "wids", tmp_path / "elsewhere")
     shards = json.loads((tmp_path / "elsewhere" / "wids.json").read_text())["shardlist"]
     assert all((tmp_path / "elsewhere" / shard["url"]).samefile(out / shard["url"][7:]) for shard in shards)
 
@@ -183,7 +191,7 @@ def test_the_shard_index_of_wids_has_its_form(out: Path, tmp_path: Path) -> None
 def test_wids_reads_its_shard_index(packed: Path) -> None:
     """Some releases of WebDataset contain wids, which cannot read names with extended headers."""
     wids = pytest.importorskip("wids")
-    export_index(packed, "wids")
+    export(packed, "wids")
     dataset = wids.ShardListDataset(str(packed / "wids.json"), transformations=[lambda sample: sample], keep=True)
     expected = read_with_webdataset(*sorted(packed.glob("*.tar")))
     assert len(dataset) == len(expected)
@@ -194,7 +202,7 @@ def test_wids_reads_its_shard_index(packed: Path) -> None:
 
 def test_the_sizes_of_webdatasets_count_the_samples(out: Path) -> None:
     """As open_clip sums them: by the base names of the shards."""
-    export_index(out, "webdataset-sizes")
+    export(out, "webdataset-sizes")
     sizes = json.loads((out / "sizes.json").read_text())
     assert sizes == {name: len(read_with_webdataset(out / name)) for name in TARS}
 
@@ -215,7 +223,7 @@ print(reader.num_samples, *(target for _, target in reader))
 @pytest.mark.slow
 def test_timm_reads_its_info(packed: Path, tmp_path: Path) -> None:
     pytest.importorskip("webdataset")
-    (location,) = export_index(packed, "timm", tmp_path, split="validation")
+    (location,) = export(packed, "timm", tmp_path, split="validation")
     assert location.name == "_info.json"
     done = subprocess.run([sys.executable, "-c", TIMM, tmp_path], capture_output=True, text=True, check=False)
     if "cannot be imported" in done.stderr or "is not installed" in done.stderr:
@@ -227,7 +235,7 @@ def test_timm_reads_its_info(packed: Path, tmp_path: Path) -> None:
 
 
 def test_timms_info_has_its_form(packed: Path, tmp_path: Path) -> None:
-    export_index(packed, "timm", tmp_path)
+    export(packed, "timm", tmp_path)
     found = json.loads((tmp_path / "_info.json").read_text())["splits"]["train"]
     assert (found["name"], found["num_samples"]) == ("train", sum(found["shard_lengths"]))
     assert found["shard_lengths"] == [len(read_with_webdataset(tmp_path / name)) for name in found["filenames"]]
@@ -235,25 +243,25 @@ def test_timms_info_has_its_form(packed: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["wids", "dali", "timm", "webdataset-sizes"])
 def test_existing_files_are_not_replaced_unasked(out: Path, name: ExportFormat) -> None:
-    export_index(out, name)
+    export(out, name)
     before = read_files(out)
     with pytest.raises(FileExistsError, match="--overwrite"):
-        export_index(out, name)
-    export_index(out, name, overwrite=True)
+        export(out, name)
+    export(out, name, overwrite=True)
     assert read_files(out) == before
 
 
 def test_wrong_arguments_are_refused(out: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="format must be one of"):
-        export_index(out, "zip")  # type: ignore[arg-type]  # the mistake
+        export(out, "zip")  # type: ignore[arg-type]  # the mistake
     with pytest.raises(ValueError, match="split must be a name"):
-        export_index(out, "timm", split="a.tar")
+        export(out, "timm", split="a.tar")
     (tmp_path / "other").mkdir()
     for folder in "out", "other":
         write_tar(tmp_path / folder / "a.tar", [(f"{folder}.txt", b"")])
     with pytest.raises(ValueError, match="several directories"):
-        export_index([out / "a.tar", tmp_path / "other" / "a.tar"], "wids")
+        export([out / "a.tar", tmp_path / "other" / "a.tar"], "wids")
     for name in "b.x.tar", "b.y.tar":
         write_tar(tmp_path / "other" / name, [(f"{name[2]}.txt", b"")])
     with pytest.raises(FormatError, match="same name"):
-        export_index(tmp_path / "other", "dali")
+        export(tmp_path / "other", "dali")

@@ -1,11 +1,15 @@
-"""Tars as shardio writes and scans them; oracles: tarfile, and GNU tar."""
+"""Tars as shardio writes, scans and streams them; oracles: tarfile, GNU tar and WebDataset."""
 
 from __future__ import annotations
 
+import gzip
 import io
+import random
 import subprocess
 import tarfile
 from collections.abc import Callable
+from contextlib import closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -17,20 +21,24 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError
 from shardio.sample import Sample
-from shardio.shards import END, size_in_tar, write_shard
-from shardio.shards.tar import BLOCK, are_plain_headers, header_fits, make_header
-from shardio.shards.tar_scan import TarMember, TarScan
-from shardio.storage import parse_location
-from tests.tars import open_file, read_members, write_tar
+from shardio.shards import size_in_tar, write_shard
+from shardio.shards.sources import scan_contents
+from shardio.shards.tar import BLOCK, END, StoredField, are_plain_headers, header_fits, make_header
+from shardio.shards.tar_scan import IncompleteTarError, StreamedTar, TarScan
+from shardio.storage import Location, parse_location
+from tests.memory_store import MemoryStore
+from tests.shards.hostile_tars import damage
+from tests.shards.test_hostile_tars import HOSTILE, LONG_NAME, MEMBER, RIGHT
+from tests.tars import Samples, open_file, read_members, read_with_webdataset, write_tar
 
 NAMES = st.text(st.characters(exclude_categories=["C"], exclude_characters="/."), min_size=1, max_size=120)
 
 
-def scan(path: Path) -> tuple[list[TarMember], TarScan]:
-    """Scan a tar; return its members, and the scan for its digest."""
+def scan(path: Path) -> tuple[dict[str, StoredField], str]:
+    """Return the members of a tar, and its digest."""
     with open_file(path) as file:
         scanned = TarScan(file)
-        return list(scanned.members()), scanned
+        return dict(scanned.members()), scanned.digest
 
 
 def make_sample(key: str, **fields: bytes) -> Sample:
@@ -71,12 +79,12 @@ def test_a_scan_finds_every_member_where_tarfile_finds_it(tmp_path: Path, tar_fo
     path = tmp_path / "a.tar"
     prefix = "d" * 60 + "/" + "e" * 60 + "/"  # Fits no single header field, but ustar's prefix and name.
     write_tar(path, [(f"{prefix}{i}.bin", bytes([i]) * (i**5)) for i in range(20)], tar_format=tar_format)
-    found, scanned = scan(path)
+    found, digest = scan(path)
     whole = path.read_bytes()
-    contents = [whole[member.offset : member.offset + member.size] for member in found]
-    assert list(zip([member.name for member in found], contents, strict=True)) == read_members(path)
-    assert [member.hash for member in found] == [xxhash.xxh3_64_intdigest(content) for content in contents]
-    assert (scanned.num_bytes, scanned.digest) == (len(whole), xxhash.xxh3_128_hexdigest(whole))
+    contents = {name: whole[each.offset : each.offset + each.size] for name, each in found.items()}
+    assert list(contents.items()) == read_members(path)
+    assert [each.hash for each in found.values()] == [*map(xxhash.xxh3_64_intdigest, contents.values())]
+    assert digest == xxhash.xxh3_128_hexdigest(whole)
 
 
 @pytest.mark.parametrize("num_zeros", [1, 511, 10240, 3 << 20])
@@ -85,34 +93,18 @@ def test_a_scan_hashes_the_zeros_after_the_end_as_well(tmp_path: Path, num_zeros
     write_tar(path, [("a.txt", b"abc")])
     with path.open("ab") as file:
         file.write(bytes(num_zeros))
-    found, scanned = scan(path)
-    assert [member.name for member in found] == ["a.txt"]
-    assert scanned.digest == xxhash.xxh3_128_hexdigest(path.read_bytes())
+    found, digest = scan(path)
+    assert [*found] == ["a.txt"]
+    assert digest == xxhash.xxh3_128_hexdigest(path.read_bytes())
 
 
-# The second member's header lies at byte 1536, its content from 2048 to 3048, the end blocks from 3072.
-DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    # Between members, only the missing end shows that others may be missing, too.
-    **{
-        f"cut at {stop}": lambda content, stop=stop: content[:stop]  # type: ignore[misc]
-        for stop in (1, 511, 512, 700, 1100, 1536, 1700, 2048, 2500, 3047)
-    },
-    **{
-        f"header at {at}": lambda content, at=at: content[: at + 100] + b"?" * 300 + content[at + 400 :]  # type: ignore[misc]
-        for at in (0, 1536)
-    },
-    **{
-        f"another file {number}": lambda _, other=other: other  # type: ignore[misc]
-        for number, other in enumerate((b"", b"no tar at all", b"\xff" * 4096))
-    },
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_tar_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+# The second member's header lies at byte 1536.
+@pytest.mark.parametrize("header", [0, 1536])
+def test_a_tar_with_a_damaged_header_is_refused(tmp_path: Path, header: int) -> None:
     path = tmp_path / "bad.tar"
     write_tar(path, [("a.txt", b"a" * 1000), ("b.txt", b"b" * 1000)])
-    path.write_bytes(damage(path.read_bytes()))
+    content = path.read_bytes()
+    path.write_bytes(content[: header + 100] + b"?" * 300 + content[header + 400 :])
     with pytest.raises(FormatError, match=r"bad\.tar"):
         scan(path)
 
@@ -143,18 +135,7 @@ def test_tars_that_gnu_tar_joined_are_read_whole(tmp_path: Path) -> None:
     write_tar(path, [("a.txt", b"a"), ("b.txt", b"b")])
     write_tar(second, [(f"{'c' * 150}.txt", b"c"), ("d.txt", b"d")])
     subprocess.run(["tar", "--concatenate", "-f", path, second], check=True)
-    assert [member.name for member in scan(path)[0]] == ["a.txt", "b.txt", f"{'c' * 150}.txt", "d.txt"]
-
-
-def write_tar_with(path: Path, kind: bytes, name: str) -> None:
-    """Write a tar of one file, and of one member of another kind that refers to it."""
-    with tarfile.open(path, "w") as tar:
-        info = tarfile.TarInfo("a.jpg")
-        info.size = 3
-        tar.addfile(info, io.BytesIO(b"abc"))
-        other = tarfile.TarInfo(name)
-        other.type, other.linkname = kind, "a.jpg"
-        tar.addfile(other)
+    assert [*scan(path)[0]] == ["a.txt", "b.txt", f"{'c' * 150}.txt", "d.txt"]
 
 
 @pytest.mark.parametrize(
@@ -162,22 +143,21 @@ def write_tar_with(path: Path, kind: bytes, name: str) -> None:
     [
         (tarfile.LNKTYPE, r"b\.jpg as a hard link to a\.jpg \(its header ends at byte 1536\).*--hard-dereference"),
         (tarfile.SYMTYPE, r"b\.jpg as a symbolic link to a\.jpg .*--dereference"),
-        (tarfile.FIFOTYPE, r"b\.jpg as a special file .*create the tar again without it"),
+        *(
+            (kind, r"b\.jpg as a special file \(its header ends at byte 1536\).*create the tar again without it")
+            for kind in (tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE)
+        ),
     ],
 )
 def test_a_field_that_has_no_content_of_its_own_is_refused(tmp_path: Path, kind: bytes, message: str) -> None:
     path = tmp_path / "links.tar"
-    write_tar_with(path, kind, "b.jpg")
+    write_tar(path, [("a.jpg", b"abc")])
+    with tarfile.open(path, "a") as tar:
+        other = tarfile.TarInfo("b.jpg")
+        other.type, other.linkname = kind, "a.jpg"
+        tar.addfile(other)
     with pytest.raises(FormatError, match=message):
         scan(path)
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"), [(tarfile.SYMTYPE, "latest"), (tarfile.DIRTYPE, "v1.0"), (b"V", "backup.2024")]
-)
-def test_links_and_directories_that_are_not_fields_are_skipped(tmp_path: Path, kind: bytes, name: str) -> None:
-    write_tar_with(tmp_path / "a.tar", kind, name)
-    assert [member.name for member in scan(tmp_path / "a.tar")[0]] == ["a.jpg"]
 
 
 def test_a_header_with_another_folder_does_not_fit() -> None:
@@ -198,9 +178,7 @@ UTF8_NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min
 
 SIZES = st.integers(0, 2**34)
 
-
 Format = Literal[0, 1, 2]
-
 
 FORMATS = st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 
@@ -263,3 +241,107 @@ def test_another_name_does_not_fit(name: bytes) -> None:
 
 def test_no_headers_are_no_answer() -> None:
     assert are_plain_headers(np.empty((0, BLOCK), np.uint8), [], np.empty(0, np.int64)).tolist() == []
+
+
+FIELDS = ("txt", "cls", "seg.png", "")
+
+
+def stream(content: bytes, piece: int = 1000) -> Samples:
+    """Return the samples of a tar that arrives in pieces."""
+    file = io.BytesIO(content)
+    tar = StreamedTar("a.tar", lambda: file.read(piece), FIELDS)
+    return [(sample.key, sample.contents) for sample in tar.samples()]
+
+
+def index(content: bytes) -> Samples:
+    """Return the samples that an index of a tar would have."""
+    location = Location(store=MemoryStore({"a.tar": content}), key="a.tar")
+    with closing(location.open()) as file:
+        found = scan_contents(file).samples
+    samples = list[tuple[str, dict[str, bytes]]]()
+    for key, fields in found:
+        kept = {name: field for name, field in fields.items() if name in FIELDS}
+        samples.append((key, {name: content[start : start + size] for name, (start, size, _) in kept.items()}))
+    return samples
+
+
+@pytest.fixture(scope="module")
+def tar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tar") / "a.tar"
+    members = [(f"k/{i}.{field}", bytes([i]) * (i * 300)) for i in range(8) for field in ("txt", "CLS", "seg.png")]
+    write_tar(path, [("README", b"x"), ("._a.txt", b"x"), *members, ("k/" + "ü" * 150 + ".txt", b"long")])
+    return path
+
+
+@pytest.mark.parametrize("piece", [1, 511, 512, 2**20])
+@pytest.mark.parametrize("is_compressed", [False, True])
+def test_samples_are_those_of_webdataset(tar: Path, piece: int, is_compressed: bool) -> None:
+    content = gzip.compress(tar.read_bytes()) if is_compressed else tar.read_bytes()
+    expected = [each for each in read_with_webdataset(tar) if each[0] != "._a"]
+    assert stream(content, piece) == expected == index(tar.read_bytes())
+
+
+def unless_refused(read: Callable[[], Samples]) -> Samples | None:
+    try:
+        return read()
+    except FormatError:
+        return None
+
+
+def test_a_tar_that_is_cut_anywhere_is_refused_and_a_stream_ends_after_complete_samples(tar: Path) -> None:
+    content = tar.read_bytes()
+    whole = stream(content)
+    end = len(content.rstrip(b"\0")) // 512 * 512 + 1024  # After the first block of the end mark.
+    for block in range(0, len(content), 512):
+        for cut in (block - 1, block, block + 100):
+            file, seen = io.BytesIO(content[: max(cut, 0)]), list[tuple[str, dict[str, bytes]]]()
+            samples = StreamedTar("a.tar", partial(file.read, 700), FIELDS).samples()
+            with pytest.raises(IncompleteTarError) if cut < end else nullcontext():
+                seen += [(sample.key, sample.contents) for sample in samples]
+            assert seen == whole[: len(seen)]
+            assert (unless_refused(partial(index, file.getvalue())) is None) == (cut < end), cut
+
+
+def test_a_compressed_tar_that_is_cut_is_refused(tar: Path) -> None:
+    content = gzip.compress(tar.read_bytes())
+    for cut in (1, 9, len(content) // 2, len(content) - 5, len(content) - 1):
+        with pytest.raises(IncompleteTarError):
+            stream(content[:cut])
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
+def test_false_headers_are_refused(content: bytes) -> None:
+    with pytest.raises(FormatError):
+        stream(content + END, 2**16)
+
+
+@pytest.mark.parametrize("content", RIGHT.values(), ids=RIGHT)
+def test_right_headers_are_read(content: bytes) -> None:
+    assert stream(content + END) == index(content + END)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 3000))
+def test_a_damaged_tar_is_read_or_refused_as_by_the_index(seed: int, piece: int) -> None:
+    rng = random.Random(seed)
+    content = bytearray(
+        b"".join(LONG_NAME * (i % 3 == 0) + MEMBER.replace(b"a.txt", b"%d.txt" % i, 1) for i in range(4)) + END
+    )
+    damage(content, rng)
+    assert unless_refused(lambda: index(bytes(content))) == unless_refused(lambda: stream(bytes(content), piece))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty file"),
+        (b"<html>" * 200, "not a complete tar"),
+        (b"\xff" * 4096, "not a complete tar"),
+        (2 * (MEMBER + END), r"a.tar has data after its end mark, at byte 2048"),
+        (2 * MEMBER + END, r"a.tar holds field 'txt' of sample a twice, the second time at byte 1536"),
+        (b"\x28\xb5\x2f\xfd" + bytes(600), r"compressed with zstd.* zstd -dc"),
+    ],
+)
+def test_what_is_no_tar_of_samples_is_refused(content: bytes, message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        stream(content)
+    assert unless_refused(partial(index, content)) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,11 +23,11 @@ import pytest
 import shardio
 from shardio import DataLoader, ShardDataset, ShardWriter
 from shardio.errors import FormatError, LocationError, StoreError
-from shardio.storage import Location, RemoteAccess, ReplacedError, make_access, parse_location
-from shardio.storage.options import RemoteOptions, make_options
-from shardio.storage.remote.backends import Attempts
-from shardio.storage.remote.client import client
-from shardio.storage.remote.failures import FailedRequestError, RequestFailure
+from shardio.storage import Location, RemoteAccess, ReplacedError, make_access, make_direct_access, parse_location
+from shardio.storage.backends import FailedRequestError, RequestFailure
+from shardio.storage.client import client
+from shardio.storage.locations import RemoteOptions
+from shardio.storage.operations import Attempts
 from tests.servers.fixtures import WebServer
 from tests.servers.web_folder import WebFolder, serve_folder
 from tests.sources import write_images
@@ -201,16 +202,12 @@ class FillingCache(NoLength):
         NoLength.answer_file(self, content) if is_early else WebFolder.answer_file(self, content)
 
 
-@pytest.mark.parametrize("has_cache", [True, False])
-def test_a_cache_that_does_not_know_yet_how_long_files_are_is_asked_again(
-    root: Path, tmp_path: Path, has_cache: bool
-) -> None:
+def test_a_cache_that_does_not_know_yet_how_long_files_are_is_asked_again(root: Path, tmp_path: Path) -> None:
     with serve_folder(root, FillingCache) as (url, _):
-        if has_cache:
-            assert read_all(f"{url}/packed", cache=tmp_path, cache_size="100MB") == read_all(root / "packed")
-        else:
-            content = parse_location(f"{url}/packed/shardio.json").read_whole()
-            assert content == (root / "packed" / "shardio.json").read_bytes()
+        assert read_all(f"{url}/packed", cache=tmp_path, cache_size="100MB") == read_all(root / "packed")
+    with serve_folder(root, FillingCache) as (url, _):
+        content = parse_location(f"{url}/packed/shardio.json").read_whole()
+        assert content == (root / "packed" / "shardio.json").read_bytes()
 
 
 def compress(self: WebFolder, content: bytes) -> None:
@@ -266,7 +263,7 @@ def test_what_cannot_succeed_fails_at_once_and_says_why(
     ],
 )
 def test_a_server_without_a_good_certificate_is_an_error_at_once(root: Path, tls: bool, message: str) -> None:
-    access = RemoteAccess(options=make_options({"retries": 999, "deadline_s": 1e6}))
+    access = make_direct_access({"retries": 999, "deadline_s": 1e6})
     with serve_folder(root, tls=tls) as (url, _):
         location = parse_location(f"https://{url.partition('://')[2]}/packed/shardio.json", access)
         with pytest.raises(StoreError, match=message) as caught:
@@ -286,19 +283,12 @@ def make_listing(keys: Sequence[str], token: str = "") -> bytes:
 
 def in_bucket(url: str) -> Location:
     options: dict[str, str | bool] = {"endpoint": url, "skip_signature": True, "allow_http": True}
-    return parse_location("s3://bucket/images", RemoteAccess(options=make_options(options)))
+    return parse_location("s3://bucket/images", make_direct_access(options))
 
 
-@pytest.mark.parametrize(
-    ("key", "shown"),
-    [
-        ("images//a.jpg", r"images//a\.jpg"),
-        ("images/./a.jpg", r"images/\./a\.jpg"),
-        ("images/../a.jpg", r"images/\.\./a\.jpg"),
-        ("images/a&#10;b.jpg", r"images/a\\nb\.jpg"),
-    ],
-)
-def test_an_object_that_cannot_be_requested_is_named(key: str, shown: str) -> None:
+@pytest.mark.parametrize("key", ["images//a.jpg", "images/./a.jpg", "images/../a.jpg", "images/a&#10;b.jpg"])
+def test_an_object_that_cannot_be_requested_is_named(key: str) -> None:
+    shown = re.escape(key.replace("&#10;", "\\n"))
     bucket = kind(answer_path=lambda self, path: self.answer(200, make_listing(["images/good.jpg", key])))
     with serve_folder(Path(), bucket) as (url, _):
         with pytest.raises(StoreError, match=rf'cannot be requested: "{shown}"\. .*Rename or remove') as caught:
@@ -348,8 +338,8 @@ def test_few_descriptors_suffice(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("problem", "num_calls", "message"),
     [
-        ("unclear", 8, r"^cannot read it after 8 attempts in 0 s: it is odd\. Check the server$"),
-        ("transient", 51, r"^cannot read it after 51 attempts"),
+        ("unclear", 8, r"^cannot read memory://x/it after 8 attempts in 0 s: it is odd\. Check the server$"),
+        ("transient", 51, r"^cannot read memory://x/it after 51 attempts"),
     ],
 )
 def test_answers_that_do_not_fit_their_requests_are_given_up_soon(
@@ -363,7 +353,7 @@ def test_answers_that_do_not_fit_their_requests_are_given_up_soon(
 
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     with pytest.raises(StoreError, match=message):
-        Attempts("memory://x", RemoteOptions(retries=50)).make("read it", fail)
+        Attempts("memory://x", RemoteOptions(retries=50)).make("read", "it", fail)
     assert len(calls) == num_calls
 
 

@@ -61,7 +61,7 @@ def read_installed(names: Sequence[str]) -> Iterable[str]:
 def test_what_is_carried_and_what_the_machine_has_suffice_for_all_checks(tmp_path: Path) -> None:
     machine = find_missing(HAVE, (), read_installed, "3.12")
     carried = find_missing(list_wanted(), machine, read_installed, "3.12")
-    assert {"tenacity", "obstore", "simplejpeg", "pytest-timeout"} <= carried
+    assert {"obstore", "simplejpeg", "pytest-timeout"} <= carried
     assert not carried & machine
     command = [sys.executable, "-c", COLLECT, json.dumps(sorted({*machine, *carried, "shardio-loader"})), *CUDA_TESTS]
     environment = {"PATH": "/usr/bin:/bin", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "HOME": str(tmp_path)}
@@ -71,7 +71,7 @@ def test_what_is_carried_and_what_the_machine_has_suffice_for_all_checks(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("package", sorted(map(canonicalize_name, ("tenacity", "obstore", "pydantic"))))
+@pytest.mark.parametrize("package", sorted(map(canonicalize_name, ("xxhash", "obstore", "pydantic"))))
 def test_a_package_that_the_machine_has_is_left_to_it(package: str) -> None:
     everything = find_missing(list_wanted(), (), read_installed, "3.12")
     without = find_missing(list_wanted(), {package}, read_installed, "3.12")

@@ -19,7 +19,7 @@ TEXTS = [
     for path in ROOT.glob(pattern)
     if path != Path(__file__)
 ]
-"""All files in the repository that people read."""
+"""All text files in the repository."""
 
 WRONG_INSTALL = re.compile(
     r"\b(?:install|add)\s+(?:-\S+\s+(?:\S+\.txt\s+)?)*['\"]?shardio(?![-\w./])|(?<![/\w])shardio\[[a-z]"

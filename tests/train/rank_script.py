@@ -1,4 +1,4 @@
-"""What ranks do in tests: they train one run after another.
+"""Train one run after another, as the ranks of a test.
 
 Each rank writes the keys that it trained on, step by step, into ``keys-LAUNCH-RANK.jsonl`` in the run's directory, and
 its error, if there is one, into ``error-RANK.txt``.
@@ -24,7 +24,7 @@ from shardio import ShardDataset, ShardMapDataset
 from shardio.train import Callback, TrainConfig, evaluate, train
 from shardio.transforms import CenterCrop, RandomResizedCrop
 from shardio.world import find_world
-from tests.train.small_data import Poison, make_batches
+from tests.train.runs import Poison, make_batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,7 @@ from torch import nn
 import shardio
 from shardio.train import Callback, Compile, GradientPenalty, TrainConfig, TrainStep, load_checkpoint, train
 from shardio.train.callbacks import SizeHints
-from tests.train.runs import StopAfter, StopError, read_figures
-from tests.train.small_data import PLAIN, make_batches, make_network, weights_of
+from tests.train.runs import PLAIN, StopAfter, StopError, make_batches, make_network, read_figures, weights_of
 
 pytestmark = pytest.mark.usefixtures("no_report")
 

@@ -1,26 +1,57 @@
-"""Checkpoints are written whole or not at all, hold finite weights alone, execute nothing, and are freed soon."""
+"""Checkpoints are written whole, hold finite weights alone and execute nothing. One run at a time uses a directory."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import gc
+import logging
+import multiprocessing
+import os
 import random
+import re
+import shutil
+import signal
+import socket
+import time
 import weakref
 from collections import Counter, OrderedDict, defaultdict
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from shardio.errors import FormatError, NonFiniteLossError
+from shardio.errors import BusyError, FormatError, NonFiniteLossError, StateError
 from shardio.train import Callback, TrainConfig, TrainStep, checkpoint as checkpoint_module, load_checkpoint, train
-from shardio.train.checkpoint import PARTS, are_equal, check_loadable, check_parts, save_checkpoint
-from tests.files import files_of_at_most
+from shardio.train.checkpoint import (
+    LOCK,
+    PARTS,
+    are_equal,
+    check_loadable,
+    check_parts,
+    claimed,
+    prepare_directory,
+    save_checkpoint,
+)
+from tests.files import files_of_at_most, read_files
 from tests.loader.fetching.programs import Point
-from tests.train.runs import STEPS_PER_EPOCH, StopError, make_config, make_loader, make_model
-from tests.train.small_data import Poison, make_batches, make_linear
+from tests.processes import TIMEOUT_S, forkserver_context
+from tests.train.runs import (
+    EPOCHS,
+    STEPS_PER_EPOCH,
+    Poison,
+    StopError,
+    make_batches,
+    make_config,
+    make_linear,
+    make_loader,
+    make_model,
+)
 
 pytestmark = pytest.mark.usefixtures("no_report")
 
@@ -31,35 +62,26 @@ def test_another_file_is_refused_and_not_executed(tmp_path: Path) -> None:
             return (tmp_path / "sprung").touch, ()
 
     torch.save({"model": Trap()}, tmp_path / "trap.pt")
-    torch.save({"model": {}}, tmp_path / "other.pt")
-    for name, message in (("trap.pt", "cannot be read as a checkpoint"), ("other.pt", "has no 'format'")):
-        with pytest.raises(FormatError, match=message):
-            load_checkpoint(tmp_path / name)
+    with pytest.raises(FormatError, match="cannot be read as a checkpoint"):
+        load_checkpoint(tmp_path / "trap.pt")
     assert not (tmp_path / "sprung").exists()
 
 
-def test_a_failed_save_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
-    checkpoint_module.save_checkpoint(tmp_path / "last.pt", {"model": {}})
-    before = (tmp_path / "last.pt").read_bytes()
-    with pytest.raises(Exception, match=r"pickle|local object"):
-        checkpoint_module.save_checkpoint(tmp_path / "last.pt", {"model": lambda: None})
-    assert (tmp_path / "last.pt").read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
+FULL = r"File too large\. Any previous checkpoint is kept.*last\.pt'"
+
+LARGE = {"weight": torch.zeros(40_000)}
 
 
-@pytest.mark.parametrize("num_bytes", [500, 200_000])
-def test_a_full_disk_raises_the_operating_systems_error_and_keeps_the_previous_checkpoint(
-    tmp_path: Path, num_bytes: int
-) -> None:
+@pytest.mark.parametrize(
+    ("num_bytes", "model", "error"),
+    [(500, LARGE, FULL), (200_000, LARGE, FULL), (10**6, lambda: None, r"pickle|local object")],
+)
+def test_a_failed_save_keeps_the_previous_checkpoint(tmp_path: Path, num_bytes: int, model: Any, error: str) -> None:
     """No matter where the disk becomes full. torch would only say "unexpected pos"."""
     path = tmp_path / "last.pt"
-    state = {"model": {"weight": torch.zeros(40_000)}, "step": {"moment": torch.zeros(40_000)}}
-    checkpoint_module.save_checkpoint(path, {"model": {}})
-    with (
-        files_of_at_most(num_bytes),
-        pytest.raises(OSError, match=r"File too large\. Any previous checkpoint is kept.*last\.pt'"),
-    ):
-        checkpoint_module.save_checkpoint(path, state)
+    save_checkpoint(path, {"model": {}})
+    with files_of_at_most(num_bytes), pytest.raises(Exception, match=error):
+        save_checkpoint(path, {"model": model, "step": {"moment": torch.zeros(40_000)}})
     assert load_checkpoint(path)["model"] == {}
     assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
 
@@ -82,7 +104,7 @@ def test_the_memory_of_a_checkpoint_is_freed_after_loading(
             gc.collect()
             self.num_alive = sum(tensor() is not None for tensor in tensors)
 
-    monkeypatch.setattr("shardio.train.run.load_checkpoint", load_and_watch)
+    monkeypatch.setattr("shardio.train.loop.load_checkpoint", load_and_watch)
     look = Look()
     config = make_config(tmp_path, epochs=2, schedule="onecycle", log_every=STEPS_PER_EPOCH)
     train(make_model(), make_loader(packed), config, callbacks=[look])
@@ -99,7 +121,7 @@ def test_a_run_killed_between_its_two_checkpoints_still_writes_the_best_one(
         checkpoint_module.save_checkpoint(path, state)
 
     with monkeypatch.context() as patch:
-        patch.setattr("shardio.train.run.save_checkpoint", save)
+        patch.setattr("shardio.train.loop.save_checkpoint", save)
         with pytest.raises(StopError):
             train(make_model(), make_loader(packed), make_config(tmp_path))
     results = train(make_model(), make_loader(packed), make_config(tmp_path))
@@ -246,3 +268,155 @@ def test_nan_weights_are_never_saved(packed: Path, tmp_path: Path, step: int) ->
     for name in ("last.pt", "best.pt"):
         state = load_checkpoint(tmp_path / name)
         assert all(tensor.isfinite().all() for tensor in state["model"].values())
+
+
+class Wait(Callback):
+    """Report the workers in the second epoch, when there is a checkpoint, and wait."""
+
+    def __init__(self, reports: Connection) -> None:
+        self.reports = reports
+        self.num_epochs = 0
+
+    def on_epoch(self, result: Any) -> None:
+        self.num_epochs = result.epoch + 1
+
+    def on_batch(self, batch: Any) -> None:
+        if self.num_epochs == 1:
+            self.reports.send([worker.pid for worker in multiprocessing.active_children()])
+            time.sleep(TIMEOUT_S)
+
+
+def _train_and_wait(packed: Path, directory: Path, reports: Connection) -> None:
+    torch.set_num_threads(1)
+    loader = make_loader(packed, torchs=True, num_workers=1)
+    loader.multiprocessing_context = "fork"
+    train(make_model(), loader, make_config(directory), callbacks=[Wait(reports)])
+
+
+@pytest.mark.slow
+def test_a_second_run_is_refused_and_a_killed_one_can_be_resumed_at_once(packed: Path, tmp_path: Path) -> None:
+    """Even while a worker process that the killed run forked still exists."""
+    context = forkserver_context()
+    receive, send = context.Pipe(duplex=False)
+    first = context.Process(target=_train_and_wait, args=(packed, tmp_path, send))
+    first.start()
+    send.close()
+    (worker,) = receive.recv()
+    try:
+        os.kill(worker, signal.SIGSTOP)
+        before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+        holder = f"process {first.pid} on {socket.gethostname()}"
+        for options in ({}, {"resume": False}, {"epochs": 1}):
+            message = f"{re.escape(str(tmp_path))} is in use by {holder}, which is training there"
+            with pytest.raises(BusyError, match=message):
+                train(make_model(), make_loader(packed, torchs=True), make_config(tmp_path, **options))
+        assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+        first.kill()
+        first.join()
+        train(make_model(), make_loader(packed, torchs=True), make_config(tmp_path))
+        os.kill(worker, 0)  # It still exists.
+    finally:
+        first.kill()
+        os.kill(worker, signal.SIGKILL)
+    state = load_checkpoint(tmp_path / "last.pt")
+    assert [result["epoch"] for result in state["results"]] == list(range(EPOCHS))
+    assert state["step"]["num_taken"] == EPOCHS * STEPS_PER_EPOCH
+
+
+def test_a_copy_of_the_directory_does_not_release_the_lock(tmp_path: Path) -> None:
+    with claimed(tmp_path / "run"):
+        shutil.copytree(tmp_path / "run", tmp_path / "backup")
+        with pytest.raises(BusyError), claimed(tmp_path / "run"):
+            pass
+    with claimed(tmp_path / "run"):
+        pass
+
+
+def test_all_ranks_raise_the_error_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a directory that cannot be created, because a file is in its place."""
+    (tmp_path / "file").write_bytes(b"")
+    outcomes = list[Any]()
+
+    def gather(outcome: Any) -> list[Any]:
+        outcomes.append(outcome)
+        return outcomes
+
+    monkeypatch.setattr("shardio.train.step.gather", gather)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        with pytest.raises(NotADirectoryError), claimed(tmp_path / "file" / "run"):
+            pass
+    assert [type(outcome) for outcome in outcomes] == [NotADirectoryError, list]
+
+
+def test_the_lock_is_released_if_another_rank_fails_to_hear_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with monkeypatch.context() as patch:
+        patch.setattr("shardio.train.step.gather", mock.Mock(side_effect=ConnectionError("the other rank is gone")))
+        with pytest.raises(ConnectionError), claimed(tmp_path):
+            pass
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with claimed(tmp_path):
+        pass
+
+
+def test_unfinished_files_of_other_programs_stay(packed: Path, tmp_path: Path) -> None:
+    others = [".shardio-pack.partial", ".rank-00001.cov.0123abcd.partial", ".notes.partial"]
+    for name in (*others, ".last.pt.0123abcd.partial"):
+        (tmp_path / name).touch()
+    train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
+    assert {path.name for path in tmp_path.glob("*.partial")} == set(others)
+
+
+def test_the_lock_holds_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even though the holder's name cannot be written."""
+    busy = pytest.raises(BusyError, match="is in use by another process, which is training there")
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        with claimed(tmp_path), busy, claimed(tmp_path):
+            pass
+    with claimed(tmp_path):
+        pass
+
+
+def test_without_locks_a_warning_is_logged_and_training_works(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", mock.Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
+    with caplog.at_level(logging.WARNING, "shardio"):
+        assert len(train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))) == 1
+    assert f"{tmp_path} is on a file system without locks" in caplog.text
+
+
+@pytest.mark.parametrize("kept", [["best.pt", "log.jsonl"], ["best.pt"], ["log.jsonl"]])
+def test_a_run_without_its_last_checkpoint_is_not_replaced_silently(
+    packed: Path, tmp_path: Path, kept: list[str]
+) -> None:
+    train(make_model(), make_loader(packed), make_config(tmp_path, epochs=2))
+    for name in read_files(tmp_path).keys() - kept:
+        (tmp_path / name).unlink()
+    before = read_files(tmp_path)
+    with pytest.raises(StateError, match=r"of an earlier run, but no last\.pt to resume from: restore last\.pt"):
+        train(make_model(), make_loader(packed), make_config(tmp_path, epochs=2))
+    (tmp_path / LOCK).unlink()
+    assert read_files(tmp_path) == before
+    assert len(train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1, resume=False))) == 1
+
+
+def test_a_best_checkpoint_of_other_settings_is_not_replaced(packed: Path, tmp_path: Path) -> None:
+    """One of the first epoch and the same settings is: a run that is killed before its first last.pt leaves it."""
+    train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
+    (tmp_path / "last.pt").unlink()
+    with pytest.raises(StateError, match=r"contains the best\.pt of an earlier run"):
+        train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1, lr=0.123))
+    train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
+
+
+def test_ranks_that_see_different_directories_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardio.train.checkpoint.gather", lambda found: [found, not found])
+    with pytest.raises(StateError, match=r"only some ranks see .*last\.pt: use a directory that all ranks share"):
+        prepare_directory(tmp_path, make_config(tmp_path))

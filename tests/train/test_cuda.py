@@ -17,14 +17,14 @@ from shardio.train import Callback, Compile, TrainConfig, TrainStep, evaluate, t
 from shardio.transforms import CenterCrop
 from tests.train.runs import (
     StopAfter,
-    StopError,
-    assert_same_weights,
-    make_config,
+    make_batches,
     make_loader,
     make_model,
-    read_figures,
+    make_network,
+    make_separable_batches,
+    weights_of,
 )
-from tests.train.small_data import make_batches, make_network, make_separable_batches, weights_of
+from tests.train.test_resume import assert_resumes
 
 DEVICE = "cuda"
 
@@ -82,16 +82,7 @@ def test_a_deterministic_run_that_is_resumed_equals_an_uninterrupted_one(
     packed: Path, tmp_path: Path, precision: Any
 ) -> None:
     options = {"checkpoint_every": 1, "device": DEVICE, "precision": precision}
-    whole = make_model()
-    train(whole, make_loader(packed), make_config(tmp_path / "whole", **options))
-    for num_batches in (3, 8):
-        config = make_config(tmp_path / str(num_batches), **options)
-        with pytest.raises(StopError):
-            train(make_model(), make_loader(packed), config, callbacks=[StopAfter(num_batches)])
-        resumed = make_model()
-        train(resumed, make_loader(packed), config)
-        assert read_figures(tmp_path / str(num_batches)) == read_figures(tmp_path / "whole")
-        assert_same_weights(resumed, whole)
+    assert_resumes(lambda: make_loader(packed), tmp_path, [StopAfter(3), StopAfter(8)], **options)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # The compiler's own.

@@ -19,13 +19,14 @@ from shardio.train import Callback, EpochResult, Score, StepRecord, TrainConfig,
 from shardio.train.step import make_transforms, warn_of_repeats
 from shardio.transforms import CenterCrop
 from shardio.world import World
-from tests.train.runs import make_loader, make_model
-from tests.train.small_data import (
+from tests.train.runs import (
     PLAIN,
     Batch,
     join,
     make_batches,
     make_linear,
+    make_loader,
+    make_model,
     make_network,
     make_separable_batches,
     weights_of,
@@ -173,18 +174,6 @@ def test_callbacks_are_called_for_every_microbatch_line_of_the_log_and_epoch_in_
     second = [*two, ("log", 4), *two, ("batch", 3), ("log", 6), ("epoch", 1)]
     assert calls.made == [("start", 0), *first, *second, ("end", 2)]
     assert calls.results == results
-
-
-def test_torchs_distributed_sampler_gets_each_epoch() -> None:
-    """torch's loader has no set_epoch, so its sampler would repeat the same order."""
-    dataset = torchs.TensorDataset(torch.rand(12, 3, 6, 6), torch.arange(12) % 3, torch.arange(12))
-    sampler: Any = torchs.DistributedSampler(dataset, num_replicas=1, rank=0, shuffle=True)
-    collect = Collect()
-    train(make_linear(), torchs.DataLoader(dataset, 12, sampler=sampler), make_config(epochs=3), callbacks=[collect])
-    orders = [batch[2].tolist() for batch in collect.batches]
-    assert all(sorted(order) == list(range(12)) for order in orders)
-    assert len({tuple(order) for order in orders}) == 3
-    assert sampler.epoch == 2
 
 
 @pytest.mark.parametrize(

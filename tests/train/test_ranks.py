@@ -25,9 +25,8 @@ from torch.utils.data import DistributedSampler
 import shardio
 from shardio import ShardMapDataset, StateError
 from shardio.train import TrainConfig, evaluate, load_checkpoint
-from shardio.train.checkpoint import find_shared_state, save_checkpoint
-from shardio.train.meters import reported_failures
-from shardio.train.run import LOCK, claimed
+from shardio.train.checkpoint import LOCK, claimed, find_shared_state, save_checkpoint
+from shardio.train.step import reported_failures
 from shardio.transforms import CenterCrop
 from tests.processes import run_launched_ranks
 from tests.torchrun import run_by_torchrun

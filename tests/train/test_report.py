@@ -19,7 +19,7 @@ from PIL import Image, ImageColor
 from shardio.train import Callback, EpochResult, StepRecord, TrainConfig, train
 from shardio.train.callbacks import COLUMNS, LOOKS, RatePlot, make_curves, plot_rates, read_figures, write_report
 from tests.processes import assert_passes_in_fresh_process
-from tests.train.small_data import PLAIN, make_linear, make_separable_batches
+from tests.train.runs import PLAIN, make_linear, make_separable_batches
 
 STEPS_PER_EPOCH = 5
 

@@ -24,12 +24,13 @@ from tests.train.runs import (
     StopAfter,
     StopError,
     assert_same_weights,
+    make_batches,
     make_config,
+    make_linear,
     make_loader,
     make_model,
     read_figures,
 )
-from tests.train.small_data import make_batches, make_linear
 
 pytestmark = pytest.mark.usefixtures("no_report")
 
@@ -132,7 +133,7 @@ class Asking(TensorDataset):
     """A dataset whose state cannot be asked for: it has arguments, as in MosaicML's streaming."""
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
-        raise AssertionError("nobody has these arguments")
+        raise AssertionError("these arguments are unknown")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         raise AssertionError("there is no state")
@@ -272,7 +273,7 @@ def test_the_log_of_another_tool_is_refused_and_nothing_is_removed(tmp_path: Pat
             assert "move the file, or use another directory" in str(caught.value)
             (tmp_path / ".run.lock").unlink()
             assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-        (tmp_path / name).unlink()  # It is refused with one checkpoint and without any, too.
+        (tmp_path / name).unlink()  # It is refused with one checkpoint and without any as well.
 
 
 def test_tensorboard_gets_the_same_figures(tmp_path: Path) -> None:

@@ -30,9 +30,9 @@ from torch.optim.lr_scheduler import (
 import shardio.train
 from shardio.train import TrainConfig, load_checkpoint, train
 from shardio.train.config import OptimizerName, Precision, ScheduleName
-from shardio.train.optimizers import FACTORS, OPTIMIZERS, LrSchedule, make_optimizer, plan_rates
+from shardio.train.models import FACTORS, OPTIMIZERS, LrSchedule, make_optimizer, plan_rates
 from shardio.train.step import DTYPES
-from tests.train.small_data import make_batches, make_linear
+from tests.train.runs import make_batches, make_linear
 
 
 @pytest.mark.parametrize(

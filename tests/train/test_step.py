@@ -1,23 +1,29 @@
-"""One step of training: accumulation, clipping, precisions, its state, seeds and memory."""
+"""One step of training: accumulation, clipping, precisions, its state, seeds and memory, and its groups of batches."""
 
 from __future__ import annotations
 
 import copy
 import math
 import random
+from collections.abc import Callable, Iterator
 from operator import length_hint
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DistributedSampler, IterableDataset, get_worker_info
+from torchdata.stateful_dataloader import StatefulDataLoader
 
+from shardio import DataLoader, DevicePrefetcher, EpochSampler, ShardDataset, ShardMapDataset, StreamDataset, check
 from shardio.train import TrainStep, in_groups, memory_difference, seed_everything
 from shardio.train.checkpoint import algorithms, load_random_states, random_states
-from shardio.train.meters import measure_memory
+from shardio.train.loop import measure_memory
+from tests.device.late_stream import prefetch_late
 from tests.processes import assert_passes_in_fresh_process
-from tests.train.small_data import join, make_batches, make_network, weights_of
+from tests.train.runs import join, make_batches, make_network, weights_of
 
 
 def _floats(sizes: list[int], seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -173,14 +179,6 @@ def _draw() -> tuple[list[float], float, float]:
     return torch.rand(3).tolist(), float(np.random.rand()), random.random()
 
 
-def test_a_seed_resets_all_generators() -> None:
-    seed_everything(1, 2)
-    first = _draw()
-    assert _draw() != first
-    seed_everything(1, 2)
-    assert _draw() == first
-
-
 def test_different_words_give_different_numbers() -> None:
     """Even if their sums, or their digits, are the same."""
     drawn = set()
@@ -212,6 +210,9 @@ def test_deterministic_algorithms_are_used_only_within_the_block() -> None:
     with algorithms(deterministic=False, tf32=True):
         assert settings() == (False, True, "high")
     assert settings() == before
+    with pytest.raises(LookupError), algorithms(deterministic=True):
+        raise LookupError
+    assert settings() == before
 
 
 def test_precisions_that_the_user_set_by_torchs_newer_names_are_kept() -> None:
@@ -228,39 +229,137 @@ def _keep_precisions_set_by_newer_names() -> None:
         assert (matmul.fp32_precision, conv.fp32_precision) == ("ieee", "tf32")
 
 
-def test_settings_are_restored_after_an_error() -> None:
-    def fail() -> None:
-        raise RuntimeError("over")
-
-    with pytest.raises(RuntimeError, match="over"), algorithms(deterministic=True):
-        fail()
-    assert not torch.are_deterministic_algorithms_enabled()
+def test_a_large_tensor_is_measured_and_its_size_printed_once() -> None:
+    assert_passes_in_fresh_process(_measure_a_large_tensor)
 
 
-def test_a_large_tensor_is_measured() -> None:
-    assert_passes_in_fresh_process(measure_a_large_tensor)
-
-
-def measure_a_large_tensor() -> None:
-    device = torch.device("cpu")
+def _measure_a_large_tensor() -> None:
+    said, device = list[str](), torch.device("cpu")
     before = measure_memory(device)
-    tensor = torch.ones(2**24)
+    with memory_difference("a tensor", say=said.append):
+        tensor = torch.ones(2**24)
     after = measure_memory(device)
     assert before is not None
     assert after is not None
     assert after.allocated - before.allocated > 0.9 * tensor.nbytes
     assert after.reserved >= after.allocated
-
-
-def test_the_difference_within_a_block_is_printed_once() -> None:
-    assert_passes_in_fresh_process(print_the_difference)
-
-
-def print_the_difference() -> None:
-    said: list[str] = []
-    with memory_difference("a tensor", say=said.append):
-        tensor = torch.ones(2**24)
     (line,) = said
     assert line.startswith("a tensor: allocated +")
     figure = float(line.split("+")[1].split()[0])
     assert 0.9 * tensor.nbytes < figure * 2**20 < 2 * tensor.nbytes
+
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata calls it in torch.
+    pytest.mark.filterwarnings("ignore:.* has no state_dict, so resuming reads"),
+]
+
+BATCH_SIZE, NUM_BATCHES = 5, 5
+"""21 samples make five batches, the last of which has one."""
+
+
+class Numbers(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        assert (info := get_worker_info()) is None or info.num_workers == 1
+        return iter(range(21))
+
+
+class Counted(Numbers):
+    def __init__(self) -> None:
+        self.num_yielded = 0
+
+    def __iter__(self) -> Iterator[int]:
+        first, self.num_yielded = self.num_yielded, 0
+        for number in range(first, 21):
+            self.num_yielded = number + 1
+            yield number
+        self.num_yielded = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"num_yielded": self.num_yielded}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.num_yielded = state["num_yielded"]
+
+
+NUMBERS: Any = range(21)
+
+
+def make_sampled(packed: Path) -> tuple[Any, dict[str, Any]]:
+    dataset = ShardMapDataset(packed, fields="key")
+    return dataset, {"sampler": EpochSampler(dataset)}
+
+
+KINDS: dict[str, Callable[[Path], tuple[Any, dict[str, Any]]]] = {
+    "ShardDataset": lambda packed: (ShardDataset(packed, fields="key", shuffle=True), {}),
+    "EpochSampler": make_sampled,
+    "ShardMapDataset": lambda packed: (ShardMapDataset(packed, fields="key"), {"shuffle": True}),
+    "StreamDataset": lambda packed: (StreamDataset(sorted(packed.glob("*.tar")), fields="key", shuffle=True), {}),
+    "map": lambda _: (range(21), {"shuffle": True}),
+    "DistributedSampler": lambda _: (NUMBERS, {"sampler": DistributedSampler(NUMBERS, num_replicas=1, rank=0)}),
+    "iterable": lambda _: (Numbers(), {}),
+    "iterable with a state": lambda _: (Counted(), {}),
+}
+"""Datasets, and the arguments of their loaders."""
+
+WRAPS: dict[str, Callable[[Any], Any]] = {
+    "plain": lambda loader: loader,
+    "guarded": lambda loader: check.guard(loader, key=list),
+    "prefetched on the CPU": lambda loader: DevicePrefetcher(loader, "cpu"),
+    "prefetched": lambda loader: prefetch_late(loader, depth=3)[0],
+}
+
+
+def describe(batches: Any) -> list[list[Any]]:
+    return [batch.tolist() if isinstance(batch, torch.Tensor) else list(batch) for batch in batches]
+
+
+def assert_groups_resume(make: Callable[[], Any], size: int) -> None:
+    """Check the state at the end of each group of an epoch. ``make`` returns a new loader, or a wrapper of one."""
+    loader, received, ends = make(), list[Any](), list[int]()
+    states = list[Any]()
+    for batch, ends_group in in_groups(loader, size):
+        received += describe([batch])
+        if ends_group:
+            ends.append(len(received))
+            states.append(loader.state_dict())
+    assert ends == [*range(size, NUM_BATCHES, size), NUM_BATCHES]
+    for end, state in zip(ends, states, strict=True):
+        resumed = make()
+        resumed.load_state_dict(state)
+        if not isinstance(getattr(resumed, "loader", resumed), StatefulDataLoader):
+            resumed.set_epoch(0)  # Otherwise, shardio's order begins the next epoch after the last batch.
+        assert describe(resumed) == received[end:]
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrap", "loader"),
+    [
+        *((kind, wrap, DataLoader) for kind in KINDS for wrap in WRAPS),
+        # It counts what it is asked for.
+        *((kind, wrap, StatefulDataLoader) for kind in ("map", "iterable with a state") for wrap in list(WRAPS)[2:]),
+    ],
+)
+def test_a_loader_resumes_after_any_group(packed: Path, kind: str, wrap: str, loader: Any) -> None:
+    def make() -> Any:
+        dataset, options = KINDS[kind](packed)
+        return WRAPS[wrap](loader(dataset, BATCH_SIZE, **options))
+
+    for size in (1, 2, 3, 7):
+        assert_groups_resume(make, size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "method", "wrap"),
+    [
+        *((kind, method, "plain") for kind in KINDS for method in ("multiprocessing", "thread")),
+        *((kind, "multiprocessing", "prefetched") for kind in ("map", "iterable with a state")),
+    ],
+)
+def test_a_loader_with_workers_resumes_after_any_group(packed: Path, kind: str, method: Any, wrap: str) -> None:
+    def make() -> Any:
+        dataset, options = KINDS[kind](packed)
+        return WRAPS[wrap](DataLoader(dataset, BATCH_SIZE, num_workers=1, worker_method=method, **options))
+
+    assert_groups_resume(make, 2)

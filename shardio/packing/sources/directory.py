@@ -1,299 +1,56 @@
-"""Find the samples in a directory of images, with their fields and labels. No file is opened."""
+"""Scan a directory of images, and refuse one that looks different from its layout. No file is opened."""
 
 from __future__ import annotations
 
 import os
-from array import array
-from collections import defaultdict
+import re
+import shlex
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
-from pathlib import Path
-from unicodedata import category
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from shardio.errors import PackError
-from shardio.images import IMAGE_FORMATS
-from shardio.packing.sources.files import SHOWN, FileName, FileTable
-from shardio.packing.sources.labels import find_labels
-from shardio.packing.sources.layouts import (
-    Layout,
+from shardio.packing.pack_call import OnIncomplete, PackOptions
+from shardio.packing.sources.files import (
+    FileName,
+    FileTable,
     Pairing,
-    check_pairs,
-    find_images_folder,
     find_main_stems,
+    group_files,
     is_main,
-    quote,
-    refuse_ambiguous_layouts,
-    refuse_merged_splits,
-    refuse_splits_as_classes,
-    select_split,
     split_suffix,
 )
-from shardio.packing.sources.source import SourceOptions, SourceScan
+from shardio.packing.sources.labels import ALL_SPLITS, find_labels
+from shardio.packing.sources.source import SHOWN, Evidence, PackSource, SourceScan
 from shardio.sample import number_classes
-from shardio.shards import LABEL_FIELD, MAX_MEMBER, TOO_LARGE, join_name, split_name
-from shardio.storage import FolderFiles, Location, read_as_utf8, walk_folders
+from shardio.shards import LABEL_FIELD, MAX_MEMBER, TOO_LARGE, is_split, words_of
+from shardio.storage import FolderFiles, Location, find_url, parse_location, read_as_utf8, walk_folders
 
-_File = tuple[FileName, int, int]
-"""A file of a sample: its name, size and time. (A NamedTuple takes seven times as long to make.)"""
+OR_CONFIRM = "If the folders are classes, pass --layout classes (layout='classes')"
 
-_AS_FIELDS = (
-    "If they are fields of one sample, as an image and its mask are, name their suffixes, that of the image first, "
-    "such as --fields jpg,png (fields=['jpg', 'png'])"
+# Words in the names of folders, in lower case.
+IMAGES = re.compile(r"images?|imgs?|jpegimages|photos?|pictures?|rgb|inputs?")
+
+COMPANIONS = re.compile(
+    r"masks?|labels?|annotations?|captions?|segmentation(s|class|object)?|seg|semantic|gt|groundtruth|truth|targets?"
+    r"|depths?|b?box(es)?|anno?s?|trimaps?|mattes?|disparity"
 )
-"""The remedy for images with the same stem that belong together."""
+
+_NOISE = {"bit", "coarse", "dir", "fine", "folder", "left", "right", "tr", "ts"}
+"""Words that may stand beside these: img_dir, leftImg8bit, gtFine, imagesTr."""
+
+COPIES = {"s3": "aws s3 sync {} {}", "gs": "gcloud storage rsync --recursive {} {}"}
+"""The command that copies a directory from a URL, by the URL's scheme."""
+
+_TOOL_FILES = frozenset(("classes.txt", "notes.json"))
+"""Files that annotation tools write into the folder of labels: YOLO's class names, Label Studio's description."""
 
 
-def group_files(
-    src: Path, folders: Sequence[FolderFiles], images: str | None, options: SourceOptions
-) -> tuple[FileTable, list[str], list[str]]:
-    """Group the files of a source.
-
-    Args:
-        src: The source.
-        folders: Its files.
-        images: The name of the folder of images in the layout ``pairs``, if there is one.
-        options: How to read the source.
-
-    Returns:
-        The samples that have a main field; the paths of all other files, relative to ``src``; and the keys that end in
-        the file's suffix, because another image has the same stem.
-
-    Raises:
-        PackError: If some files cannot be packed. The message names up to SHOWN of them, and each remedy once.
-    """
-    grouping = _Grouping(src, options)
-    if images is None:
-        for folder in folders:
-            grouping.add_folder(folder)
-    else:
-        grouping.add_pairs(folders, images)
-    return grouping.finish(), grouping.ignored, grouping.suffixed
-
-
-class _UnpackableError(Exception):
-    """A sample cannot be packed. The remedy applies to all such samples."""
-
-    def __init__(self, what: str, remedy: str) -> None:
-        super().__init__(what)
-        self.remedy = remedy
-
-
-class _Grouping:
-    """Collects samples in columns.
-
-    Attributes:
-        ignored: The paths of files that do not belong to a sample.
-        suffixed: The keys that end in the file's suffix, because another image has the same stem.
-    """
-
-    def __init__(self, src: Path, options: SourceOptions) -> None:
-        self._src, self._layout, self._rename_dots = src, options.layout, options.rename_dots
-        self._has_labels = options.labels is not None
-        self._fields, self._main = options.fields, options.main_fields
-        self.ignored, self.suffixed = list[str](), list[str]()
-        self._names = dict[str, FileName]()
-        self._errors = list[_UnpackableError]()
-        self._keys, self._stems = list[str](), list[str]()
-        self._kind_ids = dict[tuple[FileName, ...], int]()
-        self._kinds, self._counts, self._sizes, self._mtimes = array("i"), array("q"), array("q"), array("q")
-
-    def add_folder(self, folder: FolderFiles) -> None:
-        """Add the samples of one folder."""
-        has_dots = self._layout == "pairs" or any(name.count(".") > 1 for name in folder.names)
-        undotted = find_main_stems(folder, self._main) if has_dots else frozenset[str]()
-        prefix = f"{folder.path}/" if folder.path else ""
-        groups = dict[str, list[_File]]()
-        for name, size, mtime_ns in _entries(folder):
-            stem, suffix = split_suffix(name)
-            if self._layout == "pairs" and (base := name.partition(".")[0]) in undotted:
-                stem, suffix = base, name[len(base) :]
-            if suffix:
-                file = self._names.get(suffix) or self._make_name(suffix), size, mtime_ns
-                if stem in groups:
-                    groups[stem].append(file)
-                else:
-                    groups[stem] = [file]
-            else:
-                self.ignored.append(prefix + name)
-        for stem, files in groups.items():
-            self._add(prefix + stem, files, undotted)
-
-    def add_pairs(self, folders: Sequence[FolderFiles], images: str) -> None:
-        """Add samples whose files are in the folder of images and in parallel folders."""
-        groups, pairing = defaultdict[str, list[_File]](list), Pairing(folders, images, self._main)
-        for folder in folders:
-            for name, size, mtime_ns in _entries(folder):
-                stem, file_name = pairing.match(folder.path, name)
-                if file_name.field:
-                    groups[stem].append((file_name, size, mtime_ns))
-                else:
-                    self.ignored.append(f"{folder.path}/{name}" if folder.path else name)
-        for stem, files in groups.items():
-            self._add(stem, files, frozenset())
-
-    def finish(self) -> FileTable:
-        """Return the samples, sorted by key."""
-        order = np.array(sorted(range(len(self._keys)), key=self._keys.__getitem__), np.int64)
-        keys = [self._keys[row] for row in order.tolist()]
-        self._refuse_equal(keys, order.tolist())
-        if self._errors:
-            more = [f"and {len(self._errors) - SHOWN} more"] if len(self._errors) > SHOWN else []
-            remedies = dict.fromkeys(error.remedy for error in self._errors)
-            raise PackError("\n".join([*map(str, self._errors[:SHOWN]), *more, *remedies]))
-        counts = np.array(self._counts, np.int64)
-        begins, first_files = np.cumsum(counts) - counts, np.concatenate([[0], np.cumsum(counts[order])])
-        within = np.arange(first_files[-1]) - np.repeat(first_files[:-1], counts[order])
-        files = np.repeat(begins[order], counts[order]) + within
-        same = self._keys == self._stems
-        return FileTable(
-            root=f"{self._src}/".replace("//", "/"),
-            keys=keys,
-            stems=keys if same else [self._stems[row] for row in order.tolist()],
-            kinds=tuple(self._kind_ids),
-            kind_ids=np.array(self._kinds, np.int32)[order],
-            first_files=first_files,
-            sizes=np.array(self._sizes, np.int64)[files],
-            mtimes_ns=np.array(self._mtimes, np.int64)[files],
-            labels=None,
-        )
-
-    def _add(self, stem: str, files: list[_File], undotted: frozenset[str]) -> None:
-        """Add a sample, or the error that prevents it; ignore files without a main field."""
-        if not any(name.field in self._main for name, _, _ in files):
-            self.ignored += (_path(stem, name) for name, _, _ in files)
-            return
-        if self._fields is not None:
-            self.ignored += (_path(stem, name) for name, _, _ in files if name.field not in self._fields)
-            files = [file for file in files if file[0].field in self._fields]
-        files.sort()  # By field.
-        try:
-            if len(files) > 1 and self._has_several_images(stem, files):
-                for file in files:
-                    self._add_sample(stem, self._make_key(stem, [file], undotted, has_suffix=True), [file])
-            else:
-                self._add_sample(stem, self._make_key(stem, files, undotted), files)
-        except _UnpackableError as error:
-            self._errors.append(error)
-
-    def _add_sample(self, stem: str, key: str, files: Sequence[_File]) -> None:
-        self._keys.append(key)
-        self._stems.append(stem if stem != key else key)
-        kind = tuple([name for name, _, _ in files])
-        self._kinds.append(self._kind_ids.setdefault(kind, len(self._kind_ids)))
-        self._counts.append(len(files))
-        for _, size, mtime_ns in files:
-            self._sizes.append(size)
-            self._mtimes.append(mtime_ns)
-
-    def _make_name(self, suffix: str) -> FileName:
-        # Files with one suffix share the object.
-        return self._names.setdefault(suffix, FileName(suffix[1:].lower(), "", suffix))
-
-    def _make_key(
-        self, stem: str, files: Sequence[_File], undotted: frozenset[str], *, has_suffix: bool = False
-    ) -> str:
-        """Return the key of a sample. With ``has_suffix``, it ends in the suffix of its file.
-
-        Raises:
-            _UnpackableError: If the sample cannot have a key.
-        """
-        folder, slash, base = stem.rpartition("/")
-        if "." in base:
-            path = self._src / _path(stem, files[0][0])
-            if self._rename_dots:
-                base = base.replace(".", "_")
-            elif base.partition(".")[0] in undotted:
-                raise _explain_companion(path, self._layout)
-            else:
-                raise _UnpackableError(
-                    f"{path} has a dot in its stem",
-                    "A key ends at the first dot, so the rest would be read as part of the field's name: rename such "
-                    "files, or pass --rename-dots (rename_dots=True)",
-                )
-        if has_suffix:
-            base += f"_{files[0][0].suffix[1:]}"
-        key = read_as_utf8(folder + slash + base)
-        if has_suffix:
-            self.suffixed.append(key)
-        if not (key.isascii() and key.isprintable()) or key.startswith("__"):
-            self._check_names(key, stem, files)
-        return key
-
-    def _check_names(self, key: str, stem: str, files: Sequence[_File]) -> None:
-        is_bad = any(category(letter) in ("Cc", "Cs") for letter in key)
-        for name, _, _ in files:
-            if is_bad or split_name(join_name(key, name.field)) != (key, name.field):
-                path = self._src / _path(stem, name)
-                raise _UnpackableError(
-                    f"{str(path)!r} cannot be packed, because its path contains a control character or invalid UTF-8, "
-                    "or its name has no stem before the suffix",
-                    "Rename such files or folders",
-                )
-
-    def _has_several_images(self, stem: str, files: Sequence[_File]) -> bool:
-        """Return whether files with the same stem are separate samples, such as a.jpg and a.png in a class folder.
-
-        Raises:
-            _UnpackableError: If they may be an image and its mask, or are two files for one field.
-        """
-        fields = [name.field for name, _, _ in files]
-        mains = [field for field in fields if field in self._main]
-        if len(mains) == 1 and len({*fields}) == len(fields):
-            return False
-        what = " and ".join(str(self._src / _path(stem, name)) for name, _, _ in files)
-        if len(mains) == 1:
-            raise _UnpackableError(f"{what} have a field in common", "Keep one file for each field")
-        what = f"{what} have the same stem"
-        if len(files) > len(mains):
-            raise _UnpackableError(
-                what, f"It is not clear to which image the other files belong: rename them. {_AS_FIELDS}"
-            )
-        if self._layout == "pairs":
-            raise _UnpackableError(what, f"Rename one of them, such as a.mask.png. {_AS_FIELDS}")
-        is_in_class = self._layout == "auto" and "/" in stem and not self._has_labels
-        formats = {IMAGE_FORMATS.get(field, field) for field in mains}
-        if self._layout == "auto" and not is_in_class and len(formats) > 1:
-            raise _UnpackableError(
-                what, f"If these are separate images, pass --layout flat (layout='flat'). {_AS_FIELDS}"
-            )
-        return True
-
-    def _refuse_equal(self, keys: Sequence[str], order: Sequence[int]) -> None:
-        """Record an error for each two samples that have the same key, if keys may differ from the stems of files."""
-        if not (self._rename_dots or self.suffixed):
-            return
-        for (key, row), (other, other_row) in pairwise(zip(keys, order, strict=True)):
-            if key == other:
-                kinds = list(self._kind_ids)
-                first, second = (
-                    self._src / _path(self._stems[each], kinds[self._kinds[each]][0]) for each in (other_row, row)
-                )
-                self._errors.append(
-                    _UnpackableError(f"{first} and {second} would have the same key {key!r}", "Rename one of them")
-                )
-
-
-def _entries(folder: FolderFiles) -> zip[tuple[str, int, int]]:
-    return zip(folder.names, folder.sizes.tolist(), folder.mtimes_ns.tolist(), strict=True)
-
-
-def _path(stem: str, name: FileName) -> str:
-    return f"{name.prefix}{stem}{name.suffix}"
-
-
-def _explain_companion(path: Path, layout: Layout) -> _UnpackableError:
-    alone = "flat" if layout == "flat" else "classes"
-    return _UnpackableError(
-        f"{path} has a dot in its stem, and the part before the dot is the name of an image in the same folder",
-        "To make such files fields of one sample, pass --layout pairs (layout='pairs'). To make them separate samples, "
-        f"pass --layout {alone} --rename-dots",
-    )
-
-
-def find_main_file(src: Path, options: SourceOptions) -> Path | None:
+def find_main_file(src: Path, options: PackOptions) -> Path | None:
     """Return a file that makes a directory a source of files; None if there is none, or ``src`` is not a directory.
 
     Raises:
@@ -308,34 +65,41 @@ def find_main_file(src: Path, options: SourceOptions) -> Path | None:
     return None
 
 
-def scan_directory(src: Path, dst: Location, options: SourceOptions) -> SourceScan:
+class Directory(PackSource):
+    """A directory of images, or of other files."""
+
+    what = "files"
+    takes = ("layout", "source_split", "fields")
+
+    def find(self, src: Path) -> Evidence | None:
+        file = find_main_file(src, PackOptions())
+        return None if file is None else Evidence(file)
+
+    def scan(self, src: Path, options: PackOptions) -> SourceScan:
+        return scan_directory(src, parse_location("OUT"), options)
+
+
+def scan_directory(src: Path, dst: Location, options: PackOptions) -> SourceScan:
     """Find the samples in ``src/class/…/name.jpg``, or in a flat directory ``src/name.jpg``.
 
-    Args:
-        src: The directory.
-        dst: The destination, which error messages name.
-        options: The options for reading it. The layout ``auto`` accepts class folders or a flat directory, and refuses
-            a directory that looks different. Without class names, the sorted names of the class folders, or those in
-            the file of labels, define the labels.
-
-    Raises:
-        PackError: If the directory cannot be packed. The message names the file that prevents it.
+    Error messages name the file that prevents the pack, and commands that pack into ``dst``. Without class names, the
+    sorted names of the class folders, or those in the file of labels, define the labels.
     """
     if not src.is_dir():
         raise PackError(f"the source {src} {'is not a directory' if src.exists() else 'does not exist'}")
-    layout, rename_dots, classes, labels = options.layout, options.rename_dots, options.classes, options.labels
+    layout, rename_dots, classes, labels = options.layout, options.rename_dots, options.classes, options.label_file
     with _reading(src):
         main = options.main_fields
-        folders = select_split(src, list(walk_folders(src)), main, options.source_split)
+        folders = _select_split(src, list(walk_folders(src)), main, options.source_split)
         _refuse_lost_folders(src, folders)
         if layout == "auto" and labels is None:
-            refuse_ambiguous_layouts(src, dst, folders, main, rename_dots=rename_dots)
-        images = find_images_folder(folders) if layout == "pairs" else None
+            _refuse_ambiguous_layouts(src, dst, folders, main, rename_dots=rename_dots)
+        images = _find_images_folder(folders) if layout == "pairs" else None
         has_classes = layout != "flat" and images is None and labels is None
         _refuse_splits(src, dst, folders, options, has_classes=has_classes)
         table, ignored, suffixed = group_files(src, folders, images, options)
         if layout == "pairs":
-            table = check_pairs(src, images, table, ignored, main, options.on_incomplete)
+            table = _check_pairs(src, images, table, ignored, main, options.on_incomplete)
         found = _find_class_folders(src, table, options) if has_classes else ()
         _check_sizes(table)
     if not len(table):
@@ -345,7 +109,7 @@ def scan_directory(src: Path, dst: Location, options: SourceOptions) -> SourceSc
     else:
         _refuse_label_fields(table, f"{labels.path} already defines one")
         numbers, classes = find_labels(labels, table.keys, classes, _find_names(table, suffixed))
-        samples = table.with_labels(numbers)
+        samples = replace(table, labels=numbers)
     return SourceScan(
         samples=samples, classes=tuple(classes), ignored=[src / path for path in ignored], suffixed=suffixed
     )
@@ -353,7 +117,6 @@ def scan_directory(src: Path, dst: Location, options: SourceOptions) -> SourceSc
 
 @contextmanager
 def _reading(src: Path) -> Iterator[None]:
-    """Raise PackError if the block cannot read a file or a folder."""
     try:
         yield
     except OSError as error:
@@ -361,7 +124,6 @@ def _reading(src: Path) -> Iterator[None]:
 
 
 def _refuse_lost_folders(src: Path, folders: Sequence[FolderFiles]) -> None:
-    """Raise PackError for a broken link that may lead to a folder of samples."""
     for folder in folders:
         for number in np.flatnonzero(folder.sizes < 0).tolist():
             if not split_suffix(name := folder.names[number])[1]:
@@ -372,12 +134,11 @@ def _refuse_lost_folders(src: Path, folders: Sequence[FolderFiles]) -> None:
 
 
 def _refuse_splits(
-    src: Path, dst: Location, folders: Sequence[FolderFiles], options: SourceOptions, *, has_classes: bool
+    src: Path, dst: Location, folders: Sequence[FolderFiles], options: PackOptions, *, has_classes: bool
 ) -> None:
-    """Raise PackError if splits would silently become one dataset, or the chosen split would become a class."""
     if has_classes and options.layout == "pairs":
-        refuse_splits_as_classes(src, dst, folders, options.main_fields, pairs=True)
-    name, file = options.source_split, options.labels
+        _refuse_splits_as_classes(src, dst, folders, options.main_fields, pairs=True)
+    name, file = options.source_split, options.label_file
     if name is None:
         given: dict[str, str | None] = {"--layout": options.layout if options.layout != "auto" else None}
         if file is not None:
@@ -387,7 +148,7 @@ def _refuse_splits(
                 "--label-column": file.label_column,
             }
         text = " ".join(f"{option} {quote(value)}" for option, value in given.items() if value is not None)
-        refuse_merged_splits(src, dst, folders, options.main_fields, text, has_classes=has_classes)
+        _refuse_merged_splits(src, dst, folders, options.main_fields, text, has_classes=has_classes)
     elif has_classes and all(folder.path.partition("/")[0] == name for folder in folders):
         raise PackError(
             f"the split {name!r} of {src} would be a class, because its folder is where those of classes are. Pack "
@@ -405,7 +166,7 @@ def _with_labels(table: FileTable, found: Sequence[str], classes: Sequence[str] 
     if not found:
         return table
     numbers = (labels[key.split("/", 1)[0]] for key in table.keys)
-    return table.with_labels(np.fromiter(numbers, np.int64, len(table)))
+    return replace(table, labels=np.fromiter(numbers, np.int64, len(table)))
 
 
 def _find_names(table: FileTable, suffixed: Collection[str]) -> dict[str, str]:
@@ -421,7 +182,7 @@ def _find_names(table: FileTable, suffixed: Collection[str]) -> dict[str, str]:
     return found
 
 
-def _find_class_folders(src: Path, table: FileTable, options: SourceOptions) -> tuple[str, ...]:
+def _find_class_folders(src: Path, table: FileTable, options: PackOptions) -> tuple[str, ...]:
     """Return the sorted names of the class folders; none for a flat directory."""
     flat = next((row for row, key in enumerate(table.keys) if "/" not in key), None)
     used = {key.split("/", 1)[0] for key in table.keys if "/" in key}
@@ -438,7 +199,6 @@ def _find_class_folders(src: Path, table: FileTable, options: SourceOptions) -> 
 
 
 def _refuse_label_fields(table: FileTable, why: str) -> None:
-    """Raise PackError if a sample has a file that is its label."""
     labelled = next((row for row, kind in enumerate(table.kinds) if LABEL_FIELD in {name.field for name in kind}), None)
     if labelled is not None:
         row = int(np.flatnonzero(table.kind_ids == labelled)[0])
@@ -446,7 +206,6 @@ def _refuse_label_fields(table: FileTable, why: str) -> None:
 
 
 def _check_sizes(table: FileTable) -> None:
-    """Raise PackError for a file that is too large, and OSError for a broken link."""
     for file_index in np.flatnonzero((table.sizes > MAX_MEMBER) | (table.sizes < 0))[:1].tolist():
         row = int(np.searchsorted(table.first_files, file_index, side="right")) - 1
         for file in table.sample(row).files.values():
@@ -454,3 +213,310 @@ def _check_sizes(table: FileTable) -> None:
                 os.stat(file.path)  # noqa: PTH116  # It raises the error.
             elif file.size > MAX_MEMBER:
                 raise PackError(f"{file.path} has {file.size} bytes, {TOO_LARGE}")
+
+
+def refuse_url(src: Path, dst: Location) -> None:
+    """Raise PackError if the source is a URL or a command."""
+    if str(src).startswith("pipe:") and not src.exists():
+        raise PackError(
+            "the source is a pipe:, but pack reads only local directories. Write the output of the command to a file, "
+            f"then pack that:\n  (the command) > images/000000.tar\n  shardio pack images {quote(dst)}"
+        )
+    if (url := find_url(src)) is not None:
+        copy = COPIES.get(url.partition(":")[0], "# download {} into {}").format(quote(url), "images")
+        raise PackError(
+            f"the source {url} is a URL, but pack reads only local directories. Download it, then pack the copy:\n"
+            f"  {copy}\n  shardio pack images {quote(dst)}"
+        )
+
+
+def quote(path: str | Path | Location) -> str:
+    """Return a path quoted for a shell."""
+    return shlex.quote(str(path))
+
+
+def _select_split(
+    src: Path, folders: Sequence[FolderFiles], main: Collection[str], name: str | None
+) -> Sequence[FolderFiles]:
+    """Return the files in folders that have the name of a split; all files if no split is chosen."""
+    if name in (None, ALL_SPLITS):
+        return folders
+    found = [folder for folder in folders if name in folder.path.split("/")]
+    if not any(_has_main(folder, main) for folder in found):
+        _, splits = _find_splits(folders, main)
+        there = f"it holds the splits {_join(splits)}" if splits else "it holds no splits: omit the option"
+        raise PackError(f"no folder of {src} with files to pack is called {name!r}, as --source-split says: {there}")
+    return found
+
+
+def _find_splits(folders: Sequence[FolderFiles], main: Collection[str]) -> tuple[str, list[str]]:
+    """Return the folder that holds several splits of a dataset, "" for the source, and the names of the splits."""
+    children = defaultdict[str, set[str]](set)
+    for folder in folders:
+        if folder.path and _has_main(folder, main):
+            parts = folder.path.split("/")
+            for depth, name in enumerate(parts):
+                children["/".join(parts[:depth])].add(name)
+    for parent in sorted(children):
+        splits = [name for name in children[parent] if is_split(name)]
+        if len(splits) > 1:
+            return parent, sorted(splits, key=_training_first)
+    return "", []
+
+
+def _refuse_splits_as_classes(
+    src: Path, dst: Location, folders: Sequence[FolderFiles], main: Collection[str], *, pairs: bool = False
+) -> None:
+    """Raise PackError, with the right commands, if splits of a dataset would become classes."""
+    tops = {_top(folder) for folder in folders if folder.path and _has_main(folder, main)}
+    splits = {name for name in tops if is_split(name)}
+    if not splits or (len(splits) == 1 and splits != tops):  # A single "train" among other folders may be a class.
+        return
+    names = sorted(tops, key=_training_first)
+    has_classes = any("/" in folder.path and folder.names for folder in folders)
+    options = " --layout pairs" if pairs else ""
+    lines = [f"  shardio pack {quote(src / name)} {quote(dst / name)}{options}" for name in names]
+    if has_classes:
+        lines[1:] = [f"{line} --classes {quote(dst / names[0])}" for line in lines[1:]]
+    raise PackError(
+        f"{src} holds {_join(names)}: these look like the splits of a dataset, not classes. Pack each split:\n"
+        + "\n".join(lines)
+        + ("" if pairs else f"\n{OR_CONFIRM}")
+    )
+
+
+def _refuse_merged_splits(
+    src: Path, dst: Location, folders: Sequence[FolderFiles], main: Collection[str], options: str, *, has_classes: bool
+) -> None:
+    """Raise PackError, with the right commands, if splits of a dataset would become one dataset."""
+    parent, splits = _find_splits(folders, main)
+    if not splits or (not parent and has_classes):  # Then the splits would be classes, which is another error.
+        return
+    options = f" {options}" if options else ""
+    lines = [
+        f"  shardio pack {quote(src)} {quote(dst / name)}{options} --source-split {quote(name)}" for name in splits
+    ]
+    if has_classes:
+        lines[1:] = [f"{line} --classes {quote(dst / splits[0])}" for line in lines[1:]]
+    raise PackError(
+        f"{src / parent} holds {_join(splits)}: these look like the splits of a dataset, but would be packed as one. "
+        "Pack each split:\n"
+        + "\n".join(lines)
+        + f"\nTo pack all of them as one dataset, pass --source-split {ALL_SPLITS} (source_split={ALL_SPLITS!r})"
+    )
+
+
+def _refuse_ambiguous_layouts(
+    src: Path, dst: Location, folders: Sequence[FolderFiles], main: Collection[str], *, rename_dots: bool
+) -> None:
+    """Raise PackError, with the right command, if the files look like a layout other than class folders.
+
+    Images in different class folders may have the same names, so files count as pairs only if the names of their
+    folders also suggest it.
+    """
+    _refuse_splits_as_classes(src, dst, folders, main)
+    _refuse_companions_of_split(src, folders, main)
+    _refuse_parallel_folders(src, dst, folders, main)
+    _refuse_one_folder_of_folders(src, dst, folders, main)
+    if rename_dots:
+        _refuse_companions(src, dst, folders, main)
+
+
+def _find_images_folder(folders: Sequence[FolderFiles]) -> str | None:
+    """Return the name of the folder of images if there are other folders, such as masks/; otherwise None."""
+    names = sorted({_top(folder) for folder in folders if folder.path and folder.names})
+    found = [name for name in names if _is_named(IMAGES, name)]
+    if len(names) < 2 or not found:
+        return None
+    if len(found) > 1:
+        raise PackError(
+            f"several folders are named like a folder of images ({', '.join(found)}), but the layout 'pairs' allows "
+            "only one: move the others out of the source"
+        )
+    return found[0]
+
+
+def _check_pairs(
+    src: Path,
+    images: str | None,
+    samples: FileTable,
+    ignored: list[str],
+    main: Collection[str],
+    on_incomplete: OnIncomplete,
+) -> FileTable:
+    num_samples = np.bincount(samples.kind_ids, minlength=len(samples.kinds)).tolist()
+    companions = [{name.field.rpartition(".")[0] for name in kind} - {""} for kind in samples.kinds]
+    counts = Counter[str]()
+    for kind, num_of_kind in zip(companions, num_samples, strict=True):
+        counts.update(dict.fromkeys(kind, num_of_kind))
+    if not counts:
+        where = f"{images}/a.jpg and masks/a.png" if images else "images/a.jpg and masks/a.png, or a.jpg and a.mask.png"
+        raise PackError(f"{src} holds no pairs: the files of a sample must have matching names, such as {where}")
+    if on_incomplete == "keep":
+        return samples
+    if on_incomplete == "skip":
+        complete = np.isin(
+            samples.kind_ids, [kind_id for kind_id, kind in enumerate(companions) if kind == set(counts)]
+        )
+        for sample in samples.take(np.flatnonzero(~complete)):
+            ignored += (file.path.removeprefix(samples.root) for file in sample.files.values())
+        if not complete.any():
+            raise PackError(f"no sample of {src} has all companions, {', '.join(sorted(counts))}: none can be packed")
+        return samples.select(np.flatnonzero(complete))
+    for kind_id, kind in enumerate(companions):
+        if missing := sorted(set(counts) - kind):
+            files = samples.sample(int(np.flatnonzero(samples.kind_ids == kind_id)[0])).files
+            image = next(file.path for field, file in files.items() if field in main)
+            num_found = counts[missing[0]]
+            raise PackError(
+                f"{image} has no {missing[0]!r} file, but {num_found} of {len(samples)} samples "
+                f"{'has' if num_found == 1 else 'have'} one: add the file, or remove all files of this sample. To pack "
+                "only samples that have all files, pass --on-incomplete skip (on_incomplete='skip'). To pack all "
+                "samples, each with the files that it has, pass --on-incomplete keep"
+            )
+    names = {name for kind in samples.kinds for name in kind if "." in name.field}
+    orphans = [path for path in ignored if _is_companion(PurePosixPath(path), images, names, main)]
+    if orphans:
+        more = [f"and {len(orphans) - SHOWN} more"] if len(orphans) > SHOWN else []
+        one, several = "1 file belongs to an image that is", f"{len(orphans)} files belong to images that are"
+        raise PackError(
+            "\n".join(
+                [
+                    f"{one if len(orphans) == 1 else several} missing:",
+                    *(str(src / path) for path in orphans[:SHOWN]),
+                    *more,
+                    "Add the images or remove these files. To ignore them, pass --on-incomplete skip "
+                    "(on_incomplete='skip')",
+                ]
+            )
+        )
+    return samples
+
+
+def _is_companion(file: PurePosixPath, images: str | None, names: Collection[FileName], main: Collection[str]) -> bool:
+    if file.name in _TOOL_FILES:
+        return False
+    if images is not None:
+        path, suffix = str(file), file.suffix[1:].lower()
+        return any(
+            path.startswith(name.prefix) and (path.endswith(name.suffix) or suffix in main)
+            for name in names
+            if name.prefix
+        )
+    field = file.name.partition(".")[2].lower()
+    kind, _, suffix = field.rpartition(".")
+    fields = {name.field for name in names}
+    return field in fields or (suffix in main and any(kind == other.rpartition(".")[0] for other in fields))
+
+
+def _refuse_parallel_folders(src: Path, dst: Location, folders: Sequence[FolderFiles], main: Collection[str]) -> None:
+    tops = list(dict.fromkeys(_top(folder) for folder in folders if folder.path and folder.names))
+    images = [name for name in tops if _is_named(IMAGES, name)]
+    companions = [name for name in tops if _is_named(COMPANIONS, name)]
+    with_images = {_top(folder) for folder in folders if _has_main(folder, main)}
+    others = defaultdict[str, set[str]](set)
+    for folder in folders:
+        top, _, inner = folder.path.partition("/")
+        if top and top not in (*images, *companions):
+            others[top].update(f"{inner}/{split_suffix(name)[0]}".lstrip("/") for name in folder.names)
+    for image in images:
+        pairing = Pairing(folders, image, main)
+        for companion in companions:
+            of_companion = [folder for folder in folders if _top(folder) == companion]
+            stems = {pairing.match(folder.path, name)[0] for folder in of_companion for name in folder.names}
+            shared = pairing.stems & stems
+            is_pair = 2 * len(shared) >= len(stems) and not _are_common_numbers(shared, [*others.values()])
+            if is_pair or (not others and companion in with_images):
+                raise PackError(
+                    f"{src} holds {_join([image, companion])}: these look like two files for each sample, not two "
+                    "classes. To make each pair of files with the same name one sample, run:\n"
+                    f"  shardio pack {quote(src)} {quote(dst)} --layout pairs\n{OR_CONFIRM}"
+                )
+
+
+def _refuse_companions_of_split(src: Path, folders: Sequence[FolderFiles], main: Collection[str]) -> None:
+    """Raise PackError for folders such as train and train_masks, which are not two classes."""
+    tops = {_top(folder) for folder in folders if folder.path and _has_main(folder, main)}
+    for split in sorted(filter(is_split, tops)):
+        for other in sorted(tops):
+            if other.startswith(split) and _is_named(COMPANIONS, other):
+                raise PackError(
+                    f"{src} holds {_join([split, other])}: these look like two files for each sample, not two classes. "
+                    f"Move them into a folder of their own, rename {split}/ to images/ and {other}/ to masks/ there, "
+                    f"and pass --layout pairs. {OR_CONFIRM}"
+                )
+
+
+def _are_common_numbers(stems: frozenset[str], others: Sequence[set[str]]) -> bool:
+    """Return whether stems differ only in numbers and most other folders have them, so that they do not show pairs."""
+    num_with_same = sum(2 * len(stems & other) >= min(len(stems), len(other)) for other in others)
+    return len({re.sub(r"[0-9]+", "", stem) for stem in stems}) == 1 and 2 * num_with_same > len(others)
+
+
+def _refuse_one_folder_of_folders(
+    src: Path, dst: Location, folders: Sequence[FolderFiles], main: Collection[str]
+) -> None:
+    paths = [folder.path for folder in folders if _has_main(folder, main)]
+    tops, seconds = {path.split("/")[0] for path in paths}, {path.split("/")[1] for path in paths if "/" in path}
+    if len(tops) == 1 and any(IMAGES.fullmatch(word) or word in main for word in words_of(*tops)) and len(seconds) < 2:
+        inner = src / tops.pop()
+        raise PackError(
+            f"{src} holds images only in {inner.name}/, which does not look like a class: all images would get label "
+            f"0. Pack the inner folder:\n  shardio pack {quote(inner)} {quote(dst)}\n{OR_CONFIRM}"
+        )
+    if len(tops) == 1 and all("/" in path for path in paths) and len(seconds) > 1:
+        inner = src / tops.pop()
+        raise PackError(
+            f"{src} holds only the folder {inner.name}/, which holds folders of images: all images would get label "
+            f"0. Pack the inner folder:\n  shardio pack {quote(inner)} {quote(dst)}\n{OR_CONFIRM}"
+        )
+
+
+def _refuse_companions(src: Path, dst: Location, folders: Sequence[FolderFiles], main: Collection[str]) -> None:
+    num_undotted, companions = 0, defaultdict[str, list[str]](list)
+    for folder in folders:
+        undotted = find_main_stems(folder, main)
+        num_undotted += len(undotted)
+        for name in folder.names:
+            base, _, middle = split_suffix(name)[0].partition(".")
+            if middle and is_main(name, main) and base in undotted:
+                companions[middle.lower()].append(f"{folder.path}/{name}" if folder.path else name)
+    for middle, dotted in companions.items():
+        # photo.1.jpg is a separate photo. So is photo.edited.jpg if there are few such files.
+        is_rare = 2 * len(dotted) < num_undotted
+        if middle.isdigit() or (is_rare and not COMPANIONS.fullmatch(_last_word(middle))):
+            continue
+        more = f" and {len(dotted) - 1} more are" if len(dotted) > 1 else " is"
+        raise PackError(
+            f"{src / dotted[0]}{more} named like an image in the same folder, with .{middle} added. These look like "
+            "two files for each sample, but --rename-dots would make them two samples. To make each pair one sample, "
+            "run:\n"
+            f"  shardio pack {quote(src)} {quote(dst)} --layout pairs\n"
+            "To make them separate samples, add --layout classes (layout='classes')"
+        )
+
+
+def _training_first(name: str) -> tuple[bool, str]:
+    return not name.lower().startswith("train"), name
+
+
+def _top(folder: FolderFiles) -> str:
+    return folder.path.partition("/")[0]
+
+
+def _has_main(folder: FolderFiles, main: Collection[str]) -> bool:
+    return any(is_main(name, main) for name in folder.names)
+
+
+def _is_named(pattern: re.Pattern[str], name: str) -> bool:
+    words = [word for word in words_of(name) if word not in _NOISE]
+    return any(pattern.fullmatch(word) is not None for word in (_last_word(name), *words[-1:]))
+
+
+def _last_word(name: str) -> str:
+    return next(reversed(words_of(name.lower())), "")
+
+
+def _join(names: Sequence[str]) -> str:
+    shown = [f"{name}/" for name in names[:5]]
+    return ", ".join(shown[:-1]) + (" and " if len(shown) > 1 else "") + shown[-1]

@@ -1,139 +1,41 @@
-"""The files of a source: their state at the time of the scan, reads that check it, and the table of samples."""
+"""Samples whose fields are files: the table of them, and how the files of a directory are grouped into samples."""
 
 from __future__ import annotations
 
-import errno
-import os
-import shutil
-import stat
-import tempfile
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from array import array
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
+from unicodedata import category
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from shardio.errors import PackError
-from shardio.process import let_through
+from shardio.images import IMAGE_FORMATS
+from shardio.packing.pack_call import Layout, PackOptions
+from shardio.packing.sources.source import SHOWN, FileProblem, SourceFile, find_change, read_unchanged
 from shardio.sample import Sample
-from shardio.shards import BLOCK, LABEL_FIELD, fits_plain_header, join_name, make_header
-from shardio.storage import Location, parse_location, read_and_stat
-
-SHOWN = 20
-"""The maximum number of files that an error names."""
+from shardio.shards import BLOCK, LABEL_FIELD, fits_plain_header, join_name, make_header, split_name
+from shardio.storage import FolderFiles, read_as_utf8
 
 PART = 4096
 """The number of samples whose names are hashed together."""
 
+JSON_FIELD = "json"
+"""The field of a table's columns that are neither paths nor labels nor keys."""
 
-class FileProblem(NamedTuple):
-    """A file that has changed, is damaged, or has another format than its suffix says."""
-
-    path: Path | Location
-    what: str
-
-
-class SourceFile(NamedTuple):
-    """A file's path, and its size in bytes and modification time in nanoseconds at the time of the scan."""
-
-    path: str
-    size: int
-    mtime_ns: int
-
-
-class FileChangedError(Exception):
-    """A file has changed since the scan."""
-
-    def __init__(self, path: Path | Location, what: str) -> None:
-        super().__init__(path, what)  # All arguments, so that the error can be pickled.
-        self.problem = FileProblem(path, what)
-
-    def __str__(self) -> str:
-        return f"{self.problem.path} {self.problem.what}"
-
-
-def stat_file(path: str) -> SourceFile:
-    """Return a file in its present state.
-
-    Raises:
-        OSError: If it does not exist, or is a directory.
-    """
-    status = os.stat(path)  # noqa: PTH116  # A million Paths cost seconds.
-    if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    return SourceFile(path, status.st_size, status.st_mtime_ns)
-
-
-def read_unchanged(file: SourceFile) -> bytes:
-    """Return a file's content if the file has not changed since the scan.
-
-    The open file's status is checked after the read, which detects writes by other programs up to then.
-
-    Raises:
-        FileChangedError: If its size or modification time differs, or it is missing or unreadable.
-    """
-    try:
-        content, status = read_and_stat(file.path, file.size)
-    except OSError as error:
-        raise FileChangedError(Path(file.path), _describe(error)) from error
-    _compare(file, status)
-    if len(content) != file.size:
-        raise FileChangedError(Path(file.path), f"has {file.size} bytes, but only {len(content)} could be read")
-    return content
-
-
-def check_unchanged(file: SourceFile) -> None:
-    """Raise FileChangedError if a file has changed since the scan."""
-    if (problem := find_change(file)) is not None:
-        raise FileChangedError(*problem)
-
-
-def explain_changes(first: FileChangedError, changes: Iterable[FileProblem], dst: Location) -> PackError:
-    """Return the error for a pack that stopped at a changed file. It names all files that have changed so far."""
-    problems = {first.problem.path: first.problem}
-    for problem in changes:
-        problems.setdefault(problem.path, problem)
-    lines = [f"{problem.path} {problem.what}" for problem in problems.values()]
-    more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-    return PackError(
-        "\n".join(
-            [
-                "files of the source changed or became unreadable during the pack:",
-                *lines[:SHOWN],
-                *more,
-                "Rerun the same command when nothing is writing to the source. If the command then reports an "
-                f"unfinished pack, delete {dst} and run it again. To leave out the samples of such files, pass "
-                "--on-changed skip (on_changed='skip')",
-            ]
-        )
-    )
-
-
-def find_change(file: SourceFile) -> FileProblem | None:
-    """Return the change of a file since the scan; None if there is none."""
-    try:
-        _compare(file, os.stat(file.path))  # noqa: PTH116  # A million Paths cost seconds.
-    except FileChangedError as change:
-        return change.problem
-    except OSError as error:
-        return FileProblem(Path(file.path), _describe(error))
-    return None
-
-
-def _compare(file: SourceFile, status: os.stat_result) -> None:
-    if status.st_size != file.size:
-        raise FileChangedError(Path(file.path), f"changed from {file.size} to {status.st_size} bytes")
-    if status.st_mtime_ns != file.mtime_ns:
-        seconds = (status.st_mtime_ns - file.mtime_ns) / 1e9
-        raise FileChangedError(Path(file.path), f"changed: its modification time differs by {seconds:+.3f} s")
-
-
-def _describe(error: OSError) -> str:
-    return "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror or error}"
+_AS_FIELDS = (
+    "If they are fields of one sample, as an image and its mask are, name their suffixes, that of the image first, "
+    "such as --fields jpg,png (fields=['jpg', 'png'])"
+)
+"""The remedy for images with the same stem that belong together."""
 
 
 class FileName(NamedTuple):
@@ -146,16 +48,19 @@ class FileName(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSample:
-    """A sample before packing: its key, the files that become its fields, and its label."""
+    """A sample before packing: its key, the files that become its fields, its label, and its field ``json``."""
 
     key: str
     files: Mapping[str, SourceFile]
     label: int | None
+    json: bytes | None
 
     def read(self) -> Sample:
         fields = {name: read_unchanged(file) for name, file in self.files.items()}
         if self.label is not None:
             fields[LABEL_FIELD] = b"%d" % self.label
+        if self.json is not None:
+            fields[JSON_FIELD] = self.json
         return Sample(key=self.key, fields=dict(sorted(fields.items())), origin=self.key)
 
     def problem(self, field: str, what: str) -> FileProblem:
@@ -164,21 +69,25 @@ class FileSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileTable:
-    """The samples of a directory, sorted by key: see :class:`~shardio.packing.sources.source.SourceTable`.
+    """The samples of a directory, or of a table of paths: see :class:`~shardio.packing.sources.source.SourceTable`.
 
     Attributes:
         root: The directory of the source, as a string that ends in a slash.
+        home: The start of all files' paths: ``root``, or nothing.
         keys: Their keys.
-        stems: Their files' paths below the source, without prefix and suffix. They usually equal the keys.
+        stems: Their files' paths after ``home``, without prefix and suffix. They usually equal the keys.
         kinds: The kinds of samples: for each, the names of its files, sorted by field.
         kind_ids: int32 [n], the kind of each sample.
         first_files: int64 [n + 1], the place of each sample's first file in ``sizes`` and ``mtimes_ns``.
         sizes: int64 [m], the sizes of all files in bytes.
         mtimes_ns: int64 [m], their modification times in nanoseconds.
         labels: int64 [n], the label of each sample; None if the samples have none.
+        json: The contents of the fields ``json`` that are not files, end to end; None if the samples have none.
+        json_bounds: int64 [n + 1], the offsets in ``json`` at which they start and stop.
     """
 
     root: str
+    home: str
     keys: Sequence[str]
     stems: Sequence[str]
     kinds: Sequence[Sequence[FileName]]
@@ -186,27 +95,19 @@ class FileTable:
     first_files: NDArray[np.int64]
     sizes: NDArray[np.int64]
     mtimes_ns: NDArray[np.int64]
-    labels: NDArray[np.int64] | None
+    labels: NDArray[np.int64] | None = None
+    json: bytes | None = None
+    json_bounds: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
 
     @property
     def num_bytes(self) -> int:
-        """The size of all files in bytes."""
-        return int(self.sizes.sum())
-
-    @property
-    def fields(self) -> set[str]:
-        """The fields of all kinds of samples, without labels."""
-        return {name.field for kind in self.kinds for name in kind}
-
-    def with_labels(self, labels: NDArray[np.int64]) -> FileTable:
-        """Return the same samples with labels, int64 [n]."""
-        return replace(self, labels=labels)
+        return int(self.sizes.sum()) + len(self.json or b"")
 
     def select(self, rows: NDArray[np.int64]) -> FileTable:
-        """Return some samples, int64 [k]."""
+        """Return some samples of a directory, int64 [k], without labels."""
         counts = np.diff(self.first_files)[rows]
         first_files = np.concatenate([[0], np.cumsum(counts)])
         files = np.arange(first_files[-1]) + np.repeat(self.first_files[rows] - first_files[:-1], counts)
@@ -219,7 +120,6 @@ class FileTable:
             first_files=first_files,
             sizes=self.sizes[files],
             mtimes_ns=self.mtimes_ns[files],
-            labels=None if self.labels is None else self.labels[rows],
         )
 
     def find_changes(self) -> Iterator[FileProblem]:
@@ -242,10 +142,13 @@ class FileTable:
             stem, kind = self.stems[row], self.kinds[kind_id]
             sizes, mtimes_ns = (column[first : first + len(kind)].tolist() for column in (self.sizes, self.mtimes_ns))
             files = {
-                name.field: SourceFile(f"{self.root}{name.prefix}{stem}{name.suffix}", size, mtime_ns)
+                name.field: SourceFile(f"{self.home}{name.prefix}{stem}{name.suffix}", size, mtime_ns)
                 for name, size, mtime_ns in zip(kind, sizes, mtimes_ns, strict=True)
             }
-            samples.append(FileSample(key=self.keys[row], files=files, label=label))
+            json: bytes | None = None
+            if self.json is not None and self.json_bounds is not None:
+                json = self.json[self.json_bounds[row] : self.json_bounds[row + 1]]
+            samples.append(FileSample(key=self.keys[row], files=files, label=label, json=json))
         return samples
 
     def sizes_in_tar(self) -> NDArray[np.int64]:
@@ -259,6 +162,9 @@ class FileTable:
                 total[rows] += padded[files] + header_sizes(keys, name.field, self.sizes[files])
             if self.labels is not None:
                 total[rows] += BLOCK + header_sizes(keys, LABEL_FIELD, np.ones(len(rows), np.int64))
+        if self.json_bounds is not None:
+            sizes = np.diff(self.json_bounds)
+            total += -(-sizes // BLOCK) * BLOCK + header_sizes(self.keys, JSON_FIELD, sizes)
         return total
 
     def digest(self) -> bytes:
@@ -268,6 +174,9 @@ class FileTable:
             digest.update(names.encode(errors="surrogateescape"))
         for column in self.kind_ids, self.sizes, self.mtimes_ns, self.labels:
             digest.update(b"none" if column is None else np.ascontiguousarray(column).data)
+        if self.json is not None and self.json_bounds is not None:
+            digest.update(self.json_bounds.data)
+            digest.update(self.json)
         return digest.digest()
 
 
@@ -280,69 +189,324 @@ def header_sizes(keys: Sequence[str], field: str, sizes: NDArray[np.int64]) -> N
     return headers
 
 
-class TemporaryFolder:
-    """A folder that is removed with this object, or when the process that made it ends.
+class Pairing:
+    """Finds the sample of each file by means of the images.
 
-    Worker processes receive a copy of this object, which leaves the folder alone.
-
-    Args:
-        num_bytes: The size of the files that it will hold.
-        src: The source of these files, for messages.
+    A name may contain the name of its top folder, and more words after it, as in Cityscapes:
+    ``leftImg8bit/x_leftImg8bit.png`` and ``gtFine/x_gtFine_labelIds.png`` belong to ``x``. Companions may be in folders
+    below their top folder, as in Oxford Pets: ``annotations/trimaps/x.png``.
 
     Attributes:
-        path: The folder.
-
-    Raises:
-        PackError: If the disk has too little space for the files.
-    """
-
-    def __init__(self, num_bytes: int, src: Path) -> None:
-        parent = Path(tempfile.gettempdir())
-        free = shutil.disk_usage(parent).free
-        if free < num_bytes:
-            raise PackError(
-                f"{src} is compressed. Its files have {num_bytes} bytes when they are decompressed, but {parent} has "
-                f"only {free} bytes of free space: set the environment variable TMPDIR to a folder on a larger disk"
-            )
-        self.path = Path(tempfile.mkdtemp(prefix="shardio-", dir=parent))
-        weakref.finalize(self, _remove, self.path, os.getpid())
-
-    def __getstate__(self) -> Path:
-        return self.path
-
-    def __setstate__(self, path: Path) -> None:
-        self.path = path
-
-
-def find_folder(src: Path, unpacked: TemporaryFolder | None, name: str) -> Path:
-    """Return the folder that has a file: the folder of decompressed files, or the source itself."""
-    return unpacked.path if unpacked is not None and (unpacked.path / name).exists() else src
-
-
-def unpack(src: Path, dst: Path, num_bytes: int, decompress: Callable[[bytes], bytes]) -> None:
-    """Decompress a file.
+        stems: The stems of the samples, relative to the folder of images.
 
     Args:
-        src: The file.
-        dst: The new file.
-        num_bytes: The least size of the new file.
-        decompress: Returns the decompressed content of a file.
+        folders: All files.
+        images: The name of the folder of images.
+        main: The suffixes of images.
+    """
+
+    def __init__(self, folders: Sequence[FolderFiles], images: str, main: Collection[str]) -> None:
+        self._images = images
+        found = [
+            (_inner(folder.path), stem)
+            for folder in folders
+            if folder.path.partition("/")[0] == images
+            for stem, suffix in map(split_suffix, folder.names)
+            if suffix[1:].lower() in main
+        ]
+        self._cuts_images = all(_cut(stem, images)[1] for _, stem in found)
+        self.stems = frozenset(inner + (_cut(stem, images)[0] if self._cuts_images else stem) for inner, stem in found)
+
+    def match(self, folder: str, name: str) -> tuple[str, FileName]:
+        """Return the stem of a file's sample, and the file's name in it. The field is empty without a suffix.
+
+        If the sample has no image, its stem is not among ``stems``.
+        """
+        (stem, suffix), top, inner = split_suffix(name), folder.partition("/")[0], _inner(folder)
+        field = suffix[1:].lower()
+        if top == self._images and self._cuts_images:
+            base, tail = _cut(stem, top)
+            return inner + base, FileName(field, f"{top}/", tail + suffix)
+        if not (top and field) or top == self._images:
+            return inner + stem, FileName(field, f"{top}/" if top else "", suffix)
+        if inner + stem in self.stems:  # Nearly always.
+            return inner + stem, FileName(f"{top.lower()}.{field}", f"{top}/", suffix)
+        parts = folder.split("/")
+        for base, tail in dict.fromkeys(((stem, ""), _cut(stem, top))):
+            for depth in range(1, len(parts) + 1):
+                sample = "".join(f"{part}/" for part in parts[depth:]) + base
+                if sample in self.stems:
+                    prefix = parts[:depth]
+                    more = tail[len(_word(tail, top)) :].strip("_-").lower()
+                    kind = ".".join(prefix).lower() + (f"_{more}" if more else "")
+                    return sample, FileName(f"{kind}.{field}", "/".join(prefix) + "/", tail + suffix)
+        return inner + stem, FileName(f"{top.lower()}.{field}", f"{top}/", suffix)
+
+
+def split_suffix(name: str) -> tuple[str, str]:
+    """Split a file's name before its last dot. Like a path's suffix, it is empty if the name ends with the dot."""
+    stem, dot, suffix = name.rpartition(".")
+    return (stem, dot + suffix) if stem and suffix else (name, "")
+
+
+def _inner(folder: str) -> str:
+    """Return the part of a folder's path below its top folder, with a slash at its end if there is any."""
+    inner = folder.partition("/")[2]
+    return f"{inner}/" if inner else ""
+
+
+def _cut(stem: str, top: str) -> tuple[str, str]:
+    """Split a stem before the name of the top folder. The second part is empty without that name."""
+    found = _pattern(top).search(stem)
+    return (stem[: found.start()], stem[found.start() :]) if found is not None and found.start() else (stem, "")
+
+
+def _word(tail: str, top: str) -> str:
+    found = _pattern(top).match(tail)
+    return found[0] if found is not None else ""
+
+
+@lru_cache(64)
+def _pattern(top: str) -> re.Pattern[str]:
+    """Return the pattern of a folder's name, or its singular, in the names of its files, as in masks/a_mask.png."""
+    words = "|".join(re.escape(word) for word in dict.fromkeys((top, top.removesuffix("s"))) if word)
+    return re.compile(rf"[_-]({words})(?=[_-]|$)", re.IGNORECASE)
+
+
+def is_main(name: str, main: Collection[str]) -> bool:
+    """Return whether a file's suffix is one of the fields that make a file a sample."""
+    return split_suffix(name)[1][1:].lower() in main
+
+
+def find_main_stems(folder: FolderFiles, main: Collection[str]) -> frozenset[str]:
+    """Return the stems of a folder's main files without a dot in their stem: a.mask.png can belong to a.jpg."""
+    stems = (split_suffix(name)[0] for name in folder.names if is_main(name, main))
+    return frozenset(stem for stem in stems if "." not in stem)
+
+
+_File = tuple[FileName, int, int]
+"""A file of a sample: its name, size and time. (A NamedTuple takes seven times as long to make.)"""
+
+
+def group_files(
+    src: Path, folders: Sequence[FolderFiles], images: str | None, options: PackOptions
+) -> tuple[FileTable, list[str], list[str]]:
+    """Group the files of a source into samples. ``images`` is the folder of images in the layout ``pairs``, if any.
+
+    Returns:
+        The samples that have a main field; the paths of all other files, relative to ``src``; and the keys that end in
+        the file's suffix, because another image has the same stem.
 
     Raises:
-        PackError: If the file is damaged.
+        PackError: If some files cannot be packed. The message names up to SHOWN of them, and each remedy once.
     """
-    try:
-        content = decompress(parse_location(src).read_whole())
-    except Exception as error:  # Each algorithm raises its own errors.
-        let_through(error)
-        raise PackError(f"{src} cannot be decompressed: {error}. Download or create it again") from error
-    if len(content) < num_bytes:
-        raise PackError(f"{src} has {len(content)} bytes when it is decompressed, not {num_bytes}: create it again")
-    dst.parent.mkdir(parents=True, exist_ok=True)
-    with parse_location(dst).write_whole() as file:
-        file.write(content)
+    grouping = _Grouping(src, options)
+    if images is None:
+        for folder in folders:
+            grouping.add_folder(folder)
+    else:
+        grouping.add_pairs(folders, images)
+    return grouping.finish(), grouping.ignored, grouping.suffixed
 
 
-def _remove(path: Path, process: int) -> None:
-    if os.getpid() == process:  # A fork of the process must not remove it.
-        shutil.rmtree(path, ignore_errors=True)
+class _UnpackableError(Exception):
+    """A sample cannot be packed. The remedy applies to all such samples."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(what)
+        self.remedy = remedy
+
+
+class _Grouping:
+    """Collects samples in columns."""
+
+    def __init__(self, src: Path, options: PackOptions) -> None:
+        self._src, self._layout, self._rename_dots = src, options.layout, options.rename_dots
+        self._has_labels = options.labels is not None
+        self._fields, self._main = options.fields, options.main_fields
+        self.ignored, self.suffixed = list[str](), list[str]()
+        self._names = dict[str, FileName]()
+        self._errors = list[_UnpackableError]()
+        self._keys, self._stems = list[str](), list[str]()
+        self._kind_ids = dict[tuple[FileName, ...], int]()
+        self._kinds, self._counts, self._sizes, self._mtimes = array("i"), array("q"), array("q"), array("q")
+
+    def add_folder(self, folder: FolderFiles) -> None:
+        has_dots = self._layout == "pairs" or any(name.count(".") > 1 for name in folder.names)
+        undotted = find_main_stems(folder, self._main) if has_dots else frozenset[str]()
+        prefix = f"{folder.path}/" if folder.path else ""
+        groups = dict[str, list[_File]]()
+        for name, size, mtime_ns in _entries(folder):
+            stem, suffix = split_suffix(name)
+            if self._layout == "pairs" and (base := name.partition(".")[0]) in undotted:
+                stem, suffix = base, name[len(base) :]
+            if suffix:
+                file = self._names.get(suffix) or self._make_name(suffix), size, mtime_ns
+                if stem in groups:
+                    groups[stem].append(file)
+                else:
+                    groups[stem] = [file]
+            else:
+                self.ignored.append(prefix + name)
+        for stem, files in groups.items():
+            self._add(prefix + stem, files, undotted)
+
+    def add_pairs(self, folders: Sequence[FolderFiles], images: str) -> None:
+        groups, pairing = defaultdict[str, list[_File]](list), Pairing(folders, images, self._main)
+        for folder in folders:
+            for name, size, mtime_ns in _entries(folder):
+                stem, file_name = pairing.match(folder.path, name)
+                if file_name.field:
+                    groups[stem].append((file_name, size, mtime_ns))
+                else:
+                    self.ignored.append(f"{folder.path}/{name}" if folder.path else name)
+        for stem, files in groups.items():
+            self._add(stem, files, frozenset())
+
+    def finish(self) -> FileTable:
+        order = np.array(sorted(range(len(self._keys)), key=self._keys.__getitem__), np.int64)
+        keys = [self._keys[row] for row in order.tolist()]
+        self._refuse_equal(keys, order.tolist())
+        if self._errors:
+            more = [f"and {len(self._errors) - SHOWN} more"] if len(self._errors) > SHOWN else []
+            remedies = dict.fromkeys(error.remedy for error in self._errors)
+            raise PackError("\n".join([*map(str, self._errors[:SHOWN]), *more, *remedies]))
+        counts = np.array(self._counts, np.int64)
+        begins, first_files = np.cumsum(counts) - counts, np.concatenate([[0], np.cumsum(counts[order])])
+        within = np.arange(first_files[-1]) - np.repeat(first_files[:-1], counts[order])
+        files = np.repeat(begins[order], counts[order]) + within
+        same = self._keys == self._stems
+        root = f"{self._src}/".replace("//", "/")
+        return FileTable(
+            root=root,
+            home=root,
+            keys=keys,
+            stems=keys if same else [self._stems[row] for row in order.tolist()],
+            kinds=tuple(self._kind_ids),
+            kind_ids=np.array(self._kinds, np.int32)[order],
+            first_files=first_files,
+            sizes=np.array(self._sizes, np.int64)[files],
+            mtimes_ns=np.array(self._mtimes, np.int64)[files],
+        )
+
+    def _add(self, stem: str, files: list[_File], undotted: frozenset[str]) -> None:
+        """Add a sample, or the error that prevents it; ignore files without a main field."""
+        if not any(name.field in self._main for name, _, _ in files):
+            self.ignored += (_path(stem, name) for name, _, _ in files)
+            return
+        if self._fields is not None:
+            self.ignored += (_path(stem, name) for name, _, _ in files if name.field not in self._fields)
+            files = [file for file in files if file[0].field in self._fields]
+        files.sort()  # By field.
+        try:
+            if len(files) > 1 and self._has_several_images(stem, files):
+                for file in files:
+                    self._add_sample(stem, self._make_key(stem, [file], undotted, has_suffix=True), [file])
+            else:
+                self._add_sample(stem, self._make_key(stem, files, undotted), files)
+        except _UnpackableError as error:
+            self._errors.append(error)
+
+    def _add_sample(self, stem: str, key: str, files: Sequence[_File]) -> None:
+        self._keys.append(key)
+        self._stems.append(stem if stem != key else key)
+        kind = tuple([name for name, _, _ in files])
+        self._kinds.append(self._kind_ids.setdefault(kind, len(self._kind_ids)))
+        self._counts.append(len(files))
+        for _, size, mtime_ns in files:
+            self._sizes.append(size)
+            self._mtimes.append(mtime_ns)
+
+    def _make_name(self, suffix: str) -> FileName:
+        # Files with one suffix share the object.
+        return self._names.setdefault(suffix, FileName(suffix[1:].lower(), "", suffix))
+
+    def _make_key(
+        self, stem: str, files: Sequence[_File], undotted: frozenset[str], *, has_suffix: bool = False
+    ) -> str:
+        folder, slash, base = stem.rpartition("/")
+        if "." in base:
+            path = self._src / _path(stem, files[0][0])
+            if self._rename_dots:
+                base = base.replace(".", "_")
+            elif base.partition(".")[0] in undotted:
+                raise _explain_companion(path, self._layout)
+            else:
+                raise _UnpackableError(
+                    f"{path} has a dot in its stem",
+                    "A key ends at the first dot, so the rest would be read as part of the field's name: rename such "
+                    "files, or pass --rename-dots (rename_dots=True)",
+                )
+        if has_suffix:
+            base += f"_{files[0][0].suffix[1:]}"
+        key = read_as_utf8(folder + slash + base)
+        if has_suffix:
+            self.suffixed.append(key)
+        if not (key.isascii() and key.isprintable()) or key.startswith("__"):
+            self._check_names(key, stem, files)
+        return key
+
+    def _check_names(self, key: str, stem: str, files: Sequence[_File]) -> None:
+        is_bad = any(category(letter) in ("Cc", "Cs") for letter in key)
+        for name, _, _ in files:
+            if is_bad or split_name(join_name(key, name.field)) != (key, name.field):
+                path = self._src / _path(stem, name)
+                raise _UnpackableError(
+                    f"{str(path)!r} cannot be packed, because its path contains a control character or invalid UTF-8, "
+                    "or its name has no stem before the suffix",
+                    "Rename such files or folders",
+                )
+
+    def _has_several_images(self, stem: str, files: Sequence[_File]) -> bool:
+        """Return whether files with the same stem are separate samples, such as a.jpg and a.png in a class folder."""
+        fields = [name.field for name, _, _ in files]
+        mains = [field for field in fields if field in self._main]
+        if len(mains) == 1 and len({*fields}) == len(fields):
+            return False
+        what = " and ".join(str(self._src / _path(stem, name)) for name, _, _ in files)
+        if len(mains) == 1:
+            raise _UnpackableError(f"{what} have a field in common", "Keep one file for each field")
+        what = f"{what} have the same stem"
+        if len(files) > len(mains):
+            raise _UnpackableError(
+                what, f"It is not clear to which image the other files belong: rename them. {_AS_FIELDS}"
+            )
+        if self._layout == "pairs":
+            raise _UnpackableError(what, f"Rename one of them, such as a.mask.png. {_AS_FIELDS}")
+        is_in_class = self._layout == "auto" and "/" in stem and not self._has_labels
+        formats = {IMAGE_FORMATS.get(field, field) for field in mains}
+        if self._layout == "auto" and not is_in_class and len(formats) > 1:
+            raise _UnpackableError(
+                what, f"If these are separate images, pass --layout flat (layout='flat'). {_AS_FIELDS}"
+            )
+        return True
+
+    def _refuse_equal(self, keys: Sequence[str], order: Sequence[int]) -> None:
+        if not (self._rename_dots or self.suffixed):
+            return
+        for (key, row), (other, other_row) in pairwise(zip(keys, order, strict=True)):
+            if key == other:
+                kinds = list(self._kind_ids)
+                first, second = (
+                    self._src / _path(self._stems[each], kinds[self._kinds[each]][0]) for each in (other_row, row)
+                )
+                self._errors.append(
+                    _UnpackableError(f"{first} and {second} would have the same key {key!r}", "Rename one of them")
+                )
+
+
+def _entries(folder: FolderFiles) -> zip[tuple[str, int, int]]:
+    return zip(folder.names, folder.sizes.tolist(), folder.mtimes_ns.tolist(), strict=True)
+
+
+def _path(stem: str, name: FileName) -> str:
+    return f"{name.prefix}{stem}{name.suffix}"
+
+
+def _explain_companion(path: Path, layout: Layout) -> _UnpackableError:
+    alone = "flat" if layout == "flat" else "classes"
+    return _UnpackableError(
+        f"{path} has a dot in its stem, and the part before the dot is the name of an image in the same folder",
+        "To make such files fields of one sample, pass --layout pairs (layout='pairs'). To make them separate samples, "
+        f"pass --layout {alone} --rename-dots",
+    )

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from shardio.errors import PackError
 from shardio.images import IMAGE_FORMATS
-from shardio.packing.names import check_key
-from shardio.packing.sources.files import SHOWN
+from shardio.packing.samples import check_key
+from shardio.packing.sources.source import SHOWN
 from shardio.process import hold_during_forks
 from shardio.sample import number_classes
 from shardio.shards import group_by_split, is_split, words_of
@@ -251,7 +251,6 @@ def _read_csv(path: Path, columns: Sequence[str] | None) -> Iterator[Row]:
 
 
 def _decode(content: bytes) -> str:
-    """Return a text in UTF-8, or in UTF-16 as Excel writes it."""
     try:
         return content.decode("utf-16" if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig")
     except UnicodeDecodeError as error:
@@ -259,10 +258,7 @@ def _decode(content: bytes) -> str:
 
 
 def _split_csv(text: str) -> Iterator[list[str]]:
-    """Yield the rows of a CSV text, with fields of any size, without empty rows.
-
-    Semicolons or tabs separate the fields if the header has no comma: Excel writes semicolons in many countries.
-    """
+    # Excel writes semicolons in many countries.
     header = text[: text.find("\n")]
     delimiter = next((letter for letter in ",;\t" if letter in header), ",")
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
@@ -282,7 +278,6 @@ def _read_some(reader: Iterator[list[str]], longest: int) -> list[list[str]]:
 
 @cache
 def _limit_lock() -> threading.RLock:
-    """Return the lock that a thread holds while it has raised the limit."""
     lock = threading.RLock()
     hold_during_forks(lock)
     return lock
@@ -436,7 +431,6 @@ def number_labels(
 
 
 def _read_labels(file: LabelFile, names: Mapping[str, str], wanted: Collection[str]) -> dict[str, str | int]:
-    """Return the label of each key in a file: a class name or an integer. The rows of wanted keys are of one split."""
     if file.path.suffix.lower() not in TABLE_SUFFIXES:
         raise PackError(f"{file.path} is not a file of labels: pass a {', '.join(TABLE_SUFFIXES)} file")
     labels, rows = dict[str, str | int](), dict[str, int]()

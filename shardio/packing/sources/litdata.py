@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from shardio.errors import PackError
-from shardio.packing.sources.files import SourceFile, TemporaryFolder, find_folder, stat_file, unpack
-from shardio.packing.sources.records import (
+from shardio.packing.pack_call import PackOptions
+from shardio.packing.samples import dump_json, encode_array, encode_pixels
+from shardio.packing.sources.mds import (
     INDEX,
-    Columns,
-    FileSeries,
+    IndexedRecords,
     IndexKind,
-    RecordScan,
-    check_size,
-    choose_columns,
-    dump_json,
-    encode_array,
-    encode_pixels,
+    ListedShard,
+    TemporaryFolder,
+    any_error_is_a_value_error,
+    find_files,
+    find_folder,
     find_index,
-    has_size,
     invalid_index_is_an_error,
-    name_field,
     read_index,
-    resolve_file,
     split_contents,
 )
-from shardio.packing.sources.source import Evidence, SourceOptions
+from shardio.packing.sources.records import Columns, FileSeries, RecordScan, choose_columns, name_field, scan_records
+from shardio.packing.sources.source import Evidence, PackSource, SourceFile, SourceScan
 from shardio.process import describe_error, let_through
 from shardio.values import parse_json
 
@@ -67,13 +64,8 @@ _NODES = ("builtins.dict", "builtins.list", "builtins.tuple")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leaf:
-    """A value that each sample has.
-
-    Attributes:
-        keys: The keys and numbers that lead from the sample to the value; none if it is the whole sample.
-        format: Its format in ``index.json``.
-    """
+class _Leaf:
+    """A value that each sample has."""
 
     keys: tuple[Hashable, ...]
     format: str
@@ -97,8 +89,7 @@ class Leaf:
         return sample
 
 
-def find_leaves(src: Path, config: Mapping[str, Any]) -> tuple[Leaf, ...]:
-    """Return the values of a sample."""
+def _find_leaves(src: Path, config: Mapping[str, Any]) -> tuple[_Leaf, ...]:
     if config.get("encryption"):
         raise PackError(f"{src} is encrypted: decrypt the samples with LitData, and pack an iterable of them")
     if config.get("item_loader") not in (None, "PyTreeLoader") or not config["data_spec"]:
@@ -107,7 +98,7 @@ def find_leaves(src: Path, config: Mapping[str, Any]) -> tuple[Leaf, ...]:
             "can be packed. Read the others with LitData, and pack an iterable of them"
         )
     keys = list(_find_keys(src, parse_json(config["data_spec"])[1], ()))
-    leaves = tuple(Leaf(keys=each, format=name) for each, name in zip(keys, config["data_format"], strict=False))
+    leaves = tuple(_Leaf(keys=each, format=name) for each, name in zip(keys, config["data_format"], strict=False))
     if not len(keys) == len(config["data_format"]) == len({leaf.name for leaf in leaves}):
         raise PackError(f"{src / INDEX} is invalid: data_format does not match data_spec. Create it again")
     for leaf in leaves:
@@ -141,7 +132,7 @@ def _find_keys(src: Path, spec: Mapping[str, Any], keys: tuple[Hashable, ...]) -
         yield from _find_keys(src, child, (*keys, name))
 
 
-def find_labels(leaves: Sequence[Leaf]) -> list[str]:
+def find_labels(leaves: Sequence[_Leaf]) -> list[str]:
     """Return the names of labels: an integer or text with a usual name, or the second value in (image, label)."""
     found = [leaf.name for leaf in leaves if leaf.name in _LABELS and leaf.kind in PLAIN]
     if [leaf.keys for leaf in leaves] == [(0,), (1,)] and leaves[0].kind in CONTENTS and leaves[1].kind == "int":
@@ -149,51 +140,39 @@ def find_labels(leaves: Sequence[Leaf]) -> list[str]:
     return sorted(found, key=_LABELS.index)[:1] if len(found) > 1 else found
 
 
-def find_paths(leaves: Iterable[Leaf]) -> set[tuple[Hashable, ...]]:
-    """Return the keys of values, and the keys of the dictionaries and lists that hold the values."""
+def _find_paths(leaves: Iterable[_Leaf]) -> set[tuple[Hashable, ...]]:
     return {leaf.keys[:length] for leaf in leaves for length in range(1, len(leaf.keys) + 1)}
 
 
-def leave_out(value: Any, keys: tuple[Hashable, ...], left_out: Collection[tuple[Hashable, ...]]) -> Any:
-    """Return a value without the inner values at some keys."""
+def _leave_out(value: Any, keys: tuple[Hashable, ...], left_out: Collection[tuple[Hashable, ...]]) -> Any:
     if isinstance(value, dict):
         return {
-            key: leave_out(each, (*keys, key), left_out) for key, each in value.items() if (*keys, key) not in left_out
+            key: _leave_out(each, (*keys, key), left_out) for key, each in value.items() if (*keys, key) not in left_out
         }
     if isinstance(value, list | tuple):
-        return [leave_out(each, (*keys, i), left_out) for i, each in enumerate(value) if (*keys, i) not in left_out]
+        return [_leave_out(each, (*keys, i), left_out) for i, each in enumerate(value) if (*keys, i) not in left_out]
     return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Chunks:
-    """The samples of a dataset: see :class:`~shardio.packing.sources.records.Records`."""
-
-    path: Path
-    files: tuple[SourceFile, ...]
-    series: FileSeries
-    columns: Columns
-    leaves: tuple[Leaf, ...]
-    unpacked: TemporaryFolder | None = field(default=None, repr=False, compare=False)
+class _Chunks(IndexedRecords):
+    leaves: tuple[_Leaf, ...]
 
     def open(self) -> _Reader:
         raw = {*CONTENTS, *LISTS} - {"pil"}
         return _Reader(_Items(self.path, self.series, self.leaves, self.unpacked, raw), self.columns, self.leaves)
 
-    def describe(self, row: int) -> str:
-        return self.series.describe(row)
-
 
 class _Reader:
     """Reads samples: see :class:`~shardio.packing.sources.records.RecordReader`."""
 
-    def __init__(self, items: _Items, columns: Columns, leaves: Sequence[Leaf]) -> None:
+    def __init__(self, items: _Items, columns: Columns, leaves: Sequence[_Leaf]) -> None:
         self._items, self._columns, self._leaves = items, columns, leaves
         self._plain = [leaf for leaf in leaves if leaf.kind in PLAIN and leaf.name in columns.others]
-        self._left_out = find_paths(leaves) - find_paths(self._plain)
+        self._left_out = _find_paths(leaves) - _find_paths(self._plain)
 
     def read(self, row: int) -> Mapping[str, bytes]:
-        try:
+        with any_error_is_a_value_error():
             sample = self._items.load(row)
             found = dict[str, bytes]()
             for leaf in self._leaves:
@@ -207,11 +186,8 @@ class _Reader:
                 elif leaf.kind in ARRAYS and leaf.name in self._columns.others:
                     found[f"{leaf.name.lower()}.npy"] = encode_array(np.asarray(value))
             if self._plain:
-                plain = leave_out(sample, (), self._left_out)
+                plain = _leave_out(sample, (), self._left_out)
                 found["json"] = dump_json(plain if isinstance(plain, dict) else {"0": plain})
-        except Exception as error:  # LitData has no class of errors for damaged samples.
-            let_through(error)
-            raise ValueError(describe_error(error)) from error
         return found
 
 
@@ -219,20 +195,13 @@ class _Items:
     """The items of LitData's own reader.
 
     It is not ``StreamingDataset``, which replaces compressed chunks by decompressed ones in their folder.
-
-    Args:
-        path: The dataset.
-        series: Its chunks, with the names that they have when they are decompressed.
-        leaves: The values of a sample.
-        unpacked: The folder with decompressed chunks.
-        raw: The kinds of values that remain bytes.
     """
 
     def __init__(
         self,
         path: Path,
         series: FileSeries,
-        leaves: Sequence[Leaf],
+        leaves: Sequence[_Leaf],
         unpacked: TemporaryFolder | None,
         raw: Collection[str],
     ) -> None:
@@ -263,7 +232,6 @@ class _Items:
         self._loader.set_posix_fast(True, keep=_NUM_MAPPED, willneed=False)
 
     def load(self, row: int) -> Any:
-        """Return a sample as its writer made it, except for raw values."""
         number, item = self._series.find(row)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that the memory of a tensor is read-only.
@@ -271,39 +239,45 @@ class _Items:
         return found if self._is_one_value or isinstance(found, dict) else dict(enumerate(found))
 
 
-def find_litdata(src: Path) -> Evidence | None:
-    """Find the index of a directory that ``litdata.optimize`` wrote, or of a split in it."""
-    return find_index(src, _KIND)
+class LitDataChunks(PackSource):
+    """A directory that ``litdata.optimize`` wrote, or one of its splits."""
 
+    what = "LitData chunks"
 
-def scan_litdata(src: Path, options: SourceOptions) -> RecordScan:
-    """Scan a directory that ``litdata.optimize`` wrote. Compressed chunks are decompressed into a temporary folder.
+    def find(self, src: Path) -> Evidence | None:
+        return find_index(src, _KIND)
 
-    Raises:
-        PackError: If it holds several splits, a chunk is missing or damaged, or its values cannot be packed.
-    """
-    litdata, index = _import_litdata(src), read_index(src, _KIND)
-    with invalid_index_is_an_error(src):
-        chunks, leaves = index["chunks"], find_leaves(src, index["config"])
-        columns = choose_columns(
-            src,
-            [leaf.name for leaf in leaves],
-            contents=[leaf.name for leaf in leaves if leaf.kind in CONTENTS],
-            labels=find_labels(leaves),
-            options=options,
+    def scan(self, src: Path, options: PackOptions) -> SourceScan:
+        """Scan a directory that ``litdata.optimize`` wrote. Compressed chunks are decompressed into a temporary folder.
+
+        Raises:
+            PackError: If it holds several splits, a chunk is missing or damaged, or its values cannot be packed.
+        """
+        litdata, index = _import_litdata(src), read_index(src, _KIND)
+        with invalid_index_is_an_error(src):
+            chunks, leaves = index["chunks"], _find_leaves(src, index["config"])
+            columns = choose_columns(
+                src,
+                [leaf.name for leaf in leaves],
+                contents=[leaf.name for leaf in leaves if leaf.kind in CONTENTS],
+                labels=find_labels(leaves),
+                options=options,
+            )
+            names, files, unpacked = _find_files(litdata, src, index)
+            series = FileSeries.of(names, [chunk["chunk_size"] for chunk in chunks])
+            sizes = [
+                np.full(chunk["chunk_size"], chunk["chunk_bytes"] // max(chunk["chunk_size"], 1)) for chunk in chunks
+            ]
+        records = _Chunks(path=src, files=files, series=series, columns=columns, leaves=leaves, unpacked=unpacked)
+        values = _read_values(records)
+        found = RecordScan(
+            records=records,
+            sizes=np.concatenate(sizes, dtype=np.int64) if sizes else np.zeros(0, np.int64),
+            num_fields=sum(leaf.kind not in PLAIN for leaf in leaves) + 1,
+            keys=None if columns.key is None else values[columns.key],
+            labels=None if columns.label is None else values[columns.label],
         )
-        names, files, unpacked = _find_files(litdata, src, index)
-        series = FileSeries.of(names, [chunk["chunk_size"] for chunk in chunks])
-        sizes = [np.full(chunk["chunk_size"], chunk["chunk_bytes"] // max(chunk["chunk_size"], 1)) for chunk in chunks]
-    records = _Chunks(path=src, files=files, series=series, columns=columns, leaves=leaves, unpacked=unpacked)
-    values = _read_values(records)
-    return RecordScan(
-        records=records,
-        sizes=np.concatenate(sizes, dtype=np.int64) if sizes else np.zeros(0, np.int64),
-        num_fields=sum(leaf.kind not in PLAIN for leaf in leaves) + 1,
-        keys=None if columns.key is None else values[columns.key],
-        labels=None if columns.label is None else values[columns.label],
-    )
+        return scan_records(found, options)
 
 
 def _find_files(
@@ -314,26 +288,19 @@ def _find_files(
     compression: str = config["compression"] or ""
     if litdata.is_in_file_compression(config.get("compression_level")):
         compression = ""
-    names, paths, compressed = list[str](), [src / INDEX], list[tuple[Path, str, int]]()
+    parts = list[ListedShard]()
     for chunk in index["chunks"]:
-        path = resolve_file(src, chunk["filename"])
-        names.append(chunk["filename"].replace(f".{compression}", "") if compression else chunk["filename"])
-        if compression and not has_size(src / names[-1], chunk["chunk_bytes"]):  # LitData leaves them there.
-            compressed.append((path, names[-1], chunk["chunk_bytes"]))
-            check_size(src, path, 1, at_least=True)
-        else:
-            path = src / names[-1]
-            check_size(src, path, chunk["chunk_bytes"], at_least=True)
-        paths.append(path)
-    files = tuple(stat_file(str(path)) for path in paths)
-    if not compressed:
-        return names, files, None
-    if compression not in litdata.compressors:
-        raise PackError(f"{src} is compressed by {compression!r}, which LitData cannot read here: pip install zstd")
-    folder = TemporaryFolder(sum(num_bytes for *_, num_bytes in compressed), src)
-    for path, name, num_bytes in compressed:
-        unpack(path, folder.path / name, num_bytes, litdata.compressors[compression].decompress)
-    return names, files, folder
+        packed = chunk["filename"] if compression else None
+        name = chunk["filename"].replace(f".{compression}", "") if compression else chunk["filename"]
+        parts.append(ListedShard(name, chunk["chunk_bytes"], packed, may_be_larger=True))
+
+    def find_decompress(part: ListedShard) -> Callable[[bytes], bytes]:
+        if compression not in litdata.compressors:
+            raise PackError(f"{src} is compressed by {compression!r}, which LitData cannot read here: pip install zstd")
+        decompress: Callable[[bytes], bytes] = litdata.compressors[compression].decompress
+        return decompress
+
+    return [part.name for part in parts], *find_files(src, parts, find_decompress)
 
 
 def _read_values(records: _Chunks) -> dict[str, list[Any]]:

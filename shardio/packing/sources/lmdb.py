@@ -17,10 +17,19 @@ from numpy.typing import NDArray
 
 from shardio.errors import PackError
 from shardio.images import IMAGE_FIELDS, find_format
-from shardio.packing.names import check_key, check_name
-from shardio.packing.sources.files import SHOWN, FileChangedError, SourceFile, check_unchanged, stat_file
-from shardio.packing.sources.records import IMAGE, RecordScan
-from shardio.packing.sources.source import Evidence, SourceOptions
+from shardio.packing.pack_call import PackOptions
+from shardio.packing.samples import check_key, check_name
+from shardio.packing.sources.records import IMAGE, RecordScan, scan_records
+from shardio.packing.sources.source import (
+    SHOWN,
+    Evidence,
+    FileChangedError,
+    PackSource,
+    SourceFile,
+    SourceScan,
+    check_unchanged,
+    stat_file,
+)
 from shardio.storage import parse_location
 
 _NUMBERED = {b"image": IMAGE, b"label": "txt"}
@@ -47,7 +56,7 @@ class _Entry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entries:
+class _Entries:
     """The entries of n samples, in columns.
 
     Attributes:
@@ -78,7 +87,6 @@ class Entries:
         return len(self.field_indices)
 
     def take(self, row: int) -> list[tuple[bytes, str]]:
-        """Return the name and the field of each entry of a sample."""
         first, stop = self.first_entries[row : row + 2].tolist()
         bounds = self.bounds[first : stop + 1].tolist()
         return [
@@ -87,15 +95,8 @@ class Entries:
         ]
 
 
-class EntryNames:
-    """Collects the entries of a database, whose names are sorted.
-
-    Args:
-        path: The database, for messages.
-        rename_dots: Whether each dot in a stem becomes an underscore.
-        main_fields: The fields that make an entry a sample.
-        fields: The fields to pack; None for all.
-    """
+class _EntryNames:
+    """Collects the entries of a database, whose names are sorted."""
 
     def __init__(
         self, path: Path, *, rename_dots: bool, main_fields: Collection[str], fields: Sequence[str] | None
@@ -109,12 +110,7 @@ class EntryNames:
         self._fields, self._field_indices = dict[str, int](), array("i")
 
     def add(self, name: bytes, size: int) -> str | None:
-        """Add an entry. Return its name if the name has no suffix: the value must then be an image.
-
-        Args:
-            name: Its name. Names come in sorted order.
-            size: The size of its value in bytes.
-        """
+        """Add an entry. Return its name if the name has no suffix: the value must then be an image."""
         try:
             text = name.decode()
         except UnicodeDecodeError:
@@ -135,18 +131,13 @@ class EntryNames:
         self._group.append(_Entry(text, size))
         return None
 
-    def finish(self) -> Entries:
-        """Return the samples that have a main field.
-
-        Raises:
-            PackError: If some entries cannot be packed. The message names up to SHOWN of them.
-        """
+    def finish(self) -> _Entries:
         self._end_group()
         self._refuse_equal_keys()
         if self._errors:
             more = [f"and {len(self._errors) - SHOWN} more"] if len(self._errors) > SHOWN else []
             raise PackError("\n".join([f"{self._path} cannot be packed:", *self._errors[:SHOWN], *more]))
-        return Entries(
+        return _Entries(
             keys=self._keys,
             sizes=np.array(self._sizes, np.int64),
             names=bytes(self._names),
@@ -157,16 +148,7 @@ class EntryNames:
             ignored=self._ignored,
         )
 
-    def number(self, entries: Iterable[tuple[bytes, memoryview]], num_samples: int) -> Entries:
-        """Return the samples of a database with numbered entries: ``image-000000001`` and ``label-000000001``.
-
-        Args:
-            entries: All entries: name and value.
-            num_samples: The number of samples. Entries with larger numbers are ignored.
-
-        Raises:
-            PackError: If images are missing.
-        """
+    def number(self, entries: Iterable[tuple[bytes, memoryview]], num_samples: int) -> _Entries:
         sizes = {kind: np.full(num_samples, -1, np.int64) for kind in _NUMBERED}
         for name, value in entries:
             kind, _, number = bytes(name).partition(b"-")
@@ -258,16 +240,7 @@ class EntryNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Environment:
-    """An LMDB environment: see :class:`~shardio.packing.sources.records.Records`.
-
-    Attributes:
-        path: The environment.
-        files: The file of its data.
-        rename_dots: Whether each dot in the stem of a name becomes an underscore.
-        main_fields: The fields that make an entry a sample.
-        fields: The fields to pack; None for all.
-        transaction: The number of the last transaction that changed it.
-    """
+    """An LMDB environment: see :class:`~shardio.packing.sources.records.Records`."""
 
     path: Path
     files: tuple[SourceFile, ...]
@@ -306,59 +279,59 @@ class _Reader:
         return found
 
 
-def find_lmdb(src: Path) -> Evidence | None:
-    """Find the file of an LMDB environment, which is a directory with ``data.mdb`` or a file."""
-    if src.is_dir():
-        return next(map(Evidence, filter(Path.is_file, [src / "data.mdb"])), None)
-    is_lmdb = src.is_file() and stat_file(str(src)).size >= 20 and _read_start(src)[16:20] == _MAGIC
-    return Evidence(src) if is_lmdb else None
+class LmdbEnvironment(PackSource):
+    """An LMDB environment: a directory with ``data.mdb``, or a file."""
 
+    what = "an LMDB environment"
+    takes = ("fields",)
 
-def scan_lmdb(src: Path, options: SourceOptions) -> RecordScan:
-    """Scan an LMDB environment. Names become keys, and their suffixes fields; values are not decoded.
+    def find(self, src: Path) -> Evidence | None:
+        if src.is_dir():
+            return next(map(Evidence, filter(Path.is_file, [src / "data.mdb"])), None)
+        is_lmdb = src.is_file() and stat_file(str(src)).size >= 20 and _read_start(src)[16:20] == _MAGIC
+        return Evidence(src) if is_lmdb else None
 
-    Raises:
-        PackError: If it cannot be read, or holds values that are not files.
-    """
-    file = stat_file(str(src / "data.mdb" if src.is_dir() else src))
-    environment = _open(src)
-    try:
-        transaction = environment.info()["last_txnid"]
-    finally:
-        environment.close()
-    records = _Environment(
-        path=src,
-        files=(file,),
-        rename_dots=options.rename_dots,
-        main_fields=tuple(sorted(options.main_fields)),
-        fields=options.fields,
-        transaction=transaction,
-    )
-    entries = _find_entries(records)
-    if not len(entries):
-        found = f" such as {entries.ignored[0]!r}" if entries.ignored else ""
-        raise PackError(
-            f"{src} holds no images that can be packed: an image's name has no suffix, or one of "
-            f"{', '.join(IMAGE_FIELDS)}. It has {len(entries.ignored)} other entries{found}. {_USE_ITERABLE}"
+    def scan(self, src: Path, options: PackOptions) -> SourceScan:
+        """Scan an LMDB environment. Names become keys, and their suffixes fields; values are not decoded.
+
+        Raises:
+            PackError: If it cannot be read, or holds values that are not files.
+        """
+        file = stat_file(str(src / "data.mdb" if src.is_dir() else src))
+        environment = _open(src)
+        try:
+            transaction = environment.info()["last_txnid"]
+        finally:
+            environment.close()
+        records = _Environment(
+            path=src,
+            files=(file,),
+            rename_dots=options.rename_dots,
+            main_fields=tuple(sorted(options.main_fields)),
+            fields=options.fields,
+            transaction=transaction,
         )
-    return RecordScan(
-        records=records,
-        sizes=entries.sizes,
-        num_fields=max(1, round(entries.num_entries / max(1, len(entries)))),
-        keys=entries.keys,
-        ignored=[src / name for name in entries.ignored],
-    )
+        entries = _find_entries(records)
+        if not len(entries):
+            found = f" such as {entries.ignored[0]!r}" if entries.ignored else ""
+            raise PackError(
+                f"{src} holds no images that can be packed: an image's name has no suffix, or one of "
+                f"{', '.join(IMAGE_FIELDS)}. It has {len(entries.ignored)} other entries{found}. {_USE_ITERABLE}"
+            )
+        scan = RecordScan(
+            records=records,
+            sizes=entries.sizes,
+            num_fields=max(1, round(entries.num_entries / max(1, len(entries)))),
+            keys=entries.keys,
+            ignored=[src / name for name in entries.ignored],
+        )
+        return scan_records(scan, options)
 
 
 @lru_cache(maxsize=1)
-def _find_entries(source: _Environment) -> Entries:
-    """Return the entries of each sample. Read only names, sizes, and the first values whose name has no suffix.
-
-    Raises:
-        PackError: If names or values cannot be packed.
-        FileChangedError: If the environment has changed since the scan.
-    """
-    names = EntryNames(
+def _find_entries(source: _Environment) -> _Entries:
+    """Return the entries of each sample. Read only names, sizes, and the first values whose name has no suffix."""
+    names = _EntryNames(
         source.path, rename_dots=source.rename_dots, main_fields=source.main_fields, fields=source.fields
     )
     are_images = dict[str, bool]()
@@ -387,11 +360,6 @@ def _find_entries(source: _Environment) -> Entries:
 
 
 def _open(path: Path) -> Any:
-    """Open an environment to read it.
-
-    Raises:
-        PackError: If the package is missing, or the environment is damaged or already open.
-    """
     try:
         import lmdb
     except ImportError as error:

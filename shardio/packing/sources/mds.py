@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,31 +19,17 @@ from numpy.typing import NDArray
 
 from shardio.errors import PackError
 from shardio.libraries import import_torchvision
-from shardio.packing.sources.files import SourceFile, TemporaryFolder, find_folder, stat_file, unpack
-from shardio.packing.sources.records import (
-    INDEX,
-    Columns,
-    FileSeries,
-    IndexKind,
-    RecordScan,
-    check_size,
-    choose_columns,
-    dump_json,
-    encode_array,
-    encode_pixels,
-    find_index,
-    has_size,
-    invalid_index_is_an_error,
-    name_field,
-    read_index,
-    resolve_file,
-    split_contents,
-)
-from shardio.packing.sources.source import Evidence, SourceOptions
+from shardio.packing.pack_call import PackOptions
+from shardio.packing.samples import dump_json, encode_array, encode_pixels
+from shardio.packing.sources.records import Columns, FileSeries, RecordScan, choose_columns, name_field, scan_records
+from shardio.packing.sources.source import Evidence, PackSource, SourceFile, SourceScan, stat_file
 from shardio.process import describe_error, let_through
 from shardio.storage import StoredFile, parse_location
+from shardio.values import parse_json
 
-_KIND = IndexKind(entries="shards", key="column_encodings", pattern="*.mds*")
+INDEX = "index.json"
+
+_SPLITS = ("train", "val", "valid", "validation", "test")
 
 _CONTENTS = {"bytes": "", "jpeg": "jpg", "pil": "", "png": "png"}
 """The encodings of contents, and the suffix of each."""
@@ -58,8 +48,230 @@ _LABELS = ("label", "class", "y")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Shards:
-    """The samples of a dataset: see :class:`~shardio.packing.sources.records.Records`."""
+class IndexKind:
+    """The signs of a tool's ``index.json``.
+
+    Attributes:
+        entries: The name of the list of files in the JSON object.
+        key: A key of each object in that list.
+        pattern: The pattern of files that stand beside an ``index.json``, by which a damaged one is recognised.
+    """
+
+    entries: str
+    key: str
+    pattern: str
+
+
+_KIND = IndexKind(entries="shards", key="column_encodings", pattern="*.mds*")
+
+
+def split_contents(value: bytes) -> list[bytes]:
+    """Return the contents in a value that MosaicML Streaming and LitData write for a list of images.
+
+    The value has the number of contents and the size of each one, as uint32, and then the contents.
+
+    Raises:
+        ValueError: If the sizes do not match.
+    """
+    if len(value) < 4:
+        raise ValueError(f"a list of images has only {len(value)} bytes")
+    (num_contents,) = np.frombuffer(value, "<u4", 1).tolist()
+    start = 4 + 4 * num_contents
+    if len(value) < start:
+        raise ValueError(f"a list of {num_contents} images has only {len(value)} bytes")
+    ends = start + np.cumsum(np.frombuffer(value, "<u4", num_contents, 4), dtype=np.int64)
+    if len(value) != (int(ends[-1]) if num_contents else start):
+        raise ValueError(f"a list of images has {len(value)} bytes, which is not the sum of their sizes")
+    return [value[begin:end] for begin, end in zip([start, *ends[:-1].tolist()], ends.tolist(), strict=False)]
+
+
+def find_index(src: Path, kind: IndexKind) -> Evidence | None:
+    """Find the ``index.json`` of a tool in a directory, or in one of its splits."""
+    found = (src / split for split in (".", *_SPLITS) if _matches(src / split, kind))
+    return next((Evidence(folder / INDEX) for folder in found), None)
+
+
+def read_index(src: Path, kind: IndexKind) -> Mapping[str, Any]:
+    """Return the content of a directory's ``index.json``.
+
+    Raises:
+        PackError: If the directory consists of splits, or the file cannot be read.
+    """
+    if not (src / INDEX).is_file():
+        splits = _find_splits(src, kind)
+        raise PackError(
+            f"{src} holds the splits {', '.join(splits)}: pack each one, such as {src / splits[0] if splits else src}"
+        )
+    try:
+        found = parse_json(parse_location(src / INDEX).read_whole())
+    except (OSError, ValueError) as error:
+        raise PackError(f"{src / INDEX} cannot be read: {error}. Download or create it again") from error
+    return found if isinstance(found, dict) else {}
+
+
+@contextmanager
+def invalid_index_is_an_error(src: Path) -> Iterator[None]:
+    """Raise PackError if the block finds that a value of ``index.json`` is missing or has another type."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError) as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise PackError(f"{src / INDEX} is invalid: {what}. Download or create it again") from error
+
+
+def _resolve(src: Path, name: object) -> Path:
+    if not isinstance(name, str) or not name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        raise PackError(f"{src / INDEX} names the file {name!r}, which is not below {src}: create {INDEX} again")
+    return src / name
+
+
+class ListedShard(NamedTuple):
+    """A file of samples that ``index.json`` names.
+
+    Attributes:
+        name: Its name when it is decompressed.
+        num_bytes: Its size in bytes when it is decompressed.
+        packed: Its name when it is compressed; None if it is not.
+        packed_bytes: Its size in bytes when it is compressed; None if that is unknown.
+        may_be_larger: Whether it may be larger than ``num_bytes``.
+    """
+
+    name: str
+    num_bytes: int
+    packed: str | None
+    packed_bytes: int | None = None
+    may_be_larger: bool = False
+
+
+def find_files(
+    src: Path, parts: Sequence[ListedShard], find_decompress: Callable[[ListedShard], Callable[[bytes], bytes]]
+) -> tuple[tuple[SourceFile, ...], TemporaryFolder | None]:
+    """Return the files of a dataset, and the folder with decompressed files if there are any.
+
+    Both tools leave decompressed files beside the compressed ones. These are used.
+
+    Args:
+        src: The dataset.
+        parts: The files that ``index.json`` names.
+        find_decompress: Returns the function that decompresses the content of a file.
+
+    Raises:
+        PackError: If a file is missing, damaged, or not below the dataset, or the disk has too little space.
+    """
+    paths, packed = [src / INDEX], list[tuple[Path, ListedShard]]()
+    for part in parts:
+        path = _resolve(src, part.name)
+        if part.packed is None or (path.is_file() and stat_file(str(path)).size >= part.num_bytes):
+            _check_size(src, path, part.num_bytes, at_least=part.may_be_larger)
+        else:
+            path = _resolve(src, part.packed)
+            _check_size(src, path, part.packed_bytes or 1, at_least=part.packed_bytes is None)
+            packed.append((path, part))
+        paths.append(path)
+    files = tuple(stat_file(str(path)) for path in paths)
+    if not packed:
+        return files, None
+    decompress = [find_decompress(part) for _, part in packed]
+    folder = TemporaryFolder(sum(part.num_bytes for _, part in packed), src)
+    for (path, part), each in zip(packed, decompress, strict=True):
+        _unpack(path, folder.path / part.name, part.num_bytes, each)
+    return files, folder
+
+
+def _check_size(src: Path, path: Path, num_bytes: int, *, at_least: bool) -> None:
+    try:
+        size = stat_file(str(path)).size
+    except OSError as error:
+        raise PackError(f"{path}, which {src / INDEX} names, cannot be read: {error.strerror or error}") from error
+    if size < num_bytes or (size > num_bytes and not at_least):
+        raise PackError(
+            f"{path} has {size} bytes, but {num_bytes} according to {src / INDEX}: download or create it again"
+        )
+
+
+def _find_splits(src: Path, kind: IndexKind) -> list[str]:
+    return [split for split in _SPLITS if _matches(src / split, kind)]
+
+
+def _matches(folder: Path, kind: IndexKind) -> bool:
+    if not (folder / INDEX).is_file():
+        return False
+    try:
+        found = parse_json(parse_location(folder / INDEX).read_whole())
+    except (OSError, ValueError):
+        return next(folder.glob(kind.pattern), None) is not None
+    entries = found.get(kind.entries) if isinstance(found, dict) else None
+    return isinstance(entries, list) and all(isinstance(entry, dict) and kind.key in entry for entry in entries)
+
+
+class TemporaryFolder:
+    """A folder that is removed with this object, or when the process that made it ends.
+
+    Worker processes receive a copy of this object, which leaves the folder alone.
+
+    Args:
+        num_bytes: The size of the files that it will hold.
+        src: The source of these files, for messages.
+
+    Attributes:
+        path: The folder.
+
+    Raises:
+        PackError: If the disk has too little space for the files.
+    """
+
+    def __init__(self, num_bytes: int, src: Path) -> None:
+        parent = Path(tempfile.gettempdir())
+        free = shutil.disk_usage(parent).free
+        if free < num_bytes:
+            raise PackError(
+                f"{src} is compressed. Its files have {num_bytes} bytes when they are decompressed, but {parent} has "
+                f"only {free} bytes of free space: set the environment variable TMPDIR to a folder on a larger disk"
+            )
+        self.path = Path(tempfile.mkdtemp(prefix="shardio-", dir=parent))
+        weakref.finalize(self, _remove, self.path, os.getpid())
+
+    def __getstate__(self) -> Path:
+        return self.path
+
+    def __setstate__(self, path: Path) -> None:
+        self.path = path
+
+
+def find_folder(src: Path, unpacked: TemporaryFolder | None, name: str) -> Path:
+    """Return the folder that has a file: the folder of decompressed files, or the source itself."""
+    return unpacked.path if unpacked is not None and (unpacked.path / name).exists() else src
+
+
+def _unpack(src: Path, dst: Path, num_bytes: int, decompress: Callable[[bytes], bytes]) -> None:
+    try:
+        content = decompress(parse_location(src).read_whole())
+    except Exception as error:  # Each algorithm raises its own errors.
+        let_through(error)
+        raise PackError(f"{src} cannot be decompressed: {error}. Download or create it again") from error
+    if len(content) < num_bytes:
+        raise PackError(f"{src} has {len(content)} bytes when it is decompressed, not {num_bytes}: create it again")
+    dst.parent.mkdir(parents=True, exist_ok=True)
+    with parse_location(dst).write_whole() as file:
+        file.write(content)
+
+
+def _remove(path: Path, process: int) -> None:
+    if os.getpid() == process:  # A fork of the process must not remove it.
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexedRecords:
+    """The samples of a dataset with an ``index.json``: see :class:`~shardio.packing.sources.records.Records`.
+
+    Attributes:
+        path: The dataset.
+        files: Its files.
+        series: Its files of samples.
+        columns: The roles of its columns.
+        unpacked: The folder of the files that are decompressed.
+    """
 
     path: Path
     files: tuple[SourceFile, ...]
@@ -67,13 +279,28 @@ class _Shards:
     columns: Columns
     unpacked: TemporaryFolder | None = field(default=None, repr=False, compare=False)
 
+    def describe(self, row: int) -> str:
+        """Return the name of a sample for messages."""
+        return self.series.describe(row)
+
+
+@contextmanager
+def any_error_is_a_value_error() -> Iterator[None]:
+    """Raise ValueError for any error of the block: neither tool has a class of errors for damaged samples."""
+    try:
+        yield
+    except Exception as error:
+        let_through(error)
+        raise ValueError(describe_error(error)) from error
+
+
+class _Shards(IndexedRecords):
+    __slots__ = ()
+
     def open(self) -> _Reader:
         streaming = _import_streaming(self.path)
         shards = _open_shards(streaming, self.path, read_index(self.path, _KIND)["shards"], self.unpacked)
         return _Reader(streaming, shards, self.series, self.columns)
-
-    def describe(self, row: int) -> str:
-        return self.series.describe(row)
 
 
 class _Reader:
@@ -88,7 +315,7 @@ class _Reader:
     def read(self, row: int) -> Mapping[str, bytes]:
         number, sample = self._series.find(row)
         shard = self._shards[number]
-        try:
+        with any_error_is_a_value_error():
             content = shard.get_sample_data(sample)
             sizes = np.frombuffer(content, "<u4", shard.column_sizes.count(None)).tolist()
             if sum(sizes) + 4 * len(sizes) + sum(size or 0 for size in shard.column_sizes) != len(content):
@@ -106,9 +333,6 @@ class _Reader:
             found |= {f"{name.lower()}.npy": encode_array(value) for name, value in plain.items() if _is_array(value)}
             plain = {name: value for name, value in plain.items() if not _is_array(value)}
             return {**found, "json": dump_json(plain)} if plain else found
-        except Exception as error:  # Of Streaming, for which damaged samples have no error of their own.
-            let_through(error)
-            raise ValueError(describe_error(error)) from error
 
     def _make_content(self, encoding: str, value: bytes) -> bytes:
         return encode_pixels(self._streaming.decode(encoding, value)) if encoding == "pil" else value
@@ -128,51 +352,57 @@ class _Streaming(NamedTuple):
     decompress: Callable[[str, bytes], bytes]
 
 
-def find_mds(src: Path) -> Evidence | None:
-    """Find the index of a directory that ``MDSWriter`` wrote, or of a split in it."""
-    return find_index(src, _KIND)
+class MdsShards(PackSource):
+    """A directory that ``MDSWriter`` wrote, or one of its splits."""
 
+    what = "MDS shards"
 
-def scan_mds(src: Path, options: SourceOptions) -> RecordScan:
-    """Scan a directory that ``MDSWriter`` wrote. Compressed shards are decompressed into a temporary folder.
+    def find(self, src: Path) -> Evidence | None:
+        return find_index(src, _KIND)
 
-    Raises:
-        PackError: If it holds several splits, a shard is missing or damaged, or its columns cannot be packed.
-    """
-    streaming, entries = _import_streaming(src), read_index(src, _KIND).get("shards") or []
-    with invalid_index_is_an_error(src):
-        encodings = _find_encodings(src, entries)
-        columns = choose_columns(
-            src,
-            list(encodings),
-            contents=[name for name, encoding in encodings.items() if encoding in _CONTENTS],
-            labels=next(([name] for name in _LABELS if encodings.get(name) in _PLAIN), []),
-            options=options,
+    def scan(self, src: Path, options: PackOptions) -> SourceScan:
+        """Scan a directory that ``MDSWriter`` wrote. Compressed shards are decompressed into a temporary folder.
+
+        Raises:
+            PackError: If it holds several splits, a shard is missing or damaged, or its columns cannot be packed.
+        """
+        streaming, entries = _import_streaming(src), read_index(src, _KIND).get("shards") or []
+        with invalid_index_is_an_error(src):
+            encodings = _find_encodings(src, entries)
+            columns = choose_columns(
+                src,
+                list(encodings),
+                contents=[name for name, encoding in encodings.items() if encoding in _CONTENTS],
+                labels=next(([name] for name in _LABELS if encodings.get(name) in _PLAIN), []),
+                options=options,
+            )
+            files, unpacked = _find_files(streaming, src, entries)
+        shards = _open_shards(streaming, src, entries, unpacked)
+        sizes = list[NDArray[np.int64]]()
+        values: dict[str, list[Any]] = {name: [] for name in (columns.key, columns.label) if name is not None}
+        for shard in shards:
+            path = Path(shard.dirname, shard.raw_data.basename)
+            try:
+                sizes.append(_read_values(streaming, shard, path, values))
+            except Exception as error:  # Streaming's decoders check little.
+                let_through(error)
+                raise PackError(
+                    f"{path} cannot be read: {describe_error(error)}. Download or create it again"
+                ) from error
+        found = RecordScan(
+            records=_Shards(
+                path=src,
+                files=files,
+                series=FileSeries.of([shard.raw_data.basename for shard in shards], [len(shard) for shard in shards]),
+                columns=columns,
+                unpacked=unpacked,
+            ),
+            sizes=np.concatenate(sizes) if sizes else np.zeros(0, np.int64),
+            num_fields=sum(encoding not in _PLAIN for encoding in encodings.values()) + 1,
+            keys=None if columns.key is None else values[columns.key],
+            labels=None if columns.label is None else values[columns.label],
         )
-        files, unpacked = _find_files(streaming, src, entries)
-    shards = _open_shards(streaming, src, entries, unpacked)
-    sizes = list[NDArray[np.int64]]()
-    values: dict[str, list[Any]] = {name: [] for name in (columns.key, columns.label) if name is not None}
-    for shard in shards:
-        path = Path(shard.dirname, shard.raw_data.basename)
-        try:
-            sizes.append(_read_values(streaming, shard, path, values))
-        except Exception as error:  # Streaming's decoders check little.
-            let_through(error)
-            raise PackError(f"{path} cannot be read: {describe_error(error)}. Download or create it again") from error
-    return RecordScan(
-        records=_Shards(
-            path=src,
-            files=files,
-            series=FileSeries.of([shard.raw_data.basename for shard in shards], [len(shard) for shard in shards]),
-            columns=columns,
-            unpacked=unpacked,
-        ),
-        sizes=np.concatenate(sizes) if sizes else np.zeros(0, np.int64),
-        num_fields=sum(encoding not in _PLAIN for encoding in encodings.values()) + 1,
-        keys=None if columns.key is None else values[columns.key],
-        labels=None if columns.label is None else values[columns.label],
-    )
+        return scan_records(found, options)
 
 
 def _find_encodings(src: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -204,26 +434,12 @@ def _find_encodings(src: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str
 def _find_files(
     streaming: _Streaming, src: Path, entries: Sequence[Mapping[str, Any]]
 ) -> tuple[tuple[SourceFile, ...], TemporaryFolder | None]:
-    """Return the files of a dataset, and the folder with decompressed shards if there are any."""
-    paths, compressed = [src / INDEX], list[tuple[Path, Mapping[str, Any]]]()
+    parts, compressions = list[ListedShard](), dict[str, str]()
     for entry in entries:
-        raw, packed = entry["raw_data"], entry.get("zip_data")
-        path = resolve_file(src, raw["basename"])
-        if packed and not has_size(path, raw["bytes"]):  # Streaming leaves decompressed shards there.
-            path = resolve_file(src, packed["basename"])
-            check_size(src, path, packed["bytes"])
-            compressed.append((path, entry))
-        else:
-            check_size(src, path, raw["bytes"])
-        paths.append(path)
-    files = tuple(stat_file(str(path)) for path in paths)
-    if not compressed:
-        return files, None
-    folder = TemporaryFolder(sum(entry["raw_data"]["bytes"] for _, entry in compressed), src)
-    for path, entry in compressed:
-        raw, decompress = entry["raw_data"], partial(streaming.decompress, entry["compression"])
-        unpack(path, folder.path / raw["basename"], raw["bytes"], decompress)
-    return files, folder
+        raw, packed = entry["raw_data"], entry.get("zip_data") or {"basename": None, "bytes": None}
+        parts.append(ListedShard(raw["basename"], raw["bytes"], packed["basename"], packed["bytes"]))
+        compressions[raw["basename"]] = entry["compression"]
+    return find_files(src, parts, lambda part: partial(streaming.decompress, compressions[part.name]))
 
 
 def _open_shards(
@@ -240,10 +456,7 @@ def _open_shards(
 
 
 def _read_values(streaming: _Streaming, shard: Any, path: Path, values: Mapping[str, list[Any]]) -> NDArray[np.int64]:
-    """Append the values of some columns of a shard to lists, and return the size of each sample, int64 [n].
-
-    It does not read the images, which Streaming's reader would.
-    """
+    """Append values of a shard to lists, without reading its images; return the size of each sample, int64 [n]."""
     with closing(parse_location(path).open()) as file:
         offsets = np.frombuffer(file.read(4, 4 * (shard.samples + 2)), "<u4").astype(np.int64)
         sizes: NDArray[np.int64] = np.diff(offsets)
@@ -259,13 +472,7 @@ def _read_values(streaming: _Streaming, shard: Any, path: Path, values: Mapping[
 
 
 def _find_columns(shard: Any, file: StoredFile, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the offsets of each sample's columns, and of the end of its last column: int64 [n, columns + 1].
-
-    Args:
-        shard: Streaming's reader of the shard.
-        file: The shard.
-        offsets: int64 [n + 1], the offsets of the samples, and of the end of the last one.
-    """
+    """Return the offsets of each sample's columns, and of the end of its last column: int64 [n, columns + 1]."""
     is_variable = np.array([size is None for size in shard.column_sizes])
     starts = offsets[:-1] + 4 * int(is_variable.sum())
     heads = b"".join(file.read_many(offsets[:-1], starts))

@@ -6,15 +6,11 @@ the ``index.json`` that LitData and MosaicML Streaming write.
 
 from __future__ import annotations
 
-import io
-import json
-import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,24 +19,25 @@ from numpy.typing import NDArray
 
 from shardio.errors import PackError
 from shardio.images import find_field, find_format
-from shardio.packing.names import check_field
-from shardio.packing.sources.files import FileProblem, SourceFile, check_unchanged, find_change, stat_file
+from shardio.packing.pack_call import PackOptions
+from shardio.packing.samples import check_field
 from shardio.packing.sources.labels import Described, find_labels, make_keys, number_labels, read_label
-from shardio.packing.sources.source import Evidence, SourceOptions, SourceScan, SourceTable, divide
+from shardio.packing.sources.source import (
+    COLUMNS,
+    FileProblem,
+    SourceFile,
+    SourceScan,
+    SourceTable,
+    check_unchanged,
+    describe_option,
+    divide,
+    find_change,
+)
 from shardio.sample import Sample
 from shardio.shards import BLOCK, LABEL_FIELD
-from shardio.storage import parse_location
-from shardio.values import parse_json
 
 IMAGE = ""
 """The name of a record's field that holds an image. The field gets the name of the image's format."""
-
-INDEX = "index.json"
-
-_SPLITS = ("train", "val", "valid", "validation", "test")
-
-_PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
-"""The modes that Pillow stores in a PNG without loss. It stores most others in a TIFF."""
 
 
 class RecordReader(Protocol):
@@ -98,7 +95,7 @@ class RecordScan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordSample:
+class _RecordSample:
     """A record before packing."""
 
     records: Records
@@ -162,10 +159,10 @@ class RecordTable:
             digest.update(b"none" if column is None else np.ascontiguousarray(column).data)
         return digest.digest()
 
-    def take(self, rows: NDArray[np.int64]) -> list[RecordSample]:
+    def take(self, rows: NDArray[np.int64]) -> list[_RecordSample]:
         labels = [None] * len(rows) if self.labels is None else self.labels[rows].tolist()
         return [
-            RecordSample(records=self.records, row=row, key=self.keys[row], label=label)
+            _RecordSample(records=self.records, row=row, key=self.keys[row], label=label)
             for row, label in zip(rows.tolist(), labels, strict=True)
         ]
 
@@ -175,7 +172,7 @@ class RecordTable:
                 yield problem
 
 
-def scan_records(found: RecordScan, options: SourceOptions) -> SourceScan:
+def scan_records(found: RecordScan, options: PackOptions) -> SourceScan:
     """Convert the result of an adapter to the scan of a source.
 
     Raises:
@@ -188,18 +185,12 @@ def scan_records(found: RecordScan, options: SourceOptions) -> SourceScan:
         keys: Sequence[str] = [f"{row:0{max(8, len(str(num_records)))}d}" for row in range(num_records)]
     else:
         keys = make_keys(found.records, found.keys, rename_dots=options.rename_dots)
-    numbers: NDArray[np.int64] | None = None
-    classes: tuple[str, ...] = ()
     selected = found.is_selected if found.is_selected is not None else np.ones(num_records, np.bool_)
     rows = np.flatnonzero(selected)
-    if options.labels is not None:
-        numbers, classes = find_labels(options.labels, [keys[row] for row in rows.tolist()], options.classes)
-    elif found.labels is not None:
-        numbers, classes = number_record_labels(
-            path, found.records, found.labels, found.classes, options.classes, is_selected=selected
-        )
-    elif options.classes is not None:
-        raise PackError(f"classes are given, but {path} has no labels: omit --classes (classes=…)")
+    wanted = [keys[row] for row in rows.tolist()] if options.labels is not None else ()
+    numbers, classes = number_labels_of_records(
+        path, found.records, found.labels, found.classes, options, is_selected=selected, keys=wanted
+    )
     overhead = found.num_fields * (BLOCK + BLOCK // 2) + (0 if numbers is None else 2 * BLOCK)
     labels = None
     if numbers is not None:
@@ -212,29 +203,41 @@ def scan_records(found: RecordScan, options: SourceOptions) -> SourceScan:
     return SourceScan(samples=samples, classes=classes, ignored=found.ignored)
 
 
-def number_record_labels(
+def number_labels_of_records(
     path: Path,
     records: Described,
-    values: Sequence[Any],
+    values: Sequence[Any] | None,
     names: Sequence[str],
-    classes: Sequence[str] | None,
+    options: PackOptions,
     *,
     is_selected: NDArray[np.bool_],
+    keys: Sequence[str],
+    other_names: Mapping[str, str] | None = None,
 ) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
     """Return the labels of selected records, int64 [k], and the class names; no labels if no selected one has a label.
+
+    Without given class names, they are those of all records, so that all splits number their classes in the same way.
 
     Args:
         path: The dataset, for messages.
         records: Names the records in messages.
-        values: The label of each record, an integer or a class name.
+        values: The label of each record, an integer or a class name; None if the records have none.
         names: The class names by label, if the dataset has them.
-        classes: The class names that define the labels; None to find them in the dataset, among all records, so that
-            all splits number their classes in the same way.
+        options: The options of the pack: a file of labels, and class names.
         is_selected: bool [n], the records.
+        keys: The keys of the selected records, which a file of labels names.
+        other_names: The keys by other names of records, which a file of labels may have instead.
 
     Raises:
         PackError: If a label is missing or invalid, or class names and integers are mixed.
     """
+    classes = options.classes
+    if (file := options.label_file) is not None:
+        return find_labels(file, keys, classes, other_names)
+    if values is None:
+        if classes is not None:
+            raise PackError(f"classes are given, but {path} has no labels: omit --classes (classes=…)")
+        return None, ()
     labels = list[int | str | None]()
     try:
         labels.extend(map(read_label, values))
@@ -274,11 +277,7 @@ class _Opened:
         self._reader: RecordReader | None = None
 
     def get(self, records: Records) -> RecordReader:
-        """Return the reader of a dataset, which is opened unless it is open already.
-
-        Raises:
-            FileChangedError: If its files have changed since the scan.
-        """
+        """Return the reader of a dataset, which is opened unless it is open already."""
         # The samples of a shard share the object. Comparing the values takes long for thousands of files.
         if self._reader is None or (records is not self._records and records != self._records):
             self.close()
@@ -293,74 +292,6 @@ class _Opened:
 
 
 _opened = _Opened()
-
-
-def dump_json(values: Mapping[str, Any]) -> bytes:
-    """Return values as JSON in UTF-8. Dates become ISO 8601 text, arrays become lists, and NaN becomes null.
-
-    Raises:
-        ValueError: If a value has no JSON form.
-    """
-    return json.dumps(_plain("", values), ensure_ascii=False, allow_nan=False).encode()
-
-
-def _plain(name: str, value: Any) -> Any:
-    match value:
-        case float():
-            return None if math.isnan(value) else value
-        case None | bool() | int() | str():
-            return value
-        case Mapping():
-            return {str(key): _plain(f"{name}.{key}" if name else str(key), each) for key, each in value.items()}
-        case list() | tuple():
-            return [_plain(name, each) for each in value]
-        case np.ndarray() | np.generic():
-            return _plain(name, value.tolist())
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
-    raise ValueError(f"{name!r} has a value of type {type(value).__name__}, which has no JSON form")
-
-
-def encode_pixels(image: Any) -> bytes:
-    """Return an image of Pillow as a PNG, or as a TIFF if a PNG cannot hold its mode. Both are lossless.
-
-    Raises:
-        OSError: If neither format can hold its mode.
-    """
-    file = io.BytesIO()
-    image.save(file, "PNG" if image.mode in _PNG_MODES else "TIFF")
-    return file.getvalue()
-
-
-def encode_array(array: Any) -> bytes:
-    """Return an array as a ``.npy`` file.
-
-    Raises:
-        ValueError: If it holds Python objects.
-    """
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=False)
-    return file.getvalue()
-
-
-def split_contents(value: bytes) -> list[bytes]:
-    """Return the contents in a value that MosaicML Streaming and LitData write for a list of images.
-
-    The value has the number of contents and the size of each one, as uint32, and then the contents.
-
-    Raises:
-        ValueError: If the sizes do not match.
-    """
-    if len(value) < 4:
-        raise ValueError(f"a list of images has only {len(value)} bytes")
-    (num_contents,) = np.frombuffer(value, "<u4", 1).tolist()
-    start = 4 + 4 * num_contents
-    if len(value) < start:
-        raise ValueError(f"a list of {num_contents} images has only {len(value)} bytes")
-    ends = start + np.cumsum(np.frombuffer(value, "<u4", num_contents, 4), dtype=np.int64)
-    if len(value) != (int(ends[-1]) if num_contents else start):
-        raise ValueError(f"a list of images has {len(value)} bytes, which is not the sum of their sizes")
-    return [value[begin:end] for begin, end in zip([start, *ends[:-1].tolist()], ends.tolist(), strict=False)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,7 +315,7 @@ class Columns:
 
 
 def choose_columns(
-    path: Path, names: Sequence[str], *, contents: Sequence[str], labels: Sequence[str], options: SourceOptions
+    path: Path, names: Sequence[str], *, contents: Sequence[str], labels: Sequence[str], options: PackOptions
 ) -> Columns:
     """Return the role of each column.
 
@@ -399,19 +330,18 @@ def choose_columns(
     Raises:
         PackError: If there is no such column, or the choice is not clear.
     """
-    for option in ("image_column", "label_column", "key_column"):
-        name = getattr(options, option)
+    chosen = {option: options.column_of_source(option) for option in COLUMNS}
+    for option, name in chosen.items():
         if name is not None and name not in names:
             raise PackError(
-                f"{path} has no column {name!r}, which --{option.replace('_', '-')} ({option}) names: it has "
-                f"{', '.join(names)}"
+                f"{path} has no column {name!r}, which {describe_option(option)} names: it has {', '.join(names)}"
             )
-    image = options.image_column or _choose(path, contents, "image", "image_column", "images")
-    label = options.label_column
+    image = chosen["image_column"] or _choose(path, contents, "image", "image_column", "images")
+    label = chosen["label_column"]
     if label is None and options.labels is None:
         by_name = [name for name in ("label",) if name in names and name not in contents]
         label = _choose(path, labels or by_name, "label", "label_column", "labels")
-    key = options.key_column
+    key = chosen["key_column"]
     lower = [name.lower() for name in names]
     if len({*lower}) != len(lower):
         twice = sorted(name for name in names if lower.count(name.lower()) > 1)
@@ -446,7 +376,7 @@ def _choose(path: Path, candidates: Sequence[str], usual: str, option: str, what
     if len(candidates) > 1:
         raise PackError(
             f"several columns of {path} may hold the {what} ({', '.join(candidates)}): choose one by "
-            f"--{option.replace('_', '-')} ({option})"
+            f"{describe_option(option)}"
         )
     return candidates[0] if candidates else None
 
@@ -476,105 +406,3 @@ class FileSeries:
         """Return the name of a sample for messages."""
         number, sample = self.find(row)
         return f"sample {sample} of {self.names[number]}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexKind:
-    """The signs of a tool's ``index.json``.
-
-    Attributes:
-        entries: The name of the list of files in the JSON object.
-        key: A key of each object in that list.
-        pattern: The pattern of files that stand beside an ``index.json``, by which a damaged one is recognised.
-    """
-
-    entries: str
-    key: str
-    pattern: str
-
-
-def find_index(src: Path, kind: IndexKind) -> Evidence | None:
-    """Find the ``index.json`` of a tool in a directory, or in one of its splits."""
-    found = (src / split for split in (".", *_SPLITS) if _matches(src / split, kind))
-    return next((Evidence(folder / INDEX) for folder in found), None)
-
-
-def read_index(src: Path, kind: IndexKind) -> Mapping[str, Any]:
-    """Return the content of a directory's ``index.json``.
-
-    Raises:
-        PackError: If the directory consists of splits, or the file cannot be read.
-    """
-    if not (src / INDEX).is_file():
-        splits = _find_splits(src, kind)
-        raise PackError(
-            f"{src} holds the splits {', '.join(splits)}: pack each one, such as {src / splits[0] if splits else src}"
-        )
-    try:
-        found = parse_json(parse_location(src / INDEX).read_whole())
-    except (OSError, ValueError) as error:
-        raise PackError(f"{src / INDEX} cannot be read: {error}. Download or create it again") from error
-    return found if isinstance(found, dict) else {}
-
-
-@contextmanager
-def invalid_index_is_an_error(src: Path) -> Iterator[None]:
-    """Raise PackError if the block finds that a value of ``index.json`` is missing or has another type."""
-    try:
-        yield
-    except (AttributeError, KeyError, TypeError) as error:
-        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise PackError(f"{src / INDEX} is invalid: {what}. Download or create it again") from error
-
-
-def resolve_file(src: Path, name: object) -> Path:
-    """Return the path of a file that ``index.json`` names.
-
-    Raises:
-        PackError: If the name leads out of the directory.
-    """
-    if not isinstance(name, str) or not name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-        raise PackError(f"{src / INDEX} names the file {name!r}, which is not below {src}: create {INDEX} again")
-    return src / name
-
-
-def has_size(path: Path, num_bytes: int) -> bool:
-    """Return whether a file exists and has at least a certain size."""
-    return path.is_file() and stat_file(str(path)).size >= num_bytes
-
-
-def check_size(src: Path, path: Path, num_bytes: int, *, at_least: bool = False) -> None:
-    """Check that a file has the size that ``index.json`` gives.
-
-    Args:
-        src: The dataset.
-        path: The file.
-        num_bytes: Its size in bytes.
-        at_least: Whether it may be larger.
-
-    Raises:
-        PackError: If it has another size, or does not exist.
-    """
-    try:
-        size = stat_file(str(path)).size
-    except OSError as error:
-        raise PackError(f"{path}, which {src / INDEX} names, cannot be read: {error.strerror or error}") from error
-    if size < num_bytes or (size > num_bytes and not at_least):
-        raise PackError(
-            f"{path} has {size} bytes, but {num_bytes} according to {src / INDEX}: download or create it again"
-        )
-
-
-def _find_splits(src: Path, kind: IndexKind) -> list[str]:
-    return [split for split in _SPLITS if _matches(src / split, kind)]
-
-
-def _matches(folder: Path, kind: IndexKind) -> bool:
-    if not (folder / INDEX).is_file():
-        return False
-    try:
-        found = parse_json(parse_location(folder / INDEX).read_whole())
-    except (OSError, ValueError):
-        return next(folder.glob(kind.pattern), None) is not None
-    entries = found.get(kind.entries) if isinstance(found, dict) else None
-    return isinstance(entries, list) and all(isinstance(entry, dict) and kind.key in entry for entry in entries)

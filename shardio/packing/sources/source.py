@@ -1,27 +1,52 @@
-"""The interface of a source: the options for reading it, its samples, and the result of its scan."""
+"""The interface of a pack source: recognise and scan it, its samples and files, and the table of all kinds."""
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterator, Sequence
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from shardio.images import CONVERTIBLE, IMAGE_FIELDS, IMAGE_FORMATS
-from shardio.packing.sources.files import FileProblem
-from shardio.packing.sources.labels import ALL_SPLITS, LabelFile
-from shardio.packing.sources.layouts import Layout, OnIncomplete
+from shardio.errors import PackError
 from shardio.sample import Sample
-from shardio.storage import make_path
+from shardio.storage import Location, read_and_stat
+
+if TYPE_CHECKING:
+    from shardio.packing.pack_call import PackOptions
 
 SourceKind = Literal["auto", "files", "lmdb", "litdata", "mds", "parquet", "saved", "table", "tars"]
 """The kind of a source. ``files``: a directory of images, or of other files. ``saved``: a directory that
 ``save_to_disk`` of ``datasets`` wrote. ``table``: a table of paths. ``auto``: recognised by its files."""
+
+SOURCES: Mapping[SourceKind, str] = {
+    "saved": "tables:SavedDataset",
+    "table": "tables:TableOfPaths",
+    "parquet": "tables:ParquetFiles",
+    "mds": "mds:MdsShards",
+    "litdata": "litdata:LitDataChunks",
+    "tars": "tars:Tars",
+    "lmdb": "lmdb:LmdbEnvironment",
+    "files": "directory:Directory",
+}
+"""The module in this folder and the :class:`PackSource` of each kind, in the order in which they are looked for."""
+
+COLUMNS = ("image_column", "label_column", "key_column")
+
+OPTIONS_OF_KINDS = ("prefix_keys", "layout", "source_split", "fields", *COLUMNS)
+"""The options that apply only to some kinds of sources."""
+
+
+def describe_option(name: str) -> str:
+    """Return the name of an option on the command line and in Python, for messages."""
+    return f"--{name.replace('_', '-')} ({name})"
 
 
 class Evidence(NamedTuple):
@@ -31,94 +56,45 @@ class Evidence(NamedTuple):
     holds_samples: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceOptions:
-    """The options for reading a source.
+class PackSource(ABC):
+    """A kind of dataset that can be packed: the interface that each module in this folder implements.
+
+    To add one, write a module with a subclass, and add its name to :data:`SourceKind` and :data:`SOURCES`.
+    :class:`shardio.testing.pack_source.PackSourceTests` checks it.
 
     Attributes:
-        source_kind: The kind of the source.
-        layout: The layout of a directory.
-        source_split: The split to pack, of a source that holds several; ``all`` for all of them.
-        on_incomplete: The treatment of a sample that lacks a file that others have, in the layout ``pairs``.
-        rename_dots: Whether each dot in the stem of a file or key becomes an underscore.
-        prefix_keys: Whether the name of its tar is put before each key.
-        classes: The class names that define the labels; None to find them in the source.
-        labels: The file that labels the samples; None to find the labels in the source.
-        fields: The fields to pack from a directory: the suffixes of a sample's files. Each sample must have the first.
-            None packs images, and the files that have the same stem as an image.
-        converts: Whether images in all formats that Pillow reads are packed, because they are converted.
-        image_column: The column with images, in a source that has columns; None to find it.
-        label_column: The column with labels; None to find it.
-        key_column: The column with keys; None to number the samples.
+        what: Its name in messages, such as ``MDS shards``.
+        takes: The options that apply to it, among those that apply only to some kinds: see
+            :data:`OPTIONS_OF_KINDS`. A pack with another of these options is refused.
     """
 
-    source_kind: SourceKind = "auto"
-    layout: Layout = "auto"
-    source_split: str | None = None
-    on_incomplete: OnIncomplete = "raise"
-    rename_dots: bool = False
-    prefix_keys: bool = False
-    classes: Sequence[str] | None = None
-    labels: LabelFile | None = None
-    fields: tuple[str, ...] | None = None
-    converts: bool = False
-    image_column: str | None = None
-    label_column: str | None = None
-    key_column: str | None = None
+    what: ClassVar[str]
+    takes: ClassVar[Collection[str]] = COLUMNS
 
-    def __post_init__(self) -> None:
-        if self.on_incomplete != "raise" and self.layout != "pairs":
-            raise ValueError("--on-incomplete (on_incomplete) applies only to --layout pairs (layout='pairs'): omit it")
-        if self.source_split == "":
-            raise ValueError("--source-split (source_split) is empty: pass the name of a folder, or 'all'")
-        if self.fields is not None and not (self.fields and all(self.fields)):
-            raise ValueError(f"--fields (fields) must be suffixes such as wav and txt, got {self.fields!r}")
+    @abstractmethod
+    def find(self, src: Path) -> Evidence | None:
+        """Return a file that shows that a path is such a dataset; None if it is another.
 
-    @property
-    def main_fields(self) -> frozenset[str]:
-        """The fields that make a file a sample, which also has the files with the same stem."""
-        if self.fields is not None:
-            return frozenset(self.fields[:1])
-        return CONVERTIBLE.union(IMAGE_FORMATS) if self.converts else frozenset(IMAGE_FORMATS)
+        It must be quick, and must not fail if the path does not exist, or its files are damaged.
 
-    @property
-    def description(self) -> str:
-        """The main fields in words, for messages about their absence."""
-        if self.fields is not None:
-            return f".{self.fields[0]} files, which --fields (fields) names first"
-        others = "" if self.converts else f"; --convert-to (convert_to) also takes {', '.join(sorted(CONVERTIBLE))}"
-        return f"images that can be packed (supported: {', '.join(IMAGE_FIELDS)}{others})"
+        Args:
+            src: A file, a directory, or a pattern of files.
+        """
 
+    @abstractmethod
+    def scan(self, src: Path, options: PackOptions) -> SourceScan:
+        """Find the samples of a dataset, without reading the contents of their fields if possible.
 
-def make_options(
-    *,
-    fields: Sequence[str] | None,
-    labels: str | os.PathLike[str] | None,
-    label_column: str | None,
-    key_column: str | None,
-    **options: Any,
-) -> SourceOptions:
-    """Return options, given the arguments of a call.
+        Two scans of an unchanged dataset with the same options find the same samples, in the same order. Most kinds
+        return :func:`~shardio.packing.sources.records.scan_records` of their records.
 
-    Args:
-        fields: The fields to pack from a directory; None for images. A string is not a list of fields.
-        labels: The file of labels, which then has the two columns; None if the source has them.
-        label_column: The column with labels.
-        key_column: The column with keys.
-        options: Further attributes of SourceOptions.
-    """
-    if isinstance(fields, str):
-        raise TypeError(f"fields must be a list of suffixes such as ['wav', 'txt'], got {fields!r}")
-    options["fields"] = None if fields is None else tuple(field.lower().removeprefix(".") for field in fields)
-    if labels is None:
-        return SourceOptions(label_column=label_column, key_column=key_column, **options)
-    file = LabelFile(
-        path=make_path(labels),
-        key_column=key_column,
-        label_column=label_column,
-        may_mix_splits=options.get("source_split") == ALL_SPLITS,
-    )
-    return SourceOptions(labels=file, **options)
+        Args:
+            src: The dataset, which ``find`` has recognised.
+            options: The options of the pack.
+
+        Raises:
+            PackError: If it cannot be packed. The message says what the user can do.
+        """
 
 
 class SourceSample(Protocol):
@@ -192,7 +168,7 @@ class SourceScan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class _Selection:
     """Rows of a table: see :class:`~shardio.packing.sources.source.SourceTable`.
 
     Attributes:
@@ -231,7 +207,7 @@ class Selection:
         return self.table.find_changes()
 
 
-def divide(table: SourceTable, numbers: NDArray[np.int64], num_parts: int) -> list[Selection]:
+def divide(table: SourceTable, numbers: NDArray[np.int64], num_parts: int) -> list[_Selection]:
     """Return the rows of each part of a table.
 
     Args:
@@ -239,9 +215,119 @@ def divide(table: SourceTable, numbers: NDArray[np.int64], num_parts: int) -> li
         numbers: int64 [n], the number of the part of each row.
         num_parts: The number of parts.
     """
-    sizes, selections = table.sizes_in_tar(), list[Selection]()
+    sizes, selections = table.sizes_in_tar(), list[_Selection]()
     for number in range(num_parts):
         rows = np.flatnonzero(numbers == number)
         keys = [table.keys[row] for row in rows.tolist()]
-        selections.append(Selection(table=table, rows=rows, keys=keys, tar_sizes=sizes[rows]))
+        selections.append(_Selection(table=table, rows=rows, keys=keys, tar_sizes=sizes[rows]))
     return selections
+
+
+SHOWN = 20
+"""The maximum number of files that an error names."""
+
+
+class FileProblem(NamedTuple):
+    """A file that has changed, is damaged, or has another format than its suffix says."""
+
+    path: Path | Location
+    what: str
+
+
+class SourceFile(NamedTuple):
+    """A file's path, and its size in bytes and modification time in nanoseconds at the time of the scan."""
+
+    path: str
+    size: int
+    mtime_ns: int
+
+
+class FileChangedError(Exception):
+    """A file has changed since the scan."""
+
+    def __init__(self, path: Path | Location, what: str) -> None:
+        super().__init__(path, what)  # All arguments, so that the error can be pickled.
+        self.problem = FileProblem(path, what)
+
+    def __str__(self) -> str:
+        return f"{self.problem.path} {self.problem.what}"
+
+
+def stat_file(path: str) -> SourceFile:
+    """Return a file in its present state.
+
+    Raises:
+        OSError: If it does not exist, or is a directory.
+    """
+    status = os.stat(path)  # noqa: PTH116  # A million Paths cost seconds.
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    return SourceFile(path, status.st_size, status.st_mtime_ns)
+
+
+def read_unchanged(file: SourceFile) -> bytes:
+    """Return a file's content if the file has not changed since the scan.
+
+    The open file's status is checked after the read, which detects writes by other programs up to then.
+
+    Raises:
+        FileChangedError: If its size or modification time differs, or it is missing or unreadable.
+    """
+    try:
+        content, status = read_and_stat(file.path, file.size)
+    except OSError as error:
+        raise FileChangedError(Path(file.path), _describe(error)) from error
+    _compare(file, status)
+    if len(content) != file.size:
+        raise FileChangedError(Path(file.path), f"has {file.size} bytes, but only {len(content)} could be read")
+    return content
+
+
+def check_unchanged(file: SourceFile) -> None:
+    """Raise FileChangedError if a file has changed since the scan."""
+    if (problem := find_change(file)) is not None:
+        raise FileChangedError(*problem)
+
+
+def explain_changes(first: FileChangedError, changes: Iterable[FileProblem], dst: Location) -> PackError:
+    """Return the error for a pack that stopped at a changed file. It names all files that have changed so far."""
+    problems = {first.problem.path: first.problem}
+    for problem in changes:
+        problems.setdefault(problem.path, problem)
+    lines = [f"{problem.path} {problem.what}" for problem in problems.values()]
+    more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return PackError(
+        "\n".join(
+            [
+                "files of the source changed or became unreadable during the pack:",
+                *lines[:SHOWN],
+                *more,
+                "Rerun the same command when nothing is writing to the source. If the command then reports an "
+                f"unfinished pack, delete {dst} and run it again. To leave out the samples of such files, pass "
+                "--on-changed skip (on_changed='skip')",
+            ]
+        )
+    )
+
+
+def find_change(file: SourceFile) -> FileProblem | None:
+    """Return the change of a file since the scan; None if there is none."""
+    try:
+        _compare(file, os.stat(file.path))  # noqa: PTH116  # A million Paths cost seconds.
+    except FileChangedError as change:
+        return change.problem
+    except OSError as error:
+        return FileProblem(Path(file.path), _describe(error))
+    return None
+
+
+def _compare(file: SourceFile, status: os.stat_result) -> None:
+    if status.st_size != file.size:
+        raise FileChangedError(Path(file.path), f"changed from {file.size} to {status.st_size} bytes")
+    if status.st_mtime_ns != file.mtime_ns:
+        seconds = (status.st_mtime_ns - file.mtime_ns) / 1e9
+        raise FileChangedError(Path(file.path), f"changed: its modification time differs by {seconds:+.3f} s")
+
+
+def _describe(error: OSError) -> str:
+    return "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror or error}"

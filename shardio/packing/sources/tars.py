@@ -1,17 +1,15 @@
 """Tars of WebDataset and packed datasets as a source, to check, tile, re-encode, label or join their samples.
 
-The first half serves :mod:`shardio.packing.rewriting` as well: it unites the metadata of datasets, and copies samples.
+:class:`CopySource` serves :mod:`shardio.packing.rewriting` as well.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 
@@ -20,11 +18,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError, PackError, SampleError
-from shardio.packing.names import check_key, find_duplicate
-from shardio.packing.sources.files import SourceFile, check_unchanged, header_sizes, stat_file
+from shardio.packing.pack_call import PackOptions
+from shardio.packing.samples import check_key, find_duplicate
+from shardio.packing.sources.files import header_sizes
 from shardio.packing.sources.labels import find_labels, select_files
-from shardio.packing.sources.records import RecordTable
-from shardio.packing.sources.source import Evidence, SourceOptions, SourceScan
+from shardio.packing.sources.records import FileSeries, RecordTable
+from shardio.packing.sources.source import Evidence, PackSource, SourceFile, SourceScan, check_unchanged, stat_file
 from shardio.sample import Sample, number_classes
 from shardio.shards import (
     BLOCK,
@@ -41,12 +40,6 @@ from shardio.shards import (
 )
 from shardio.storage import parse_location, read_as_utf8
 
-Settings = dict[str, str | int | None]
-"""The settings in a manifest."""
-
-_KEPT_SETTINGS = ("jpeg", "max_side", "quality")
-"""Settings that describe the images, and stay true when samples are moved to other shards."""
-
 MAX_OPEN = 256
 """The maximum number of open shards."""
 
@@ -58,54 +51,6 @@ MAX_BYTES = 32 * 2**20
 
 _TAR = re.compile(r".+\.(tar(\.\w+)?|tgz)", re.IGNORECASE)
 """The names of tars, including compressed ones, for which an error tells the remedy."""
-
-
-def unite_classes(tables: Sequence[ShardTable]) -> tuple[str, ...]:
-    """Return the class names of several datasets, by label: the longest list. The other lists are its prefixes.
-
-    Raises:
-        PackError: If equal labels have different names, or only some datasets have names for their labels.
-    """
-    longest = max(tables, key=lambda table: len(table.manifest.classes))
-    names = longest.manifest.classes
-    for table in tables:
-        others = table.manifest.classes
-        for label, (name, other) in enumerate(zip(names, others, strict=False)):
-            if name != other:
-                raise PackError(
-                    f"label {label} is {name!r} in {describe(longest)} and {other!r} in {describe(table)}: pack the "
-                    "second one again with the class names of the first (--classes)"
-                )
-        if names and not others and LABEL_FIELD in table.manifest.fields:
-            raise PackError(
-                f"{describe(table)} has labels without class names, and {describe(longest)} has {len(names)} class "
-                "names, so it is unknown whether the labels mean the same: write the former again with class names "
-                "(shardio pack --classes, or ShardWriter(classes=…))"
-            )
-    return names
-
-
-def unite_fields(manifests: Sequence[Manifest]) -> tuple[str, ...]:
-    """Return the names of all fields, sorted."""
-    return tuple(sorted({field for manifest in manifests for field in manifest.fields}))
-
-
-def unite_settings(manifests: Sequence[Manifest]) -> Settings:
-    """Return the settings that describe the images of several datasets: those that are equal in all of them."""
-    first = manifests[0].pack
-    settings: Settings = {
-        name: first[name]
-        for name in _KEPT_SETTINGS
-        if name in first and all(name in each.pack and each.pack[name] == first[name] for each in manifests)
-    }
-    return settings | count_tiled(manifests)
-
-
-def count_tiled(manifests: Sequence[Manifest]) -> Settings:
-    """Return the number of tiled samples of several datasets as a setting; nothing if it is unknown."""
-    counts = [manifest.pack.get("num_tiled") for manifest in manifests]
-    known = [count for count in counts if isinstance(count, int)]
-    return {"num_tiled": sum(known)} if len(known) == len(counts) else {}
 
 
 def refuse_duplicates(tables: Sequence[ShardTable]) -> None:
@@ -211,36 +156,20 @@ class CopySource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tars:
-    """The samples of tars: see :class:`~shardio.packing.sources.records.Records`.
-
-    Attributes:
-        path: The source.
-        digest: A hash of all other attributes, so that comparing the values for thousands of tars takes no time.
-        files: The tars.
-        indexes: The paths of their indexes.
-        counts: Their numbers of samples.
-        new_labels: The new label of each label; None if labels stay as they are.
-    """
+    """The samples of tars: see :class:`~shardio.packing.sources.records.Records`."""
 
     path: Path
-    digest: str
+    digest: str  # A hash of all that follows: comparing thousands of tars for each sample would take time.
     files: tuple[SourceFile, ...] = field(compare=False)
     indexes: tuple[str, ...] = field(compare=False)
-    counts: tuple[int, ...] = field(compare=False)
+    series: FileSeries = field(compare=False)
     new_labels: tuple[int, ...] | None = field(compare=False)
 
     def open(self) -> _Reader:
         return _Reader(self)
 
     def describe(self, row: int) -> str:
-        shard_id, number = self.find(row)
-        return f"sample {number} of {Path(self.files[shard_id].path).name}"
-
-    def find(self, row: int) -> tuple[int, int]:
-        """Return the tar of a sample, and its number there."""
-        stops = list(accumulate(self.counts))
-        shard_id = bisect_right(stops, row)
-        return shard_id, row - (stops[shard_id - 1] if shard_id else 0)
+        return self.series.describe(row)
 
 
 class _Reader:
@@ -250,7 +179,9 @@ class _Reader:
         tars = tuple(parse_location(file.path) for file in source.files)
         entries = tuple(
             ShardEntry(name=tar.name, num_bytes=file.size, num_samples=num_samples, digest="")
-            for tar, file, num_samples in zip(tars, source.files, source.counts, strict=True)
+            for tar, file, num_samples in zip(
+                tars, source.files, np.diff(source.series.ends, prepend=0).tolist(), strict=True
+            )
         )
         indexes = tuple(map(parse_location, source.indexes))
         self._source = source
@@ -260,7 +191,7 @@ class _Reader:
         try:
             (sample,) = self._copies.read(np.array([row]))
         except (FormatError, SampleError) as error:
-            shard_id, _ = self._source.find(row)
+            shard_id, _ = self._source.series.find(row)
             check_unchanged(self._source.files[shard_id])
             raise ValueError(str(error)) from error
         if self._source.new_labels is None or LABEL_FIELD not in sample.fields:
@@ -269,67 +200,80 @@ class _Reader:
         return {**sample.fields, LABEL_FIELD: b"%d" % label}
 
 
-def find_tars(src: Path) -> Evidence | None:
-    """Find a tar or a manifest: the source itself, a pattern of tars, or in a directory.
+class Tars(PackSource):
+    """Tars of WebDataset, or a packed dataset."""
 
-    A compressed tar does not count as samples: other files beside it probably come from it.
-    """
-    if not src.is_dir():
-        return Evidence(src) if src.name == MANIFEST_NAME or _TAR.fullmatch(src.name) is not None else None
-    if (src / MANIFEST_NAME).is_file():
-        return Evidence(src / MANIFEST_NAME)
-    all_names = os.listdir(src)  # noqa: PTH208  # A million Paths cost seconds.
-    names = [name for name in all_names if ".t" in name.lower() and _TAR.fullmatch(name) and not name.startswith(".")]
-    names.sort(key=lambda name: (not name.lower().endswith(".tar"), name))
-    return Evidence(src / names[0], names[0].lower().endswith(".tar")) if names else None
+    what = "tars"
+    takes = ("prefix_keys", "source_split")
 
+    def find(self, src: Path) -> Evidence | None:
+        """Find a tar or a manifest: the source itself, a pattern of tars, or in a directory.
 
-def scan_tars(src: Path, options: SourceOptions) -> SourceScan:
-    """Find the samples of tars, in their order. Tars without an index are indexed first.
+        A compressed tar does not count as samples: other files beside it probably come from it.
+        """
+        if not src.is_dir():
+            return Evidence(src) if src.name == MANIFEST_NAME or _TAR.fullmatch(src.name) is not None else None
+        if (src / MANIFEST_NAME).is_file():
+            return Evidence(src / MANIFEST_NAME)
+        all_names = os.listdir(src)  # noqa: PTH208  # A million Paths cost seconds.
+        names = [
+            name for name in all_names if ".t" in name.lower() and _TAR.fullmatch(name) and not name.startswith(".")
+        ]
+        names.sort(key=lambda name: (not name.lower().endswith(".tar"), name))
+        return Evidence(src / names[0], names[0].lower().endswith(".tar")) if names else None
 
-    Labels and class names stay as they are, unless a file of labels or other class names are given. The file must have
-    the packed keys, with prefixes.
+    def scan(self, src: Path, options: PackOptions) -> SourceScan:
+        """Find the samples of tars, in their order. Tars without an index are indexed first.
 
-    Raises:
-        PackError: If a tar is compressed, damaged or missing, two samples have the same key, or labels do not fit.
-    """
-    if options.rename_dots:
-        raise PackError(f"--rename-dots (rename_dots) does not apply to {src}: omit it")
-    if src.is_file() and is_compressed(parse_location(src)):
-        raise PackError(f"{src} is a compressed tar, in which samples cannot be found quickly: decompress it (gunzip)")
-    tars = _select_tars(src, options.source_split)
-    try:
-        table = open_table(tars or src)
-        if not options.prefix_keys:
-            refuse_duplicates([table])
-        files = tuple(stat_file(tar.key) for tar in table.tars)
-        prefixes = _make_prefixes(files) if options.prefix_keys else None
-        keys, sizes, tar_sizes = _measure(table, prefixes, with_label=options.labels is None)
-        if prefixes is not None and len(set(keys)) < len(keys):
-            key, _ = Counter(keys).most_common(1)[0]
-            raise ValueError(f"several samples have the key {key!r}, even with prefixes: rename or remove all but one")
-    except (FormatError, OSError, ValueError) as error:
-        raise PackError(f"{src} cannot be packed: {error}") from error
-    classes, new_labels = table.manifest.classes, None
-    labels: NDArray[np.int64] | None = None
-    if options.labels is not None:
-        labels, classes = find_labels(options.labels, keys, options.classes)
-        tar_sizes += BLOCK + header_sizes(keys, LABEL_FIELD, np.ones(len(keys), np.int64))
-    elif options.classes is not None:
-        new_labels = _choose_labels(src, table.manifest, options.classes)
-        classes = tuple(options.classes)
-    records = _Tars(
-        path=src,
-        digest=xxhash.xxh3_128_hexdigest(
-            repr((files, table.manifest.digest, new_labels)).encode(errors="surrogateescape")
-        ),
-        files=files,
-        indexes=tuple(index.key for index in table.indexes),
-        counts=tuple(entry.num_samples for entry in table.manifest.shards),
-        new_labels=new_labels,
-    )
-    samples = RecordTable(records=records, keys=keys, sizes=sizes, tar_sizes=tar_sizes, labels=labels)
-    return SourceScan(samples=samples, classes=classes)
+        Labels and class names stay as they are, unless a file of labels or other class names are given. The file must
+        have the packed keys, with prefixes.
+
+        Raises:
+            PackError: If a tar is compressed, damaged or missing, two samples have the same key, or labels do not fit.
+        """
+        if options.rename_dots:
+            raise PackError(f"--rename-dots (rename_dots) does not apply to {src}: omit it")
+        if src.is_file() and is_compressed(parse_location(src)):
+            raise PackError(
+                f"{src} is a compressed tar, in which samples cannot be found quickly: decompress it (gunzip)"
+            )
+        tars = _select_tars(src, options.source_split)
+        try:
+            table = open_table(tars or src)
+            if not options.prefix_keys:
+                refuse_duplicates([table])
+            files = tuple(stat_file(tar.key) for tar in table.tars)
+            prefixes = _make_prefixes(files) if options.prefix_keys else None
+            keys, sizes, tar_sizes = _measure(table, prefixes, with_label=options.labels is None)
+            if prefixes is not None and len(set(keys)) < len(keys):
+                key, _ = Counter(keys).most_common(1)[0]
+                raise ValueError(
+                    f"several samples have the key {key!r}, even with prefixes: rename or remove all but one"
+                )
+        except (FormatError, OSError, ValueError) as error:
+            raise PackError(f"{src} cannot be packed: {error}") from error
+        classes, new_labels = table.manifest.classes, None
+        labels: NDArray[np.int64] | None = None
+        if (file := options.label_file) is not None:
+            labels, classes = find_labels(file, keys, options.classes)
+            tar_sizes += BLOCK + header_sizes(keys, LABEL_FIELD, np.ones(len(keys), np.int64))
+        elif options.classes is not None:
+            new_labels = _choose_labels(src, table.manifest, options.classes)
+            classes = tuple(options.classes)
+        records = _Tars(
+            path=src,
+            digest=xxhash.xxh3_128_hexdigest(
+                repr((files, table.manifest.digest, new_labels)).encode(errors="surrogateescape")
+            ),
+            files=files,
+            indexes=tuple(index.key for index in table.indexes),
+            series=FileSeries.of(
+                [tar.name for tar in table.tars], [entry.num_samples for entry in table.manifest.shards]
+            ),
+            new_labels=new_labels,
+        )
+        samples = RecordTable(records=records, keys=keys, sizes=sizes, tar_sizes=tar_sizes, labels=labels)
+        return SourceScan(samples=samples, classes=classes)
 
 
 def _select_tars(src: Path, split: str | None) -> Sequence[Path]:
@@ -341,7 +285,6 @@ def _select_tars(src: Path, split: str | None) -> Sequence[Path]:
 
 
 def _make_prefixes(tars: Sequence[SourceFile]) -> list[str]:
-    """Return the prefix of the keys of each tar: its path below the folder of all tars, without its suffix."""
     root = os.path.commonpath([Path(tar.path).parent for tar in tars])
     names = [read_as_utf8(os.path.relpath(tar.path, root)) for tar in tars]
     prefixes = [f"{name[:-4] if name.lower().endswith('.tar') else name}/" for name in names]
@@ -353,13 +296,7 @@ def _make_prefixes(tars: Sequence[SourceFile]) -> list[str]:
 def _measure(
     table: ShardTable, prefixes: Sequence[str] | None, *, with_label: bool
 ) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the keys of all samples, their sizes, int64 [n], and their sizes in a tar, int64 [n].
-
-    Args:
-        table: The tars.
-        prefixes: The prefix of the keys of each tar; None for no prefixes.
-        with_label: Whether the sizes include the labels.
-    """
+    """Return the keys of all samples, their sizes, int64 [n], and their sizes in a tar, int64 [n]."""
     keys, sizes, tar_sizes = list[str](), list[NDArray[np.int64]](), list[NDArray[np.int64]]()
     for number, index in enumerate(table.indexes):
         columns = read_columns(index)

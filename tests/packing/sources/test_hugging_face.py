@@ -16,7 +16,7 @@ from PIL import Image
 
 import shardio
 from shardio.errors import PackError
-from tests.packing.packs import assert_change_is_refused, assert_refused, read_packed
+from tests.packing.packs import assert_refused, read_packed
 from tests.sources import encode
 from tests.tars import by_key
 
@@ -190,14 +190,6 @@ def test_files_that_are_missing_by_their_names_are_reported(dataset: Any, tmp_pa
             path.unlink()
     with pytest.warns(RuntimeWarning, match=r"lacks 1 Parquet files, such as train-00001-of-00003\.parquet"):
         shardio.pack(source, tmp_path / "out")
-
-
-def test_a_file_that_changed_after_the_scan_is_refused(dataset: Any, tmp_path: Path) -> None:
-    def rewrite(path: Path) -> None:
-        dataset.select(range(20)).to_parquet(str(path))
-
-    message = r"all\.parquet changed from \d+ to \d+ bytes"
-    assert_change_is_refused(save(dataset, "file", tmp_path), tmp_path / "out", rewrite, message)
 
 
 def test_images_that_are_files_beside_the_table_are_read(tmp_path: Path) -> None:

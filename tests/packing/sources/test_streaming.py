@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable
@@ -24,7 +23,7 @@ import shardio
 from shardio.errors import PackError
 from shardio.libraries import import_torchvision
 from tests.files import read_files
-from tests.packing.packs import assert_change_is_refused, assert_refused, read_packed
+from tests.packing.packs import assert_refused, read_packed
 from tests.sources import encode
 
 if find_spec("streaming") is not None:
@@ -272,12 +271,6 @@ def test_the_error_says_which_package_to_install(kind: Kind, tmp_path: Path, mon
         PackError, match=rf"{kind.install} .*: install it with --no-deps, as docs/packing\.md describes"
     ):
         shardio.pack(source, tmp_path / "out")
-
-
-@KINDS
-def test_a_file_that_changed_after_the_scan_is_refused(kind: Kind, tmp_path: Path) -> None:
-    message = rf"{re.escape(kind.second)} changed from \d+ to \d+ bytes"
-    assert_change_is_refused(kind.write(tmp_path / "in"), tmp_path / "out", cut(kind.second), message)
 
 
 def test_the_disk_must_hold_the_decompressed_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,6 @@ from typer.testing import CliRunner
 import shardio
 from shardio.cli.main import app
 from shardio.errors import PackError
-from shardio.packing import RunOptions
 from tests.files import read_files
 from tests.packing.packs import Change, assert_refused, pack, read_packed, write_files
 from tests.sources import encode
@@ -394,8 +393,7 @@ def test_a_file_that_is_damaged_or_changes_is_left_out_or_named(folder: Path, tm
     with pytest.raises(PackError, match=r"photos 1/ö005\.jpg changed from \d+ to 0 bytes"):
         pack(source, tmp_path / "out", truncate)
     path.write_bytes(IMAGES[5])
-    skip = RunOptions(on_changed="skip", num_workers=1)
-    assert pack(source, tmp_path / "out", truncate, run=skip).manifest.num_samples == NUM - 1
+    assert pack(source, tmp_path / "out", truncate, on_changed="skip").manifest.num_samples == NUM - 1
     path.write_bytes(IMAGES[5][:200])
     rejected = pack(source, tmp_path / "decodable").rejected
     assert [(sample.key, sample.file) for sample in rejected] == [(key_of(5), path_of(5))]

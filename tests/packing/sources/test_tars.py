@@ -20,7 +20,7 @@ from shardio.cli.main import app
 from shardio.errors import PackError
 from shardio.packing import append, reshard
 from tests.files import read_files
-from tests.packing.packs import assert_change_is_refused, assert_refused, pack, read_packed, write_files
+from tests.packing.packs import assert_refused, pack, read_packed, write_files
 from tests.sources import encode, write_images
 from tests.tars import write_tar
 
@@ -308,16 +308,6 @@ def test_a_damaged_tar_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PackError, match=r"sample \d+ of shard-000000\.tar of .* cannot be read: .*class-"):
         shardio.pack(tmp_path / "packed", tmp_path / "out", check=False)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_tar_that_changes_during_the_pack_is_refused(tmp_path: Path) -> None:
-    write_foreign(tmp_path / "in")
-
-    def rewrite(source: Path) -> None:
-        write_tar(source / "train-000001.tar", [("a.jpg", encode(0))])
-
-    message = r"train-000001\.tar changed from \d+ to \d+ bytes"
-    assert_change_is_refused(tmp_path / "in", tmp_path / "out", rewrite, message)
 
 
 def test_tars_with_the_same_keys_are_packed_with_prefixes(tmp_path: Path) -> None:

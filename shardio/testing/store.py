@@ -1,0 +1,347 @@
+"""The laws of a store. Each storage backend passes :class:`StoreTests`.
+
+The tests need the packages ``pytest`` and ``hypothesis``.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from numpy.typing import NDArray
+
+from shardio.storage import Location, ReplacedError, StoredFile
+
+CONTENT = np.random.default_rng(0).bytes(300_000)
+
+KEYS = ["a", "b/c/d/e.tar", "ü/日本語 😀.tar", "a+b & c?d=e#f%20.tar", "'\"$\\*[].tar", "x" * 200, "{0..3}"]
+
+NOT_THERE = (FileNotFoundError, NotADirectoryError)
+
+ACCESS: Sequence[Callable[[Location], object]] = (Location.stat, Location.open, Location.read_whole)
+
+READS: dict[str, Callable[[StoredFile, int, int], object]] = {
+    "read": lambda file, start, stop: file.read(start, stop),
+    "read_many": lambda file, start, stop: file.read_many(np.array([0, start]), np.array([9, stop])),
+    "read_into": lambda file, start, stop: file.read_into([start], [memoryview(bytearray(stop - start))]),
+}
+
+MakeRoot = Callable[[Path], Location]
+
+
+def put(location: Location, content: bytes = CONTENT) -> Location:
+    """Write an object. Return its location."""
+    with location.write_whole() as file:
+        file.write(content)
+    return location
+
+
+class StoreTests:
+    """Tests of the laws that :class:`shardio.storage.Store` and :class:`shardio.storage.StoredFile` state.
+
+    Subclass it, and override the fixture ``make_root``. It returns a function that takes an empty local directory,
+    which it may use, and returns an empty folder of the store::
+
+        import uuid
+        import pytest
+        from shardio.storage import Location
+        from shardio.testing.store import StoreTests
+
+        class TestMyStore(StoreTests):
+            @pytest.fixture
+            def make_root(self):
+                return lambda folder: Location(store=MyStore("bucket"), key=uuid.uuid4().hex)
+
+    Attributes:
+        keys: Keys of objects that the store must accept, relative to a folder.
+        max_examples: The number of random sequences of operations to compare with those of a dict.
+    """
+
+    keys: ClassVar[Sequence[str]] = KEYS
+    max_examples: ClassVar[int] = 20
+
+    @pytest.fixture
+    def make_root(self) -> MakeRoot:
+        """Return a function that returns an empty folder of the store, given an empty local directory."""
+        raise NotImplementedError("override the fixture make_root")
+
+    @pytest.fixture
+    def root(self, make_root: MakeRoot, tmp_path: Path) -> Location:
+        """Return an empty folder of the store."""
+        return make_root(tmp_path)
+
+    def test_what_was_written_is_read(self, root: Location) -> None:
+        for number, key in enumerate(self.keys):
+            here = root / str(number)
+            location = put(here / key)
+            assert location.exists()
+            assert location.read_whole() == CONTENT
+            assert location.stat().size == len(CONTENT)
+            with closing(location.open()) as file:
+                assert file.location == location
+                assert (file.size, file.version) == (len(CONTENT), location.stat().version)
+                assert file.is_local == root.store.is_local
+                assert file.read(0, file.size) == CONTENT
+            assert list(here.walk()) == [location.key]
+        empty = put(root / "empty", b"")
+        assert (empty.exists(), empty.stat().size, empty.read_whole()) == (True, 0, b"")
+        with closing(empty.open()) as file:
+            assert file.read(0, 0) == b""
+
+    def test_a_missing_object_is_not_found_and_the_error_names_it(self, root: Location) -> None:
+        put(root / "a")
+        for key in ["missing", "no/such/folder", "a/below/an/object", "日本語"]:
+            assert not (root / key).exists()
+            assert not (root / key).is_folder()
+            for access in ACCESS:
+                with pytest.raises(NOT_THERE, match=key):
+                    access(root / key)
+        for key in ["missing", "no/such/folder", "a"]:
+            assert ((root / key).list(), list((root / key).walk())) == ([], [])
+        (root / "no" / "such").remove()
+
+    @pytest.mark.parametrize("access", ACCESS)
+    def test_a_folder_is_not_an_object(self, root: Location, access: Callable[[Location], object]) -> None:
+        put(root / "folder" / "a")
+        assert (root / "folder").is_folder()
+        assert not (root / "folder").exists()
+        assert not (root / "folder" / "a").is_folder()
+        with pytest.raises((*NOT_THERE, IsADirectoryError), match="folder"):
+            access(root / "folder")
+
+    def test_an_object_is_created_only_if_there_is_none(self, root: Location) -> None:
+        assert (root / "a").create(b"first")
+        assert not (root / "a").create(b"second")
+        assert (root / "a").create(b"first")  # It has this content: an earlier attempt may have written it.
+        assert (root / "a").read_whole() == b"first"
+        assert root.list() == ["a"]
+
+    def test_of_those_who_create_an_object_at_the_same_time_one_succeeds(self, root: Location) -> None:
+        contents = [b"%d" % i for i in range(8)]
+        with ThreadPoolExecutor(len(contents)) as pool:
+            are_written = list(pool.map((root / "folder" / "a").create, contents))
+        assert [content for content, is_written in zip(contents, are_written, strict=True) if is_written] == [
+            (root / "folder" / "a").read_whole()
+        ]
+
+    @pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
+    def test_a_range_past_the_end_is_an_error_that_names_object_and_size(
+        self, root: Location, read: Callable[[StoredFile, int, int], object]
+    ) -> None:
+        location = put(root / "folder" / "ü.tar")
+        with closing(location.open()) as file:
+            for start in [len(CONTENT) - 5, len(CONTENT), len(CONTENT) + 10**9]:
+                with pytest.raises(EOFError) as caught:
+                    read(file, start, start + 10)
+                message = str(caught.value)
+                assert message.startswith(f"{location} ends at byte {len(CONTENT)}, but bytes ")
+                assert f"to {start + 10} were requested" in message
+
+    def test_many_ranges_equal_single_ones_in_their_order(self, root: Location) -> None:
+        with closing(put(root / "a").open()) as file:
+            for start, stop in [(0, 0), (0, 1), (255, 70_000), (len(CONTENT) - 1, len(CONTENT)), (len(CONTENT),) * 2]:
+                assert file.read(start, stop) == CONTENT[start:stop]
+            for count in [0, 1, 2, 70, 5000]:
+                starts, stops = _many_ranges(count)
+                expected = [CONTENT[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+                assert file.read_many(starts, stops) == expected
+                buffers = [memoryview(bytearray(len(content))) for content in expected]
+                file.read_into(starts.tolist(), buffers)
+                assert [bytes(buffer) for buffer in buffers] == expected
+            whole = memoryview(bytearray(b"." * 40))
+            file.read_into([100, 7, 8], [whole[30:40], whole[5:10], whole[10:10]])
+        assert bytes(whole) == b"." * 5 + CONTENT[7:12] + b"." * 20 + CONTENT[100:110], "nothing else is written"
+
+    def test_a_listing_is_sorted_and_marks_folders_and_a_walk_leaves_out_what_is_hidden(self, root: Location) -> None:
+        keys = ["b/2", "b/1", "a", "b.x", ".hidden", ".git/config", "b/.cache/z", "b/c/d/deep", "Z", "é 1", "ba/c%20"]
+        stats = {(root / key).key: put(root / key, CONTENT[:size]).stat() for size, key in enumerate(keys)}
+        assert root.list() == [".git/", ".hidden", "Z", "a", "b.x", "b/", "ba/", "é 1"]
+        assert (root / "b").list() == [".cache/", "1", "2", "c/"]
+        assert (root / "b" / "c").list() == ["d/"]
+        visible = [key for key in keys if not any(part.startswith(".") for part in key.split("/"))]
+        assert sorted(root.walk()) == sorted((root / key).key for key in visible)
+        assert dict(root.walk_stats()) == {(root / key).key: stats[(root / key).key] for key in visible}
+        assert sorted((root / "b").walk()) == [(root / key).key for key in ["b/1", "b/2", "b/c/d/deep"]]
+
+    def test_an_object_is_replaced_and_gets_another_version(self, root: Location) -> None:
+        location = put(root / "a")
+        before = location.stat()
+        assert location.stat() == before
+        for content in b"new and short", b"as short as t":
+            put(location, content)
+            assert location.read_whole() == content
+            assert location.stat().version != before.version
+            before = location.stat()
+        assert (root / "new").can_write()
+
+    def test_an_object_does_not_appear_before_it_is_whole(self, root: Location) -> None:
+        location, old = root / "folder" / "a", put(root / "folder" / "old", b"old")
+        with location.write_whole() as file, old.write_whole() as other:
+            file.write(CONTENT[:70_000])
+            file.write(CONTENT[70_000:])
+            other.write(CONTENT)
+            assert not location.exists()
+            assert old.read_whole() == b"old"
+            assert (root / "folder").list() == ["old"]
+        assert location.read_whole() == old.read_whole() == CONTENT
+
+    @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, OSError])
+    def test_a_failed_write_leaves_what_was_there(self, root: Location, error: type[BaseException]) -> None:
+        old = put(root / "old", b"old")
+        for location in old, root / "new":
+            with pytest.raises(error), location.write_whole() as file:  # noqa: PT012  # The write fails in between.
+                file.write(CONTENT)
+                raise error
+        assert old.read_whole() == b"old"
+        assert root.list() == ["old"]
+
+    def test_an_open_object_is_never_read_as_another_one(self, root: Location) -> None:
+        location = put(root / "a", b"old" * 1000)
+        with closing(location.open()) as file:
+            assert file.read(0, 9) == b"oldoldold"
+            put(location, b"new" * 1000)
+            try:
+                assert file.read(300, 309) == b"oldoldold"
+            except ReplacedError as error:
+                assert str(location) in str(error)  # noqa: PT017  # Both are right.
+
+    def test_locations_are_values_and_objects_have_identities(self, root: Location) -> None:
+        first, second = put(root / "ü" / "a.tar"), put(root / "b")
+        assert (first.name, first.folder, first.folder.folder) == ("a.tar", root / "ü", root)
+        assert str(first) == f"{root}/ü/a.tar"
+        assert first.stat().identity == first.stat().identity != second.stat().identity
+        assert first.resolve() == first.resolve() != second.resolve()
+        copy: Location = pickle.loads(pickle.dumps(first))
+        assert copy == first == root / "ü" / "a.tar"
+        assert len({copy, first, root}) == 2
+        assert copy.read_whole() == CONTENT
+
+    def test_threads_share_an_open_object(self, root: Location) -> None:
+        with closing(put(root / "a").open()) as file, ThreadPoolExecutor(8) as pool:
+
+            def read_randomly(seed: int) -> bool:
+                generator = random.Random(seed)
+                ranges = [sorted(generator.choices(range(len(CONTENT) + 1), k=2)) for _ in range(30)]
+                return all(file.read(start, stop) == CONTENT[start:stop] for start, stop in ranges)
+
+            assert all(pool.map(read_randomly, range(16)))
+
+    def test_threads_that_write_one_object_do_not_mix(self, root: Location) -> None:
+        contents, barrier = [bytes([letter]) * 100_000 for letter in b"abcdefgh"], threading.Barrier(8)
+
+        def write(content: bytes) -> None:
+            barrier.wait()
+            for _ in range(5):
+                put(root / "folder" / "a", content)
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(write, contents))
+        assert (root / "folder" / "a").read_whole() in contents
+        assert (root / "folder").list() == ["a"]
+
+    def test_a_store_is_a_dict(self, make_root: MakeRoot) -> None:
+        """The rules and the invariant of the machine assert it; the first one that fails is raised here."""
+        machine = type("Machine", (_StoreMachine,), {"make_root": staticmethod(make_root)})
+        run_state_machine_as_test(machine, settings=settings(max_examples=self.max_examples, stateful_step_count=25))
+
+
+def _many_ranges(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return ranges in random order: short and long ones, empty ones, equal ones, and some that overlap."""
+    generator = np.random.default_rng(count)
+    starts = generator.integers(0, len(CONTENT) + 1, count)
+    lengths = generator.choice([0, 1, 100, 5000, 60_000], count, p=[0.1, 0.4, 0.3, 0.19, 0.01])
+    return np.repeat(starts, 2)[:count], np.minimum(np.repeat(starts + lengths, 2)[:count], len(CONTENT))
+
+
+_KEYS = st.sampled_from(["a", "b.x", "f/a", "f/b", "f/g/a", "fa/a", "é/ü", ".h", "f/.h/a"])
+"""None of them lies below another one: a file system cannot have both."""
+
+_CONTENTS = st.binary(max_size=50) | st.integers(0, 200_000).map(bytes)
+
+
+class _StoreMachine(RuleBasedStateMachine):
+    make_root: MakeRoot
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = tempfile.TemporaryDirectory()
+        self.root = self.make_root(Path(self.directory.name))
+        self.model = dict[str, bytes]()
+        self.open = list[tuple[StoredFile, bytes]]()
+
+    def teardown(self) -> None:
+        for file, _ in self.open:
+            file.close()
+        self.directory.cleanup()
+
+    @rule(key=_KEYS, content=_CONTENTS)
+    def write(self, key: str, content: bytes) -> None:
+        with (self.root / key).write_whole() as file:
+            file.write(content[:10])
+            file.write(content[10:])
+        self.model[key] = content
+
+    @rule(key=_KEYS, content=_CONTENTS)
+    def fail_to_write(self, key: str, content: bytes) -> None:
+        with suppress(ZeroDivisionError), (self.root / key).write_whole() as file:
+            file.write(content)
+            raise ZeroDivisionError
+
+    @rule(key=_KEYS)
+    def remove(self, key: str) -> None:
+        (self.root / key).remove()
+        self.model.pop(key, None)
+
+    @rule(key=_KEYS)
+    def read(self, key: str) -> None:
+        if key in self.model:
+            assert (self.root / key).read_whole() == self.model[key]
+        else:
+            with pytest.raises(NOT_THERE):
+                (self.root / key).read_whole()
+
+    @rule(key=_KEYS)
+    def open_object(self, key: str) -> None:
+        if key in self.model:
+            self.open.append(((self.root / key).open(), self.model[key]))
+
+    @rule(data=st.data())
+    def read_open_object(self, data: st.DataObject) -> None:
+        if not self.open:
+            return
+        file, content = data.draw(st.sampled_from(self.open))
+        assert file.size == len(content)
+        bounds = st.integers(0, len(content))
+        ranges = np.array(data.draw(st.lists(st.tuples(bounds, bounds).map(sorted), max_size=9)), np.int64)
+        starts, stops = ranges.reshape(-1, 2).T
+        with suppress(ReplacedError, FileNotFoundError):  # Otherwise it is what it was when it was opened.
+            expected = [content[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+            assert file.read_many(starts, stops) == expected
+
+    @invariant()
+    def the_store_holds_what_the_dict_holds(self) -> None:
+        visible = {key for key in self.model if not any(part.startswith(".") for part in key.split("/"))}
+        assert sorted(self.root.walk()) == sorted((self.root / key).key for key in visible)
+        for key, content in self.model.items():
+            assert (self.root / key).stat().size == len(content)
+        for folder in ["", "f", "f/g", "é", "f/.h"]:
+            location, prefix = (self.root / folder, f"{folder}/") if folder else (self.root, "")
+            below = [key.removeprefix(prefix) for key in self.model if key.startswith(prefix)]
+            names = {head + slash for head, slash, _ in (key.partition("/") for key in below)}
+            listed = location.list()
+            assert listed == sorted(set(listed))
+            assert names <= set(listed)
+            for name in set(listed) - names:  # Some stores keep folders that are empty.
+                assert name.endswith("/")
+                assert list((location / name.rstrip("/")).walk()) == []

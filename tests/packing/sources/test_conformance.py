@@ -1,0 +1,73 @@
+"""Each kind of source passes the tests that a new one has to pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from shardio.packing import PackSource
+from shardio.packing.sources import directory, litdata, lmdb, mds, tables, tars
+from shardio.testing.pack_source import PackSourceTests
+from tests.packing import kinds
+from tests.sources import write_images
+
+
+class OfImages(PackSourceTests):
+    """The same images in class folders, and as another kind of source."""
+
+    kind: ClassVar[PackSource]
+    write: ClassVar[kinds.Write]
+    own_files = "*"
+
+    @pytest.fixture
+    def source(self) -> PackSource:
+        return self.kind
+
+    @pytest.fixture
+    def dataset(self, tmp_path: Path) -> Path:
+        home = tmp_path / "home"
+        images = write_images(home / "images", classes=2, per_class=4, width=32, height=24)
+        return type(self).write(images, home)
+
+    @pytest.fixture
+    def files(self, dataset: Path) -> Sequence[Path]:
+        return sorted(dataset.glob(self.own_files)) if dataset.is_dir() else [dataset]
+
+
+class TestDirectory(OfImages):
+    kind, write, own_files = directory.Directory(), kinds.write_folders, "*/*3.jpg"
+
+
+class TestTableOfPaths(OfImages):
+    kind, write = tables.TableOfPaths(), kinds.write_table
+
+    @pytest.fixture
+    def files(self, dataset: Path) -> Sequence[Path]:
+        return sorted((dataset.parent / "images").glob("*/*3.jpg"))
+
+
+class TestParquetFiles(OfImages):
+    kind, write = tables.ParquetFiles(), kinds.write_parquet
+
+
+class TestSavedDataset(OfImages):
+    kind, write, own_files = tables.SavedDataset(), kinds.write_saved, "*.arrow"
+
+
+class TestMdsShards(OfImages):
+    kind, write = mds.MdsShards(), kinds.write_mds
+
+
+class TestLitDataChunks(OfImages):
+    kind, write = litdata.LitDataChunks(), kinds.write_litdata
+
+
+class TestTars(OfImages):
+    kind, write, own_files = tars.Tars(), kinds.write_tars, "*.tar"
+
+
+class TestLmdbEnvironment(OfImages):
+    kind, write, own_files = lmdb.LmdbEnvironment(), kinds.write_lmdb, "data.mdb"

@@ -1,0 +1,218 @@
+"""Whatever goes wrong on the way, the content is right, or an error says what failed; so it does for wrong names."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import uuid
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio.errors import LocationError, StoreError
+from shardio.storage import Location, ReplacedError, make_access, parse_location
+from shardio.storage.locations import split_url
+from tests.faults.proxy import KINDS, FaultProxy, Script
+from tests.servers.seaweedfs import SECRET_ACCESS_KEY
+from tests.servers.server import Server
+from tests.storage.conftest import at_server, put
+
+CONTENT = np.random.default_rng(0).bytes(3_000_000)
+
+
+@pytest.fixture
+def root(behind: Server) -> Location:
+    return at_server(behind, uuid.uuid4().hex, timeout_s=0.3, retries=100)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_content_is_right_in_spite_of_any_fault(root: Location, proxy: FaultProxy, kind: str) -> None:
+    location = put(root / "a", CONTENT)
+    with closing(location.open()) as file:
+        proxy.set(Script(faults={kind: 0.3}))
+        for start in range(0, len(CONTENT), 500_000):
+            found = file.read(start, start + 500_000)
+            if kind != "corrupt":  # Only a hash shows this.
+                assert found == CONTENT[start : start + 500_000]
+    assert proxy.counts().num_faults[kind]
+    if kind in ("too_long", "wrong_range"):
+        return
+    proxy.set(Script())
+    locations = [put(root / str(i), CONTENT[: 1000 * i]) for i in range(1, 9)]
+    proxy.set(Script(faults={kind: 0.3}))
+    proxy.reset()
+    assert [each.read_whole() for each in locations] == [CONTENT[: 1000 * i] for i in range(1, 9)]
+    assert proxy.counts().num_faults[kind]
+
+
+def test_a_transfer_is_resumed_where_it_broke(root: Location, proxy: FaultProxy) -> None:
+    location = put(root / "a", CONTENT)
+    # Unlike a reset, this loses nothing that has arrived.
+    proxy.set(Script(faults={"truncated": 1.0}, max_faults=5))
+    proxy.reset()
+    with closing(location.open()) as file:
+        assert file.read(0, len(CONTENT)) == CONTENT
+    starts = [int(found[1]) for each in proxy.requests() if (found := re.match(r"bytes=(\d+)-", each.range or ""))]
+    assert starts == sorted(starts)
+    assert max(starts) > 0, "a request begins in the middle"
+
+
+@pytest.mark.parametrize("kind", ["status_500", "status_429", "reset_before", "stall_before"])
+@pytest.mark.parametrize("num_bytes", [1000, pytest.param(20_000_000, marks=pytest.mark.slow)])
+def test_uploads_are_right_in_spite_of_faults(root: Location, proxy: FaultProxy, kind: str, num_bytes: int) -> None:
+    content = os.urandom(num_bytes)
+    proxy.set(Script(faults={kind: 0.2}, methods=("PUT", "POST", "GET", "HEAD")))
+    location = put(root / "a", content)
+    proxy.set(Script())
+    assert location.read_whole() == content
+    assert root.list() == ["a"]
+
+
+def test_a_store_that_keeps_failing_is_an_error_that_says_what_was_tried(behind: Server, proxy: FaultProxy) -> None:
+    location = put(at_server(behind, uuid.uuid4().hex, retries=2), CONTENT)
+    with closing(location.open()) as file:
+        proxy.set(Script(faults={"status_503": 1.0}))
+        with pytest.raises(StoreError) as caught:
+            file.read(10, 1000)
+    message = str(caught.value)
+    assert re.fullmatch(
+        rf"cannot read bytes 10 to 1000 of {location} after 3 attempts in \d+ s: the server answered 503 .*SlowDown"
+        r".*\. Check the network and the server",
+        message,
+    ), message
+    assert SECRET_ACCESS_KEY not in message
+    proxy.set(Script(faults={"expired_token": 1.0}))
+    with pytest.raises(StoreError, match=r"ExpiredToken.*\. The credentials have expired: renew them"):
+        at_server(behind, "a", retries=1).read_whole()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"secret_access_key": "a-wrong-secret"},
+            PermissionError,
+            r"s3://shardio/a: .*SignatureDoesNotMatch.*Check the credentials",
+        ),
+        ({"regoin": "x"}, ValueError, r"s3://shardio: .*regoin.*Check the storage options"),
+        (
+            {"endpoint": "http://127.0.0.1:9"},
+            StoreError,
+            r"cannot read s3://shardio/a after 4 attempts .* Check the URL, the endpoint",
+        ),
+        (
+            {"endpoint": "http://no-such-server.invalid:80"},
+            StoreError,
+            r"cannot read s3://shardio/a after 4 attempts .* Check the URL, the endpoint",
+        ),
+    ],
+)
+def test_wrong_options_are_errors_that_do_not_show_secrets(
+    seaweedfs_server: Server, options: dict[str, str], error: type[Exception], message: str
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(error, match=message) as caught:
+        at_server(seaweedfs_server, "a", **options).stat()
+    assert "a-wrong-secret" not in str(caught.value)
+    assert time.monotonic() - began < 60, "not ten retries of a server that does not exist"
+
+
+def test_an_object_that_was_replaced_or_removed_is_not_read_as_the_old_one(root: Location) -> None:
+    location = put(root / "a", CONTENT)
+    with closing(location.open()) as file:
+        put(location, CONTENT[::-1])
+        with pytest.raises(ReplacedError, match=str(location)):
+            file.read(0, 10)
+    with closing(location.open()) as file:
+        location.remove()
+        with pytest.raises(FileNotFoundError, match=str(location)):
+            file.read(0, 10)
+
+
+# URLs and options
+
+
+@pytest.mark.parametrize(
+    ("url", "text", "name", "folder"),
+    [
+        ("s3://bucket/train/a.tar", "s3://bucket/train/a.tar", "a.tar", "s3://bucket/train"),
+        ("gs://bucket/a b%20.tar", "gs://bucket/a b%20.tar", "a b%20.tar", "gs://bucket/"),
+        ("az://container/é/", "az://container/é", "é", "az://container/"),
+        ("https://example.org/a%20b.tar", "https://example.org/a b.tar", "a b.tar", "https://example.org/"),
+        ("http://127.0.0.1:8080/x/y", "http://127.0.0.1:8080/x/y", "y", "http://127.0.0.1:8080/x"),
+        ("hf://datasets/u/r/a b%20.tar", "hf://datasets/u/r/a b%20.tar", "a b%20.tar", "hf://datasets/u/r/"),
+        ("hf://datasets/u/r@main/x/y@1", "hf://datasets/u/r/x/y@1", "y@1", "hf://datasets/u/r/x"),
+        ("hf://datasets/u/r@a%2Fb/x/", "hf://datasets/u/r@a%2Fb/x", "x", "hf://datasets/u/r@a%2Fb/"),
+        ("hf://datasets/u/r@refs/pr/3/x", "hf://datasets/u/r@refs/pr/3/x", "x", "hf://datasets/u/r@refs/pr/3/"),
+        (Path("s3://bucket/train"), "s3://bucket/train", "train", "s3://bucket/"),
+    ],
+)
+def test_a_url_names_a_location(url: str | Path, text: str, name: str, folder: str) -> None:
+    location = parse_location(url)
+    assert (str(location), location.name, str(location.folder)) == (text, name, folder)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("s3:///a.tar", "names no bucket"),
+        ("s3://bucket/a//b", "empty part"),
+        ("s3://bucket/../b", "empty part"),
+        ("hf://datasets/r", "names no dataset repository"),
+        ("hf://datasets/r@v1/train", "names no dataset repository"),
+        ("hf://datasets/u/r@", "names no dataset repository"),
+        ("hf://datasets/u/r#x/train", "names no dataset repository"),
+        ("hf://datasets/../x", "names no dataset repository"),
+        ("hf://datasets/u/../x", "names no dataset repository"),
+        ("hf://datasets/./x/y", "names no dataset repository"),
+        ("hf://datasets/u/-r", "names no dataset repository"),
+        ("hf://datasets/u/r@../x", "names no dataset repository"),
+        ("hf://datasets/u/r@a%2F..%2Fb/x", "names no dataset repository"),
+        ("hf://datasets/u/r@a%0Ab/x", "names no dataset repository"),
+        ("s3://bucket/a\nb", r"has the character '\\n', which cannot be requested"),
+        ("https://example.org/a%00b", r"has the character '\\x00', which cannot be requested"),
+        ("hf://user/model/train", "shardio reads dataset repositories of the Hugging Face Hub, not models"),
+        ("hf://datasets/u/r/a//b", "empty part"),
+        ("https://user:secret@server/a.tar", "contains a user name or a password, but shardio does not log in"),
+        ("https://server/a.tar?X-Amz-Signature=secret", "has a query"),
+    ],
+)
+def test_a_url_that_no_store_can_name_is_refused(url: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        split_url(url)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"storage_options": {"retries": -1}}, ValueError, "storage_options"),
+        ({"storage_options": {"retries": "3"}}, TypeError, "storage_options"),
+        ({"storage_options": {"timeout_s": 0}}, ValueError, "storage_options"),
+        ({"storage_options": {"timeout_s": float("inf")}}, ValueError, "storage_options"),
+        ({"storage_options": {"secret_access_key": b"x"}}, TypeError, "storage_options"),
+        ({"storage_options": "retries=3"}, TypeError, "storage_options"),
+        ({"cache": "s3://bucket/cache"}, ValueError, "cache must be a local folder, got s3://bucket/cache"),
+        ({"cache_size": "large"}, ValueError, "cache_size must be a size"),
+    ],
+)
+def test_invalid_options_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make_access(**arguments)
+
+
+def test_credentials_are_not_shown() -> None:
+    location = parse_location("s3://bucket/a", make_access({"secret_access_key": "hidden", "retries": 3}))
+    assert "hidden" not in f"{location!r} {location} {location.store!r}"
+    assert "retries=3" in repr(location)
+
+
+def test_a_name_from_a_manifest_that_no_store_can_request_is_an_error_that_says_so() -> None:
+    folder = parse_location("memory://bucket/data")
+    for name in ("a\nb.tar", "..", "a//b"):
+        with pytest.raises(LocationError, match="cannot be requested: rename the object"):
+            (folder / name).stat()

@@ -1,0 +1,399 @@
+"""A repository of the Hugging Face Hub is read like the folder that was uploaded, at one commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import HfApi, HfFileSystem, get_hf_file_metadata, hf_hub_download, hf_hub_url
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+
+import shardio
+from shardio import DataLoader, ImageFolder, ShardDataset
+from shardio.errors import LocationError, PackError, StoreError
+from shardio.storage import Location, ReplacedError, parse_location
+from shardio.storage.client import client
+from shardio.storage.hub import HubRepository
+from shardio.storage.locations import RemoteOptions
+from tests.cli.commands import run
+from tests.faults.proxy import FaultProxy, Script
+from tests.servers.fake_hub import FakeHub
+from tests.servers.fake_hub_program import READER, STRANGER
+from tests.sources import write_images
+from tests.storage.conftest import at_server
+
+CONTENT = np.random.default_rng(0).bytes(300_000)
+KEYS = ["a.tar", "b/c/d/e.tar", "ü/日本語 😀.tar", "a+b & c?d=e#f%20@1.tar", "'\"$\\*.tar", "x" * 200, "{0..3}"]
+TEXTS = ["shardio.json", ".gitattributes", ".cache/z", "b/.hidden", "b.x", *(f"ba/{i}" for i in range(12))]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    for key in KEYS:
+        put(tmp_path / "files" / key, CONTENT)
+    for key in TEXTS:
+        put(tmp_path / "files" / key, key.encode())
+    put(tmp_path / "files" / "empty", b"")
+    return tmp_path / "files"
+
+
+def put(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def root(fake_hub: FakeHub, files: Path) -> Location:
+    name = uuid.uuid4().hex
+    fake_hub.commit(name, files)
+    return at_server(fake_hub.server, name)
+
+
+def test_files_and_folders_are_those_that_were_uploaded(root: Location, files: Path) -> None:
+    local = parse_location(files)
+    assert list(root.walk()) == sorted(key.removeprefix(f"{local.key}/") for key in local.walk())
+    for key in ["b", "ba", "b/c", "ü", "a.tar", "missing", "a.tar/below", "no/such/folder"]:
+        assert (root / key).list() == (local / key).list()
+        assert (root / key).is_folder() == (local / key).is_folder()
+        assert (root / key).exists() == (local / key).exists()
+        if not (local / key).exists():
+            with pytest.raises(FileNotFoundError, match=key):
+                (root / key).read_whole()
+    assert root.list() == local.list()
+    location = root / "new"
+    assert not location.can_write()
+    for write in (lambda: location.create(b""), location.remove, lambda: location.write_whole().__enter__()):
+        with pytest.raises(LocationError, match=r"cannot write .*/new: shardio only reads repositories"):
+            write()
+
+
+def test_content_is_what_was_uploaded(root: Location, files: Path, fake_hub: FakeHub) -> None:
+    for key in [*KEYS, "shardio.json", "empty"]:
+        location, content = root / key, (files / key).read_bytes()
+        assert (location.read_whole(), location.stat().size) == (content, len(content))
+        url = hf_hub_url(
+            f"org/{str(root).split('/')[4]}", key, repo_type="dataset", endpoint=fake_hub.server.options["endpoint"]
+        )
+        assert location.stat().version == f'"{get_hf_file_metadata(url).etag}"', "their library names it so"
+        with closing(location.open()) as file:
+            assert (file.size, file.version) == (len(content), location.stat().version)
+            for start, stop in [(0, min(1, len(content))), (len(content) // 2, len(content)), (len(content),) * 2]:
+                assert file.read(start, stop) == content[start:stop]
+            if content:
+                starts = np.array([5, 0, 2])
+                assert file.read_many(starts, starts + 4) == [content[start : start + 4] for start in starts]
+            with pytest.raises(EOFError, match=f"ends at byte {len(content)}"):
+                file.read(0, len(content) + 1)
+
+
+def test_a_folder_with_many_folders_is_listed_in_few_requests(fake_hub: FakeHub, tmp_path: Path) -> None:
+    """The emulation lists 5 entries in each request."""
+    keys = sorted(f"{part}/{i:02d}/{j}" for part in ("other", "train") for i in range(60) for j in range(2))
+    for key in keys:
+        put(tmp_path / "files" / key, key.encode())
+    name = uuid.uuid4().hex
+    fake_hub.commit(name, tmp_path / "files")
+    with FaultProxy(fake_hub.server.host, fake_hub.server.port) as proxy:
+        root = at_server(fake_hub.server.behind(proxy.host, proxy.port), name)
+        assert [each for i in range(60) for each in (root / f"train/{i:02d}").walk()] == keys[120:]
+        assert [(root / key).stat().size for key in keys[:120]] == [len(key) for key in keys[:120]]
+        assert proxy.counts().num_requests == 1 + 2 * (16 + 180 // 5), "the first 16 folders, then all of them"
+
+
+def test_names_that_cannot_be_requested_are_an_error(fake_hub: FakeHub, tmp_path: Path) -> None:
+    for character in "[]^|":
+        put(tmp_path / "files" / f"a{character}", CONTENT)
+    fake_hub.commit("odd-names", tmp_path / "files")
+    for character in "[]^|":
+        with pytest.raises(LocationError, match=r"cannot be requested if its name has one of \[ \] \^ \|. Rename it"):
+            (at_server(fake_hub.server, "odd-names") / f"a{character}").read_whole()
+
+
+# Revisions
+
+
+@pytest.mark.parametrize("revision", ["feature/new", "refs/pr/3", "ü b"])
+def test_a_url_may_name_a_revision_as_in_the_hubs_own_library(fake_hub: FakeHub, tmp_path: Path, revision: str) -> None:
+    name = uuid.uuid4().hex
+    for content in "main", revision:
+        put(tmp_path / "files" / "x" / "a@1", content.encode())
+        commit = fake_hub.commit(name, tmp_path / "files", revision=content)
+    text = revision if revision.startswith("refs/") else revision.replace("/", "%2F")
+    location = at_server(fake_hub.server, f"{name}@{text}/x/a@1")
+    theirs = HfFileSystem(endpoint=fake_hub.server.options["endpoint"], token=False).resolve_path(
+        f"{fake_hub.server.url}/{name}@{text}/x/a@1"
+    )
+    assert (location.key, location.read_whole()) == (asdict(theirs)["path_in_repo"], revision.encode())
+    assert parse_location(str(location)).store.prefix == location.store.prefix, "a location's text names it"
+    assert at_server(fake_hub.server, f"{name}@{commit}/x/a@1").read_whole() == revision.encode()
+    assert at_server(fake_hub.server, f"{name}/x/a@1").read_whole() == b"main"
+
+
+def test_a_branch_that_moves_does_not_change_a_run(fake_hub: FakeHub, files: Path) -> None:
+    name = uuid.uuid4().hex
+    fake_hub.commit(name, files)
+    root = at_server(fake_hub.server, name)
+    with closing((root / "a.tar").open()) as file:
+        put(files / "a.tar", CONTENT[::-1])
+        put(files / "ba" / "new", b"new")
+        (files / "shardio.json").unlink()
+        fake_hub.commit(name, files)
+        assert file.read(5, 70_000) == CONTENT[5:70_000]
+    copy: Location = pickle.loads(pickle.dumps(root))
+    assert (copy / "a.tar").read_whole() == CONTENT
+    assert (copy / "shardio.json").read_whole() == b"shardio.json"
+    assert "new" not in (copy / "ba").list()
+    with closing((root / "a.tar").open()) as file:
+        client().close()  # The next run, or as if the storage process had been killed.
+        with pytest.raises(ReplacedError, match=r"a\.tar was replaced while it was in use"):
+            file.read(0, 10)
+    assert (root / "a.tar").read_whole() == CONTENT[::-1]
+    assert not (root / "shardio.json").exists()
+    assert "new" in (root / "ba").list()
+
+
+# Rights
+
+
+@pytest.mark.parametrize("kind", ["is_private", "is_gated"])
+def test_those_who_have_the_right_read_what_is_not_public(fake_hub: FakeHub, files: Path, kind: str) -> None:
+    name = uuid.uuid4().hex
+    fake_hub.commit(name, files, **{kind: True})  # type: ignore[arg-type]  # They are booleans.
+    assert (at_server(fake_hub.server, name, token=READER) / "a.tar").read_whole() == CONTENT
+    for token in False, STRANGER, "hf_wrong":
+        location = at_server(fake_hub.server, name, token=token) / "a.tar"
+        with pytest.raises(
+            (PermissionError, LocationError), match=r"does not exist, or it is private or gated"
+        ) as caught:
+            location.read_whole()
+        assert "hf_" not in f"{caught.value} {location!r}"
+
+
+@pytest.mark.parametrize("from_file", [False, True])
+def test_the_token_and_the_endpoint_come_from_the_users_settings(
+    fake_hub: FakeHub, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_file: bool
+) -> None:
+    fake_hub.commit("settings", files, is_private=True)
+    (tmp_path / "token").write_text(f"{READER}\n")
+    monkeypatch.setenv("HF_ENDPOINT", fake_hub.server.options["endpoint"])
+    monkeypatch.setenv(*(("HF_TOKEN_PATH", str(tmp_path / "token")) if from_file else ("HF_TOKEN", READER)))
+    client().close()  # So that the storage process sees these variables.
+    assert parse_location(f"{fake_hub.server.url}/settings/a.tar").read_whole() == CONTENT
+    client().close()
+
+
+def test_what_does_not_exist_is_an_error_even_for_those_who_may_read_everything(
+    fake_hub: FakeHub, root: Location
+) -> None:
+    with pytest.raises(LocationError, match=r"hf://datasets/org/none: .* 404 .* does not exist, or it is private"):
+        at_server(fake_hub.server, "none/a", token=READER).exists()
+    with pytest.raises(LocationError, match="@v9: the repository has no such revision"):
+        at_server(fake_hub.server, f"{str(root).split('/')[4]}@v9/a").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokem": "hf_secret"}, "unknown options for hf://datasets/org/a: tokem"),
+        ({"token": "hf_secret\n"}, "the token of the Hugging Face Hub .* is invalid"),
+        ({"endpoint": "hub.example.org"}, "must be a URL such as https://huggingface.co"),
+        ({"endpoint": "https://user:hf_secret@hub.example.org"}, "without a query, a user name or a password"),
+    ],
+)
+def test_invalid_options_are_errors_that_do_not_show_them(
+    fake_hub: FakeHub, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(LocationError, match=message) as caught:
+        at_server(fake_hub.server, "a/b", **options).stat()
+    assert "hf_secret" not in str(caught.value)
+
+
+def test_without_the_hubs_library_an_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(LocationError, match=r"pip install 'shardio-loader\[hf\]'"):
+        HubRepository("hf://datasets/org/a", RemoteOptions())
+
+
+# Faults
+
+
+@pytest.fixture
+def proxies(fake_hub: FakeHub) -> Iterator[tuple[FaultProxy, FaultProxy]]:
+    with (
+        FaultProxy(fake_hub.server.host, fake_hub.server.port) as before_hub,
+        FaultProxy(fake_hub.server.host, fake_hub.storage_port) as before_storage,
+    ):
+        fake_hub.redirect_to(before_storage.host, before_storage.port)
+        yield before_hub, before_storage
+        fake_hub.redirect_to(fake_hub.server.host, fake_hub.storage_port)
+
+
+@pytest.mark.slow
+def test_content_and_listings_are_right_in_spite_of_faults(
+    fake_hub: FakeHub, files: Path, proxies: tuple[FaultProxy, FaultProxy]
+) -> None:
+    content = os.urandom(2_000_000)
+    put(files / "large.tar", content)
+    before_hub, before_storage = proxies
+    name = uuid.uuid4().hex
+    fake_hub.commit(name, files)
+    faults = ["status_429", "status_503", "reset_before", "stall_before"]
+    before_hub.set(Script(faults=dict.fromkeys(faults, 0.05), max_faults=5))
+    before_storage.set(
+        Script(faults=dict.fromkeys([*faults, "reset_in_body", "truncated", "wrong_range"], 0.05), max_faults=8)
+    )
+    server = fake_hub.server.behind(before_hub.host, before_hub.port)
+    root = at_server(server, name, timeout_s=0.3, retries=100)
+    assert list(root.walk()) == sorted([*(key for key in TEXTS if "/." not in f"/{key}"), *KEYS, "empty", "large.tar"])
+    with closing((root / "large.tar").open()) as file:
+        for start in range(0, len(content), 100_000):
+            assert file.read(start, start + 100_000) == content[start : start + 100_000]
+    assert (root / "large.tar").read_whole() == content
+    assert before_hub.counts().num_faults
+    assert before_storage.counts().num_faults
+
+
+def test_a_hub_that_keeps_failing_is_an_error_and_damage_is_repaired(
+    fake_hub: FakeHub, files: Path, proxies: tuple[FaultProxy, FaultProxy]
+) -> None:
+    fake_hub.commit("failing", files)
+    server = fake_hub.server.behind(proxies[0].host, proxies[0].port)
+    for kind in ("status_503", "reset_before"):
+        proxies[0].set(Script(faults={kind: 1.0}))
+        with pytest.raises(StoreError, match=r"cannot read hf://datasets/org/failing/a after 2 attempts in \d+ s: "):
+            at_server(server, "failing/a", retries=1, token=READER).stat()
+    proxies[1].set(Script(faults={"corrupt": 1.0}, max_faults=2))
+    assert at_server(fake_hub.server, "failing/a.tar").read_whole() == CONTENT
+    assert proxies[1].counts().num_faults == {"corrupt": 2}
+
+
+# The emulation of the Hub serves what huggingface_hub expects
+
+
+@pytest.mark.slow
+def test_the_hubs_own_library_reads_all_files(fake_hub: FakeHub, files: Path, tmp_path: Path) -> None:
+    contents = {path.relative_to(files).as_posix(): path.read_bytes() for path in files.rglob("*") if path.is_file()}
+    commit = fake_hub.commit("library", files, revision="feature/new")
+    endpoint = fake_hub.server.options["endpoint"]
+    assert HfApi(endpoint=endpoint).dataset_info("org/library", revision="feature/new").sha == commit
+    system = HfFileSystem(endpoint=endpoint, token=False)
+    root = "datasets/org/library@feature%2Fnew"
+    assert system.find(root) == sorted(f"{root}/{name}" for name in contents)
+    assert system.info(f"{root}/ba/3")["size"] == len("ba/3")
+    with pytest.raises(FileNotFoundError):
+        system.info(f"{root}/ba/13")
+    for name in ["shardio.json", "ü/日本語 😀.tar", "empty", "ba/11"]:
+        assert system.cat(f"{root}/{name}") == contents[name]
+        with system.open(f"{root}/{name}", block_size=1000) as file:
+            file.seek(3)
+            assert file.read(5) == contents[name][3:8]
+        place: dict[str, Any] = {"repo_type": "dataset", "revision": commit, "endpoint": endpoint}
+        path = hf_hub_download("org/library", name, cache_dir=tmp_path / "cache", **place)
+        assert Path(path).read_bytes() == contents[name]
+        found = get_hf_file_metadata(hf_hub_url("org/library", name, **place))
+        assert (found.size, found.commit_hash) == (len(contents[name]), commit)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "token", "error"),
+    [
+        ("missing", False, RepositoryNotFoundError),
+        ("missing", READER, RepositoryNotFoundError),
+        ("private", STRANGER, RepositoryNotFoundError),
+        ("private", "hf_wrong", HfHubHTTPError),
+        ("gated", False, GatedRepoError),
+        ("gated", STRANGER, GatedRepoError),
+    ],
+)
+def test_the_hubs_own_library_reports_what_may_not_be_read(
+    fake_hub: FakeHub, files: Path, name: str, token: str | bool, error: type[Exception]
+) -> None:
+    fake_hub.commit("private", files, is_private=True)
+    fake_hub.commit("gated", files, is_gated=True)
+    endpoint = fake_hub.server.options["endpoint"]
+    url = hf_hub_url(f"org/{name}", "shardio.json", repo_type="dataset", endpoint=endpoint)
+    with pytest.raises(error):
+        get_hf_file_metadata(url, token=token)
+    assert get_hf_file_metadata(url.replace(name, "private"), token=READER).size == len("shardio.json")
+    with pytest.raises(RevisionNotFoundError):
+        HfApi(endpoint=endpoint).dataset_info("org/private", revision="none", token=READER)
+
+
+# Datasets
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder that is uploaded, with class folders in ``images`` and a dataset in ``train``."""
+    write_images(tmp_path / "files" / "images")
+    shardio.pack(tmp_path / "files" / "images", tmp_path / "files" / "train", max_shard_samples=5)
+    return tmp_path / "files"
+
+
+def read(
+    source: str | Path, fake_hub: FakeHub, num_workers: int = 0, cache: Path | None = None
+) -> Iterator[tuple[str, int]]:
+    options = fake_hub.server.options if str(source).startswith("hf:") else None
+    dataset = ShardDataset(source, shuffle=True, fields=("key", "label"), storage_options=options, cache=cache)
+    for keys, labels in DataLoader(dataset, batch_size=4, num_workers=num_workers):
+        yield from zip(keys, labels.tolist(), strict=True)
+
+
+def test_a_dataset_and_class_folders_are_read_like_local_ones(fake_hub: FakeHub, folder: Path) -> None:
+    name = uuid.uuid4().hex
+    fake_hub.commit(name, folder, revision="v1.0")
+    url = f"{fake_hub.server.url}/{name}@v1.0"
+    for path, num_workers in (("train", 1), ("train/shardio.json", 0)):
+        assert list(read(f"{url}/{path}", fake_hub, num_workers)) == list(read(folder / path, fake_hub))
+    ours = ImageFolder(f"{url}/images", storage_options=fake_hub.server.options)
+    theirs = ImageFolder(folder / "images")
+    assert (ours.classes, len(ours)) == (theirs.classes, len(theirs))
+    for i in range(len(theirs)):
+        assert torch.equal(ours[i][0], theirs[i][0])
+        assert ours[i][1] == theirs[i][1]
+
+
+def test_files_that_a_commit_leaves_unchanged_stay_in_the_cache(
+    fake_hub: FakeHub, folder: Path, tmp_path: Path, proxies: tuple[FaultProxy, FaultProxy]
+) -> None:
+    name = uuid.uuid4().hex
+    fake_hub.commit(name, folder)
+    url, expected = f"{fake_hub.server.url}/{name}", list(read(folder / "train", fake_hub))
+    _, proxy = proxies  # It counts what is fetched.
+    assert list(read(f"{url}/train", fake_hub, cache=tmp_path / "cache")) == expected
+    assert proxy.counts().num_bytes
+    proxy.reset()
+    (folder / "README.md").write_text("new")
+    commit = fake_hub.commit(name, folder)
+    client().close()
+    for revision in "", f"@{commit}":
+        assert list(read(f"{url}{revision}/train", fake_hub, cache=tmp_path / "cache")) == expected
+    assert proxy.counts().num_requests == 0
+
+
+def test_commands_read_repositories_and_nothing_is_packed_into_one(
+    fake_hub: FakeHub, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_hub.commit("commands", folder)
+    monkeypatch.setenv("HF_ENDPOINT", fake_hub.server.options["endpoint"])
+    client().close()  # So that the storage process sees this variable.
+    url = f"{fake_hub.server.url}/commands/train"
+    rows, expected_rows = (json.loads(run("info", source, "--json").stdout) for source in (url, folder / "train"))
+    assert rows.keys() == expected_rows.keys()
+    assert (rows["samples"], rows["shards"]) == (expected_rows["samples"], expected_rows["shards"])
+    run("doctor", url, "--seconds", "0.01", "--json")
+    with pytest.raises(PackError, match=r"cannot write to hf://datasets/org/a/: .* Hub are read-only"):
+        shardio.pack(folder / "images", f"{fake_hub.server.url}/a")
+    client().close()

@@ -1,0 +1,202 @@
+"""Fuzzing of images, tars and the kernel: what breaks a law, crashes or hangs is named and saved."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from tests.images.fuzz_laws import LawBrokenError
+from tests.processes import forkserver_context, run_python
+from tests.shards.hostile_shards import HostileShard
+
+# Not an import statement: tools/ is not a package, and mypy knows its files by other names.
+fuzz_images = import_module("tools.fuzz_images")
+
+IMAGES = Path(__file__).parents[2] / "tools" / "fuzz_images.py"
+
+
+@pytest.mark.slow
+def test_a_campaign_says_how_many_files_are_read_rightly(tmp_path: Path) -> None:
+    done = run_python(IMAGES, "--files", 60, "--jobs", 1, "--seed", 3, "--save", tmp_path, cwd=IMAGES.parent)
+    assert done.returncode == 0, done.stdout
+    assert "the laws hold for all 60 files of seed 3" in done.stdout
+    assert "reading: the pixels of a full decode" in done.stdout
+
+
+def test_a_file_is_that_of_its_seed() -> None:
+    files = [fuzz_images.make_damaged_file(seed, fuzz_images.ORIGINALS)[0] for seed in range(200)]
+    assert files == [fuzz_images.make_damaged_file(seed, fuzz_images.ORIGINALS)[0] for seed in range(200)]
+    assert len(set(files)) > 190
+
+
+def _run_in_this_process(seeds: range, num_jobs: int, folder: Path) -> Any:
+    note = folder / "note"
+    read, write = fuzz_images.multiprocessing.Pipe(duplex=False)
+    fuzz_images.run_seeds(seeds, write, note)
+    while read.poll():
+        yield read.recv(), note
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run campaigns in this process, where functions can be replaced."""
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(fuzz_images, "run_jobs", _run_in_this_process)
+    monkeypatch.setattr(fuzz_images.signal, "signal", lambda *_: before)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("error", [LawBrokenError("other pixels"), KeyError(6)])
+def test_a_file_that_breaks_a_law_is_saved_and_named_by_its_seed(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong, *_ = fuzz_images.make_damaged_file(37, fuzz_images.ORIGINALS)
+
+    def check_file(content: bytes, made_of: Any, rng: Any) -> list[str]:
+        if content == wrong:
+            raise error
+        return ["fine"]
+
+    monkeypatch.setattr(fuzz_images, "check_file", check_file)
+    with pytest.raises(typer.Exit) as exit_info:
+        fuzz_images.main(files=100, seed=0, jobs=1, save=tmp_path / "kept", only=None)
+    assert exit_info.value.exit_code == 1
+    out = capsys.readouterr().out
+    assert f"{type(error).__name__}: {error} (seed 37)" in out
+    assert "37  fine" in out
+    assert [path.read_bytes() for path in (tmp_path / "kept").iterdir()] == [wrong]
+    with pytest.raises(type(error)):
+        fuzz_images.main(only=37, save=tmp_path / "only")
+    assert (tmp_path / "only" / "seed-37").read_bytes() == wrong
+
+
+def _die(seeds: range, reports: Any, path: Path) -> None:
+    path.write_bytes(b"the last file")
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def _hang(seeds: range, reports: Any, path: Path) -> None:
+    path.write_bytes(b"the last file")
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    time.sleep(600)  # The alarm ends it.
+
+
+@pytest.mark.parametrize(("run", "said"), [(_die, "the process ended by SIGSEGV"), (_hang, "longer than 5 s")])
+def test_a_crash_or_a_hang_is_a_failure_and_the_file_stays(
+    run: Any, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    context = forkserver_context()
+    monkeypatch.setattr(fuzz_images.multiprocessing, "get_context", lambda _: context)
+    monkeypatch.setattr(fuzz_images, "run_seeds", run)
+    ((report, note),) = fuzz_images.run_jobs(range(10), 1, tmp_path)
+    assert said in report.wrong
+    assert note.read_bytes() == b"the last file"
+
+
+# Not an import statement: tools/ is not a package, and mypy knows its files by other names.
+fuzz_tars = import_module("tools.fuzz_tars")
+
+TARS = Path(__file__).parents[2] / "tools" / "fuzz_tars.py"
+
+
+@pytest.mark.slow
+def test_a_campaign_says_how_many_inputs_break_a_law(tmp_path: Path) -> None:
+    done = run_python(TARS, "--cases", 60, "--seed", 3, "--save", tmp_path / "kept", cwd=TARS.parent)
+    assert done.returncode == 0, done.stdout
+    assert "0 of 60 inputs of seed 3 break a law" in done.stdout
+    assert "index: done" in done.stdout
+    assert not (tmp_path / "kept").exists()
+
+
+def _break(seeds: range, reports: Any, current: Any, folder: Path) -> None:
+    """Break a law at 3, die at 5, and hang at 7."""
+    for seed in seeds:
+        current.value = seed
+        if seed == 5:
+            signal.raise_signal(signal.SIGKILL)
+        if seed == 7:
+            signal.setitimer(signal.ITIMER_PROF, 0.01)
+            while True:
+                pass
+        reports.send(fuzz_tars.Report(num_inputs=1, wrong="other samples" if seed == 3 else None, seed=seed))
+        if seed == 3:
+            return
+
+
+def test_a_campaign_goes_on_after_a_broken_law_a_crash_and_a_hang(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    context = forkserver_context()
+    monkeypatch.setattr(fuzz_tars.multiprocessing, "get_context", lambda _: context)
+    monkeypatch.setattr(fuzz_tars, "run_seeds", _break)
+    reports = list(fuzz_tars.run_job(range(10), tmp_path))
+    assert sum(report.num_inputs for report in reports) == 10
+    assert {report.seed: report.wrong for report in reports if report.wrong} == {
+        3: "other samples",
+        5: "the process ended by SIGKILL",
+        7: "one way of reading it took longer than 2 s of processor time per MiB",
+    }
+
+
+def test_a_saved_input_can_be_read_again(tmp_path: Path) -> None:
+    how = fuzz_tars._save(37, tmp_path)
+    assert "--only 37" in how
+    (saved,) = tmp_path.iterdir()
+    assert HostileShard.load(saved.read_bytes()).num_bytes
+    assert fuzz_tars._replay(None, saved, tmp_path).total() > 0
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
+
+
+ROOT = Path(__file__).parents[2]
+
+KERNEL = ROOT / "tools" / "fuzz_kernel.py"
+
+
+@pytest.mark.slow
+def test_the_kernel_stays_between_guard_pages() -> None:
+    done = run_python(KERNEL, "--guard", "--files", 200, "--start", 77, "--seed", 2)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("200 files of seed 2 from 77 on --guard: no access outside the kernel's memory; ")
+
+
+FAULTS = {
+    "one file alone": ("len(chunk.contents) and 8 in files", "SIGSEGV", "file 8", "8 --files 1"),
+    "two files together": ("{8, 9} <= set(files)", "SIGSEGV", "files 8 to 11, together", "8 --files 4"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("condition", "end", "files", "again"), FAULTS.values(), ids=FAULTS)
+def test_files_that_end_the_process_are_named(condition: str, end: str, files: str, again: str) -> None:
+    code = f"""
+import ctypes, multiprocessing
+from tools import fuzz_kernel
+
+def make_chunk(seed, files, originals):
+    chunk = make_usual_chunk(seed, files, originals)
+    if {condition}:
+        ctypes.string_at(0)
+    return chunk
+
+make_usual_chunk, fuzz_kernel._make_chunk = fuzz_kernel._make_chunk, make_chunk
+fork = multiprocessing.get_context("fork")  # A spawned process would not have this fault.
+multiprocessing.get_context = lambda _: fork
+fuzz_kernel.main(files=20, seed=1, start=0, guard=True, tight=None)
+"""
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False, env=environment
+    )
+    assert done.returncode == 1
+    expected = f"{end}: seed 1, {files}; repeat with --seed 1 --start {again} --guard"
+    assert done.stderr.splitlines()[-1] == expected

@@ -1,0 +1,397 @@
+"""Overviews, pages as the standard library reads them, and duplicates: equal bytes, and near perceptual hashes."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections import Counter
+from contextlib import ExitStack
+from html.parser import HTMLParser
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+
+import shardio
+from shardio.cli.terminal import ProgressReporter
+from shardio.shards import open_table
+from shardio.viewer import DuplicateReport, Overview, find_duplicates, look_at, make_overview_page, open_source
+from shardio.viewer.duplicates import SIDE, count_bits, find_near_pairs, hash_pictures, join_groups, reduce_picture
+from shardio.viewer.overview import MAX_BINS, make_log_histogram
+from tests.files import read_files
+from tests.sources import encode, write_images
+from tests.tars import write_tar
+
+VOID = {"meta", "img", "br", "link"}
+
+
+class Page(HTMLParser):
+    """The elements and the text of a page.
+
+    Attributes:
+        elements: The name and the attributes of each element, in order.
+        text: The visible text.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__()
+        self.elements = list[tuple[str, dict[str, str | None]]]()
+        self.text = ""
+        self._open = list[str]()
+        self.feed(content.decode("utf-8"))
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] not in ("script", "style"):
+            self.text += data + "\n"
+
+    def find(self, name: str) -> list[dict[str, str | None]]:
+        """Return the attributes of all elements with a name."""
+        return [attributes for found, attributes in self.elements if found == name]
+
+    def addresses(self) -> set[str]:
+        """Return the schemes of everything that a browser would load."""
+        values = [attributes.get(name) for _, attributes in self.elements for name in ("src", "href", "srcset", "data")]
+        return {value.partition(":")[0] for value in values if value}
+
+
+def look(source: Path, num_thumbnails: int = 200, seed: int | None = None) -> Overview:
+    with open_source(str(source)) as opened:
+        return look_at(opened, num_thumbnails=num_thumbnails, seed=seed)
+
+
+@given(st.lists(st.integers(0, 2**40), max_size=50))
+def test_a_histogram_counts_every_value_once(values: list[int]) -> None:
+    histogram = make_log_histogram(np.array(values, np.int64))
+    assert sum(histogram.counts) == len(values)
+    assert list(histogram.edges) == sorted(set(histogram.edges))
+    if max(values, default=0) < 2**24:
+        assert len(histogram.counts) <= MAX_BINS
+
+
+def test_a_directory_and_its_shards_contain_the_same(images: Path, packed: Path) -> None:
+    of_folder, of_shards = look(images), look(packed)
+    contents = [path.read_bytes() for path in images.rglob("*.jpg")]
+    for overview in (of_folder, of_shards):
+        assert overview.class_counts == Counter({f"class-{number}": 7 for number in range(3)})
+        assert (overview.num_images, overview.num_image_bytes) == (21, sum(map(len, contents)))
+        assert overview.headers.sizes == Counter({(32, 48): 21})
+        assert overview.headers.formats == Counter(JPEG=21)
+        assert sum(overview.file_sizes.counts) == 21
+        assert {thumbnail.label for thumbnail in overview.thumbnails} == {"class-0", "class-1", "class-2"}
+    manifest = open_table(packed).manifest
+    assert of_shards.facts["digest"] == manifest.digest
+    assert of_shards.facts["bytes"] == manifest.num_bytes
+    assert {use.name: use.num_samples for use in of_shards.fields} == {"cls": 21, "jpg": 21}
+
+
+def test_thumbnails_are_small_images_with_the_same_proportions(tmp_path: Path) -> None:
+    content = encode(1, width=800, height=300)
+    (tmp_path / "a.jpg").write_bytes(content)
+    (thumbnail,) = look(tmp_path).thumbnails
+    assert (thumbnail.size, thumbnail.label) == ((300, 800), None)
+    assert thumbnail.jpeg is not None
+    with Image.open(io.BytesIO(thumbnail.jpeg)) as small, Image.open(io.BytesIO(content)) as image:
+        assert small.size == (256, 96)
+        expected = np.asarray(image.resize(small.size, Image.Resampling.BILINEAR), np.float64)
+        assert np.abs(np.asarray(small, np.float64) - expected).mean() < 4
+
+
+def test_thumbnails_are_evenly_spaced_or_random(images: Path) -> None:
+    every = [thumbnail.key for thumbnail in look(images).thumbnails]
+    assert [thumbnail.key for thumbnail in look(images, 3).thumbnails] == every[::7]
+    chosen = [[thumbnail.key for thumbnail in look(images, 9, seed).thumbnails] for seed in (0, 0, 1)]
+    assert chosen[0] == chosen[1] != chosen[2]
+    assert all(keys == sorted(set(keys), key=every.index) and len(keys) == 9 for keys in chosen)
+
+
+def test_names_are_text_on_the_page(tmp_path: Path) -> None:
+    name = "<script>alert('1')</script>&\"x"
+    members = [(f"{name}-{number}.jpg", encode(number)) for number in range(2)]
+    labelled = [
+        (member[0].replace(".jpg", ".cls"), f"<img src=x onerror={number}>\"'".encode())
+        for number, member in enumerate(members)
+    ]
+    write_tar(tmp_path / "x.tar", [member for pair in zip(members, labelled, strict=True) for member in pair])
+    page = Page(make_overview_page(look(tmp_path / "x.tar")))
+    assert f"{name}-0" in page.text
+    assert "<img src=x onerror=1>\"'" in page.text
+    assert len(page.find("script")) == 1
+    assert page.addresses() == {"data"}
+    assert not any(key.startswith("on") for _, attributes in page.elements for key in attributes)
+
+
+def test_the_page_loads_nothing_and_describes_its_images(packed: Path) -> None:
+    page = Page(make_overview_page(look(packed, 5)))
+    images = page.find("img")
+    assert len(images) == 5
+    assert all((image["alt"] or "").startswith("image of sample class-") for image in images)
+    assert page.addresses() == {"data"}
+    assert {figure["data-class"] for figure in page.find("figure")} <= {
+        option["value"] for option in page.find("option")
+    }
+    assert all("aria-label" in chart for chart in page.find("svg"))
+
+
+def test_undecodable_images_have_placeholders(tmp_path: Path) -> None:
+    write_images(tmp_path, classes=1, per_class=3)
+    (tmp_path / "class-0" / "name-001.jpg").write_bytes(encode(1)[:-60])
+    (tmp_path / "class-0" / "name-003.png").write_bytes(b"not an image")
+    overview = look(tmp_path)
+    bad = [thumbnail.key for thumbnail in overview.thumbnails if thumbnail.jpeg is None]
+    assert bad == ["class-0/name-001.jpg", "class-0/name-003.png"]
+    assert [key for key, _ in overview.headers.unreadable] == ["class-0/name-003.png"]
+    page = Page(make_overview_page(overview))
+    assert page.text.count("cannot be decoded\n") == 2
+    assert "2 of them cannot be decoded" in page.text
+    assert "class-0/name-003.png" in page.text
+
+
+def test_bytes_that_are_not_utf8_are_shown_escaped(tmp_path: Path) -> None:
+    write_tar(tmp_path / "x.tar", [("\udcff.jpg", encode(1)), ("\udcff.cls", b"\xff")])
+    assert "\\udcff" in Page(make_overview_page(look(tmp_path / "x.tar"))).text
+
+
+def test_tars_without_images_have_a_page(tmp_path: Path) -> None:
+    write_tar(tmp_path / "x.tar", [("a.txt", b"x")])
+    overview = look(tmp_path / "x.tar")
+    assert (overview.num_images, overview.thumbnails) == (0, ())
+    assert "The samples have no classes" in Page(make_overview_page(overview)).text
+
+
+def test_a_directory_without_images_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(FileNotFoundError, match="neither images"):
+        open_source(str(tmp_path))
+
+
+def search(*sources: Path, threshold: int | None = 4, is_between: bool = False) -> DuplicateReport:
+    with ExitStack() as stack:
+        opened = [stack.enter_context(open_source(str(source))) for source in sources]
+        return find_duplicates(opened, threshold=threshold, is_between=is_between)
+
+
+def keys_of(report: DuplicateReport) -> list[list[str]]:
+    return [[copy.key.partition(".")[0] for copy in group.copies] for group in report.groups]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Class folders with two copies of one image in one class, and three of another in two classes."""
+    root = tmp_path / "folder"
+    write_images(root, per_class=4)
+    shutil.copy(root / "class-0" / "name-000.jpg", root / "class-0" / "name-100.jpg")
+    for name in ("class-1/name-101", "class-2/name-102"):
+        shutil.copy(root / "class-1" / "name-002.jpg", root / f"{name}.jpg")
+    return root
+
+
+GROUPS = [["class-0/name-000", "class-0/name-100"], ["class-1/name-002", "class-1/name-101", "class-2/name-102"]]
+
+
+@pytest.mark.parametrize("threshold", [None, 0])
+def test_files_with_the_same_bytes_are_groups(folder: Path, threshold: int | None) -> None:
+    report = search(folder, threshold=threshold)
+    assert keys_of(report) == GROUPS
+    assert [group.is_exact for group in report.groups] == [True, True]
+    assert [group.labels for group in report.groups] == [("class-0",), ("class-1", "class-2")]
+    assert report.count_within(0) == (2, 3)
+    assert report.num_images == (15,)
+    with pytest.raises(ValueError, match="threshold"):
+        search(folder, threshold=17)
+
+
+@pytest.mark.parametrize("threshold", [None, 0])
+def test_shards_have_the_same_groups_and_show_where_they_are(
+    folder: Path, tmp_path: Path, threshold: int | None
+) -> None:
+    packed = tmp_path / "packed"
+    shardio.pack(folder, packed, max_shard_samples=4)
+    report = search(packed, threshold=threshold)
+    assert sorted(map(sorted, keys_of(report))) == GROUPS
+    progress, contents = ProgressReporter("hashing", "images"), read_files(packed)
+    with open_source(str(packed)) as source:
+        find_duplicates([source], threshold=threshold, progress=progress)
+    assert progress.num_done == (0 if threshold is None else 15), "bytes are compared without reading shards"
+    for group in report.groups:
+        for copy in group.copies:
+            offset = copy.place.offset
+            assert offset is not None
+            expected = (folder / f"{copy.key}.jpg").read_bytes()
+            assert contents[copy.place.shard][offset : offset + len(expected)] == expected
+            assert copy.label == copy.key.partition("/")[0]
+
+
+def test_a_leak_between_a_directory_and_shards_is_found(folder: Path, tmp_path: Path) -> None:
+    packed, validation = tmp_path / "packed", tmp_path / "validation"
+    shardio.pack(folder, packed)
+    for number in range(2):
+        path = validation / "class-0" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes((folder / "class-2" / "name-003.jpg").read_bytes())
+    (validation / "class-0" / "other.jpg").write_bytes(encode(77))
+    report = search(packed, validation, threshold=None, is_between=True)
+    assert keys_of(report) == [["class-2/name-003", "class-0/0", "class-0/1"]]
+    assert report.list_between() == [[0, 1, 1, 1, 2]]
+    assert report.groups[0].labels == ("class-0", "class-2")
+    assert len(search(packed, validation, threshold=None).groups) == 3
+
+
+def test_similar_pictures_are_groups(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for seed in range(2):
+        content = encode(seed, width=400, height=300)
+        (tmp_path / "images" / f"{seed}-large.jpg").write_bytes(content)
+        with Image.open(io.BytesIO(content)) as image:
+            image.resize((100, 75), Image.Resampling.BOX).save(tmp_path / "images" / f"{seed}-small.png")
+    report = search(tmp_path / "images")
+    assert keys_of(report) == [["0-large", "0-small"], ["1-large", "1-small"]]
+    assert not any(group.is_exact for group in report.groups)
+    assert all(group.copies[1].distance is not None and group.copies[1].distance <= 4 for group in report.groups)
+    assert search(tmp_path / "images", threshold=None).groups == ()
+
+
+def test_damaged_and_even_images_are_compared_by_their_bytes(tmp_path: Path) -> None:
+    root = tmp_path / "images"
+    root.mkdir()
+    for name in ("a", "b"):
+        (root / f"damaged-{name}.jpg").write_bytes(encode(1)[:500])
+    for name, level in (("a", 0), ("b", 255)):
+        Image.new("L", (40, 40), level).save(root / f"even-{name}.png")
+    (root / "not-an-image.png").write_bytes(b"text")
+    (root / "vanished.jpg").symlink_to(root / "nothing")
+    report = search(root)
+    assert keys_of(report) == [["damaged-a", "damaged-b"]]
+    assert report.num_even == 2
+    unreadable = {image.key: image.reason for image in report.unreadable}
+    assert list(unreadable) == ["damaged-a.jpg", "damaged-b.jpg", "not-an-image.png", "vanished.jpg"]
+    assert "No such file" in unreadable["vanished.jpg"]
+
+
+def test_samples_without_images_are_not_compared(tmp_path: Path) -> None:
+    image = encode(1)
+    members = [("a.jpg", image), ("a.cls", b"0"), ("b.cls", b"0"), ("c.cls", b"1"), ("d.png", image), ("d.txt", b"x")]
+    write_tar(tmp_path / "x.tar", members)
+    report = search(tmp_path / "x.tar", threshold=None)
+    assert keys_of(report) == [["a", "d"]]
+    assert report.num_images == (2,)
+    assert [copy.label for copy in report.groups[0].copies] == ["0", None]
+
+
+def all_pairs(hashes: NDArray[np.uint64], threshold: int) -> set[tuple[int, int]]:
+    numbers = hashes.tolist()
+    return {
+        (first, second)
+        for first, second in combinations(range(len(numbers)), 2)
+        if (numbers[first] ^ numbers[second]).bit_count() <= threshold
+    }
+
+
+def found_pairs(hashes: NDArray[np.uint64], threshold: int) -> set[tuple[int, int]]:
+    return {
+        (min(pair), max(pair))
+        for first, second in find_near_pairs(hashes, threshold)
+        for pair in zip(first.tolist(), second.tolist(), strict=True)
+    }
+
+
+@pytest.mark.parametrize("threshold", [0, 1, 4, 7, 16])
+@pytest.mark.parametrize("num_hashes", [1, 2, 300])
+def test_the_pairs_are_those_of_comparing_all(threshold: int, num_hashes: int) -> None:
+    random = np.random.default_rng(threshold)
+    centres = random.integers(0, 2**64, max(1, num_hashes // 6), dtype=np.uint64)
+    flips = np.uint64(1) << random.integers(0, 64, (num_hashes, 10), dtype=np.uint64)
+    flips[random.random(flips.shape) < 0.6] = 0
+    hashes = np.unique(np.bitwise_xor.reduce(flips, axis=1) ^ random.choice(centres, num_hashes))
+    assert found_pairs(hashes, threshold) == all_pairs(hashes, threshold)
+
+
+@given(st.sets(st.integers(0, 2**64 - 1), max_size=12), st.integers(0, 16))
+def test_any_hashes(numbers: set[int], threshold: int) -> None:
+    hashes = np.array(sorted(numbers), np.uint64)
+    assert found_pairs(hashes, threshold) == all_pairs(hashes, threshold)
+    assert count_bits(hashes).tolist() == [number.bit_count() for number in sorted(numbers)]
+
+
+@given(st.integers(1, 30), st.data())
+def test_groups_are_the_connected_components(num_items: int, data: st.DataObject) -> None:
+    item = st.integers(0, num_items - 1)
+    batches = data.draw(st.lists(st.lists(st.tuples(item, item), max_size=8), max_size=4))
+    expected = list(range(num_items))
+    for first, second in (pair for batch in batches for pair in batch):
+        old, new = sorted((expected[first], expected[second]), reverse=True)
+        expected = [new if group == old else group for group in expected]
+    arrays = (np.array(batch, np.int64).reshape(-1, 2).T for batch in batches)
+    assert join_groups(num_items, ((first, second) for first, second in arrays)).tolist() == expected
+
+
+def hash_of(content: bytes) -> int:
+    hashes, has_contrast = hash_pictures(reduce_picture(content)[None])
+    assert has_contrast.all()
+    return int(hashes[0])
+
+
+def again(image: Image.Image, image_format: str = "JPEG", **options: int) -> bytes:
+    file = io.BytesIO()
+    image.save(file, image_format, **options)
+    return file.getvalue()
+
+
+def differing_bits(first: bytes, second: bytes) -> int:
+    return (hash_of(first) ^ hash_of(second)).bit_count()
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
+def test_a_reduced_picture_is_an_average(suffix: str) -> None:
+    for width, height in ((32, 32), (37, 91), (501, 333)):
+        content = encode(3, width=width, height=height, suffix=suffix)
+        with Image.open(io.BytesIO(content)) as image:
+            grey = np.asarray(image.convert("L"), np.float32)
+        expected = cv2.resize(grey, (SIDE, SIDE), interpolation=cv2.INTER_AREA)
+        assert np.abs(reduce_picture(content) - expected).mean() < 0.7
+
+
+def test_the_bits_are_those_of_the_definition() -> None:
+    fft = pytest.importorskip("scipy.fft")
+    pictures = np.random.default_rng(0).random((20, SIDE, SIDE)).astype(np.float32) * 255
+    low = fft.dctn(pictures.astype(np.float64), axes=(1, 2), norm="ortho")[:, :8, :8].reshape(20, 64)
+    bits = low > np.median(low, axis=1, keepdims=True)
+    expected = [int("".join("01"[bit] for bit in row.tolist()), 2) for row in bits]
+    assert hash_pictures(pictures)[0].tolist() == expected
+
+
+def test_copies_have_near_hashes_and_other_pictures_do_not() -> None:
+    contents = [encode(seed, width=500, height=375, quality=92) for seed in range(5)]
+    for content in contents:
+        with Image.open(io.BytesIO(content)) as image:
+            copies = [
+                again(image, quality=60),
+                again(image, "PNG"),
+                again(image.resize((250, 188), Image.Resampling.LANCZOS), quality=80),
+                again(image.resize((1000, 750), Image.Resampling.BICUBIC), quality=80),
+                again(image.convert("L"), quality=90),
+            ]
+        assert max(differing_bits(content, copy) for copy in copies) <= 4
+    for first, second in pairwise(contents):
+        assert differing_bits(first, second) > 10
+
+
+def test_even_pictures_have_no_hash() -> None:
+    even = [np.full((SIDE, SIDE), level, np.float32) for level in (0, 128, 255)]
+    noise = np.random.default_rng(0).normal(128, 1, (SIDE, SIDE)).astype(np.float32)
+    _, has_contrast = hash_pictures(np.stack([*even, noise]))
+    assert not has_contrast.any()
