@@ -1,9 +1,10 @@
-"""Start background processes, react to forks and signals, and count processors."""
+"""Start background processes, say how they ended, react to forks and signals, keep generators, and count processors."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
@@ -18,6 +20,24 @@ from types import CodeType
 from typing import IO, Any, TypeVar
 
 Owner = TypeVar("Owner")
+
+
+@contextmanager
+def keep_generators() -> Iterator[None]:
+    """Restore the global generators of torch (on the CPU), numpy and Python at the end of a ``with`` block."""
+    torch = sys.modules.get("torch")
+    torch_state = None if torch is None else torch.get_rng_state()
+    numpy = sys.modules.get("numpy")
+    numpy_state = None if numpy is None else numpy.random.get_state()
+    python_state = random.getstate()
+    try:
+        yield
+    finally:
+        if torch is not None:
+            torch.set_rng_state(torch_state)
+        if numpy is not None:
+            numpy.random.set_state(numpy_state)
+        random.setstate(python_state)
 
 
 def count_processors() -> int:
@@ -148,6 +168,32 @@ def _call_each(watches: Iterator[_Watch], moment: str) -> None:
         raise
 
 
+class Owned:
+    """A group of workers that belongs to the process that created it, and ends there when it is closed or freed.
+
+    Args:
+        end: Ends the workers and waits for them. It must not refer to this object.
+    """
+
+    def __init__(self, end: Callable[[], object]) -> None:
+        self._owner_id = os.getpid()
+        self._finalizer = weakref.finalize(self, _end_in, self._owner_id, end)
+
+    @property
+    def belongs_here(self) -> bool:
+        """Whether this process created it; false in a forked child."""
+        return self._owner_id == os.getpid()
+
+    def close(self) -> None:
+        """End all workers and wait for them. Further calls do nothing."""
+        self._finalizer()
+
+
+def _end_in(owner_id: int, end: Callable[[], object]) -> None:
+    if os.getpid() == owner_id:
+        end()
+
+
 def let_through(error: BaseException) -> None:
     """Re-raise an error if it is an interruption. Call this before blaming a sample for an error.
 
@@ -258,6 +304,27 @@ def _absolute_module_path() -> list[str]:
         return list(map(os.path.abspath, path))
     except FileNotFoundError:
         return list(filter(os.path.isabs, path))
+
+
+def is_stopped(process_id: int) -> bool:
+    """Return whether a signal has stopped a process; false if the operating system does not say."""
+    with suppress(OSError):
+        status = Path(f"/proc/{process_id}/stat").read_bytes()  # proc(5): after the name comes the state.
+        return status.rpartition(b")")[2].split()[0] == b"T"
+    return False
+
+
+def describe_exit(process: str, code: int) -> str:
+    """Describe the end of a process in the words of torch's DataLoader, by which programs recognize a dead worker.
+
+    Args:
+        process: Its name, such as ``DataLoader worker (pid 12)``.
+        code: Its exit code; negative for a signal.
+    """
+    if code >= 0:
+        return f"{process} exited unexpectedly with exit code {code}"
+    names = {each.value: f" ({each.name})" for each in signal.Signals}  # Real-time signals have none.
+    return f"{process} is killed by signal: {signal.strsignal(-code)}{names.get(-code, '')}"
 
 
 def ignore_pillows_warnings() -> None:

@@ -21,7 +21,7 @@ from shardio import DataLoader, ShardDataset
 from shardio.transforms import RandomResizedCrop
 from tests.sources import write_images
 
-PROGRAM = b"from shardio.loader.processes.worker_process import main; gc.enable(); main()"
+PROGRAM = b"from shardio.loader.chunk_worker import main; gc.enable(); main()"
 """The end of a fork server's command, by which it is found."""
 
 NUM_SAMPLES = 100
@@ -127,12 +127,11 @@ def list_processes() -> Iterator[tuple[int, int, list[bytes]]]:
             yield process_id, int(status[1]), command
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait for what other processes will do soon."""
-    deadline = time.monotonic() + 30
+def wait_until(is_so: Callable[[], object], what: str = "other processes have done it") -> None:
+    deadline = time.monotonic() + 60
     while not is_so():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.01)
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        time.sleep(0.005)  # Polling without a pause would take the processor from the other processes.
 
 
 def fork(work: Callable[[], object]) -> Callable[[], str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import subprocess
 import sys
@@ -45,6 +46,13 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, object, object]:
+    """Give all tests the same environment. Fork servers do not serve user code after their environment has changed."""
+    os.environ["PYTEST_CURRENT_TEST"] = ""
+    return (yield)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -108,7 +108,7 @@ def test_folders_without_torch_load_without_it() -> None:
 
 def test_worker_processes_start_without_what_takes_long_to_import() -> None:
     slow = {"torch", "cv2", "PIL", "numba", "llvmlite", "pydantic", "secrets", "tarfile", "zipfile", "safetensors"}
-    imports = "import shardio.loader.processes.worker_process, shardio.reading.reader, shardio.decoding"
+    imports = "import shardio.loader.chunk_worker, shardio.reading.reader, shardio.decoding"
     added = modules_after(imports) - modules_after("import numpy")
     assert not slow & added
 

@@ -26,13 +26,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are no
 
 from shardio import DataLoader
 from tests.files import count_open_files
-from tests.loader.fetching.programs import programs
-from tests.loader.fetching.test_ends import Arrays, find_mappings
-from tests.loader.fetching.test_states import test_a_resumed_program_sees_the_rest as resumed
-from tests.loader.fetching.test_torchs_batches import (
+from tests.loader.programs import programs
+from tests.loader.test_any_dataset import (
     test_random_programs_see_torchs_batches as compared,
     test_threads_deliver_the_same_samples as compared_in_threads,
 )
+from tests.loader.test_any_dataset_states import test_a_resumed_program_sees_the_rest as resumed
+from tests.loader.test_any_dataset_workers import Arrays, find_mappings
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 

@@ -54,8 +54,7 @@ def describe_machine(device: torch.device) -> Facts:
 
 def measure_registration(device: torch.device) -> Facts:
     """Compare registering a buffer in place with torch's pinned memory: time, return code and bandwidth."""
-    from shardio.loader.buffers import map_in_torch
-    from shardio.loader.memory import make_memory
+    from shardio.loader.buffers import make_memory, map_in_torch
 
     descriptor = make_memory(BUFFER_BYTES)
     memory = map_in_torch(descriptor, BUFFER_BYTES)

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from shardio.check.coverage import ASK_FOR_KEY, Allowance, Coverage, Delivery, Key, RankEpoch, content_ids, keys_in
 from shardio.errors import IdentityError
-from shardio.order import DROP_LAST, POLICIES, Cursor, EpochOrder, OrderSettings, RemainderPolicy, keep_generators
+from shardio.order import DROP_LAST, POLICIES, Cursor, EpochOrder, OrderSettings, RemainderPolicy
+from shardio.process import keep_generators
 from shardio.world import World, find_worker
 
 NUM_PROBES, NUM_READS = 8, 4

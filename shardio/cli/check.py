@@ -367,8 +367,8 @@ def bench(
 
     Example: shardio bench packed/train --num-workers 8 --epochs 2
     """
+    from shardio.loader.choice import fallback_reason
     from shardio.loader.data_loader import NO_STATS
-    from shardio.loader.executors.choice import fallback_reason
 
     remote = read_remote_arguments(storage_option, cache, cache_size, cache_shared)
     with value_errors_as_usage_errors():

@@ -1,2 +1,2 @@
 from .data_loader import DataLoader as DataLoader
-from .stats import LoaderStats as LoaderStats
+from .executor import LoaderStats as LoaderStats

@@ -16,15 +16,15 @@ from shardio.datasets import MapDataset, ShardDataset
 from shardio.epochs import set_epoch, set_epoch_of_parts
 from shardio.errors import Stage
 from shardio.libraries import own_tensors
-from shardio.loader.arguments import check_dataset, check_own_arguments, check_prefetch_factor
+from shardio.loader.assembly import DefaultPrefetch
+from shardio.loader.batches import collate_channels_last, yields_images
 from shardio.loader.buffers import MemoryCallback
-from shardio.loader.collate import collate_channels_last, yields_images
+from shardio.loader.choice import OwnArguments, check_dataset, check_prefetch_factor, fallback_reason, is_torchs
 from shardio.loader.epoch_iterator import is_preparing
-from shardio.loader.executors.assembly import DefaultPrefetch
-from shardio.loader.executors.choice import fallback_reason, is_torchs
+from shardio.loader.executor import LoaderStats
 from shardio.loader.extension import DeliveredBatches, Extension, Shown, extend, find_extension
-from shardio.loader.fetching.fetchers import WorkerMethod, takes_arguments
-from shardio.loader.stats import LoaderStats
+from shardio.loader.fetchers import WorkerMethod
+from shardio.loader.saved_state import takes_arguments
 from shardio.order import check_epoch
 from shardio.values import check_integer, check_optional_integer
 
@@ -35,9 +35,11 @@ NO_STATE = (
     "run restarts the epoch"
 )
 
+
 _UNKNOWN = "{kind} did not call the constructor of shardio's DataLoader, so torch's own iterators make its batches"
 
 _log = logging.getLogger("shardio")
+
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -165,7 +167,7 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
         batch_size = check_optional_integer("batch_size", batch_size, at_least=1)
         num_workers = check_integer("num_workers", num_workers)  # torch checks the rest.
         prefetch_factor = check_prefetch_factor(prefetch_factor)
-        arguments = check_own_arguments(
+        arguments = OwnArguments(
             worker_method=worker_method,
             snapshot_every_n_steps=snapshot_every_n_steps,
             on_error=on_error,

@@ -6,9 +6,11 @@ Accelerate's wrappers: it reports the last batch to ``accumulate``, and the repe
 
 from __future__ import annotations
 
+import atexit
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, Protocol
@@ -23,10 +25,10 @@ from torch.utils.data.dataloader import (
 )
 
 from shardio.epochs import find_rng_keys, hand_over
-from shardio.loader.executors.executor import BatchIterator
-from shardio.loader.failures import Failure, before_shutdown
+from shardio.loader.executor import BatchIterator
+from shardio.loader.wire import Failure
 from shardio.order import Progress, Split, make_rng_key
-from shardio.process import cut_short, describe_error
+from shardio.process import call_at_fork, cut_short, describe_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +135,6 @@ class EpochIterator(LoaderIterator):
         self._cut_short_by: str | None = None
 
     def __len__(self) -> int:
-        """Return the number of this rank's batches in a full epoch."""
         return self._length()
 
     def __next__(self) -> Any:
@@ -230,7 +231,6 @@ class WorkersIterator(EpochIterator, _MultiProcessingDataLoaderIter):
 
     @property
     def _workers(self) -> list[Any]:  # type: ignore[override]  # torch's is an attribute
-        """The workers that call the user's dataset."""
         return list(self._batches.members)
 
     @property
@@ -371,9 +371,66 @@ def _gradients_class() -> type[Any]:
     from accelerate.state import GradientState
 
     class Gradients(DataLoaderStateMixin):  # type: ignore[misc]  # Accelerate has no types.
-        """The bookkeeping that Accelerate provides for other libraries' loaders."""
-
         def __init__(self) -> None:
             self.gradient_state = GradientState()
 
     return Gradients
+
+
+PATIENCE_S = 5.0
+"""The time, in seconds, that Python's shutdown waits for batches that other threads have requested."""
+
+
+class _Gate:
+    """A gate that remembers the threads inside it, and admits no more once it is closed."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self._condition, self._is_closed = threading.Condition(), False
+        self._inside: list[int] = []  # A thread is inside as often as it has entered.
+
+    def enter(self) -> None:
+        with self._condition:
+            if self._is_closed:
+                raise RuntimeError(
+                    "Python is shutting down, so no batch can be made: read all batches before the program ends"
+                )
+            self._inside.append(threading.get_ident())
+
+    def leave(self) -> None:
+        with self._condition:
+            self._inside.remove(threading.get_ident())
+            self._condition.notify_all()
+
+    def close(self) -> None:
+        with self._condition:
+            self._is_closed = True
+            here = threading.get_ident()  # If Ctrl-C interrupted leave(), this thread still counts as inside.
+            self._condition.wait_for(lambda: all(thread == here for thread in self._inside), PATIENCE_S)
+
+
+_gate = _Gate()
+
+
+@contextmanager
+def before_shutdown() -> Iterator[None]:
+    """Make a batch in the block, and let Python's shutdown wait for it.
+
+    Raises:
+        RuntimeError: If Python is shutting down.
+    """
+    _watch()
+    _gate.enter()
+    try:
+        yield
+    finally:
+        _gate.leave()
+
+
+@cache
+def _watch() -> None:
+    # Called with the first batch: exit handlers run in reverse order, and this one must run before workers are ended.
+    atexit.register(_gate.close)
+    call_at_fork(_gate, after_in_child=_Gate.clear)  # The child lacks the threads that were inside.

@@ -14,18 +14,22 @@ from shardio.bad_samples import BadSamples
 from shardio.datasets import TOO_LATE
 from shardio.device import DevicePrefetcher
 from shardio.libraries import own_tensors
-from shardio.loader.arguments import (
+from shardio.loader.batches import yields_images
+from shardio.loader.buffers import BufferWatch, MemoryCallback
+from shardio.loader.choice import (
     OwnArguments,
     check_order,
     check_policy,
     check_samplers_dataset,
+    fallback_reason,
+    find_settings,
+    is_torchs,
     make_bad_samples,
+    make_executor,
     sole_split,
     warn_of_no_batches,
     warn_of_whole_epochs,
 )
-from shardio.loader.buffers import BufferWatch, MemoryCallback
-from shardio.loader.collate import yields_images
 from shardio.loader.epoch_iterator import (
     BegunEpoch,
     EpochIterator,
@@ -34,8 +38,9 @@ from shardio.loader.epoch_iterator import (
     check_parallelism,
     make_epoch_iterator,
 )
-from shardio.loader.executors.choice import fallback_reason, find_settings, is_torchs, make_executor
-from shardio.loader.executors.executor import (
+from shardio.loader.epochs import Epochs
+from shardio.loader.executor import (
+    SUPERSEDED,
     Executor,
     ExecutorSettings,
     OrderSampler,
@@ -44,8 +49,6 @@ from shardio.loader.executors.executor import (
     find_order,
     find_override,
 )
-from shardio.loader.executors.pipeline import SUPERSEDED
-from shardio.loader.fetching.epochs import Epochs
 from shardio.order import DROP_LAST, Cursor, Progress, Split
 
 _READ = ("dataset", "batch_size", "sampler", "batch_sampler", "collate_fn", "num_workers")
@@ -281,7 +284,6 @@ class Extension:
         return cursor, split
 
     def _warn_of_sampler(self, loader: Any) -> None:
-        """Warn if the sampler gives every rank all samples, or if there are no batches."""
         sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         warn_of_whole_epochs(loader.dataset, sampler)
         if (

@@ -4,23 +4,38 @@ As with the buffers of pickle protocol 5, the memory of tensors, arrays and stor
 *pieces*. Unlike with that protocol, tensors keep their strides, and tensors that share memory still share it.
 
 A large piece lies in a batch buffer, or in memory made for this value alone. A small one travels with the pickle.
+
+A loader's job is pickled once for all its worker processes. It may hold everything that multiprocessing can send to a
+process that it starts: locks, queues, tensors in shared memory. Each worker maps the memory of the job's arrays, and
+copies only the pages that it writes to.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import pickle
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import socket
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from functools import partial
+from multiprocessing import context
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.utils.data._utils.worker
 from numpy.typing import NDArray
 from torch.storage import TypedStorage
 
-from shardio.loader.memory import MIN_BYTES
+from shardio.errors import add_note
+from shardio.loader.buffers import MIN_BYTES, make_memory, map_memory
+from shardio.loader.fetchers import FetchJob, make_failing_job
+from shardio.loader.wire import MAX_DESCRIPTORS, receive_all, write_all
+from shardio.process import let_through
 
 ALIGNMENT = 64
 """The alignment of pieces in a buffer, in bytes: a multiple of the size of a cache line, and of every dtype."""
@@ -157,7 +172,7 @@ def put_memory_back(pickled: Pickle, pieces: Sequence[torch.Tensor]) -> Any:
         pickled: The pickle.
         pieces: Its pieces, uint8 [n] each. The value's tensors are views of them; its arrays are copies.
     """
-    return _Unpickler(pickled, pieces).load()
+    return _Unpickler(pickled.content, _fill.__name__, partial(_fill_from, pickled.starts, pieces)).load()
 
 
 @dataclass(kw_only=True, eq=False)
@@ -281,14 +296,19 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, pickled: Pickle, pieces: Sequence[torch.Tensor]) -> None:
-        super().__init__(io.BytesIO(pickled.content))
-        # Not a method: the unpickler keeps it, so the memory would stay until Python looks for cycles.
-        self._fill = partial(_fill_from, pickled.starts, pieces)
+    """An unpickler that calls ``stand_in`` in place of a function of this module.
+
+    The stand-in is no method: the unpickler keeps it, so memory would stay until Python looks for cycles.
+    """
+
+    def __init__(
+        self, content: bytes, name: str, stand_in: Callable[..., Any], buffers: Sequence[Memory] | None = None
+    ) -> None:
+        super().__init__(io.BytesIO(content), buffers=buffers)
+        self._name, self._stand_in = name, stand_in
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the object of a name, and for :func:`_fill` a function that has the pieces."""
-        return self._fill if (module, name) == (__name__, _fill.__name__) else super().find_class(module, name)
+        return self._stand_in if (module, name) == (__name__, self._name) else super().find_class(module, name)
 
 
 def _fill(*values: Any) -> Any:
@@ -322,3 +342,209 @@ def _identify(storage: torch.UntypedStorage) -> tuple[int, int]:
 
 def _as_tensor(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+class SharedJob:
+    """A job that worker processes can receive.
+
+    Args:
+        job: The job. It must live as long as this object.
+
+    Raises:
+        Exception: If it cannot be pickled; the message names the attribute at fault.
+    """
+
+    def __init__(self, job: FetchJob) -> None:
+        self._memory = make_memory(0)
+        weakref.finalize(self, os.close, self._memory)
+        self._stop = 0
+        buffers = list[pickle.PickleBuffer]()
+        with _sending() as sending:
+            try:
+                # As in Python's own, positions are all that its __init__ takes.
+                ForkingPickler(self, 5, True, buffers.append).dump(job)  # write() is all it calls
+            except Exception as error:
+                let_through(error)
+                _name_attribute(error, job)
+                raise
+        self._descriptors = sending.descriptors
+        pickle_bytes = self._stop
+        spans = [self._add(buffer) for buffer in buffers]
+        self._message = JobMemory(
+            num_bytes=self._stop, pickle_bytes=pickle_bytes, spans=spans, num_descriptors=len(self._descriptors)
+        )
+
+    def write(self, content: bytes) -> int:
+        """Append bytes; the pickler calls this."""
+        write_all(self._memory, content)
+        self._stop += len(content)
+        return len(content)
+
+    def send(self, send: Callable[[Any, Sequence[int]], object]) -> None:
+        """Send the job to a worker process.
+
+        Args:
+            send: Sends it a message with open files.
+        """
+        send(self._message, [self._memory])
+        for start in range(0, len(self._descriptors), MAX_DESCRIPTORS):
+            send(MoreDescriptors(), self._descriptors[start : start + MAX_DESCRIPTORS])
+
+    def _add(self, buffer: pickle.PickleBuffer) -> tuple[int, int]:
+        self.write(bytes(-self._stop % ALIGNMENT))
+        start = self._stop
+        with buffer.raw() as content:
+            self.write(content)  # type: ignore[arg-type]  # any buffer
+        buffer.release()
+        return start, self._stop
+
+
+@dataclass(kw_only=True, eq=False)
+class JobMemory:
+    """The place of a job in the memory that comes with this message.
+
+    Attributes:
+        num_bytes: The size of the memory.
+        pickle_bytes: The size of the pickle, with which it begins.
+        spans: The first byte of each buffer, and the one after its last.
+        num_descriptors: The number of descriptors that follow, in :class:`MoreDescriptors`.
+    """
+
+    num_bytes: int
+    pickle_bytes: int
+    spans: list[tuple[int, int]]
+    num_descriptors: int
+
+
+@dataclass(kw_only=True, eq=False)
+class MoreDescriptors:
+    """A message with descriptors that the job needs."""
+
+
+def receive_job(end: socket.socket) -> FetchJob | None:
+    """Return the job that was sent to this process; None if the other end is closed.
+
+    If the job cannot be loaded, return one that answers every request with the error.
+    """
+    messages = receive_all(end, os.getppid())
+    if (received := next(messages, None)) is None:
+        return None
+    message, (descriptor,) = received
+    assert isinstance(message, JobMemory), "it is sent first"
+    memory = map_memory(descriptor, message.num_bytes, is_private=True)
+    os.close(descriptor)
+    descriptors = list[int]()
+    while len(descriptors) < message.num_descriptors:
+        if (received := next(messages, None)) is None:
+            return None
+        descriptors += received[1]
+    content = memory[: message.pickle_bytes].tobytes()
+    buffers = [memory[slice(*span)] for span in message.spans]
+    try:
+        job: FetchJob = _Unpickler(content, _take.__name__, partial(_find, descriptors), buffers).load()
+    except Exception as error:  # User modules may raise anything.
+        let_through(error)
+        add_note(error, "while loading the dataset in a worker process")
+        return make_failing_job(error)
+    return job
+
+
+class _Sending:
+    """A stand-in for the process that is being started, to which multiprocessing's reductions add descriptors."""
+
+    def __init__(self) -> None:
+        self.descriptors = list[int]()
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        self.descriptors.append(descriptor)
+        return len(self.descriptors) - 1
+
+    DupFd = staticmethod(lambda number: _Sent(number))
+
+
+class _Sent:
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __reduce__(self) -> Any:
+        return _take, (self._number,)
+
+
+@dataclass(frozen=True, slots=True)
+class _Received:
+    descriptor: int
+
+    def detach(self) -> int:
+        """Return the descriptor; the caller closes it."""
+        return self.descriptor
+
+
+def _take(number: int) -> _Received:
+    """Stand for a descriptor in pickles."""
+    raise RuntimeError("only receive_job can read this pickle")
+
+
+def _find(descriptors: Sequence[int], number: int) -> _Received:
+    return _Received(descriptors[number])
+
+
+@contextmanager
+def _sending() -> Iterator[_Sending]:
+    """Pretend in the block that a process is being started, because multiprocessing's reductions work only then."""
+    sending = _Sending()
+    context.set_spawning_popen(sending)  # type: ignore[arg-type]  # it has what they use
+    try:
+        yield sending
+    finally:
+        context.set_spawning_popen(None)
+
+
+def _name_attribute(error: Exception, job: FetchJob) -> None:
+    for field in fields(FetchJob):
+        if not _can_pickle(value := getattr(job, field.name)):
+            path, found = _find_attribute(field.name, value)
+            remedy = (
+                f"{path} cannot be pickled, but worker processes that are not forked receive it as a pickle: define "
+                f"functions and classes ({type(found).__name__}) at the top of a module, create what cannot be sent "
+                "in the worker, or use worker_method='thread' or multiprocessing_context='fork'"
+            )
+            error.args = (f"{error} ({remedy})", *error.args[1:])
+            return
+
+
+def _find_attribute(path: str, value: Any) -> tuple[str, Any]:
+    """Return the innermost part of a value that cannot be pickled, after its path."""
+    seen = set[int]()
+    while id(value) not in seen:
+        seen.add(id(value))
+        broken = next((part for part in _parts(path, value) if not _can_pickle(part[1])), None)
+        if broken is None:
+            break
+        path, value = broken
+    return path, value
+
+
+def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        yield from ((f"{path}[{key!r}]", part) for key, part in value.items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((f"{path}[{index}]", part) for index, part in enumerate(value))
+    elif isinstance(value, partial):
+        yield f"{path}.func", value.func
+        yield from _parts(f"{path}.args", value.args)
+        yield from _parts(f"{path}.keywords", value.keywords)
+    else:
+        if (owner := getattr(value, "__self__", None)) is not None:
+            yield f"{path}.__self__", owner
+        yield from ((f"{path}.{name}", part) for name, part in getattr(value, "__dict__", {}).items())
+
+
+def _can_pickle(value: Any) -> bool:
+    nowhere: Callable[[pickle.PickleBuffer], None] = lambda _: None  # noqa: E731  # as short as it can be
+    with _sending():
+        try:
+            ForkingPickler(io.BytesIO(), 5, True, nowhere).dump(value)
+        except Exception as error:
+            let_through(error)
+            return False
+    return True

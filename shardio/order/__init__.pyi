@@ -6,7 +6,6 @@ from .epoch_order import (
     augment_rng_keys as augment_rng_keys,
     choose_settings as choose_settings,
     derive_rng_key as derive_rng_key,
-    keep_generators as keep_generators,
     make_rng_key as make_rng_key,
     permute as permute,
     random_words as random_words,

@@ -21,10 +21,6 @@ Otherwise, a run could resume in another order than the one it began with. Then 
 
 from __future__ import annotations
 
-import random
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -158,21 +154,6 @@ MIN_WINDOW = 4096
 
 MAX_LANES = 8
 """The largest default number of lanes. With SHARDS_PER_WINDOW, it limits the number of shards that a rank has open."""
-
-
-@contextmanager
-def keep_generators() -> Iterator[None]:
-    """Restore the global generators of torch (on the CPU), numpy and Python at the end of a ``with`` block."""
-    torch = sys.modules.get("torch")
-    torch_state = None if torch is None else torch.get_rng_state()
-    numpy_state, python_state = np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        if torch is not None:
-            torch.set_rng_state(torch_state)
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,8 +37,8 @@ from shardio.images import (
     render_chunk,
     sizes_of,
 )
-from shardio.order import Words, keep_generators, random_words, to_unit
-from shardio.process import no_end
+from shardio.order import Words, random_words, to_unit
+from shardio.process import keep_generators, no_end
 
 __all__ = ["Calls", "Generators", "Geometry", "PixelTransform", "Transform", "as_pillow", "call_with_sample"]
 __all__ += ["is_image_array", "rng_keys_from_torch"]

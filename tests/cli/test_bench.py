@@ -19,7 +19,7 @@ from shardio.cli import check as check_module
 from shardio.cli.check import DatasetFormat, ThroughputMeter, advise
 from shardio.cli.options import has_class_folders
 from shardio.errors import FormatError
-from shardio.loader.stats import LoaderStats
+from shardio.loader.executor import LoaderStats
 from tests.cli.commands import error_of, pack_with_bad_image, run, unframed, usage_error
 from tests.faults.worker_processes import wait_until
 from tests.packing.packs import write_files

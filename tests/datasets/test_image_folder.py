@@ -20,7 +20,7 @@ from shardio.images import IMAGE_FIELDS
 from shardio.libraries import import_torchvision
 from tests.sources import encode, write_images
 
-TORCHS: dict[str, Any] = {"worker_init_fn": id}
+CALLING: dict[str, Any] = {"worker_init_fn": id}
 """Has torch's workers run."""
 
 
@@ -95,7 +95,7 @@ def test_labels_that_are_set_are_integers(images: Path) -> None:
     found = folder.samples
     folder.samples = [(path, np.int16(3 + label)) for path, label in found]
     assert folder[8][1] == folder.targets[8] == 4
-    loaders = [DataLoader(folder, batch_size=4, **options) for options in ({}, TORCHS)]
+    loaders = [DataLoader(folder, batch_size=4, **options) for options in ({}, CALLING)]
     for label in (0.5, 1.0, "1", None, [0, 1]):
         folder.samples = [(path, label) for path, _ in found]
         with pytest.raises(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import shardio
-from shardio.loader.processes.fork_server import end_kept
+from shardio.loader.fork_server import end_kept
 from tests.buffers import find_fork_servers
 from tests.faults.worker_processes import KINDS, Data, Expected, batches_of, find_worker_processes, make_loader
 from tests.sources import write_images

@@ -30,8 +30,8 @@ from tests.faults.damage import (
     warns_of_bad_samples,
 )
 from tests.faults.worker_processes import KINDS, Batches, Kind, batches_of, collect, count_images, plain
-from tests.loader.fetching.programs import WORKERS
-from tests.loader.torchs_workers import TORCHS, keys_of
+from tests.loader.calling import CALLING, keys_of
+from tests.loader.programs import WORKERS
 
 kinds_and_workers = pytest.mark.parametrize(
     ("kind", "num_workers"), [("shards", 0), ("map", 0), ("folder", 0), pytest.param("map", 1, marks=pytest.mark.slow)]
@@ -309,7 +309,7 @@ def test_both_executors_treat_bad_samples_alike(
     bad = {number: BAD[number] for number in list(BAD)[:3]} if kind == "folder" else BAD
     subject = Subject(tmp_path, "folder" if kind == "folder" else "map", bad)
     found = []
-    for options in ({}, TORCHS):
+    for options in ({}, CALLING):
         dataset = DATASETS[kind](subject, packed)
         order = {} if kind == "shards" else {"sampler": EpochSampler(dataset, remainder="mask", seed=2)}
         options = {"num_workers": num_workers, "quarantine": subject.quarantine, **order, **options}
@@ -329,7 +329,7 @@ def test_both_executors_treat_bad_samples_alike(
 
 
 @pytest.mark.parametrize(
-    ("has_order", "options"), [(True, {}), (True, TORCHS), (False, {"shuffle": True}), (False, {"shuffle": False})]
+    ("has_order", "options"), [(True, {}), (True, CALLING), (False, {"shuffle": True}), (False, {"shuffle": False})]
 )
 def test_what_replaces_a_sample_is_never_held_out(tmp_path: Path, has_order: bool, options: dict[str, Any]) -> None:
     subject = Subject(tmp_path, "map")
@@ -349,7 +349,7 @@ def test_what_replaces_a_sample_is_never_held_out(tmp_path: Path, has_order: boo
         assert entry["replacement_key"] == key_of(KEPT[entry["replacement"]])
 
 
-@pytest.mark.parametrize("options", [{}, TORCHS])
+@pytest.mark.parametrize("options", [{}, CALLING])
 def test_what_replaces_a_sample_is_drawn_by_its_number_in_the_subset(tmp_path: Path, options: dict[str, Any]) -> None:
     subject, drawn = Subject(tmp_path, "map"), []
     for bad in BAD:
@@ -367,7 +367,7 @@ def test_what_replaces_a_sample_is_drawn_by_its_number_in_the_subset(tmp_path: P
 @pytest.mark.parametrize(("kind", "num_workers"), [("shards", 0), ("map", 0), ("shards", 2)])
 def test_each_epochs_bad_samples_are_counted(tmp_path: Path, packed: Path, kind: str, num_workers: int) -> None:
     subject = Subject(tmp_path, "map")
-    options: dict[str, Any] = {"num_workers": num_workers, "persistent_workers": num_workers > 0, **TORCHS}
+    options: dict[str, Any] = {"num_workers": num_workers, "persistent_workers": num_workers > 0, **CALLING}
     dataset = DATASETS[kind](subject, packed)
     options |= {"on_error": "skip", "quarantine": subject.quarantine}
     loader = DataLoader(dataset, 10, sampler=EpochSampler(dataset) if kind == "map" else None, **options)
@@ -382,7 +382,7 @@ def test_each_epochs_bad_samples_are_counted(tmp_path: Path, packed: Path, kind:
 def test_the_errors_of_torchs_workers_name_the_samples(tmp_path: Path, num_workers: int) -> None:
     subject = Subject(tmp_path, "map")
     dataset = ShardDataset(subject.tars, **OPTIONS)
-    options = {"num_workers": num_workers, "quarantine": subject.quarantine, **TORCHS}
+    options = {"num_workers": num_workers, "quarantine": subject.quarantine, **CALLING}
     with pytest.raises(SampleError, match=r"sample class-1/005 in .*shard-000000\.tar at byte \d+ cannot be decoded"):
         list(DataLoader(dataset, batch_size=4, **options))
     with pytest.raises(

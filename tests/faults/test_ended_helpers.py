@@ -26,9 +26,9 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import shardio
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardWriter, StreamDataset, WorkerError
-from shardio.loader.fetching import worker_processes
-from shardio.loader.fetching.worker_processes import is_stopped
-from shardio.loader.processes.wire import ForgetBuffers
+from shardio.loader import fetch_workers
+from shardio.loader.buffers import ForgetBuffers
+from shardio.process import is_stopped
 from shardio.storage.client import client
 from tests.faults.worker_processes import is_alive, wait_until
 from tests.processes import forkserver_context
@@ -146,6 +146,10 @@ def test_an_epoch_whose_helper_ends_itself_raises_after_the_batches_before(execu
     else:
         assert received == WHOLE[: number // BATCH_SIZE]
         assert isinstance(error, WorkerError)
+    if "threads" in executor:
+        assert "worker thread 0 of the DataLoader ended with SystemExit" in str(error)
+        assert error is not None
+        assert isinstance(error.__cause__, SystemExit)
     with pytest.raises(RuntimeError):
         next(batches)
 
@@ -223,8 +227,8 @@ def test_processes_that_are_threads_deliver_all_batches(keys: Path, monkeypatch:
 
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_processes, "CHECK_S", 0.02)
-    monkeypatch.setattr(worker_processes, "STOPPED_S", 0.1)
+    monkeypatch.setattr(fetch_workers, "CHECK_S", 0.02)
+    monkeypatch.setattr(fetch_workers, "STOPPED_S", 0.1)
 
 
 @pytest.mark.usefixtures("_impatient")
@@ -245,7 +249,7 @@ def test_a_worker_process_that_stays_stopped_is_an_error(executor: str) -> None:
 
 
 def test_a_worker_process_that_continues_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_processes, "CHECK_S", 0.02)
+    monkeypatch.setattr(fetch_workers, "CHECK_S", 0.02)
     batches = iter(make("fetching: kill"))
     received = [next(batches).tolist()]
     (process,) = batches._workers
@@ -270,7 +274,7 @@ def test_a_stopped_worker_process_whose_socket_is_full_is_an_error() -> None:
 
 @pytest.mark.slow
 def test_no_worker_waits_for_ever_for_a_stopped_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_processes, "STOPPED_S", 0.05)
+    monkeypatch.setattr(fetch_workers, "STOPPED_S", 0.05)
     loader = make("fetching, not forked: kill")
     assert receive(loader) == (WHOLE, None)
     server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # the only name that it has

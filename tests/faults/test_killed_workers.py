@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from shardio import WorkerError
-from shardio.loader.processes import fork_server, pool as pool_module, worker_process
+from shardio.loader import chunk_worker, fork_server, pool as pool_module
 from shardio.transforms import Compose
 from tests.buffers import PROGRAM, find_fork_servers
 from tests.faults.worker_processes import (
@@ -356,7 +356,7 @@ def test_code_that_ends_its_process_loses_no_batch(
     assert loader.stats().num_worker_restarts == 1
     if name != "SIGSTOP":  # It is killed after it did not answer.
         assert name in str(warned[0].message)
-        assert "MB of memory before its last chunks" in str(warned[0].message)
+        assert "MiB of memory before its last chunks" in str(warned[0].message)
 
 
 def test_code_that_exits_python_is_an_error(data: Data) -> None:
@@ -397,7 +397,7 @@ def test_memory_that_code_keeps_is_reported(data: Data, monkeypatch: pytest.Monk
         return image
 
     loader = make_loader(data, "shards", 1, transform=Compose([CROP, leak]))
-    with pytest.warns(RuntimeWarning, match=r"a worker process uses \d+ MB of memory, \d+ MB more than at its start"):
+    with pytest.warns(RuntimeWarning, match=r"uses [\d.]+ MiB of memory, [\d.]+ MiB more than at its start"):
         batches_of(loader)
     (num_bytes,) = loader.stats().worker_bytes
     assert num_bytes > 100 << 20
@@ -411,20 +411,20 @@ def test_a_warning_comes_once_for_each_doubling() -> None:
     first, limit = 50 << 20, (100 << 20) + pool_module.GROWTH_BYTES
     for num_bytes in (first, 2 * first, limit):
         watch.record(1, num_bytes)
-    with pytest.warns(RuntimeWarning, match=r"uses 1\.2 GB of memory, 1\.1 GB more than at its start"):
+    with pytest.warns(RuntimeWarning, match=r"uses 1\.098 GiB of memory, 1\.049 GiB more than at its start"):
         watch.record(1, limit + 1)
     watch.record(1, 2 * limit + 2)
     watch.record(2, 3 * limit)  # Another process, which began with that much.
-    with pytest.warns(RuntimeWarning, match="uses 2.4 GB"):
+    with pytest.warns(RuntimeWarning, match="uses 2.195 GiB"):
         watch.record(1, 2 * limit + 3)
-    assert watch.forget(1) == " (it used 2.4 GB of memory before its last chunks)"
+    assert watch.forget(1) == " (it used 2.195 GiB of memory before its last chunks)"
     assert watch.bytes_by_worker == {2: 3 * limit}
 
 
 def test_memory_is_that_of_the_process() -> None:
-    before = worker_process.read_private_bytes()
+    before = chunk_worker.read_private_bytes()
     # Not from malloc, which may have kept as much.
     block = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     block.write(b"\1" * len(block))
-    assert worker_process.read_private_bytes() - before >= 0.9 * len(block)
+    assert chunk_worker.read_private_bytes() - before >= 0.9 * len(block)
     block.close()

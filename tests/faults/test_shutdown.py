@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from shardio import DataLoader
-from shardio.loader.processes import fork_server
-from shardio.loader.processes.wire import make_pair
+from shardio.loader import fork_server
+from shardio.loader.wire import make_pair
 from shardio.reading import SampleReader
 from tests.buffers import find_fork_servers
 from tests.faults.worker_processes import (
@@ -89,8 +89,7 @@ def test_worker_processes_end_even_if_another_process_holds_their_sockets(
         return pair
 
     monkeypatch.setattr(fork_server, "_start_process", start_and_note)
-    for module in (fork_server, fork_server):
-        monkeypatch.setattr(module, "make_pair", make_pair_and_copy)
+    monkeypatch.setattr(fork_server, "make_pair", make_pair_and_copy)
     for batch in make_loader(data, "shards", 2):
         del batch
         break

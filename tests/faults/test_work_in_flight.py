@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardio.loader.processes import pool as pool_module
+from shardio.loader import pool as pool_module
 from tests.buffers import buffer_of, buffers_of, find_buffers
 from tests.faults.worker_processes import (
     Data,

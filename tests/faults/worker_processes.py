@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,7 +18,9 @@ from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMa
 from shardio.loader import LoaderStats
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 from tests import buffers
-from tests.buffers import list_processes
+from tests.buffers import list_processes, wait_until
+
+__all__ = ["wait_until"]
 
 CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])  # Makes images that are large enough for buffers.
 
@@ -108,13 +109,6 @@ def count_threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
-def wait_until(is_so: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.005)  # Polling without a pause would take the processor from the other processes.
-
-
 def send_signal(process_id: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.kill(process_id, number)
@@ -181,7 +175,7 @@ def install_failure(modules: Path) -> None:
     (modules / "sitecustomize.py").write_text(
         f"""
 import itertools, os
-from shardio.loader.processes.worker_process import WorkerProcess
+from shardio.loader.chunk_worker import WorkerProcess
 
 report, numbers = WorkerProcess._report, itertools.count()
 
@@ -235,7 +229,7 @@ def _install(modules: Path, what: str, beforehand: str = "") -> None:
     (modules / "sitecustomize.py").write_text(
         f"""
 import itertools, os, threading, time
-from shardio.loader.processes.worker_process import ChunkBuilder
+from shardio.loader.chunk_worker import ChunkBuilder
 
 make, numbers = ChunkBuilder.make, itertools.count()
 {beforehand}

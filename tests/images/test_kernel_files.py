@@ -32,7 +32,7 @@ from shardio.images.kernel.cache_files import (
 from shardio.images.kernel.finding import prepare_kernel
 from shardio.images.kernel.source import hash_source
 from shardio.images.tiling import tile_jpeg
-from shardio.loader.processes import worker_process
+from shardio.loader import chunk_worker
 from shardio.process import count_processors
 from shardio.transforms import CenterCrop
 from tests.files import OTHER_USER, as_root, files_of_at_most, mode_of, umask
@@ -171,7 +171,7 @@ def test_a_loader_that_decodes_images_prepares_it(
     packed: Path, monkeypatch: pytest.MonkeyPatch, fields: Fields, is_prepared: bool
 ) -> None:
     calls = list[None]()
-    monkeypatch.setattr(worker_process, "prepare_kernel", lambda: calls.append(None))
+    monkeypatch.setattr(chunk_worker, "prepare_kernel", lambda: calls.append(None))
     transform = CenterCrop(8) if is_prepared else None
     next(iter(DataLoader(ShardDataset(packed, fields=fields, transform=transform), batch_size=2)))
     assert bool(calls) == is_prepared

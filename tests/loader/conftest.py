@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardio.loader.processes.fork_server import end_kept
+from shardio.loader.fork_server import end_kept
 from tests.buffers import find_fork_servers, pack_pictures
 
 

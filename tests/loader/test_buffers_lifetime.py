@@ -17,7 +17,7 @@ import pytest
 import torch.utils.data
 
 from shardio import DataLoader, ShardMapDataset
-from shardio.loader.memory import make_memory
+from shardio.loader.buffers import make_memory
 from shardio.transforms import RandomResizedCrop
 from tests.buffers import (
     NUM_BUFFERS,
@@ -363,7 +363,7 @@ def worker_processes_survive_the_end_of_a_child(packed: Path) -> None:
         assert find_worker_processes() == process_ids
 
 
-def torchs_workers_are_forked_without_a_warning_beside_a_loader(packed: Path) -> None:
+def workers_that_call_the_dataset_are_forked_without_a_warning_beside_a_loader(packed: Path) -> None:
     # Since Python 3.12, a fork of a process with threads gives a warning, because the child may wait for them forever.
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
@@ -395,7 +395,7 @@ def torchs_workers_are_forked_without_a_warning_beside_a_loader(packed: Path) ->
                 a_child_iterates_with_its_own_worker_processes,
                 a_child_does_not_use_worker_processes_that_the_parent_started_ahead,
                 worker_processes_survive_the_end_of_a_child,
-                torchs_workers_are_forked_without_a_warning_beside_a_loader,
+                workers_that_call_the_dataset_are_forked_without_a_warning_beside_a_loader,
             )
         ),
     ],

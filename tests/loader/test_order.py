@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
-from torch.utils.data import BatchSampler, DataLoader as TorchLoader, IterableDataset, Sampler, Subset
+from torch.utils.data import BatchSampler, DataLoader as TorchLoader, Sampler, Subset
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from shardio import (
@@ -28,13 +28,10 @@ from shardio import (
 )
 from shardio.check.recording import resumes
 from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop
+from tests.faults.worker_processes import batches_of
 from tests.processes import forkserver_context
 
 CROP = Compose([RandomResizedCrop(16), RandomHorizontalFlip()])
-
-
-def batches_of(loader: Any) -> list[list[Any]]:
-    return [[part.tolist() if isinstance(part, torch.Tensor) else list(part) for part in batch] for batch in loader]
 
 
 def make_dataset(packed: Path, **options: Any) -> ShardDataset:
@@ -66,13 +63,6 @@ def test_images_are_uint8_in_channels_last_memory(packed: Path, images: Path) ->
         assert labels.dtype == torch.int64
     pictures, _ = next(iter(TorchLoader(datasets[0], batch_size=4)))  # type: ignore[arg-type]  # a dataset
     assert pictures.is_contiguous(), "as usual in torch's loader"
-
-
-def test_images_of_different_sizes_are_refused_with_a_remedy(packed: Path) -> None:
-    sizes = iter([(8, 8), (9, 8)] * 20)
-    dataset = ShardDataset(packed, transform=lambda image: image[: (size := next(sizes))[0], : size[1]])
-    with pytest.raises(ValueError, match=r"differ in size.*RandomResizedCrop"):
-        next(iter(DataLoader(dataset, batch_size=4)))
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -386,25 +376,9 @@ def test_a_transform_set_within_a_subset_is_used(packed: Path) -> None:
     assert next(iter(loader)).shape == (2, 3, 4, 4)
 
 
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(10))
-
-
 class Unmeasured(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         return iter([3, 1, 2, 0, 4])
-
-
-@pytest.mark.parametrize(
-    ("num_workers", "options"),
-    [(0, {"batch_size": 4}), (1, {"batch_size": 4, "drop_last": True}), (1, {"batch_size": None})],
-)
-def test_a_stream_is_delivered_as_by_torchs_loader(num_workers: int, options: dict[str, Any]) -> None:
-    ours, torchs = DataLoader(Stream(), num_workers=num_workers, **options), torch.utils.data.DataLoader
-    assert [batch.tolist() if hasattr(batch, "tolist") else batch for batch in ours] == [
-        batch.tolist() if hasattr(batch, "tolist") else batch for batch in torchs(Stream(), **options)
-    ]
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

@@ -24,10 +24,10 @@ from torch.utils.data import (
 )
 
 from shardio import DataLoader, DevicePrefetcher, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
-from shardio.loader.collate import collate_channels_last
+from shardio.loader.batches import collate_channels_last
 from shardio.transforms import CenterCrop, RandomResizedCrop
 from tests.buffers import assert_same
-from tests.loader.fetching.programs import Point, as_list, describe, stack_first
+from tests.loader.programs import Point, as_list, describe, stack_first
 
 
 def make(packed: Path, **options: Any) -> DataLoader:
@@ -80,22 +80,6 @@ def test_an_empty_batch_from_the_sampler_is_an_error(packed: Path, num_workers: 
     for expected in lists[:place]:
         assert len(next(batches)) == len(expected)
     with pytest.raises(IndexError, match="the batch sampler yielded an empty batch"):
-        next(batches)
-
-
-def failing_sampler() -> Iterator[list[int]]:
-    yield [1, 2]
-    yield [3]
-    raise RuntimeError("the sampler has no more luck")
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_samplers_error_follows_the_batches_that_it_yielded(packed: Path, num_workers: int) -> None:
-    batches = iter(make(packed, batch_sampler=failing_sampler(), num_workers=num_workers))
-    assert [len(next(batches)), len(next(batches))] == [2, 1]
-    with pytest.raises(RuntimeError, match="no more luck"):
-        next(batches)
-    with pytest.raises(RuntimeError, match="no more luck"):  # Whatever else is asked for: batches are missing.
         next(batches)
 
 
@@ -298,9 +282,3 @@ def test_batches_are_those_of_torch(
         warnings.simplefilter("ignore")  # Of epochs without batches.
         expected, got = run(torch.utils.data.DataLoader, **own), run(DataLoader, **workers)
     assert describe(got) == describe(expected)
-
-
-def test_iterators_of_shardios_order_are_independent(packed: Path) -> None:
-    loader = DataLoader(ShardDataset(packed, fields="key"), batch_size=4, num_workers=2)
-    whole = list(loader)
-    assert list(zip(loader, loader, strict=True)) == list(zip(whole, whole, strict=True))

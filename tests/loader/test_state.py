@@ -156,9 +156,9 @@ def test_an_epoch_that_cannot_be_started_is_not_counted(
         raise OSError("no memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr("shardio.loader.executors.fetching.Fetching.start", fail)
-        patched.setattr("shardio.loader.executors.pipeline.CallingProcess.start", fail)
-        patched.setattr("shardio.loader.executors.pipeline.WorkerProcesses.start", fail)
+        patched.setattr("shardio.loader.any_dataset.Fetching.start", fail)
+        patched.setattr("shardio.loader.pipeline.CallingProcess.start", fail)
+        patched.setattr("shardio.loader.pipeline.WorkerProcesses.start", fail)
         with pytest.raises(OSError, match="no memory"):
             iter(loader)
     assert where(loader) == (3, 4)

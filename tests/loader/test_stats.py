@@ -18,7 +18,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import shardio
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
 from shardio.images import rendering
-from shardio.loader.processes import fork_server
+from shardio.loader import fork_server
 from shardio.order import Words
 from shardio.transforms import (
     CenterCrop,
@@ -29,8 +29,8 @@ from shardio.transforms import (
     Resize,
     Transform,
 )
-from tests.loader.fetching.programs import WORKERS
-from tests.loader.torchs_workers import TORCHS
+from tests.loader.calling import CALLING
+from tests.loader.programs import WORKERS
 from tests.sources import encode, write_mixed
 
 
@@ -62,8 +62,8 @@ def test_where_the_dataset_makes_the_samples_all_time_is_its_own(packed: Path, w
     sampled = ShardMapDataset(packed)
     for loader, name, num_batches in (
         (DataLoader(TensorDataset(torch.zeros(21)), batch_size=4, **workers), "TensorDataset", 6),
-        (DataLoader(ShardDataset(packed), batch_size=4, **TORCHS, **workers), "ShardDataset", 6),
-        (DataLoader(sampled, 4, sampler=EpochSampler(sampled), **TORCHS, **workers), "Shard", 6),
+        (DataLoader(ShardDataset(packed), batch_size=4, **CALLING, **workers), "ShardDataset", 6),
+        (DataLoader(sampled, 4, sampler=EpochSampler(sampled), **CALLING, **workers), "Shard", 6),
         (DataLoader(ShardDataset(packed), batch_size=None, **workers), "ShardDataset", 21),
     ):
         for num_epochs in range(2):

@@ -24,10 +24,10 @@ from torch.utils.data import (
 )
 
 from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset
-from shardio.loader.executors.choice import fallback_reason
+from shardio.loader.choice import fallback_reason
 from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop
 from tests.faults.worker_processes import batches_of
-from tests.loader.torchs_workers import TORCHS, keys_of, two_epochs_of
+from tests.loader.calling import CALLING, keys_of, two_epochs_of
 
 CHOSEN = random.Random(4).sample(range(21), 13)
 
@@ -72,15 +72,15 @@ def make_parts(packed: Path, images: Path, make_transform: Callable[[], Any] = m
 
 
 @pytest.mark.parametrize(("name", "num_workers"), SETTINGS)
-def test_fast_path_and_torchs_workers_give_the_same_batches(
+def test_called_datasets_give_the_batches_of_the_fast_path(
     packed: Path, images: Path, name: str, num_workers: int
 ) -> None:
     dataset, found = WRAPPED[name](*make_parts(packed, images)), []
-    for options in ({}, TORCHS):
+    for options in ({}, CALLING):
         sampler = EpochSampler(dataset, seed=3, remainder="mask", rank=num_workers, world_size=2)
         of_workers: dict[str, Any] = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
         loader = DataLoader(dataset, batch_size=4, sampler=sampler, **of_workers, **options)
-        assert loader.calls_dataset == (options is TORCHS)
+        assert loader.calls_dataset == (options is CALLING)
         found.append(two_epochs_of(loader))
     assert found[0] == found[1]
     assert found[0][0] != found[0][1]
@@ -153,7 +153,7 @@ def test_what_is_repeated_looks_different_each_time(packed: Path, images: Path) 
     assert all(not torch.equal(one, other) for one, other in zip(pictures[:21], pictures[21:], strict=True))
 
 
-@pytest.mark.parametrize(("before", "after"), [({}, TORCHS), (TORCHS, {})])
+@pytest.mark.parametrize(("before", "after"), [({}, CALLING), (CALLING, {})])
 def test_either_executor_resumes_an_epoch(packed: Path, before: dict[str, Any], after: dict[str, Any]) -> None:
     subset = Subset(make_map(packed), CHOSEN)
 
@@ -179,7 +179,7 @@ def test_indices_that_change_between_epochs_are_followed(packed: Path, num_worke
     assert keys_of(loader) == [[names[16], names[15]]]
 
 
-@pytest.mark.parametrize(("options", "num_workers"), [({}, 0), ({}, 1), (TORCHS, 1)])
+@pytest.mark.parametrize(("options", "num_workers"), [({}, 0), ({}, 1), (CALLING, 1)])
 def test_an_index_outside_of_the_dataset_is_an_error(packed: Path, options: Any, num_workers: int) -> None:
     subset = Subset(make_map(packed), [1, 21])
     loader = DataLoader(subset, sampler=EpochSampler(subset, shuffle=False), num_workers=num_workers, **options)
@@ -194,7 +194,7 @@ class Reversed(Subset[Any]):
         return super().__getitems__([len(self) - 1 - index for index in indices])
 
 
-def test_torchs_workers_read_a_subclass_of_subset(packed: Path) -> None:
+def test_a_subclass_of_subset_is_called(packed: Path) -> None:
     dataset = make_map(packed)
     outer: Any
     for outer in (Reversed(dataset, CHOSEN), Subset(Reversed(dataset, CHOSEN), range(13))):

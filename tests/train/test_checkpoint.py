@@ -39,7 +39,7 @@ from shardio.train.checkpoint import (
     save_checkpoint,
 )
 from tests.files import files_of_at_most, read_files
-from tests.loader.fetching.programs import Point
+from tests.loader.programs import Point
 from tests.processes import TIMEOUT_S, forkserver_context
 from tests.train.runs import (
     EPOCHS,

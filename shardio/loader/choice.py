@@ -1,0 +1,443 @@
+"""The arguments of a loader, in addition to torch's: their checks, and the executor that they choose."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Collection, Sequence, Sized
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+import torch.utils.data
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    StackDataset,
+)
+
+from shardio.bad_samples import BadSamples, OnError, check_quarantine
+from shardio.datasets import (
+    Concatenated,
+    EpochSampler,
+    ImageFolder,
+    MapDataset,
+    Ordered,
+    ShardDataset,
+    ShardMapDataset,
+    Transformed,
+    Unwrapped,
+    find_digest,
+    find_overridden,
+    unwrap,
+    unwrap_parts,
+    why_not_concatenated,
+)
+from shardio.decoding import FieldDecoder
+from shardio.errors import Stage, find_user_level
+from shardio.loader.any_dataset import Fetching, FetchSource, OrderSource, SamplerSource, TorchIterators, starts_threads
+from shardio.loader.assembly import BatchSettings, ChunkSizing, DefaultPrefetch
+from shardio.loader.batches import (
+    Collation,
+    OrderPlanner,
+    Planner,
+    SamplerPlanner,
+    collate_channels_last,
+    yields_images,
+)
+from shardio.loader.buffers import BufferWatch
+from shardio.loader.epochs import Epochs
+from shardio.loader.executor import (
+    Executor,
+    ExecutorSettings,
+    LoaderOrder,
+    find_decoder,
+    find_override,
+)
+from shardio.loader.fetchers import WorkerMethod
+from shardio.loader.pipeline import CallingProcess, WorkerProcesses
+from shardio.loader.wire import why_not_sendable
+from shardio.order import DROP_LAST, Split
+from shardio.sample import warn_of_other_classes
+from shardio.values import check_choice, check_flag, check_integer
+from shardio.world import find_world
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnArguments:
+    """The checked arguments of a loader that torch's loader does not have; DataLoader describes them.
+
+    Raises:
+        TypeError: If one is of the wrong type.
+        ValueError: If one is not among its choices, or out of range.
+    """
+
+    worker_method: WorkerMethod = "multiprocessing"
+    snapshot_every_n_steps: int = 1
+    on_error: OnError = "raise"
+    on_error_in: Collection[Stage] = ("read", "decode")
+    quarantine: str | os.PathLike[str] = "quarantine.jsonl"
+    check_duplicates: bool = False
+    device: str | torch.device | None = None
+
+    def __post_init__(self) -> None:
+        vars(self).update(
+            worker_method=check_choice("worker_method", self.worker_method, WorkerMethod),
+            snapshot_every_n_steps=check_integer("snapshot_every_n_steps", self.snapshot_every_n_steps, at_least=0),
+            on_error=check_choice("on_error", self.on_error, OnError),
+            on_error_in=_check_stages(self.on_error_in),
+            check_duplicates=check_flag("check_duplicates", self.check_duplicates),
+        )
+
+    @property
+    def passed(self) -> dict[str, Any]:
+        """The arguments that differ from their defaults."""
+        values = {each.name: (each.default, getattr(self, each.name)) for each in fields(self)}
+        return {name: value for name, (default, value) in values.items() if value != default}
+
+
+def check_dataset(dataset: Any, *, shuffle: bool | None, drop_last: bool) -> None:
+    """Check a loader's dataset, ``shuffle`` and ``drop_last``; warn if parts of the dataset have different classes.
+
+    Raises:
+        TypeError: If ``shuffle`` or ``drop_last`` is not a boolean. With datasets that are not shardio's, any value
+            means what it means to torch.
+        ValueError: If ``shuffle`` is set for a dataset that shuffles itself.
+    """
+    if yields_images(dataset):
+        check_flag("shuffle", False if shuffle is None else shuffle)
+        check_flag("drop_last", drop_last)
+    if isinstance(dataset, ShardDataset) and shuffle:
+        raise ValueError(
+            "a ShardDataset shuffles its samples itself: pass shuffle=True to ShardDataset, not to the loader"
+        )
+    warn_of_other_classes(dataset, stacklevel=4)
+
+
+def check_samplers_dataset(dataset: Any, sampler: Any, *, compares_digests: bool = False) -> None:
+    """Raise ValueError if an EpochSampler belongs to another dataset than the loader's, or the dataset has changed.
+
+    Args:
+        dataset: The loader's dataset.
+        sampler: Any sampler.
+        compares_digests: Whether to compare the datasets' digests, if both have one, as well as their sizes.
+    """
+    if not isinstance(sampler, EpochSampler) or not isinstance(dataset, Sized):
+        return
+    remedy = "create the EpochSampler over the loader's dataset in its current state"
+    if len(dataset) != sampler.num_all_samples:
+        raise ValueError(
+            f"the EpochSampler was created over {sampler.num_all_samples} samples, but the loader's "
+            f"{type(dataset).__name__} has {len(dataset)}: {remedy}"
+        )
+    # A sampler over one part of a StackDataset fits the whole.
+    is_joined = any(isinstance(each, ConcatDataset | StackDataset) for each in (dataset, sampler.dataset))
+    if not compares_digests or is_joined or dataset is sampler.dataset:
+        return
+    if "" not in (digests := {find_digest(dataset), sampler.digest}) and len(digests) > 1:
+        raise ValueError(
+            f"the EpochSampler was created over samples other than those of the loader's {type(dataset).__name__}, "
+            f"although both have {len(dataset)} samples: {remedy}"
+        )
+
+
+def check_prefetch_factor(prefetch_factor: int | None) -> int | None:
+    """Check and return ``prefetch_factor``; None or a DefaultPrefetch means that the user did not set it.
+
+    Raises:
+        TypeError: If it is not an integer.
+        ValueError: If it is less than 1.
+    """
+    if prefetch_factor is None or isinstance(prefetch_factor, DefaultPrefetch):
+        return prefetch_factor
+    return check_integer("prefetch_factor", prefetch_factor, at_least=1)
+
+
+def _check_stages(stages: Collection[Stage]) -> tuple[Stage, ...]:
+    if isinstance(stages, str) or not isinstance(stages, Collection):
+        raise TypeError(f"on_error_in must be a tuple of stages, such as ('read', 'decode'), got {stages!r}")
+    if not stages:
+        raise ValueError("on_error_in is empty, so on_error would have no effect: name at least one stage")
+    return tuple(check_choice("on_error_in", stage, Stage) for stage in stages)
+
+
+def check_policy(
+    on_error: OnError, dataset: Any, *, has_order: bool, has_batches: bool, is_fetched: bool, obstacle: str | None
+) -> None:
+    """Raise ValueError if bad samples cannot be replaced or skipped.
+
+    Args:
+        on_error: The user's policy.
+        dataset: The loader's dataset.
+        has_order: Whether the loader has shardio's order.
+        has_batches: Whether the loader delivers batches, not single samples.
+        is_fetched: Whether shardio's own workers, or the calling process, call the dataset.
+        obstacle: The reason why shardio's own code cannot read the samples; None if it can.
+    """
+    if on_error == "raise":
+        return
+    if on_error == "skip" and not has_batches:
+        raise ValueError(
+            "on_error='skip' makes batches smaller, but batch_size=None disables batching: use on_error='replace'"
+        )
+    if on_error == "skip" and isinstance(dataset, ShardDataset) and dataset.overrides_iteration:
+        raise ValueError(
+            f"on_error='skip' does not work with {type(dataset).__name__}, which overrides __iter__: that method "
+            "would receive placeholders for the skipped samples. Use on_error='replace', or move its code to the "
+            "transform or to collate_fn"
+        )
+    if isinstance(dataset, IterableDataset) and not isinstance(dataset, ShardDataset):
+        raise ValueError(
+            f"on_error={on_error!r} does not work with {type(dataset).__name__}, because an iterable dataset cannot "
+            "continue after an error: catch errors in its __iter__, or use a map-style dataset"
+        )
+    if not isinstance(dataset, Sized | ShardDataset):
+        raise ValueError(
+            f"on_error={on_error!r} requires a dataset with a length; {type(dataset).__name__} has no __len__"
+        )
+    if has_order or obstacle is None or is_fetched:
+        return
+    raise ValueError(
+        f"on_error={on_error!r} requires shardio's order here, because torch makes the batches ({obstacle}): "
+        "use sampler=EpochSampler(dataset)"
+    )
+
+
+def make_bad_samples(
+    on_error: OnError, stages: Collection[Stage], quarantine: str | os.PathLike[str], dataset: Any
+) -> BadSamples | None:
+    """Return the policy for unreadable samples; None if they raise errors.
+
+    Args:
+        on_error: The treatment of these samples.
+        stages: The stages that may fail.
+        quarantine: The file that logs them.
+        dataset: The loader's dataset.
+
+    Raises:
+        TypeError: If ``quarantine`` is not a path.
+        ValueError: If the file cannot be written.
+    """
+    if on_error == "raise":
+        return None
+    # A sample of a Subset is replaced by one of the same Subset: held-out samples stay held out.
+    num_samples = dataset.num_all_samples if isinstance(dataset, ShardDataset) else len(dataset)
+    return BadSamples(on_error, check_quarantine(quarantine), num_samples, stages)
+
+
+def check_order(order: Ordered, *, batch_size: int | None, drop_last: bool, in_order: bool) -> None:
+    """Raise ValueError if a loader's arguments contradict its order."""
+    if not in_order:
+        raise ValueError(
+            "in_order=False is not supported, because the loader's state counts batches in order: leave it unset"
+        )
+    if drop_last and order.remainder_policy.is_exact:
+        raise ValueError(f"drop_last=True and remainder={order.remainder!r} contradict each other: remove one of them")
+    said = order.batch_size
+    if said is not None and said != (batch_size or 1):
+        raise ValueError(
+            f"the dataset or sampler has batch_size={said}, but the loader has batch_size={batch_size}: "
+            "set it only on the shardio.DataLoader"
+        )
+
+
+def warn_of_whole_epochs(dataset: Any, sampler: Any) -> None:
+    """Warn if each of several ranks gets all samples of one of shardio's map-style datasets.
+
+    Args:
+        dataset: The loader's dataset.
+        sampler: Its batch sampler or, without one, its sampler.
+    """
+    drawing = sampler.sampler if type(sampler) is BatchSampler else sampler
+    if type(drawing) not in (RandomSampler, SequentialSampler):
+        return  # Other samplers may split over ranks.
+    if isinstance(unwrap(dataset).dataset, MapDataset) and (num_ranks := find_world().world_size) > 1:
+        warnings.warn(
+            f"{type(drawing).__name__} does not split samples over ranks: each of {num_ranks} ranks gets all "
+            f"{len(dataset)} of them. Pass sampler=EpochSampler(dataset), or torch's DistributedSampler, to the "
+            "DataLoader",
+            RuntimeWarning,
+            stacklevel=find_user_level(),
+        )
+
+
+def warn_of_no_batches(split: Split, warned_of: set[Split]) -> None:
+    """Warn if this rank gets no batches in an epoch, once for each split: ``warned_of`` holds the earlier ones."""
+    if split in warned_of:
+        return
+    warned_of.add(split)
+    if split.remainder_policy.leaves_out:
+        why = (
+            f"the {split.num_samples} samples do not fill a batch on every rank ({split.world_size * split.batch_size} "
+            f"samples are needed), and drop_last=True or remainder={split.remainder!r} leaves them out: use a smaller "
+            "batch_size, or drop_last=False and another remainder"
+        )
+    else:
+        why = (
+            f"rank {split.rank} of {split.world_size} gets none of the {split.num_samples} samples: use fewer ranks, "
+            "or remainder='pad'"
+        )
+    warnings.warn(f"this loader's epochs have no batches: {why}", RuntimeWarning, stacklevel=find_user_level())
+
+
+def sole_split(num_samples: int, batch_size: int | None) -> Split:
+    """Return the share of a single rank, which drops the samples that do not fill a batch."""
+    alone: dict[str, int] = {"num_samples": num_samples, "start": 0, "rank": 0, "world_size": 1}
+    return Split(**alone, batch_size=batch_size or 1, shuffled=False, remainder=DROP_LAST)
+
+
+_log = logging.getLogger("shardio")
+
+_COPIED = (
+    *("batch_size", "batch_sampler", "num_workers", "collate_fn", "worker_init_fn", "multiprocessing_context"),
+    *("generator", "prefetch_factor", "persistent_workers", "in_order", "pin_memory", "pin_memory_device"),
+)
+"""The attributes of a loader that its settings take over."""
+
+
+def make_executor(
+    loader: torch.utils.data.DataLoader[Any],
+    settings: ExecutorSettings,
+    order: LoaderOrder | None,
+    epochs: Epochs,
+    bad_samples: BadSamples | None,
+    watches: Sequence[BufferWatch],
+) -> Executor:
+    """Return the executor of a loader.
+
+    Args:
+        loader: The loader.
+        settings: Its settings.
+        order: The loader's order; None if it is not shardio's.
+        epochs: The positions at which the loader's epochs begin, if the order is not shardio's.
+        bad_samples: The policy for unreadable samples; None raises their errors.
+        watches: The watches of the epoch that begins. The loader changes this list.
+    """
+    if settings.is_ours:
+        assert settings.decoder is not None, "the dataset is shardio's"
+        if replacements := settings.decoder.replacements:
+            names = ", ".join(map(repr, replacements))
+            _log.info("shardio's transforms replace what this dataset's transform begins with: %s", names)
+        planner = _make_planner(loader, settings, order, epochs)
+        collation = _make_collation(settings, settings.decoder)
+        sizing = ChunkSizing(
+            num_threads=max(settings.num_workers, 1),
+            chunk_size=settings.decoder.chunk_size,
+            prefetch=None if isinstance(settings.prefetch_factor, DefaultPrefetch) else settings.prefetch_factor,
+            keeps_whole=collation is not None,
+        )
+        batches = BatchSettings(
+            batch_size=settings.batch_size,
+            sizing=sizing,
+            bad_samples=bad_samples,
+            pins=settings.pins,
+            collation=collation,
+        )
+        if not settings.num_workers:
+            return CallingProcess(planner, batches)
+        return WorkerProcesses(
+            planner, batches, watches, timeout_s=settings.timeout_s, closes_workers=not settings.persistent_workers
+        )
+    _log.info("the dataset's own methods make the samples of this loader: %s", fallback_reason(loader))
+    source: FetchSource
+    if order is None:
+        source = SamplerSource(loader, epochs, bad_samples)
+    else:
+        source = OrderSource(settings, order.ordered, bad_samples)
+    if _can_fetch(loader, settings.worker_method, has_order=order is not None):
+        return Fetching(settings, source, bad_samples)
+    _log.info("torch's own iterators make the batches of this loader")
+    return TorchIterators(settings, source, bad_samples)
+
+
+def _can_fetch(loader: Any, worker_method: WorkerMethod, *, has_order: bool) -> bool:
+    """Return whether the executor for any dataset can make a loader's batches; otherwise, torch's own iterators do."""
+    if isinstance(loader.dataset, torch.utils.data.IterDataPipe | torch.utils.data.MapDataPipe) and not has_order:
+        return False  # They share seeds between ranks.
+    if not loader.num_workers or worker_method == "thread":
+        return True
+    if starts_threads(loader.multiprocessing_context):  # In torch's way, all threads know one worker's id.
+        return has_order or isinstance(unwrap(loader.dataset).dataset, Transformed)
+    return hasattr(os, "memfd_create")
+
+
+def _make_collation(settings: ExecutorSettings, decoder: FieldDecoder) -> Collation | None:
+    """Return the maker of whole batches; None if shardio can make them column by column."""
+    is_own = settings.collate_fn is not collate_channels_last
+    if not is_own and decoder.transform_sample is None:
+        return None
+    return Collation(settings.collate_fn, is_seeded=is_own and decoder.seed_transforms)
+
+
+def _make_planner(loader: Any, settings: ExecutorSettings, order: LoaderOrder | None, epochs: Epochs) -> Planner:
+    dataset = unwrap(settings.dataset)
+    if order is not None:
+        return OrderPlanner(dataset, order.ordered)
+    return SamplerPlanner(dataset, loader, epochs)
+
+
+def is_torchs(loader: Any, worker_method: WorkerMethod) -> bool:
+    """Return whether torch's own iterators make a loader's batches, unless the order is shardio's."""
+    return fallback_reason(loader) is not None and not _can_fetch(loader, worker_method, has_order=False)
+
+
+def find_settings(loader: Any, arguments: OwnArguments) -> ExecutorSettings:
+    """Return the settings of a loader's executor, from the loader's current attributes.
+
+    Args:
+        loader: The loader.
+        arguments: The arguments that torch's loader does not have.
+    """
+    return ExecutorSettings(
+        datasets=unwrap(loader.dataset).datasets,
+        decoder=find_decoder(loader.dataset),
+        is_ours=fallback_reason(loader) is None,
+        timeout_s=loader.timeout,
+        worker_method=arguments.worker_method,
+        snapshot_every_n_steps=arguments.snapshot_every_n_steps,
+        pins=loader.pin_memory and torch.cuda.is_available(),
+        **{name: getattr(loader, name) for name in _COPIED},
+    )
+
+
+def fallback_reason(loader: Any) -> str | None:
+    """Return the reason why shardio's own code cannot make a loader's batches; None if it can."""
+    if (why := find_override(loader) or _why_not_dataset(loader.dataset)) is not None:
+        return why
+    for name, default in (("worker_init_fn", None), ("multiprocessing_context", None), ("in_order", True)):
+        if getattr(loader, name) != default:
+            return f"{name} is {getattr(loader, name)!r}"
+    if loader.batch_sampler is None:
+        return "batch_size is None"
+    if loader.collate_fn is collate_channels_last:
+        return None
+    return why_not_sendable(loader.collate_fn, f"collate_fn {loader.collate_fn!r}")
+
+
+def _why_not_dataset(dataset: Any) -> str | None:
+    unwrapped = unwrap(dataset)
+    inner = unwrapped.dataset
+    if (why := _why_not_read(unwrapped, is_whole=inner is dataset)) is not None:
+        return (
+            f"the dataset is a {unwrapped.kind}{why}, but shardio's own code reads only ShardDataset, ShardMapDataset "
+            "and ImageFolder, and torch's Subset and ConcatDataset of the last two"
+        )
+    if not hasattr(os, "memfd_create"):
+        return "this Python has no os.memfd_create, which needs Linux with glibc 2.27 or newer"
+    return why_not_sendable(inner.decoder, "transform") if inner.decoder.runs_user_code else None
+
+
+def _why_not_read(unwrapped: Unwrapped, *, is_whole: bool) -> str | None:
+    """Return the reason why shardio's own code cannot read a dataset, "" if it is the type alone; None if it can."""
+    inner = unwrapped.dataset
+    if isinstance(inner, Concatenated):
+        return None
+    if isinstance(inner, ShardMapDataset | ImageFolder) or (is_whole and isinstance(inner, ShardDataset)):
+        return f", which overrides {overridden}" if (overridden := find_overridden(type(inner))) else None
+    if type(inner) is ConcatDataset:
+        return f": {why_not_concatenated(unwrap_parts(inner))}"
+    return ""

@@ -1,0 +1,394 @@
+"""The interface of executors, which make a loader's batches, with their settings, the order and the statistics.
+
+To add an executor, write it in its own file and return it from :mod:`shardio.loader.choice`.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import sys
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from types import MethodType
+from typing import Any
+
+import torch.utils.data
+import torch.utils.data.dataloader
+
+from shardio.datasets import EpochSampler, ShardDataset, Transformed, unwrap
+from shardio.decoding import FieldDecoder
+from shardio.images import CLIPPED_ADVICE, DecoderName
+from shardio.loader.fetchers import WorkerMethod, is_iterable
+from shardio.loader.wire import StageTimes
+from shardio.order import Cursor, EpochCounter, Split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderStats:
+    """Statistics since the latest ``iter`` of a loader. Times are in seconds.
+
+    Attributes:
+        num_batches: The number of delivered batches.
+        num_samples: The number of samples in them.
+        elapsed_s: The time from ``iter(loader)`` to the last batch.
+        first_batch_s: The time from ``iter(loader)`` to the first batch; None before it.
+        wait_for_data_s: The time that the training process waited for batches.
+        num_workers: The number of workers; 0 if the calling process makes the batches.
+        read_s: The time for reading bytes, summed over all workers.
+        transform_s: The time for reading images' headers and drawing the transforms' parameters or, if there is some,
+            in your own code, summed over all workers.
+        python_s: The time in your own code: transforms, decoders and ``collate_fn``, summed over all workers.
+        in_python: The names of your transforms, decoders and ``collate_fn``.
+        recognised: The names of shardio's transforms that replace the first steps of another library's pipeline.
+        decode_s: The time for decoding, cropping and resizing, summed over all workers.
+        idle_s: The time that workers waited for a chunk, summed over all workers. They wait while the loader is ahead
+            of the training.
+        num_replaced: The number of unreadable samples that were replaced (``on_error="replace"``), in all batches that
+            were begun.
+        num_skipped: The number of unreadable samples that were left out (``on_error="skip"``), in all batches that were
+            begun.
+        num_worker_restarts: The number of worker processes that died and were restarted.
+        worker_bytes: The memory of each of shardio's worker processes between two chunks, in bytes, without batches. If
+            it keeps growing, your own code leaks memory.
+        num_images_by_decoder: The number of images in the delivered batches, by decoder. ``kernel`` is shardio's JPEG
+            code. ``libjpeg`` is libjpeg-turbo: it decodes JPEGs that the kernel does not support, crops of more than a
+            million pixels, and all JPEGs while the kernel is not available.
+            ``pillow`` is Pillow, or OpenCV for plain PNGs: it decodes all other formats, and JPEGs that libjpeg-turbo
+            cannot convert to RGB.
+    """
+
+    num_batches: int
+    num_samples: int
+    elapsed_s: float
+    first_batch_s: float | None
+    wait_for_data_s: float
+    num_workers: int
+    read_s: float
+    transform_s: float
+    decode_s: float
+    idle_s: float
+    num_replaced: int = 0
+    num_skipped: int = 0
+    num_worker_restarts: int = 0
+    worker_bytes: tuple[int, ...] = ()
+    num_images_by_decoder: dict[DecoderName, int] = field(default_factory=dict)
+    python_s: float = 0.0
+    in_python: tuple[str, ...] = ()
+    recognised: tuple[str, ...] = ()
+
+    @property
+    def samples_per_s(self) -> float:
+        """The rate of delivery, including the time that the training takes between batches."""
+        return self.num_samples / self.elapsed_s if self.elapsed_s else 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """Running counts, which become :class:`LoaderStats`."""
+
+    num_workers: int
+    in_python: tuple[str, ...] = ()
+    recognised: tuple[str, ...] = ()
+    began: float = field(default_factory=time.perf_counter)
+    last: float = 0.0
+    first_batch_s: float | None = None
+    num_batches: int = 0
+    num_samples: int = 0
+    wait_s: float = 0.0
+    times: StageTimes = field(default_factory=StageTimes)
+    num_replaced: int = 0
+    num_skipped: int = 0
+    num_worker_restarts: int = 0
+    num_images_by_decoder: Counter[DecoderName] = field(default_factory=Counter)
+    has_warned: bool = False
+
+    @property
+    def num_bad(self) -> int:
+        """The number of samples that were replaced or skipped."""
+        return self.num_replaced + self.num_skipped
+
+    def count_batch(self, num_samples: int, num_images_by_decoder: Counter[DecoderName], wait_s: float) -> None:
+        """Count a delivered batch, its images by decoder, and the time that the training process waited for it."""
+        self.last = time.perf_counter()
+        if self.first_batch_s is None:
+            self.first_batch_s = self.last - self.began
+        self.num_batches += 1
+        self.num_samples += num_samples
+        self.wait_s += wait_s
+        self.num_images_by_decoder += num_images_by_decoder
+        if num_images_by_decoder["pillow, clipped"] and not self.has_warned:
+            self.has_warned = True
+            warnings.warn(f"gray images store other numbers than uint8: {CLIPPED_ADVICE}", stacklevel=2)
+
+    def sum_up(self) -> LoaderStats:
+        """Return the statistics so far."""
+        return LoaderStats(
+            num_batches=self.num_batches,
+            num_samples=self.num_samples,
+            elapsed_s=max(self.last - self.began, 0.0),
+            first_batch_s=self.first_batch_s,
+            wait_for_data_s=self.wait_s,
+            num_workers=self.num_workers,
+            read_s=self.times.read_s,
+            transform_s=self.times.transform_s,
+            decode_s=self.times.decode_s,
+            idle_s=self.times.idle_s,
+            num_replaced=self.num_replaced,
+            num_skipped=self.num_skipped,
+            num_worker_restarts=self.num_worker_restarts,
+            python_s=self.times.python_s,
+            in_python=self.in_python,
+            recognised=self.recognised,
+            num_images_by_decoder={
+                "kernel": self.num_images_by_decoder["kernel"],
+                "libjpeg": self.num_images_by_decoder["libjpeg"],
+                "pillow": self.num_images_by_decoder["pillow"] + self.num_images_by_decoder["pillow, clipped"],
+            },
+        )
+
+
+TorchDataLoader = torch.utils.data.dataloader.DataLoader
+"""torch's class itself. Programs replace the name in torch by shardio's class."""
+
+_VALUES = (bool, int, float, str, MethodType)
+"""Types whose instances are compared by value. Methods are created at each access and compare by their objects."""
+
+
+SUPERSEDED = (
+    "this iterator ended when the loader was iterated again: persistent_workers=True allows one iterator at a time. "
+    "Use persistent_workers=False, or a second loader"
+)
+
+IN_ANOTHER_PROCESS = "this iterator belongs to the parent of this forked process: call iter(loader) again"
+
+
+class BatchIterator(ABC):
+    """The batches of one epoch, in their order.
+
+    The iterator that the user gets has the same methods: it raises the error of a Failure, and may be asked for further
+    batches after its end. :class:`shardio.testing.executor.ExecutorTests` checks any executor and its iterators.
+
+    If the loader has a state, a batch counts when the user receives it, as :mod:`shardio.epochs` reports, and a failed
+    one counts when the next one is requested. Neither :meth:`is_ready` nor :meth:`close` counts a batch.
+
+    Attributes:
+        is_open: Whether the epoch can go on. An iterator that is open when it is freed is closed.
+        members: The processes or threads that call the user's dataset; none if shardio's own code makes the samples.
+        indices: The sampler's remaining values, if a sampler determines the batches.
+    """
+
+    is_open = False
+
+    @abstractmethod
+    def __next__(self) -> Any:
+        """Return the next batch, or a Failure instead. After a Failure, the next batch can still be requested.
+
+        Raises:
+            StopIteration: If the epoch has no further batch. The death of a worker does not end the epoch like this:
+                either another worker makes the batches, or an error reports the death.
+            BaseException: If the epoch ends with an error. Nothing may be requested after it.
+        """
+
+    def is_ready(self, timeout_s: float) -> bool:
+        """Wait up to ``timeout_s`` for the next batch; return whether a request would be answered at once.
+
+        The answer is a batch, a Failure, an error or the end. True if only a request can tell, because the calling
+        process or torch's iterator makes the batches.
+        """
+        return True
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the epoch; drop batches that were made ahead. Further calls do nothing.
+
+        Workers end, unless they persist for the next epoch.
+        """
+
+    def end_workers(self) -> None:
+        """End the epoch and the workers, also those that persist. No other epoch may have begun since."""
+        self.close()
+
+    @property
+    def members(self) -> Sequence[Any]:
+        return ()
+
+    @property
+    def indices(self) -> Iterator[Any] | None:
+        return None
+
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self.is_open and not is_exiting():
+            self.close()
+
+
+class Executor(ABC):
+    """The interface of executors, which make the batches of one loader, epoch after epoch."""
+
+    @abstractmethod
+    def start(self, cursor: Cursor | None, split: Split | None) -> BatchIterator:
+        """Begin an epoch and return its batches.
+
+        Args:
+            cursor: The start of the epoch; None if the order is not shardio's.
+            split: This rank's share, from the cursor to the end; None in the same case.
+        """
+
+    def start_workers(self) -> None:  # noqa: B027  # Most have nothing to do.
+        """Start the workers of the next epoch now, unless only the epoch itself can start them."""
+
+    @abstractmethod
+    def stats(self) -> LoaderStats | None:
+        """Return the statistics of the latest epoch; None if this executor has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExecutorSettings:
+    """The settings that an executor is made from. If one changes, the loader needs another executor.
+
+    Attributes:
+        datasets: The loader's dataset; for torch's Subsets and ConcatDatasets, also the datasets in them.
+        decoder: The decoder of the dataset inside; None if the dataset is not shardio's.
+        is_ours: Whether shardio's own code can make the batches.
+        batch_size: The number of samples in a full batch; None if a batch sampler decides, or for single samples.
+        batch_sampler: The sampler of the indices of each batch; None for an iterable dataset or single samples.
+        num_workers: The number of workers.
+        collate_fn: The function that makes a batch of samples.
+        worker_init_fn: The function that each worker that calls the dataset calls first.
+        multiprocessing_context: The start method of workers that call the dataset.
+        generator: The generator of the seed of workers that call the dataset and, if the order is not shardio's, of
+            the rng keys.
+        timeout_s: The longest wait for a batch, in seconds; 0 waits indefinitely.
+        prefetch_factor: The number of batches that are made ahead; a DefaultPrefetch if the user did not set it.
+        persistent_workers: Whether the workers serve several epochs.
+        worker_method: The kind of workers that call the dataset.
+        in_order: Whether batches are delivered in order.
+        snapshot_every_n_steps: The number of batches after which the user's dataset is asked for its state.
+        pin_memory: The argument of torch's loader.
+        pin_memory_device: The argument of torch's loader.
+        pins: Whether batches are copied to torch's pinned memory, because that is requested and CUDA is available.
+    """
+
+    datasets: tuple[Any, ...]
+    decoder: FieldDecoder | None
+    is_ours: bool
+    batch_size: int | None
+    batch_sampler: Any
+    num_workers: int
+    collate_fn: Callable[[Any], Any]
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+    generator: Any
+    timeout_s: float
+    prefetch_factor: int | None
+    persistent_workers: bool
+    worker_method: WorkerMethod
+    in_order: bool
+    snapshot_every_n_steps: int
+    pin_memory: bool
+    pin_memory_device: str
+    pins: bool
+
+    @property
+    def dataset(self) -> Any:
+        """The loader's dataset."""
+        return self.datasets[0]
+
+    def is_same(self, other: ExecutorSettings) -> bool:
+        """Return whether all settings are the same: plain values by value, the user's objects by identity.
+
+        The ``==`` of the user's objects may raise, as that of dataclasses with tensors does, and equal objects may
+        do different things.
+        """
+        return all(_is_same(getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
+
+
+def find_override(loader: Any) -> str | None:
+    """Return the overridden torch hook that determines what a batch consists of; None if there is none.
+
+    Such a loader has torch's semantics: the hook decides, not shardio's order.
+    """
+    for name in ("_auto_collation", "_index_sampler"):
+        if getattr(type(loader), name) is not getattr(TorchDataLoader, name):
+            return f"{type(loader).__name__} overrides {name}"
+    if is_iterable(loader) != isinstance(loader.dataset, torch.utils.data.IterableDataset):
+        return f"{type(loader).__name__} sets _dataset_kind"
+    return None
+
+
+def find_decoder(dataset: Any) -> FieldDecoder | None:
+    """Return the decoder of shardio's dataset; None for any other, whose transform works differently."""
+    inner = unwrap(dataset).dataset
+    return inner.decoder if isinstance(inner, Transformed) else None
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if type(one) is tuple:
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return one is other or (isinstance(one, _VALUES) and bool(one == other))
+
+
+class LoaderOrder:
+    """shardio's order in one loader, and the loader's progress in it.
+
+    Attributes:
+        ordered: The dataset or sampler that holds the order.
+    """
+
+    def __init__(self, ordered: ShardDataset | EpochSampler) -> None:
+        self.ordered = ordered
+        self._counter = ordered.counter if isinstance(ordered, EpochSampler) else EpochCounter()
+        self._num_epoch_sets = 0
+
+    def copy(self) -> LoaderOrder:
+        """Return the order for a copy of the loader. An EpochSampler keeps one counter for both loaders."""
+        other = LoaderOrder(self.ordered)
+        if isinstance(self.ordered, ShardDataset):
+            other._counter, other._num_epoch_sets = copy.deepcopy(self._counter), self._num_epoch_sets
+        return other
+
+    def update_counter(self) -> EpochCounter:
+        """Apply ``set_epoch`` of the dataset or sampler; return the counter that determines the next epoch.
+
+        An EpochSampler has its own counter, which its ``set_epoch`` changes. A ShardDataset may serve several loaders,
+        so each loader has a counter, which follows the dataset's ``set_epoch``.
+        """
+        if isinstance(self.ordered, ShardDataset) and self.ordered.num_epoch_sets != self._num_epoch_sets:
+            self._num_epoch_sets = self.ordered.num_epoch_sets
+            self._counter.set_epoch(self.ordered.epoch)
+        return self._counter
+
+
+def find_order(loader: Any) -> LoaderOrder | None:
+    """Return the order of a loader's samples; None if it is not shardio's."""
+    if find_override(loader) is not None:
+        return None
+    if isinstance(loader.dataset, ShardDataset):
+        return LoaderOrder(loader.dataset)
+    # A subclass that overrides these methods has a different order.
+    sampler = loader.sampler
+    if isinstance(sampler, EpochSampler) and all(
+        getattr(type(sampler), name) is getattr(EpochSampler, name) for name in ("__iter__", "__len__")
+    ):
+        return LoaderOrder(sampler)
+    return None
+
+
+class OrderSampler(torch.utils.data.Sampler[None]):
+    """The sampler of a ShardDataset's loader. It yields no indices: frameworks call its ``set_epoch``."""
+
+    def __init__(self, order: LoaderOrder) -> None:
+        self._order = order
+
+    def __iter__(self) -> Iterator[None]:
+        return itertools.repeat(None)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the loader's next ``iter``."""
+        self._order.update_counter().set_epoch(epoch)

@@ -1,0 +1,358 @@
+"""The training process's side of its fork server, which starts and ends worker processes."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from shardio.loader.wire import (
+    AllWorkersEnded,
+    EndAllWorkers,
+    EndWorker,
+    StartWorker,
+    WorkerEnded,
+    WorkerSetup,
+    dump_setup,
+    make_pair,
+    receive,
+    send_within,
+)
+from shardio.process import call_at_fork, describe_exit, start_process
+
+CLOSE_S = 5.0
+"""The time, in seconds, that a fork server gets to end all worker processes or itself before they are killed."""
+
+REUSE_OF_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(128 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
+"""Settings of glibc's malloc for user code, which makes new arrays for each image.
+
+By default, malloc returns the memory of these arrays to the kernel, which must clear the pages again for the next
+image. For 600 kB of float32, that takes 150 µs.
+"""
+
+EXIT_S = 1.0
+"""The time, in seconds, that a process may take to exit after it closed its end. Its own exit code says more than that
+of a kill."""
+
+
+class ForkServer:
+    """A fork server for one pool of worker processes after another, which imports their modules once.
+
+    The first worker process starts it. If it has ended, the next worker process starts another one. When this object is
+    freed, a fork server that has imported user code is kept for the next ForkServer; any other one ends.
+    """
+
+    def __init__(self) -> None:
+        self._setup: WorkerSetup
+        self._running: RunningServer | None = None
+        self._finalizer: weakref.finalize[..., ForkServer]
+        self._how_it_ended = "there was no fork server"
+        call_at_fork(self, after_in_child=ForkServer._leave_to_parent)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started, and has neither been found dead nor ended."""
+        return self._running is not None and self._finalizer.alive  # Finalizers run in any order when Python exits.
+
+    def set_up(self, setup: WorkerSetup) -> None:
+        """Set the setup of the worker processes that are started from now on.
+
+        User code may depend on this process's environment variables, module search path and working directory. If
+        they have changed, or a module was reloaded, the next worker process starts another fork server.
+        """
+        self._setup = setup
+        if self._running is not None:
+            if self._running.is_usable(setup):
+                self._send_setup(self._running)
+            else:
+                self.close()
+
+    def start_worker(self, worker_id: int, num_threads: int, patience_s: float) -> socket.socket:
+        """Start a worker process and return this side's end of its socket pair. This does not wait for the process.
+
+        If the process cannot start, the other end is closed.
+
+        Args:
+            worker_id: Its number, larger than that of every earlier worker process of the pool.
+            num_threads: The number of chunks that it makes at a time.
+            patience_s: The longest time in which the fork server may read nothing.
+        """
+        running = self._running or self._start()
+        ours, theirs = make_pair()
+        try:
+            with theirs, suppress(ConnectionError):  # The fork server has died: nobody has the other end then.
+                request = StartWorker(worker_id=worker_id, num_threads=num_threads)
+                send_within(patience_s, running.end, request, [theirs.fileno()])
+            ours.setblocking(False)
+        except BaseException:  # Ctrl-C must not leave it open either.
+            ours.close()
+            raise
+        return ours
+
+    def end_worker(self, worker_id: int, *, is_exiting: bool, patience_s: float) -> str:
+        """Kill a worker process if it is alive, wait until it has ended, and describe how it ended.
+
+        If the fork server does not answer, it is ended and all worker processes are killed.
+
+        Args:
+            worker_id: Its number.
+            is_exiting: Whether it has closed its end.
+            patience_s: The longest time that the fork server may take to answer.
+        """
+        request = EndWorker(worker_id=worker_id, patience_s=EXIT_S if is_exiting else 0.0)
+        match self._ask(request, request.patience_s + patience_s):
+            case WorkerEnded(process_id=process_id, exit_code=code):
+                return describe_exit(f"DataLoader worker (pid {process_id})", code)
+            case _:
+                return self._how_it_ended
+
+    def end_all_workers(self) -> None:
+        """Kill all worker processes and wait until they have ended."""
+        self._ask(EndAllWorkers(), CLOSE_S)
+
+    def close(self) -> None:
+        """End the fork server and all worker processes."""
+        self._close(CLOSE_S)
+
+    def _start(self) -> RunningServer:
+        running = _kept.take(self._setup) or _start(self._setup)
+        self._running, self._finalizer = running, weakref.finalize(self, release, running)
+        self._send_setup(running)
+        return running
+
+    def _send_setup(self, running: RunningServer) -> None:
+        """Send the setup, unless the fork server has it already."""
+        content = dump_setup(self._setup)
+        digest = hashlib.blake2b(content).digest()
+        if digest != running.digest:
+            running.digest = digest
+            if running.surroundings is not None:
+                running.surroundings = find_surroundings()  # It may import further modules.
+            with suppress(ConnectionError):  # It has died already; the first worker process shows it.
+                if not send_within(CLOSE_S, running.end, content):
+                    self.close()
+
+    def _ask(self, request: Any, patience_s: float) -> WorkerEnded | AllWorkersEnded | None:
+        """Return the answer to a request; if there is none in time, end everything and return None."""
+        running = self._running
+        if running is None or not self.is_running:
+            return None
+        answers = select.poll()
+        answers.register(running.end, select.POLLIN)
+        is_answered = False
+        try:
+            with suppress(ConnectionError):
+                if send_within(patience_s, running.end, request) and answers.poll(1000 * patience_s):
+                    received = receive(running.end)
+                    is_answered = received is not None
+                    return None if received is None else received[0]
+        finally:
+            if not is_answered:  # Also after Ctrl-C: nobody else may receive this answer.
+                self._close(EXIT_S)
+        return None
+
+    def _close(self, patience_s: float) -> None:
+        if self._running is not None:
+            code = self._running.close(patience_s)
+            self._how_it_ended = describe_exit(f"fork server {self._running.process.pid}", code)
+            self._running = None
+            self._finalizer.detach()
+
+    def _leave_to_parent(self) -> None:
+        if self._running is not None:
+            self._running.leave_to_parent()
+            self._running = None
+            self._finalizer.detach()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RunningServer:
+    """A running fork server.
+
+    Attributes:
+        process: The process.
+        end: This side's end of its socket pair.
+        surroundings: The surroundings of its user code; None if it runs none.
+        digest: A hash of its setup.
+        owner_id: The id of the process that started it.
+    """
+
+    process: subprocess.Popen[bytes]
+    end: socket.socket
+    surroundings: Surroundings | None
+    digest: bytes = b""
+    owner_id: int = field(default_factory=os.getpid)
+
+    def is_usable(self, setup: WorkerSetup) -> bool:
+        """Return whether it is as good as a new fork server for worker processes with some setup."""
+        if self.process.poll() is not None or setup.runs_user_code != (self.surroundings is not None):
+            return False
+        return self.surroundings is None or self.surroundings.are_current
+
+    def close(self, patience_s: float) -> int:
+        """Wait until all worker processes and it have ended; kill them after ``patience_s``. Return its exit code."""
+        with suppress(OSError):  # It has died.
+            self.end.shutdown(socket.SHUT_RDWR)  # Closing alone has no effect while another process has a copy.
+        self.end.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(patience_s)
+        # The worker processes are in its group. If it was killed, they are still there, and the group has its number.
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.wait()
+
+    def leave_to_parent(self) -> None:
+        """Close the end in a forked child. Otherwise, the fork server would outlive the parent."""
+        self.end.close()
+        self.process.returncode = 0  # It is not a child of this process, which cannot wait for it.
+
+
+def release(running: RunningServer) -> None:
+    """Keep a fork server for the next loader, or end it."""
+    if os.getpid() != running.owner_id:
+        return
+    if running.surroundings is None or running.process.poll() is not None:
+        running.close(CLOSE_S)
+    else:
+        _kept.keep(running)
+
+
+def end_kept() -> None:
+    """End the fork server that is kept for the next loader, if there is one."""
+    _kept.end()
+
+
+class _Kept:
+    """The keeper of at most one fork server that has imported user code, and that no loader uses."""
+
+    def __init__(self) -> None:
+        self._servers: deque[RunningServer] = deque()  # Its methods are atomic: any thread may free a loader.
+        self._is_exiting = False
+        call_at_fork(self, after_in_child=_Kept.leave_to_parent)
+        atexit.register(self.exit)
+
+    def take(self, setup: WorkerSetup) -> RunningServer | None:
+        """Return the fork server if it is as good as a new one; otherwise, end it."""
+        if not setup.runs_user_code or (running := self._pop()) is None:
+            return None
+        if running.is_usable(setup):
+            return running
+        running.close(CLOSE_S)
+        return None
+
+    def keep(self, running: RunningServer) -> None:
+        """Keep a fork server, and end the one before. Nothing is kept while Python exits."""
+        if self._is_exiting:
+            running.close(CLOSE_S)
+            return
+        self.end()
+        self._servers.append(running)
+
+    def end(self) -> None:
+        while (running := self._pop()) is not None:
+            running.close(CLOSE_S)
+
+    def exit(self) -> None:
+        self._is_exiting = True
+        self.end()
+
+    def leave_to_parent(self) -> None:
+        while (running := self._pop()) is not None:
+            running.leave_to_parent()
+
+    def _pop(self) -> RunningServer | None:
+        try:
+            return self._servers.popleft()
+        except IndexError:
+            return None
+
+
+_kept = _Kept()
+
+
+def _start(setup: WorkerSetup) -> RunningServer:
+    end, theirs = make_pair()
+    try:
+        with theirs:
+            surroundings = find_surroundings() if setup.runs_user_code else None
+            process = _start_process(theirs.fileno(), setup)
+        end.setblocking(False)
+    except BaseException:  # Ctrl-C must not leave it open either.
+        end.close()
+        raise
+    return RunningServer(process=process, end=end, surroundings=surroundings)
+
+
+def _start_process(descriptor: int, setup: WorkerSetup) -> subprocess.Popen[bytes]:
+    # Libraries would start a thread for each core. A fork server must have no threads, and decode threads already keep
+    # all cores busy.
+    environment = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS"), "1")
+    if setup.runs_user_code:
+        environment |= {name: value for name, value in REUSE_OF_MEMORY.items() if name not in os.environ}
+    return start_process(
+        "shardio.loader.chunk_worker:main",
+        [descriptor, os.getpid()],
+        environment=environment,
+        descriptors=[descriptor],
+        # Readers hold absolute paths, and this directory may be gone. But user code may open files.
+        cwd=None if setup.runs_user_code else "/",
+        stdout=None,  # People print in their transforms.
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Surroundings:
+    """The settings and modules of a process at one moment, on which user code may depend.
+
+    Attributes:
+        cwd: The working directory; None if it is gone.
+        environment: The environment variables.
+        module_path: ``sys.path``.
+        specs: The spec of each imported module. A module that is reloaded gets a new one.
+    """
+
+    cwd: str | None
+    environment: Mapping[str, str]
+    module_path: tuple[str, ...]
+    specs: Mapping[str, object]
+
+    @property
+    def are_current(self) -> bool:
+        """Whether no setting has changed since, and no module was reloaded.
+
+        Files of modules may have changed: this process still has the code that it imported.
+        """
+        now = find_surroundings()
+        if (self.cwd, self.environment, self.module_path) != (now.cwd, now.environment, now.module_path):
+            return False
+        # Specs of the same file are equal, but not the same object.
+        return all(now.specs.get(name, spec) is spec for name, spec in self.specs.items())
+
+
+def find_surroundings() -> Surroundings:
+    """Return the present surroundings."""
+    try:
+        cwd = str(Path.cwd())
+    except FileNotFoundError:
+        cwd = None
+    modules: dict[str, object] = dict(sys.modules)  # Some values are not modules.
+    return Surroundings(
+        cwd=cwd,
+        environment=dict(os.environ),
+        module_path=tuple(map(str, sys.path)),
+        # ``vars``, because attributes of modules that are loaded on demand would load them.
+        specs={name: vars(each).get("__spec__") for name, each in modules.items() if isinstance(each, ModuleType)},
+    )

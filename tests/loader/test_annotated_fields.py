@@ -1,0 +1,402 @@
+"""Pictures, masks, boxes, points and numbers are fields of a sample, stored as they are and transformed alike."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import shardio
+from shardio import DataLoader, DevicePrefetcher, EpochSampler, SampleError, ShardDataset, ShardMapDataset
+from shardio.transforms import (
+    BoundingBoxes,
+    CenterCrop,
+    ColorJitter,
+    Compose,
+    Labels,
+    Mask,
+    MultiCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    TrivialAugmentWide,
+)
+from tests.buffers import assert_same
+from tests.images.pictures import make_picture, save
+from tests.images.stored_values import make_values, write_png, write_tiff
+from tests.loader.calling import CALLING
+from tests.sources import encode
+from tests.tars import write_tar
+
+ROOT = Path(__file__).parents[2]
+FIELDS = ("left.jpg", "mask.png", "json", "right.jpg", "depth.png", "more.npy", "key")
+KINDS: dict[str, Any] = {
+    "left.jpg": "image",
+    "right.jpg": "image",
+    "mask.png": Mask(fill=255),
+    "depth.png": "mask",
+    "json.boxes": BoundingBoxes(min_size=1),
+    "json.labels": Labels(boxes="json.boxes"),
+    "json.points": "keypoints",
+    "more.npy": "boxes",
+}
+ENTRIES = ("boxes", "labels", "points")
+STEPS = [RandomResizedCrop(48, antialias=True), RandomHorizontalFlip(), TrivialAugmentWide(), ColorJitter(0.4)]
+AGAIN = [*STEPS, RandomHorizontalFlip(), CenterCrop(56)]  # A geometry after operations, so they are rendered first.
+WAYS: dict[str, dict[str, Any]] = {"here": {}, "process": {"num_workers": 2}, "called": {"num_workers": 1, **CALLING}}
+
+
+def save_array(values: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+def make_mask(number: int, height: int, width: int) -> Image.Image:
+    mask = Image.fromarray(np.random.default_rng(number).integers(0, 5, (height, width), np.uint8), "P")
+    mask.putpalette(range(15))
+    return mask
+
+
+def make_depth(number: int, height: int, width: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(number).integers(0, 1 << 16, (height, width), np.uint16))
+
+
+def make_sample(number: int) -> dict[str, bytes]:
+    """Return a sample's files: both pictures are the same, and so are its two lists of boxes."""
+    height, width = 64 + number, 90 - 2 * number
+    picture = save(make_picture(height, width, number), "JPEG")
+    uniform = np.random.default_rng(number).uniform(0, 60, (number % 4, 2, 2))
+    boxes, points = np.sort(uniform, axis=1).reshape(-1, 4), [[12.5, 30, 2], [50, 8, 1]]
+    annotation = {"boxes": boxes.tolist(), "labels": list(range(len(boxes))), "points": points, "id": number}
+    return {
+        "left.jpg": picture,
+        "right.jpg": picture,
+        "mask.png": save(make_mask(number, height, width), "PNG"),
+        "depth.png": save(make_depth(number, height, width), "PNG"),
+        "json": json.dumps(annotation).encode(),
+        "more.npy": save_array(boxes),
+    }
+
+
+def write_samples(path: Path, samples: list[dict[str, bytes]]) -> Path:
+    members = [(f"{n:03d}.{field}", content) for n, sample in enumerate(samples) for field, content in sample.items()]
+    write_tar(path, members)
+    return path
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_samples(tmp_path_factory.mktemp("alike") / "a.tar", [make_sample(n) for n in range(10)])
+
+
+def make_dataset(shards: Path, steps: list[Any] = STEPS) -> ShardMapDataset:
+    return ShardMapDataset(shards, fields=FIELDS, transform=Compose(steps, fields=KINDS))
+
+
+def as_tensor(value: Any) -> torch.Tensor:
+    return value.as_subclass(torch.Tensor) if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
+
+
+@pytest.mark.parametrize("steps", [STEPS, AGAIN], ids=["one plan", "two plans"])
+def test_batches_are_the_same_in_every_way(shards: Path, steps: list[Any]) -> None:
+    batches = []
+    for way, options in WAYS.items():
+        dataset = make_dataset(shards, steps)
+        loader = DataLoader(dataset, 4, sampler=EpochSampler(dataset), **options)
+        batches.append(list(loader))
+        assert loader.calls_dataset == (way == "called")
+    assert len(batches[0]) == 3
+    for others in batches[1:]:
+        assert_same(others, batches[0])
+
+    dataset = make_dataset(shards, steps)
+    dataset.set_epoch(0)  # torch's loader does not tell it.
+    loaded = list(torch.utils.data.DataLoader(dataset, 4, collate_fn=list, sampler=EpochSampler(dataset)))
+    for samples, (*columns, keys) in zip(loaded, batches[0], strict=True):
+        for row, (*values, key) in enumerate(samples):
+            assert key == keys[row]
+            for column, value in zip(columns, values, strict=True):
+                if isinstance(value, dict):
+                    of_row = [column[name][row] for name in ENTRIES]
+                    assert_same(of_row, [as_tensor(value[name]) for name in ENTRIES])
+                else:
+                    assert_same(column[row], as_tensor(value))
+
+
+def transpose(samples: list[Any]) -> list[list[Any]]:
+    """Collate as for torchvision's detection models, which take lists."""
+    return [list(column) for column in zip(*samples, strict=True)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_collate_fn_gets_tensors_of_all_that_follows_the_images(shards: Path, way: str) -> None:
+    def load(**more_options: Any) -> Any:
+        sampler = EpochSampler(dataset := make_dataset(shards), shuffle=False)
+        return next(iter(DataLoader(dataset, 4, sampler=sampler, **WAYS[way], **more_options)))
+
+    batched = load()
+    lefts, masks, annotations, _, depths, more, _ = load(collate_fn=transpose)
+    for row in range(4):
+        given = [lefts[row], masks[row], *(annotations[row][name] for name in ENTRIES), depths[row], more[row]]
+        assert all(isinstance(value, torch.Tensor) for value in given)
+        entries = [batched[2][name][row] for name in ENTRIES]
+        expected = [batched[0][row], batched[1][row], *entries, batched[4][row], batched[5][row]]
+        assert_same([value.as_subclass(torch.Tensor) for value in given], expected)
+        assert all(type(value.clone()) is torch.Tensor for value in given)
+    assert [annotations[1][name].dtype for name in ENTRIES[:2]] == [torch.float32, torch.int64]
+    assert annotations[1]["id"] == 1
+
+
+def test_batches_hold_tensors_of_images_and_masks_and_lists_of_boxes(shards: Path) -> None:
+    for batch in DevicePrefetcher(DataLoader(make_dataset(shards), batch_size=4), "cpu"):
+        lefts, masks, annotation, rights, depths, more, keys = batch
+        assert [each.shape[1:] for each in (lefts, masks, depths)] == [(3, 48, 48), (48, 48), (48, 48)]
+        assert (masks.dtype, depths.dtype) == (torch.uint8, torch.uint16)
+        assert torch.equal(lefts, rights)
+        for values in (more, *(annotation[name] for name in ENTRIES)):
+            assert isinstance(values, list)
+            assert len(values) == len(lefts) == len(masks) == len(depths) == len(keys)
+        assert annotation["id"].tolist() == [int(key) for key in keys]
+        for boxes, labels, key in zip(annotation["boxes"], annotation["labels"], keys, strict=True):
+            assert (boxes.dtype, labels.dtype) == (torch.float32, torch.int64)
+            assert len(boxes) == len(labels) <= int(key) % 4
+            assert len(boxes) == 0 or (boxes[:, 2:] - boxes[:, :2]).min() >= 1
+        assert [len(boxes) for boxes in more] == [int(key) % 4 for key in keys]
+        assert more[0].dtype == torch.float64
+
+
+def test_the_example_of_the_documentation_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "transforms.md").read_text()
+    section = page.partition("## Masks, boxes, points, several pictures")[2].partition("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    samples = [make_sample(n) for n in range(4)]
+    renamed = [{"mask.png": files["mask.png"], "json": files["json"], "jpg": files["left.jpg"]} for files in samples]
+    write_samples(tmp_path / "scenes.tar", renamed)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    assert "torch.Size([4, 3, 512, 512]) torch.Size([4, 512, 512]) tensor(" in capsys.readouterr().out
+
+
+def test_a_field_with_the_name_of_an_entry_comes_first(tmp_path: Path) -> None:
+    boxes = save_array(np.array([[0.0, 0, 10, 10]]))
+    files = {"png": save(make_picture(20, 40), "PNG"), "json": b'{"npy": 3}', "json.npy": boxes}
+    shard = write_samples(tmp_path / "a.tar", [files])
+    transform = Compose([Resize((10, 80))], fields={"image": "image", "json.npy": "boxes"})
+    ((_, annotation, moved),) = ShardDataset(shard, fields=("image", "json", "json.npy"), transform=transform)
+    assert annotation == {"npy": 3}
+    assert moved.tolist() == [[0, 0, 20, 5]]
+
+
+def test_what_a_sample_lacks_stays_none_if_that_is_allowed(tmp_path: Path) -> None:
+    image = save(make_picture(20, 40), "PNG")
+    shard = write_samples(tmp_path / "a.tar", [{"png": image, "json": b'{"a": [[1, 2, 3, 4]]}'}, {"png": image}])
+    kinds = {"png": "image", "json.a": "boxes", "json.b": "labels"}
+    options: dict[str, Any] = {"fields": ("png", "json"), "transform": Compose([CenterCrop(10)], fields=kinds)}
+    samples = list(ShardDataset(shard, missing=None, **options))
+    assert [annotation and annotation["a"].shape for _, annotation in samples] == [(1, 4), None]
+    with pytest.raises(SampleError, match=r"field 'json.b' of sample 000 in .*a.tar.* is missing: .* entries 'a'"):
+        next(iter(ShardDataset(shard, **options)))
+
+
+ANNOTATION = {"boxes": [[1, 2, 3, 4]], "labels": [1], "points": []}
+BAD_FILES: dict[str, tuple[str, bytes, str]] = {
+    "a mask of another size": (
+        "mask.png",
+        save(Image.new("L", (5, 6)), "PNG"),
+        "field 'mask.png' of sample 002 in .*a.tar.* is a mask of 5×6 pixels, but the image has 86×66",
+    ),
+    "boxes of three numbers": (
+        "json",
+        json.dumps({**ANNOTATION, "boxes": [[1, 2, 3]]}).encode(),
+        r"field 'json.boxes' of sample 002 in .*a.tar.* must be boxes \[k, 4\]",
+    ),
+    "no mapping": ("json", b"[]", "field 'json.boxes' of sample 002 in .* must be an entry of 'json', got list"),
+    "a label too many": (
+        "json",
+        json.dumps({**ANNOTATION, "labels": [1, 2]}).encode(),
+        "field 'json.labels' of sample 002 in .* must have one row for each of the 1 boxes 'json.boxes'",
+    ),
+    "a second picture of another size": (
+        "right.jpg",
+        save(make_picture(9, 8), "JPEG"),
+        "'left.jpg' and 'right.jpg' of sample 002 in .*a.tar.* have 86×66 and 8×9 pixels",
+    ),
+    "a damaged second picture": ("right.jpg", b"no JPEG", "the image 'right.jpg' of sample 002 in .* cannot be"),
+    "one that is damaged inside": (
+        "right.jpg",
+        make_sample(2)["right.jpg"][:-200] + b"\xff\xd9",
+        r"the image 'right.jpg' of sample 002 in .*a.tar",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_an_error_names_the_field_the_sample_and_the_shard(tmp_path: Path, name: str) -> None:
+    samples = [make_sample(n) for n in range(4)]
+    field, content, message = BAD_FILES[name]
+    samples[2][field] = content
+    shard = write_samples(tmp_path / "a.tar", samples)
+    for steps in (STEPS, [CenterCrop(60)], [CenterCrop(60), ColorJitter(0.4), CenterCrop(50)]):
+        with pytest.raises(SampleError, match=message) as caught:
+            list(DataLoader(make_dataset(shard, steps), batch_size=4))
+        assert (caught.value.row, caught.value.stage) == (2, "decode")
+
+
+def test_masks_that_differ_in_size_are_an_error_with_a_remedy(shards: Path) -> None:
+    transform = Compose([RandomHorizontalFlip()], fields={"left.jpg": "image", "mask.png": "mask"})
+    for fields, what in ((("mask.png", "left.jpg"), "arrays"), (("left.jpg", "mask.png"), "images")):
+        dataset = ShardDataset(shards, fields=fields, transform=transform)
+        with pytest.raises((RuntimeError, ValueError), match=rf"he {what} of a batch differ in .*RandomResizedCrop"):
+            list(DataLoader(dataset, batch_size=4))
+
+
+LEFT = {"left.jpg": "image"}
+REFUSED: list[tuple[dict[str, str], dict[str, Any], str]] = [
+    ({**LEFT, "mask.png": "mask"}, {}, r"has the field 'mask\.png', but fields=.* does not name it"),
+    ({"json.boxes": "image"}, {}, r"has the image 'json\.boxes', but an image is"),
+    (LEFT, {"decoders": {"left.jpg": bytes}}, r"'left\.jpg', but an image is 'image' or a field that shardio decodes"),
+    (LEFT, {"decode": "pil"}, "needs decode='array'"),
+    (LEFT, {"fields": ("left.jpg", "image")}, "names 'image', but those of the transform do not"),
+]
+
+
+def test_settings_that_do_not_fit_are_errors(shards: Path) -> None:
+    for kinds, options, message in REFUSED:
+        options = {"fields": ("left.jpg", "json"), **options}
+        with pytest.raises(ValueError, match=message):
+            ShardDataset(shards, transform=Compose([CenterCrop(9)], fields=kinds), **options)
+    with pytest.raises(TypeError, match="MultiCrop"):
+        MultiCrop([Compose([], fields={"image": "image"})])
+    with pytest.raises(TypeError, match="would transform only the image"):
+        ShardDataset(shards, fields="left.jpg", transform=Compose([np.copy], fields=LEFT))
+
+
+NUM_SCENES, HEIGHT, WIDTH = 9, 80, 96
+PICTURES = ("image", "masks.png", "depth.png", "right.jpg", "key")
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Packed pictures with masks, depth maps and pictures from the right."""
+    root = tmp_path_factory.mktemp("scenes")
+    for folder in ("images", "masks", "depth", "right"):
+        (root / "in" / folder).mkdir(parents=True)
+    for number in range(NUM_SCENES):
+        for folder, seed in (("images", number), ("right", number + 50)):
+            (root / f"in/{folder}/{number}.jpg").write_bytes(encode(seed, width=WIDTH, height=HEIGHT))
+        make_mask(number, HEIGHT, WIDTH).save(root / f"in/masks/{number}.png")
+        make_depth(number, HEIGHT, WIDTH).save(root / f"in/depth/{number}.png")
+    shardio.pack(root / "in", root / "out", layout="pairs")
+    return root
+
+
+def read_pixels(path: Path) -> torch.Tensor:
+    with Image.open(path) as image:
+        return torch.from_numpy(np.array(image))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_fields_of_pictures_are_batched_as_stored(scenes: Path, way: str) -> None:
+    dataset = ShardMapDataset(scenes / "out", fields=PICTURES, transform=CenterCrop(64))
+    for images, masks, depths, rights, keys in DataLoader(dataset, batch_size=4, **WAYS[way]):
+        assert images.shape == (len(keys), 3, 64, 64)
+        assert (masks.dtype, depths.dtype, rights.dtype) == (torch.uint8, torch.uint16, torch.uint8)
+        for row, key in enumerate(keys):
+            assert torch.equal(masks[row], read_pixels(scenes / f"in/masks/{key}.png"))
+            assert torch.equal(depths[row], read_pixels(scenes / f"in/depth/{key}.png"))
+            assert torch.equal(rights[row].permute(1, 2, 0), read_pixels(scenes / f"in/right/{key}.jpg"))
+
+
+def test_values_of_every_type_arrive_whole_and_cropped(tmp_path: Path) -> None:
+    shapes = {
+        **dict.fromkeys(("flow.png", "colour.tif", "npy"), ("uint16", 3)),
+        "ids.tif": ("uint32", 1),
+        "height.tif": ("float64", 1),
+        "change.tif": ("int8", 1),
+        "half.npy": ("float16", 2),
+        "big.npy": (">u4", 1),
+    }
+    stored = {
+        name: [make_values(dtype, HEIGHT, WIDTH, *([channels] * (channels > 1)), seed=i) for i in range(4)]
+        for name, (dtype, channels) in shapes.items()
+    }
+    writers: dict[str, Callable[[Any], bytes]] = {"png": write_png, "tif": write_tiff, "npy": save_array}
+    samples = [
+        {name: writers[name.rpartition(".")[2]](values[i]) for name, values in stored.items()}
+        | {"jpg": encode(i, width=WIDTH, height=HEIGHT)}
+        for i in range(4)
+    ]
+    shard = write_samples(tmp_path / "a.tar", samples)
+    crop = Compose([CenterCrop(64)], fields={"image": "image", **dict.fromkeys(shapes, Mask())})
+    for transform, of in ((None, np.s_[:]), (crop, np.s_[:, 8:72, 16:80])):
+        for num_workers in (0, 1):
+            dataset = ShardMapDataset(shard, fields=("image", *shapes), transform=transform)
+            (batch,) = DataLoader(dataset, batch_size=4, num_workers=num_workers)
+            for (name, values), found in zip(stored.items(), batch[1:], strict=True):
+                expected = np.stack(values)[of]
+                assert found.numpy().dtype == expected.dtype.newbyteorder("="), name
+                np.testing.assert_array_equal(found.numpy(), expected, err_msg=name)
+
+
+def modes_of(sample: dict[str, Any]) -> list[str]:
+    return [sample[name].mode for name in PICTURES[:4]]
+
+
+def test_pillow_images_keep_their_mode_and_bytes_come_on_demand(scenes: Path) -> None:
+    dataset = ShardMapDataset(scenes / "out", fields=PICTURES, decode="pil", transform_sample=modes_of)
+    assert dataset[0] == ["RGB", "P", "I;16", "RGB"]
+    decoders: dict[str, Any] = {"jpg": bytes, "masks.png": len}
+    content, num_bytes, key = ShardMapDataset(scenes / "out", fields=("jpg", "masks.png", "key"), decoders=decoders)[3]
+    assert content == (scenes / f"in/images/{key}.jpg").read_bytes()
+    assert num_bytes == (scenes / f"in/masks/{key}.png").stat().st_size
+
+
+def test_the_error_of_a_mask_names_it(scenes: Path, tmp_path: Path) -> None:
+    shard = write_samples(tmp_path / "a.tar", [{"jpg": encode(1), "masks.png": make_sample(1)["mask.png"][:-50]}])
+    with pytest.raises(SampleError, match=r"field 'masks.png' of sample 000 in .* cannot be decoded") as caught:
+        ShardMapDataset(shard, fields="masks.png")[0]
+    assert caught.value.stage == "decode"
+    too_large = ShardMapDataset(scenes / "out", fields="masks.png", max_pixels=HEIGHT * WIDTH - 1)
+    with pytest.raises(SampleError, match=r"field 'masks.png' .* more than max_pixels=7679"):
+        too_large[0]
+
+
+def write_numbers(folder: Path, numbers: list[int]) -> Path:
+    """Write samples that hold numbers as their class, and deep in their JSON."""
+    jsons = [json.dumps({"parts": [{"number": number}], "x": 0.1234567890123456789}) for number in numbers]
+    samples = [{"cls": b"%d" % number, "json": text.encode()} for number, text in zip(numbers, jsons, strict=True)]
+    return write_samples(folder / "a.tar", samples)
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**100])
+@pytest.mark.parametrize("field", ["cls", "label", "json"])
+def test_integers_that_do_not_fit_in_64_bits_are_errors(tmp_path: Path, field: str, number: int) -> None:
+    path = write_numbers(tmp_path, [0, 2**63 - 1, number, -(2**63)])
+    named = "json" if field == "json" else "cls"
+    with pytest.raises(SampleError, match=rf"field '{named}' of sample 002 in .*a\.tar.*(64 bits|64-bit)") as raised:
+        next(iter(DataLoader(ShardDataset(path, fields=field), batch_size=3)))
+    assert str(number)[:40] in str(raised.value)
+    assert raised.value.key == "002"
+    (batch,) = DataLoader(ShardMapDataset(path, fields=field), batch_sampler=[[0, 1, 3]])
+    assert (batch["parts"][0]["number"] if field == "json" else batch).tolist() == [0, 2**63 - 1, -(2**63)]
+
+
+def test_a_collate_fn_without_tensors_receives_wide_integers(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [("0.json", json.dumps({"hash": 2**64 - 1}).encode())])
+    dataset = ShardDataset(tmp_path / "a.tar", fields="json")
+    assert list(DataLoader(dataset, collate_fn=list)) == [[{"hash": 2**64 - 1}]]
+    with pytest.raises(
+        ValueError, match=rf"sample 0 of a batch holds the integer {2**64 - 1}, which does not fit in 6"
+    ):
+        list(DataLoader(dataset, **CALLING))

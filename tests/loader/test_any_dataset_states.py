@@ -1,0 +1,490 @@
+"""A loader over any dataset that resumes delivers the rest of an uninterrupted epoch, without reading samples again."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import warnings
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+from hypothesis import given, settings, strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from shardio import DataLoader, DevicePrefetcher, ShardDataset, StateError, get_worker_info
+from shardio.train import in_groups
+from tests.device.late_stream import prefetch_late
+from tests.loader.programs import (
+    WORKERS,
+    Buckets,
+    Mapped,
+    Program,
+    Shuffled,
+    describe,
+    flatten,
+    programs,
+    seed_all,
+)
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This DataLoader will create",
+    "ignore:.* has no state_dict",
+    "ignore:'pin_memory' argument",
+    "ignore:'set_vital' is deprecated",  # torchdata calls it in torch.
+)
+
+
+@given(programs(), st.integers(0, 8), st.booleans())
+@settings(max_examples=settings().max_examples // 7)  # Most start worker processes.
+def test_a_resumed_program_sees_the_rest(program: Program, num_before: int, forgets_seed: bool) -> None:
+    if program.dataset.kind == "draws":
+        return  # Only a dataset with a state can continue its generators.
+    program.arguments["in_order"] = True  # Otherwise, the rest may come in any order.
+    seed_all(3)
+    loader = program.make(DataLoader)
+    iterator = iter(loader)
+    num_seen = sum(1 for _ in islice(iterator, num_before))
+    state = json.loads(json.dumps(loader.state_dict()))
+    rest = [*(iterator if num_seen == num_before else loader), "the next epoch", *loader]
+    seed_all(99 if forgets_seed else 3)
+    resumed = program.make(DataLoader)
+    resumed.load_state_dict(state)
+    assert describe([*resumed, "the next epoch", *resumed]) == describe(rest)
+
+
+def begin(loader: Any, num_batches: int) -> Any:
+    """Return an iterator that has delivered some batches."""
+    iterator = iter(loader)
+    assert len(list(islice(iterator, num_batches))) == num_batches
+    return iterator
+
+
+class Counting:
+    """A map-style dataset that counts what is read of it."""
+
+    def __init__(self) -> None:
+        self.num_read = 0
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> int:
+        self.num_read += 1
+        return index
+
+
+def test_no_sample_is_read_again() -> None:
+    loader = DataLoader(Counting(), batch_size=10, shuffle=True)
+    begin(loader, 70)
+    resumed = DataLoader(dataset := Counting(), batch_size=10, shuffle=True)
+    resumed.load_state_dict(loader.state_dict())
+    assert len(list(resumed)) == 30
+    assert dataset.num_read == 300
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_without_states_any_number_of_workers_resumes(num_workers: int) -> None:
+    loader = DataLoader(range(40), batch_size=3, shuffle=True, num_workers=2)
+    iterator = begin(loader, 5)
+    resumed = DataLoader(range(40), batch_size=3, shuffle=True, num_workers=num_workers)
+    resumed.load_state_dict(loader.state_dict())
+    assert flatten(resumed) == flatten(iterator)
+
+
+class Numbers(IterableDataset[int]):
+    """An iterable dataset; each worker yields its part."""
+
+    size = 30
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        yield from range(0 if info is None else info.id, self.size, 1 if info is None else info.num_workers)
+
+
+class Noisy(Numbers):
+    """An iterable dataset with random numbers and a state."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        first, self.position = self.position, 0
+        for self.position, number in enumerate(list(super().__iter__())[first:], first + 1):
+            yield number, random.Random(number).random()
+        self.position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+def test_another_number_of_workers_is_refused_where_it_matters() -> None:
+    loader, other, third = (DataLoader(Numbers(), 5, num_workers=number) for number in (2, 1, 0))
+    iterator = begin(loader, 1)
+    other.load_state_dict(loader.state_dict())
+    with pytest.raises(StateError, match="use num_workers=2"):
+        iter(other)
+    other.num_workers = 2
+    assert describe(list(other)) == describe(list(iterator))
+    third.load_state_dict(loader.state_dict())  # Of an epoch that is over.
+    assert sorted(flatten(third)) == list(range(30))
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_reading_again_is_warned_of(num_workers: int) -> None:
+    for dataset, warns in ((Numbers(), True), (Noisy(), False), (range(30), False)):
+        loader, resumed = (DataLoader(dataset, batch_size=4, num_workers=num_workers) for _ in range(2))
+        begin(loader, 3)
+        resumed.load_state_dict(loader.state_dict())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                list(resumed)
+        said = [str(each.message) for each in caught if each.category is RuntimeWarning]
+        expected = "Numbers has no state_dict, so resuming reads its first 3 batches again and drops them: give Numbers"
+        assert [text[: len(expected)] for text in said] == [expected] * warns
+
+
+@pytest.mark.parametrize(
+    ("dataset", "num_workers", "every"),
+    [
+        (Numbers, 0, 0),
+        (Noisy, 0, 5),
+        (Noisy, 2, 5),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((Numbers, 2, 5), (Noisy, 2, 0))),
+    ],
+)
+def test_states_are_exact_however_rarely_workers_report_them(dataset: Any, num_workers: int, every: int) -> None:
+    options: dict[str, Any] = {"num_workers": num_workers, "batch_size": 4, "snapshot_every_n_steps": every}
+    whole = describe(list(DataLoader(dataset(), **options)))[1]
+    for stop in (0, len(whole) // 2, len(whole) - 1):
+        loader, resumed = (DataLoader(dataset(), **options) for _ in range(2))
+        iterator = begin(loader, stop)
+        resumed.load_state_dict(loader.state_dict())
+        del iterator
+        assert describe(list(resumed))[1] == whole[stop:]
+        assert describe(list(resumed))[1] == whole, "the next epoch is whole"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_after_the_last_batch_the_rest_is_empty_and_after_the_end_the_next_epoch_begins(num_workers: int) -> None:
+    loader = DataLoader(range(6), batch_size=2, num_workers=num_workers, persistent_workers=num_workers > 0)
+    iterator = begin(loader, 3)
+    before = loader.state_dict()
+    assert next(iterator, None) is None
+    for state, num_batches in ((before, 0), (loader.state_dict(), 3)):
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+        assert len(list(loader)) == num_batches
+
+
+class Shuffling(Sampler[int]):
+    """A user's sampler with a state whose end is the end of the epoch, not the beginning of the next one."""
+
+    def __init__(self) -> None:
+        self.num_yielded = 0
+        self.first = 0
+
+    def __iter__(self) -> Iterator[int]:
+        first, self.first = self.first, 0
+        for self.num_yielded, index in enumerate(range(first, 12), first + 1):
+            yield 11 - index
+
+    def state_dict(self) -> dict[str, int]:
+        return {"num_yielded": self.num_yielded}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.first = state["num_yielded"]
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_sampler_with_a_state_is_asked(num_workers: int) -> None:
+    whole = list(range(11, -1, -1))
+    for stop in range(5):
+        loader, resumed = (
+            DataLoader(range(12), batch_size=3, sampler=Shuffling(), num_workers=num_workers) for _ in range(2)
+        )
+        iterator = begin(loader, stop)
+        assert stop < 4 or next(iterator, None) is None
+        resumed.load_state_dict(loader.state_dict())
+        assert flatten(resumed) == whole[3 * (stop % 4) :]
+        assert flatten(resumed) == whole
+
+
+class Paired(BatchSampler):
+    """A user's batch sampler, around torch's samplers."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(list(super().__iter__())[::-1])
+
+
+@pytest.mark.parametrize("is_paired", [False, True])
+def test_generators_and_epochs_of_samplers_continue(is_paired: bool) -> None:
+    """Also inside a user's batch sampler."""
+
+    def make(sampler: Any) -> Any:
+        batches = Paired if is_paired else BatchSampler
+        return DataLoader(range(20), batch_sampler=batches(sampler, 5, False))
+
+    generators = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
+    drawn: list[Any] = [RandomSampler(range(20), generator=generator) for generator in generators]
+    distributed: list[Any] = [DistributedSampler(Mapped(20, "int"), num_replicas=2, rank=1) for _ in range(2)]
+    distributed[0].set_epoch(5)
+    for samplers in (drawn, distributed):
+        loader, other = map(make, samplers)
+        list(loader)
+        iterator = begin(loader, 1)
+        other.load_state_dict(loader.state_dict())
+        assert describe([*other, *other]) == describe([*iterator, *loader])
+    assert distributed[1].epoch == 5
+
+
+HABITS: dict[str, tuple[Any, bool, bool]] = {
+    "none": (None, False, False),
+    "seeds each epoch": (lambda epoch: 10 + epoch, False, False),
+    "seeds each epoch, and draws": (lambda epoch: 10 + epoch, True, False),
+    "seeds each epoch alike": (lambda epoch: 10, True, False),
+    "restores": (None, False, True),
+    "restores, and draws": (None, True, True),
+}
+"""A program's use of the generators: its seed of each epoch, whether it draws, and whether it restores them."""
+
+DRAWING: dict[str, Any] = {
+    "torch": lambda: {"batch_size": 3, "shuffle": True},
+    "torch, own": lambda: {"batch_size": 3, "shuffle": True, "generator": torch.Generator().manual_seed(8)},
+    "python": lambda: {"batch_size": 3, "sampler": Shuffled(12)},
+    "numpy": lambda: {"batch_sampler": Buckets(12)},
+}
+"""The generator that a sampler draws from, and the arguments of the loader."""
+
+
+@pytest.mark.parametrize("stop", [1, 4, 5])
+@pytest.mark.parametrize("habit", HABITS)
+@pytest.mark.parametrize("kind", DRAWING)
+def test_later_epochs_have_the_order_of_torchs_loader(kind: str, habit: str, stop: int) -> None:
+    """The run is stopped in its second epoch: after some batches, or after the end (5). It goes on in a new process."""
+    find_seed, draws, restores = HABITS[habit]
+
+    def run(loader: Any, first_epoch: int = 0, stop: int | None = None) -> Iterator[Any]:
+        for epoch in range(first_epoch, 4):
+            if find_seed is not None:
+                seed_all(find_seed(epoch))
+                if isinstance(loader.generator, torch.Generator):
+                    loader.generator.manual_seed(find_seed(epoch))
+            iterator = iter(loader)
+            while (batch := next(iterator, None)) is not None:
+                yield batch.tolist()
+                if draws:  # As Dropout and random augmentation do.
+                    random.random(), np.random.rand(), torch.rand(())
+                if epoch == 1 and stop is not None and (stop := stop - 1) == 0:
+                    break
+            if epoch == 1 and stop is not None:
+                return
+
+    seed_all(3)
+    whole = list(run(torch.utils.data.DataLoader(Mapped(12, "int"), **DRAWING[kind]())))
+    seed_all(3)
+    loader = DataLoader(range(12), **DRAWING[kind]())
+    received = list(run(loader, stop=stop))
+    state, states = loader.state_dict(), (random.getstate(), np.random.get_state(), torch.get_rng_state())
+    seed_all(99)
+    resumed = DataLoader(range(12), **DRAWING[kind]())
+    resumed.load_state_dict(state)
+    if restores:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+    assert received + list(run(resumed, first_epoch=2 if stop == 5 else 1)) == whole
+
+
+def test_another_epoch_drops_the_position_in_the_loaded_one() -> None:
+    sampler: Any = DistributedSampler(Mapped(20, "int"), num_replicas=1, rank=0)
+    loader = DataLoader(range(20), 4, sampler=sampler)
+    sampler.set_epoch(2)
+    next(iter(loader))
+    for epoch, num_batches in ((2, 4), (3, 5)):
+        loader.load_state_dict(state := loader.state_dict())
+        loader.set_epoch(epoch)
+        assert len(list(loader)) == num_batches
+        loader.load_state_dict(state)
+
+
+def test_copies_of_a_loader_have_positions_of_their_own(packed: Path) -> None:
+    loaders = DataLoader(range(20), 4), DataLoader(ShardDataset(packed, fields="key"), 4)
+    for loader, num_batches in zip(loaders, (5, 6), strict=True):
+        iterator = begin(loader, 1)
+        copied, state = copy.copy(loader), loader.state_dict()
+        assert copied.state_dict() == state
+        assert len(list(copied)) == num_batches
+        copied.set_epoch(7)
+        assert loader.state_dict() == state
+        next(iterator)
+        loader.load_state_dict(loader.state_dict())
+        assert len(list(loader)) == num_batches - 2
+
+
+class Weights(torch.nn.Module):
+    """A map-style dataset that is a module. Its state is not a position."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def _save_to_state_dict(self, *arguments: Any, **options: Any) -> None:
+        raise AssertionError("the weights were asked for")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_weights_of_a_dataset_are_not_its_state(num_workers: int) -> None:
+    loader = DataLoader(Weights(), num_workers=num_workers)
+    next(iter(loader))
+    assert loader.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "num_workers", "stop"),
+    [(Noisy, 0, 1), (Noisy, 2, 4), (Numbers, 0, 4), (Numbers, 2, 1), (Counting, 0, 4)],
+)
+def test_states_of_torchdatas_loader_can_be_loaded(dataset: Any, num_workers: int, stop: int) -> None:
+    options: dict[str, Any] = {"num_workers": num_workers, "batch_size": 4}
+    loader = StatefulDataLoader(dataset(), **options, snapshot_every_n_steps=3)
+    iterator = begin(loader, stop)
+    resumed = DataLoader(dataset(), **options)
+    resumed.load_state_dict(loader.state_dict())
+    assert describe(list(resumed)) == describe(list(iterator))
+
+
+def test_states_of_torchdatas_samplers_are_refused() -> None:
+    loader = StatefulDataLoader(range(20), batch_size=2, shuffle=True)
+    begin(loader, 1)
+    resumed = DataLoader(range(20), batch_size=2, shuffle=True)
+    resumed.load_state_dict(loader.state_dict())
+    with pytest.raises(StateError, match=r"StatefulDataLoader adds them to torch's RandomSampler"):
+        iter(resumed)
+
+
+class Asking:
+    """An object whose state has arguments, as in MosaicML's streaming."""
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
+        raise AssertionError("nobody has these arguments")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError("there is no state")
+
+
+class Failing(Asking):
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        raise LookupError("no state yet")
+
+
+class Unsent(Asking):
+    """An object whose state can be copied, but not pickled."""
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        return {"function": lambda: None}
+
+
+class Twelve(Dataset[int]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Streamed(Numbers):
+    size = 12
+
+
+class Iterated(Streamed):
+    """An iterable dataset whose iterator has the state."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+
+    def __iter__(self) -> Iterator[int]:
+        numbers = super().__iter__()
+        methods = {"__iter__": lambda it: it, "__next__": lambda _: next(numbers)}
+        iterator: Iterator[int] = type("Numbers", (self.kind,), methods)()
+        return iterator
+
+
+PLACES: dict[str, Any] = {
+    "dataset": lambda kind: (type("MyDataset", (kind, Twelve), {})(), {}),
+    "iterable dataset": lambda kind: (type("MyDataset", (kind, Streamed), {})(), {}),
+    "iterator": lambda kind: (Iterated(kind), {}),
+    "sampler": lambda kind: (range(12), {"sampler": type("MySampler", (kind, SequentialSampler), {})(range(12))}),
+    "batch sampler": lambda kind: (range(12), {"batch_sampler": type("MySampler", (kind, list), {})([[3, 4], [7]])}),
+}
+"""Places for an object of a kind: the dataset, and arguments of the loader."""
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "way"),
+    [
+        *((place, Asking, "caller") for place in PLACES),
+        *(("dataset", Failing, way) for way in WORKERS),
+        *(("iterator", kind, way) for kind, way in ((Failing, "caller"), (Asking, "processes"), (Failing, "threads"))),
+    ],
+)
+def test_a_state_that_cannot_be_asked_for_is_an_error_only_if_it_is_wanted(place: str, kind: type, way: str) -> None:
+    dataset, options = PLACES[place](kind)
+    expected = [batch.tolist() for batch in torch.utils.data.DataLoader(dataset, **options)]
+    loader = DataLoader(dataset, **options, **WORKERS[way])
+    error = "missing 2 required positional arguments" if kind is Asking else "LookupError: no state yet"
+    received = list[list[int]]()
+    for batch in loader:
+        received.append(batch.tolist())
+        with pytest.raises(StateError, match=rf"(My\w+|Numbers)\.state_dict\(\) raised .*{error}.*takes no arguments"):
+            loader.state_dict()
+    assert sorted(received) == sorted(expected)
+    with pytest.raises(StateError, match=error):
+        loader.state_dict()
+    prefetched = [batch.tolist() for batch, _ in in_groups(DevicePrefetcher(loader, "cpu"), 2)]
+    assert sorted(prefetched) == sorted(expected)
+
+
+@pytest.mark.parametrize("place", ["dataset", "iterator"])
+def test_a_state_that_cannot_be_sent_is_an_error_only_if_it_is_wanted(place: str) -> None:
+    dataset, options = PLACES[place](Unsent)
+    loader = DataLoader(dataset, **options, num_workers=1)
+    for number, batch in enumerate(loader):
+        assert batch.tolist() == [number]
+        with pytest.raises(StateError, match=r"cannot be pickled \(.*lambda.*"):
+            loader.state_dict()
+    assert number == 11
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_prefetcher_of_a_loader_whose_state_cannot_be_asked_for(is_late: bool) -> None:
+    class Loader(Asking):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            return iter(torch.arange(5))
+
+    prefetcher = prefetch_late(Loader(), depth=2)[0] if is_late else DevicePrefetcher(Loader(), "cpu")
+    assert [int(batch) for batch in prefetcher] == list(range(5))
+    iterator = iter(prefetcher)
+    next(iterator)
+    with pytest.raises(StateError if is_late else TypeError, match="missing 2 required positional arguments"):
+        prefetcher.state_dict()
