@@ -403,8 +403,7 @@ def _demand_keys(epochs: Sequence[Coverage], coverage: Coverage, report: Coverag
 
 
 MIN_SAMPLES = 10
-"""The smallest number of samples whose shuffled order does not repeat by chance: for 10, the chance is 1 in 3.6
-million.
+"""The smallest number of samples whose order does not repeat by chance: for 10, it is 1 in 3.6 million.
 """
 
 MAX_COMPARED = 1_000_000

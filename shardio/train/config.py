@@ -52,11 +52,12 @@ class TrainConfig:
         steps_per_epoch: Steps per epoch that the schedule assumes, for loaders without a length.
             It does not limit the epochs, which must be equally long on all ranks.
         precision: bf16 and fp16 compute under autocast. fp16 needs CUDA and uses a GradScaler.
-        tf32: Let GPUs round the float32 inputs of matrix products to TF32, which is faster. In convolutions, torch does
+        tf32: Round the float32 inputs of matrix products to TF32 on GPUs, which is faster. In convolutions, torch does
             this by default.
         clip_norm: Clip the gradients to this total norm (default: no clipping).
         clip_value: Clip each gradient element to this magnitude (default: no clipping).
-        label_smoothing: The share of each training label that is spread evenly over all classes. Validation has none.
+        label_smoothing: The share of each training label that is spread evenly over all classes. Validation labels are
+            not smoothed.
         mixup: The alpha of MixUp, which blends the images of a training batch and their labels; 0 disables it. If
             both mixup and cutmix are set, one of them is chosen at random for each batch.
         cutmix: The alpha of CutMix, which replaces boxes of images and blends their labels; 0 disables it.

@@ -440,7 +440,7 @@ class TrainRun:
         before, now = len(states), self.world.world_size
         why, until = "datasets, samplers or generators of its loader have a state of their own on each rank", ""
         if state["is_within_epoch"]:
-            why = "it was saved within an epoch, where each rank has its own samples left"
+            why = "it was saved within an epoch, when each rank has different samples left"
             until = ", at least to the end of the epoch"
         raise StateError(
             f"{path} is from a run with a world size of {before}, and cannot be resumed with {now}: {why}. Use a world "
@@ -455,8 +455,8 @@ class TrainRun:
                 callbacks[name].load_state_dict(state)
             elif self.world.rank == 0:
                 warnings.warn(
-                    f"{path} holds the state of a callback {name}, which this run does not have: it is not loaded, and "
-                    "later checkpoints will lack it",
+                    f"{path} holds the state of a callback {name}, which this run does not have: the state is neither "
+                    "loaded nor saved again",
                     RuntimeWarning,
                     stacklevel=2,
                 )
@@ -567,7 +567,7 @@ def _first_not_finite(own: tuple[int, float, Sequence[str] | None] | None) -> No
     where = f" on rank {rank}" if len(found) > 1 or rank else ""
     if keys is None:
         samples = (
-            "samples unknown, because the batch has no keys: to have them named, train on shards with "
+            "samples unknown, because the batch has no keys: to name them, train on shards with "
             'fields=("image", "label", "key")'
         )
     else:
