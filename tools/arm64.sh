@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Runs tests of the last commit on an emulated 64-bit ARM processor, in a separate Debian system. As root:   bash
-# tools/arm64.sh [TEST…] Without arguments, these are the tests of all that depends on the processor. Compiling the
-# kernel alone takes six minutes. Needs the packages debootstrap, qemu-user-static and binfmt-support. The system stays
-# in ARM64_ROOT, if that is set. OPENCV is a version of OpenCV to install; by default, it is the newest one.
+# Runs tests of the last commit on an emulated 64-bit ARM processor, in a separate Debian system. As root:
+#   bash tools/arm64.sh [TEST…]
+# Without arguments, runs the tests of everything that depends on the processor. Compiling the kernel alone takes six
+# minutes. Needs the packages debootstrap, qemu-user-static and binfmt-support. If ARM64_ROOT is set, the system is kept
+# there. OPENCV sets the version of OpenCV to install (default: the newest).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -118,7 +118,7 @@ def main() -> int:
     parser.add_argument(
         "--have",
         type=Path,
-        help=f"a file that lists the machine's packages, one per line (default: {', '.join(USUAL)})",
+        help=f"file with the machine's packages, one per line (default: {', '.join(USUAL)})",
     )
     parser.add_argument("--python-version", default="3.12", help="the machine's Python (default: 3.12)")
     given = parser.parse_args()
