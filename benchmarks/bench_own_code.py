@@ -274,7 +274,7 @@ def print_case(name: str, case: Case, folder: Path, tiled: Path, rounds: int) ->
                 figures[each].append(measured)
     speeds = {each: statistics.median(speed for speed, _ in found) for each, found in figures.items()}
     best = max(speed for each, speed in speeds.items() if not each.startswith("shardio"))
-    print(f"| {name} (goal {case.goal} ×) | images/s | spread | CPU µs per image | ratio to the fastest peer |")
+    print(f"| {name} (goal {case.goal} ×) | images/s | spread | CPU µs per image | × fastest peer |")
     print("|---|---|---|---|---|")
     for each, found in figures.items():
         spread = f"{min(speed for speed, _ in found):,.0f} to {max(speed for speed, _ in found):,.0f}"

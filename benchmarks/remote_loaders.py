@@ -160,7 +160,7 @@ def load_litdata_raw(source: str, cache: Path, options: dict[str, str]) -> Calla
         """Name the files of the local copy, because LitData's own listing needs another client of S3."""
 
         def discover_files(self, input_dir: str, storage_options: Any) -> Any:
-            raise NotImplementedError  # Abstract in LitData. Only build_or_load_index, which is overridden here, calls it.
+            raise NotImplementedError  # Only LitData's build_or_load_index, which is overridden below, calls this.
 
         def build_or_load_index(self, *arguments: Any, **more: Any) -> list[Any]:
             return [

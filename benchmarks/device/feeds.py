@@ -109,9 +109,7 @@ class CopyBeforeStep:
 
 
 class Resident:
-    """Yields a few batches on the device in rotation, and prepares them each time if ``prepare`` is given. It never
-    ends.
-    """
+    """Yields a few batches on the device in rotation, and prepares them each time if ``prepare`` is given, forever."""
 
     def __init__(self, batches: Sequence[Batch], prepare: ImagePreparation | None = None) -> None:
         self.batches, self.prepare = batches, prepare

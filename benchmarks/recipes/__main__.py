@@ -138,9 +138,7 @@ def race(recipe: str, folder: Path, tiled: Path, rounds: int) -> None:
                 figures[each].append(measured)
     speeds = {each: statistics.median(speed for speed, *_ in found) for each, found in figures.items()}
     best = max(speed for each, speed in speeds.items() if not each.startswith("shardio"))
-    print(
-        f"| {recipe} (goal {GOALS[recipe]} ×) | images/s | CPU µs per image | mean pixel | ratio to the fastest peer |"
-    )
+    print(f"| {recipe} (goal {GOALS[recipe]} ×) | images/s | CPU µs per image | mean pixel | × fastest peer |")
     print("|---|---|---|---|---|")
     for each, found in figures.items():
         spread = f"{min(speed for speed, *_ in found):,.0f} to {max(speed for speed, *_ in found):,.0f}"
