@@ -199,7 +199,6 @@ def _follow(process: subprocess.Popen[bytes], log: Path, start: int, ends_at: fl
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all processes that it started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):

@@ -55,7 +55,7 @@ def draw_case(seed: int) -> Case:
 
 
 def _draw_group(rng: random.Random, num_samples: int | None) -> Group:
-    """Return a group that stops anywhere in an epoch of ``num_samples``; None for one that runs to the end."""
+    """Return a group that stops anywhere in an epoch of ``num_samples`` or, if that is None, runs to the end."""
     world_size, batch_size = rng.randint(1, 9), rng.randint(1, rng.choice((2, 8, 20)))
     num_batches = None if num_samples is None else rng.randint(0, num_samples // (world_size * batch_size) + 1)
     return Group(world_size=world_size, num_workers=rng.randint(1, 4), batch_size=batch_size, num_batches=num_batches)

@@ -1,4 +1,4 @@
-"""Record the samples that each rank receives, in a training run or in one process per rank, and merge them.
+"""Record the samples that each rank receives, in a training run or in one process per rank, and merge the recordings.
 
 A recording is a safetensors file. For each epoch ``e``, it has the tensors ``ids.e`` (uint64 [n]), ``batches.e``
 (uint32 [n]) and ``workers.e`` (int16 [n], -1 for an unknown worker). Its metadata key ``recording`` is a JSON object

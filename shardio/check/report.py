@@ -64,7 +64,7 @@ class ExpectedSamples:
     def allow(self, allowance: Allowance | None) -> ExpectedSamples:
         """Return a copy that allows for a remainder policy's repeats and omissions.
 
-        If the number of samples is unknown, the copy takes the number in the loader's order.
+        If the number of samples is unknown, the copy uses the number from the loader's order.
         """
         if allowance is None:
             return self

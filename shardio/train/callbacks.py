@@ -453,7 +453,7 @@ class RatePlot(Callback):
 
     def on_start(self, num_epochs: int, num_steps: int) -> None:
         records = [] if self.directory is None else read_figures(Path(self.directory))[0]
-        # The log may contain steps after the checkpoint, which will be repeated.
+        # The log may contain steps after the checkpoint, which the run repeats.
         self.taken = [(record.step - 1, record.lr) for record in records if record.step <= num_steps]
 
     def on_log(self, record: StepRecord) -> None:

@@ -438,7 +438,7 @@ class TrainRun:
         if shared is not None:
             return shared
         before, now = len(states), self.world.world_size
-        why, until = "datasets, samplers or generators of its loader have a state of their own on each rank", ""
+        why, until = "datasets, samplers or generators of its loader have a separate state on each rank", ""
         if state["is_within_epoch"]:
             why = "it was saved within an epoch, when each rank has different samples left"
             until = ", at least to the end of the epoch"
