@@ -120,7 +120,7 @@ def main(
 ) -> None:
     """Print a table."""
     warnings.simplefilter("ignore")  # About more workers than processors.
-    print("| samples | workers | torch, ms a batch | shardio | times as fast | times less CPU time |")
+    print("| samples | workers | torch, ms per batch | shardio | times as fast | times less CPU time |")
     print("|---|---|---|---|---|---|")
     for name, case in CASES.items():
         for num_workers in workers if only in name else ():

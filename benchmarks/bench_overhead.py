@@ -1,4 +1,4 @@
-"""What does the Python around the decoder cost, and how many images/s does it allow in one process?
+"""What does the Python code around the decoder cost, and how many images/s does it allow in one process?
 
 ``python -m benchmarks.bench_overhead PHOTOS``: random crops and flips of photographs, untouched and tiled, without the
 kernel, while libjpeg, the resize and the flip do nothing. The remaining code holds the GIL most of the time, so it

@@ -1,6 +1,6 @@
 """What does packing cost? shardio, tar and the writers of other formats pack the same photographs.
 
-``python -m benchmarks.bench_pack PHOTOS``. Each candidate is a whole process: its start counts. The candidates take
+``python -m benchmarks.bench_pack PHOTOS``. Each candidate is a whole process, including its start. The candidates take
 turns. A warm-up round fills the page cache. CPU time includes the process and all its children. The wall time of
 ``shardio pack`` includes the sync of every shard to the disk, which the other tools omit.
 """

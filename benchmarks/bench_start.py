@@ -1,8 +1,8 @@
 """How much CPU time do worker processes take to start? ``python -m benchmarks.bench_start IMAGES PACKED``.
 
 It measures the fork server and the worker processes of a new program when they are ready, before any batch. It does so
-for a directory and for a packed one, alternately with one and two worker processes. The first line is a bare ``import
-numpy``. Linux only.
+for a directory and for a packed one, alternately with one and two worker processes. The first line shows a bare
+``import numpy``. Linux only.
 """
 
 from __future__ import annotations

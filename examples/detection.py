@@ -87,7 +87,7 @@ def make_model() -> Any:
 
 
 def main() -> None:
-    """Pack, and train."""
+    """Pack scenes, and train on them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--scenes", type=int, default=160)
     parser.add_argument("--epochs", type=int, default=3)

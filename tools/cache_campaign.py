@@ -46,7 +46,7 @@ Read = Callable[[Connection, Path, str, dict[str, Any], int], None]
 
 def main(
     kills: Annotated[int, typer.Option(min=1, help="Number of processes to kill.")] = 50,
-    seed: Annotated[int, typer.Option(help="Seed of the data and of the moments.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the data and of the moments of the kills.")] = 0,
 ) -> None:
     """Kill processes, and exit with code 1 if the cache is ever wrong."""
     choose = random.Random(seed)
@@ -67,7 +67,7 @@ def main(
             killed = Counter[str]()
             while killed.total() < kills:
                 place = choose.randrange(NUM_READERS)
-                time.sleep(choose.uniform(0.05, 1.5))  # The random moment.
+                time.sleep(choose.uniform(0.05, 1.5))
                 killed[readers[place].kill(storage_process=choose.random() < 0.5)] += 1
                 num_checked = check_copies(folder / "cache", originals, total // 2 + total // NUM_SHARDS)
                 if readers[place].is_dead():
@@ -201,7 +201,7 @@ def find_bundles(url: str, options: Mapping[str, str], folder: Path) -> dict[str
 
 
 def check_copies(cache: Path, originals: Mapping[str, bytes], max_bytes: int) -> int:
-    """Compare all blocks that are present with the objects. Return their number."""
+    """Compare all blocks that are present with the objects, and return the number of these blocks."""
     num_present = used = 0
     for path in cache.glob(f"*{COPY_SUFFIX}"):
         original = originals.get(path.name)

@@ -25,7 +25,7 @@ def show(outcomes: Counter[str]) -> str:
 
 
 def describe_end(process: BaseProcess, alarm: int, too_long: str) -> str:
-    """Wait for a process to end, and describe its end; ``too_long`` if it ended by the signal ``alarm``."""
+    """Wait for a process to end, and describe how it ended: ``too_long`` if the signal ``alarm`` ended it."""
     process.join()
     code = process.exitcode or 0
     if code == -alarm:

@@ -2,11 +2,11 @@
 
     python tools/fault_campaign.py --faults 10000
 
-A real object store (SeaweedFS) stands behind a proxy that spoils a share of all responses in every way that it can:
-error statuses, expired credentials, resets, stalls, bodies that are cut off, too long or corrupt, wrong ranges, and
-false claims that an object has changed. One rank or three ranks read each epoch, each with two worker processes,
-through a cache that is much smaller than the dataset. The order and the bytes of the delivered samples must be those of
-the local dataset. The campaign continues until the proxy has injected the number of faults.
+A real object store (SeaweedFS) stands behind a proxy that spoils a share of all responses in every way that it
+supports: error statuses, expired credentials, resets, stalls, bodies that are cut off, too long or corrupt, wrong
+ranges, and false claims that an object has changed. One rank or three ranks read each epoch, each with two worker
+processes, through a cache that is much smaller than the dataset. The order and the bytes of the delivered samples must
+be those of the local dataset. The campaign continues until the proxy has injected the number of faults.
 """
 
 from __future__ import annotations

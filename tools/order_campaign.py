@@ -24,7 +24,9 @@ from tests.order.laws import Case, Group, check_laws
 from tools.campaigns import INTERRUPTED, make_progress
 
 CASES_PER_CHUNK = 50
-"""The number of cases that a process checks between two reports. Ctrl-C waits for them, a fraction of a second."""
+"""The number of cases that a process checks between two reports. Ctrl-C waits for these cases, for a fraction of a
+second.
+"""
 
 
 def draw_case(seed: int) -> Case:

@@ -1,4 +1,4 @@
-"""Rounds: every feed trains once per round, and the first one changes from round to round."""
+"""Run rounds: every feed trains once per round, and another feed comes first in each round."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def run_group(
 ) -> Group:
     """Run all rounds of a network with a source, and call ``keep`` with the figures after each of them.
 
-    A feed that fails is left out of later rounds; if (a) fails, raise.
+    A feed that fails is left out of later rounds. If (a) fails, its error is raised.
     """
     training = Training(model, settings)
     group = Group(model=model, source=source.name, network=training.origin)

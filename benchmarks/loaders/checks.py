@@ -1,4 +1,4 @@
-"""Checks of the batches of the warm-up epoch, before anything is timed."""
+"""Check the batches of the warm-up epoch, before anything is timed."""
 
 from __future__ import annotations
 

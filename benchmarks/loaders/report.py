@@ -1,4 +1,4 @@
-"""The results of a run: a JSON file with all figures and the environment, and a chart."""
+"""Write the results of a run: a JSON file with all figures and the environment, and a chart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds: every candidate runs once per round, in its own process, and the first one changes from round to round."""
+"""Run rounds: every candidate runs once per round, in its own process, and another one comes first in each round."""
 
 from __future__ import annotations
 

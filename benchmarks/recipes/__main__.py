@@ -122,7 +122,7 @@ def measure(loader: Iterable[Any]) -> tuple[float, float, float]:
     for images, labels in loader:
         num_images += len(labels)
         for crop in images if isinstance(images, list | tuple) else [images]:
-            part = np.asarray(crop[:4])  # The mean only shows that all loaders do the same.
+            part = np.asarray(crop[:4])  # The mean only shows that all loaders do the same work.
             total, num_pixels = total + float(part.sum(dtype=np.float64)), num_pixels + part.size
     return num_images / (time.perf_counter() - began), 1e6 * (cpu_s() - cpu_before) / num_images, total / num_pixels
 

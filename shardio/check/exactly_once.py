@@ -403,7 +403,9 @@ def _demand_keys(epochs: Sequence[Coverage], coverage: Coverage, report: Coverag
 
 
 MIN_SAMPLES = 10
-"""The smallest number of samples whose order does not repeat by chance: for 10, it is 1 in 3.6 million.
+"""The smallest number of samples whose order does not repeat by chance.
+
+With 10 samples, the chance is 1 in 3.6 million.
 """
 
 MAX_COMPARED = 1_000_000

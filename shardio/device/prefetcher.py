@@ -1,4 +1,4 @@
-"""DevicePrefetcher: copy the next batches to the device while the current one is in use."""
+"""Copy the next batches to the device while the current one is in use."""
 
 from __future__ import annotations
 

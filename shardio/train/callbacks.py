@@ -173,7 +173,10 @@ class Callback:
     """
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
-        """Return the model or a wrapper that uses its weights. Called before DistributedDataParallel."""
+        """Return the model or a wrapper that uses its weights.
+
+        Called once, before DistributedDataParallel wraps the model.
+        """
         return model
 
     def on_start(self, num_epochs: int, num_steps: int) -> None:
@@ -196,9 +199,9 @@ class Callback:
         """Handle the metrics of all epochs at the end of training."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs, such as averaged weights. Checkpoints hold rank 0's.
+        """Return the state that a resumed run needs, such as averaged weights. Checkpoints hold rank 0's state.
 
-        It may contain tensors, numpy arrays, numbers, strings, and dicts, lists, tuples and sets of these.
+        The state may contain tensors, numpy arrays, numbers, strings, and dicts, lists, tuples and sets of these.
         """
         return {}
 
@@ -498,7 +501,7 @@ def write_report(directory: Path, config: TrainConfig | None = None) -> Path | N
     if not (directory / LOG).exists():
         return None
     records, results = read_figures(directory)
-    (directory / PICTURE).unlink(missing_ok=True)  # Without matplotlib, an older plot must not stay.
+    (directory / PICTURE).unlink(missing_ok=True)  # Without matplotlib, an older plot must not remain.
     with contextlib.suppress(ImportError):
         if records:
             _save(_draw_report(records, results), directory / PICTURE)

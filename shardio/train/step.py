@@ -81,7 +81,7 @@ def reported_failures() -> Iterator[None]:
     except Exception as error:
         # A failure of another rank may cause a communication error on this one. Gloo's errors have no special type.
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error)):
-            time.sleep(1)  # torchrun compares whole seconds, and takes the lowest rank if they are equal.
+            time.sleep(1)  # torchrun compares whole seconds, and chooses the lowest rank if they are equal.
         handler.record_exception(error)
         raise
 

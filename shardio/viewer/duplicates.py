@@ -157,7 +157,7 @@ class DuplicateReport:
         return len(repeated), sum(repeated) - len(repeated)
 
     def list_between(self) -> list[list[int]]:
-        """Return each pair of sources, their number of shared groups, and each source's samples in them."""
+        """Return each pair of sources, their number of shared groups, and each source's number of samples in them."""
         found = list[list[int]]()
         for first, second in combinations(range(len(self.num_images)), 2):
             shared = [group for group in self.groups if {first, second} <= set(group.source_indices)]
@@ -370,7 +370,7 @@ def _reduce_image(content: bytes) -> _Reduced:
 def reduce_picture(content: bytes) -> Floats:
     """Return the grey pixels that determine an image's hash, float32 [32, 32].
 
-    Each pixel is an average. A JPEG's pixels are decoded at a smaller scale, which changes their averages little.
+    Each pixel is an average. A JPEG's pixels are decoded at a smaller scale, which hardly changes the averages.
 
     Raises:
         ValueError: If the image cannot be decoded.

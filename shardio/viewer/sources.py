@@ -187,8 +187,8 @@ def holds_shards(folder: Location) -> bool:
     if (image := next(images, None)) is None:
         return True
     raise FormatError(
-        f"{folder} holds both tars, such as {tar}, and images, such as {image}: move one or the other to a folder of "
-        "their own, or name the tars themselves, in brace notation if they are several"
+        f"{folder} holds both tars, such as {tar}, and images, such as {image}: move the images or the tars to "
+        "another folder, or name the tars themselves, in brace notation if they are several"
     )
 
 
