@@ -55,7 +55,9 @@ from tests.sources import write_images
 from tools.campaigns import INTERRUPTED, make_progress
 
 PATIENCE_S = 0.3
-"""Seconds to wait for a stopped worker process, twice. The loader's default would dominate the running time."""
+"""Seconds before a silent worker process is pinged, and again until a missing answer ends it. The loader's default
+would dominate the running time.
+"""
 
 STARTUP_PATIENCE_S = 10.0
 """Seconds to wait for a worker process that was stopped before it had started."""
