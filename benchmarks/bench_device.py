@@ -1,10 +1,10 @@
 """Does a GPU wait for its batches? ``python -m benchmarks.bench_device [PHOTOS]``.
 
-A training step in bfloat16 uses batches that (a) are on the GPU already, or arrive (b) through shardio's
-DevicePrefetcher, (c) from pinned memory with non_blocking, as torch's documentation recommends, or (d) through timm's
-prefetcher, if timm is installed. There are two sources of batches: ``memory``, which decodes nothing and so measures
-only the transfer, and ``photographs``, decoded by shardio's loader or by torch's. A profile shows how much of the copy
-time overlapped with kernels.
+A training step in bfloat16 uses batches that (a) are on the GPU already, or that arrive there in one of three ways: (b)
+through shardio's DevicePrefetcher, (c) from pinned memory with non_blocking, as torch's documentation recommends, (d)
+through timm's prefetcher, if timm is installed. There are two sources of batches: ``memory``, which decodes nothing and
+so measures only the transfer, and ``photographs``, decoded by shardio's loader or by torch's. A profile shows how much
+of the copy time overlapped with kernels.
 
 ``--device cpu`` runs everything that needs no GPU, at small sizes. It tests the benchmark; its timings mean nothing.
 """

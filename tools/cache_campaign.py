@@ -3,7 +3,7 @@
     python tools/cache_campaign.py --kills 50
 
 Three processes read from an object store (SeaweedFS) through one cache, epoch after epoch, and compare each sample with
-the local data: two read shards, and one reads single files, as ImageFolder does. The cache is smaller than the data.
+the local data. Two read shards, and one reads single files, as ImageFolder does. The cache is smaller than the data.
 One process, or its storage process, is killed at a random moment and replaced by a new one. After each kill, every
 block that a copy in the cache marks as present is compared with the object.
 """

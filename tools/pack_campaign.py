@@ -3,8 +3,8 @@
     python tools/pack_campaign.py --kills 200
 
 Each pack has 1 to 4 workers and a random mode of storing JPEGs. A launch is interrupted at a uniformly distributed
-moment of the time that a whole pack takes, including its start: SIGKILL to the command, SIGINT to the command, SIGKILL
-to one of its worker processes, or a disk that is full after a random number of bytes of one file. After each
+moment of the time that a whole pack takes, including its start. The interruption is SIGKILL or SIGINT to the command,
+SIGKILL to one of its worker processes, or a disk that is full after a random number of bytes of one file. After each
 interruption, files with a final name must have the bytes of the undisturbed pack, and no process of the pack may be
 left. Then the same command resumes until it finishes. The campaign packs again until it has reached the number of
 interruptions.

@@ -62,9 +62,9 @@ class Comparison:
     """The output of jpegtran for the tiled files.
 
     Attributes:
-        outcomes: The number of files of which jpegtran wrote the ``same scan``, byte for byte; ``other scan, same
-            pixels`` (it empties the padding blocks outside the image and renumbers Huffman tables); or which it could
-            ``not read``.
+        outcomes: The number of files by outcome: ``same scan``, byte for byte; ``other scan, same pixels``; ``not
+            read``. jpegtran's scan may differ because it empties the padding blocks outside the image and renumbers
+            Huffman tables.
         num_bytes: The total size of jpegtran's files.
         num_tiled_bytes: The total size of the same files, tiled.
         num_table_bytes: The total size of the tile tables in the tiled files, which jpegtran's files do not have.

@@ -1,8 +1,8 @@
 """Mix images of a batch with each other, or erase boxes of them, on the device.
 
 Names, arguments, distributions and results for given parameters are as in torchvision.transforms.v2. MixUp is from
-Zhang et al., "mixup: Beyond Empirical Risk Minimization" (2018), CutMix from Yun et al., "CutMix: Regularization
-Strategy to Train Strong Classifiers with Localizable Features" (2019), and random erasing from Zhong et al., "Random
+Zhang et al., "mixup: Beyond Empirical Risk Minimization" (2018). CutMix is from Yun et al., "CutMix: Regularization
+Strategy to Train Strong Classifiers with Localizable Features" (2019). Random erasing is from Zhong et al., "Random
 Erasing Data Augmentation" (2020).
 """
 

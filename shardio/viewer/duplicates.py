@@ -1,14 +1,14 @@
 """Find images that occur several times, in one source or in several.
 
 The hash is pHash, as Krawetz describes it ("Looks Like It", 2011, https://www.hackerfactor.com/blog) and the Python
-package ImageHash computes it: the picture is reduced to 32×32 grey pixels, and each bit says whether one of the 8×8
-lowest frequencies of its discrete cosine transform exceeds their median. The hash of the same name by Zauner
+package ImageHash computes it. The picture is reduced to 32×32 grey pixels. Each bit says whether one of the 8×8 lowest
+frequencies of the discrete cosine transform exceeds their median. The hash of the same name by Zauner
 (https://www.phash.org, 2010) leaves out the constant frequencies, which makes the hash less stable.
 
 To find near pairs, the bits are split into bands. If two hashes differ in at most t bits, and there are t + k bands,
-then at least k bands are equal, because each differing bit spoils one band at most (the pigeonhole principle). So all
-pairs agree on some choice of k bands; sorting by these bands finds them. Manku, Jain and Das Sarma, "Detecting
-Near-Duplicates for Web Crawling", 2007, search one table for each choice in the same way.
+then at least k bands are equal: each differing bit changes only one band (the pigeonhole principle). So all pairs agree
+on some choice of k bands; sorting by these bands finds them. Manku, Jain and Das Sarma, "Detecting Near-Duplicates for
+Web Crawling", 2007, search one table for each choice in the same way.
 """
 
 from __future__ import annotations
