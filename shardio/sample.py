@@ -1,4 +1,4 @@
-"""A sample's fields, and class names, whose indices are labels."""
+"""Samples, and class names, whose indices are labels."""
 
 from __future__ import annotations
 

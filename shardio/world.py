@@ -102,8 +102,8 @@ _thread = _Thread()
 def get_worker_info() -> Any:
     """Return the calling worker of a DataLoader, in a worker process or a worker thread; None outside of workers.
 
-    In worker processes, this is torch's answer. In worker threads, torch's function returns None, because it knows one
-    worker per process; this one returns a :class:`WorkerInfo`.
+    In worker processes, this returns the result of torch's ``get_worker_info``. That function supports one worker per
+    process, and returns None in worker threads; this one returns a :class:`WorkerInfo` there.
     """
     if _thread.info is not None:
         _thread.has_asked = True
@@ -115,7 +115,7 @@ def get_worker_info() -> Any:
 
 @contextmanager
 def being_worker(info: WorkerInfo) -> Iterator[None]:
-    """Make this thread a worker in the block."""
+    """Make this thread a worker while the block runs."""
     _thread.info = info
     try:
         yield
@@ -151,7 +151,7 @@ class CarriedWorld:
 
 
 def find_world(rank: int | None = None, world_size: int | None = None, *, carried: CarriedWorld | None = None) -> World:
-    """Return the world: given, carried, from torch.distributed or from torchrun's variables; by default, rank 0 of 1.
+    """Return the world: given, carried, or from torch.distributed or torchrun's variables; by default, rank 0 of 1.
 
     Raises:
         ValueError: If only one of rank and world size is given or set in the environment, or the rank is out of range.
@@ -198,7 +198,7 @@ def choose_world(
         group: A process group whose ranks read different samples.
 
     Raises:
-        ValueError: If the arguments contradict each other, the mesh has several dimensions, or this process is in none
+        ValueError: If the arguments contradict each other, the mesh has several dimensions, or this process is not one
             of its ranks.
     """
     chosen = {"rank": rank if rank is not None else world_size, "mesh": mesh, "group": group}
@@ -288,12 +288,12 @@ def _read_variable(name: str) -> int:
 
 
 def find_local_rank() -> int | None:
-    """Return this process's rank on its machine, from torchrun; None without torchrun."""
+    """Return the rank of this process on its machine, set by torchrun; None without torchrun."""
     return _read_variable("LOCAL_RANK") if "LOCAL_RANK" in os.environ else None
 
 
 def find_local_world_size() -> int:
-    """Return the number of training processes on this machine, from torchrun; 1 without torchrun."""
+    """Return the number of training processes on this machine, set by torchrun; 1 without torchrun."""
     return max(1, _read_variable("LOCAL_WORLD_SIZE")) if "LOCAL_WORLD_SIZE" in os.environ else 1
 
 

@@ -84,7 +84,7 @@ class MapDataset(Transformed, Dataset[Any]):
         self.map_epoch.set(check_epoch(epoch), check_integer("seed", seed, at_least=0, below=2**63))
 
     def locate(self, indices: NDArray[np.int64]) -> Any:
-        """Return samples in the form that the reader takes: their indices, unless a subclass overrides this."""
+        """Return samples in the form that the reader accepts: their indices, unless a subclass overrides this."""
         return indices
 
     def describe(self, index: int) -> tuple[str, str]:
@@ -152,7 +152,7 @@ class MapDataset(Transformed, Dataset[Any]):
                     values += decode_samples(self.decoder, stored, rng_keys[chunk])
             except SampleError as error:
                 raise error.at_row(start + error.row) from error
-            except Exception as error:  # Re-raised: one of the user's own code.
+            except Exception as error:  # An error of user code, re-raised here.
                 move_mark(error, start)
                 raise
         return values
@@ -234,7 +234,7 @@ class ImageFolder(MapDataset):
     def samples(self, samples: SharedList[tuple[str, int]] | list[tuple[str, int]]) -> None:
         try:
             self._samples: SharedList[tuple[str, int]] | list[tuple[str, int]] = SharedList(samples)
-        except (TypeError, OverflowError):  # It can be read all the same, or its error says why not.
+        except (TypeError, OverflowError):  # A plain list works too, or raises an error when it is read.
             self._samples = samples
 
     @property

@@ -1,8 +1,8 @@
 """The base classes of datasets and samplers that give each rank its own samples, and of their iterators.
 
 Frameworks wrap loaders and datasets in objects that give each process a part of the samples. If a dataset or sampler
-already yields its rank's share, a second split would lose samples. The wrapper does not announce itself, so this module
-looks for it among the callers.
+already yields its rank's share, a second split would lose samples. Nothing marks such a wrapper, so this module looks
+for it among the callers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _METHODS = frozenset({"__iter__", "__len__", "set_epoch"})
 those of a training loop would keep a batch alive."""
 
 _SHARDS = frozenset({"IterableDatasetShard", "BatchSamplerShard"})
-"""Classes of Accelerate and Transformers that give each process a part of the samples of the wrapped object."""
+"""Classes of Accelerate and Transformers that give each process a part of the wrapped object's samples."""
 
 _SKIPPERS = frozenset({"SkipBatchSampler", "SkipDataLoader"})
 """Classes that ``accelerate.skip_first_batches`` creates."""
@@ -115,7 +115,8 @@ class Ranked:
     """The base class of datasets and samplers that split their samples over ranks.
 
     Attributes:
-        gives_order: Whether a shardio.DataLoader over it has its order. Frameworks do not split such a loader again.
+        gives_order: Whether a shardio.DataLoader over it follows its order. Frameworks do not split such a loader
+            again.
         has_loader: Whether it belongs to such a loader.
     """
 
@@ -303,14 +304,14 @@ class Ordered(Ranked):
         if self.batch_size is None and self.remainder_policy.leaves_out:
             raise ValueError(
                 f"remainder={self.remainder!r} leaves out samples that do not fill a batch, but torch's DataLoader "
-                f"does not pass on its batch size: set {type(self).__name__}(batch_size=...) too, or use "
+                f"does not pass on its batch size: set {type(self).__name__}(batch_size=...), or use "
                 "shardio.DataLoader"
             )
         return self.split(cursor, batch_size=self.batch_size or 1, remainder=self.remainder)
 
 
 class TolerantIterator(Iterator[Value], Generic[Value]):
-    """An iterator over a generator's values. The error of one sample, in a Broken value, does not end it."""
+    """An iterator over a generator's values. A Broken value, which holds the error of one sample, does not end it."""
 
     _cut_short_by: str | None = None
 
@@ -321,7 +322,7 @@ class TolerantIterator(Iterator[Value], Generic[Value]):
             value = self._take()
         except StopIteration:
             raise
-        except BaseException as error:  # Such as one from a signal handler: the generator has ended, the epoch has not.
+        except BaseException as error:  # Also from a signal handler: the generator has ended, the epoch has not.
             self._cut_short_by = describe_error(error)
             raise
         if isinstance(value, Broken):

@@ -24,7 +24,7 @@ DROP_LAST: Remainder = "drop"
 """The policy of a loader with ``drop_last=True``."""
 
 POSITIONS_AT_ONCE = 4096
-"""The smallest number of positions whose order is computed at once, apart from the last ones."""
+"""The minimum number of positions whose order is computed together, except at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
