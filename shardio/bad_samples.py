@@ -122,8 +122,8 @@ class BadSamples:
         Args:
             error: The error of the unreadable sample.
             index: The index of the unreadable sample.
-            replacement_rng_key: The rng key that draws the replacement. Like that of the transforms, it belongs to the
-                row.
+            replacement_rng_key: The rng key that draws the replacement. Like the rng key of the transforms, it belongs
+                to the row.
             num_tries: The number of replacements already tried for this row.
             epoch: The epoch, if known.
             describe: Returns a sample's key and location; None if the dataset cannot.

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 MAX_EPOCH = 2**62
-"""The exclusive upper bound of epochs. The epochs that follow a set one then also fit in 64 bits."""
+"""The exclusive upper bound of an epoch that is set. The epochs that follow also fit in 64 bits."""
 
 NAMES = ("loader", "batch_sampler", "sampler", "dataset", "datasets")
 """Attributes that hold parts of a loader, sampler or dataset. Instances of torch's classes are found under any name."""

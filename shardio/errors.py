@@ -63,7 +63,7 @@ class SampleError(ShardioError):
         row: The sample's row among the samples that were requested together.
         key: Its key, or "" if unknown.
         where: The place where it is stored, or "" if unknown.
-        stage: The stage that failed: to ``read``, ``decode`` or, with your own code, ``transform`` the sample.
+        stage: The stage that failed: ``read``, ``decode`` or, in your own code, ``transform``.
     """
 
     def __init__(self, message: str, *, row: int = 0, key: str = "", where: str = "", stage: Stage = "read") -> None:
@@ -79,7 +79,7 @@ class SampleError(ShardioError):
 
 
 class WorkerError(ShardioError, RuntimeError):
-    """Worker processes cannot start, or died: repeatedly on the same samples if they can be restarted."""
+    """Worker processes cannot start, or died. Those that are restarted died repeatedly on the same samples."""
 
 
 class StateError(ShardioError):

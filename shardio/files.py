@@ -39,7 +39,7 @@ POLL_S = 0.05
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # A FIFO must not block.
 
 FOLDER_MODE, FILE_MODE = 0o755, 0o644
-"""The modes of published folders and files, whatever the umask: all users may load them, only the owner may write."""
+"""The modes of published folders and files, regardless of the umask: all users may read, only the owner may write."""
 
 _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -184,7 +184,7 @@ class WorkLock:
         except OSError:
             return None  # Writing the result then reports the error.
         status = os.fstat(descriptor)
-        if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != self._mode:  # Whatever the umask is.
+        if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != self._mode:  # Regardless of the umask.
             os.fchmod(descriptor, self._mode)
         return descriptor
 

@@ -157,7 +157,7 @@ def _call(moment: str) -> None:
 
 
 def _call_each(watches: Iterator[_Watch], moment: str) -> None:
-    """Make all calls, even if some raise errors; raise these as a chain."""
+    """Make all calls, even if some raise errors; raise the errors as a chain."""
     try:
         for watch in watches:
             owner, function = watch.owner(), getattr(watch, moment)

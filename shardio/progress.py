@@ -10,4 +10,4 @@ class WorkProgress:
         """Receive the number of items to process and, if known, their size in bytes. Called once, at the start."""
 
     def advance(self, num_done: int, num_bytes: int = 0, num_samples: int = 0) -> None:
-        """Receive the number of items processed since the last call, their size in bytes and their samples."""
+        """Receive the number of items done since the last call, their size in bytes, and their number of samples."""

@@ -69,7 +69,7 @@ def number_classes(found: Sequence[str], classes: Sequence[str], where: str) -> 
     """Return the label of each class that was found: its index in ``classes``.
 
     Raises:
-        ValueError: If a class is not in ``classes``, or two look the same.
+        ValueError: If a class is not in ``classes``, or two classes look the same.
     """
     _refuse_twins(found, where)
     labels = {name: label for label, name in enumerate(classes)}

@@ -45,7 +45,7 @@ class SharedList(MutableSequence[T], Generic[T]):
 
     All values have the same type; tuples have the same length and element types. The list equals a plain list of the
     same values. An integer needs 8 bytes, and a string its UTF-8 encoding and 8 bytes. After a change, the values are
-    kept in a plain list until it is pickled.
+    kept in a plain list until the SharedList is pickled.
 
     >>> samples = SharedList([("a.jpg", 0), ("b.jpg", 1)])
     >>> samples[1], len(samples)
@@ -57,7 +57,7 @@ class SharedList(MutableSequence[T], Generic[T]):
         values: The values.
 
     Raises:
-        TypeError: If a value has an unsupported type, or not the type of the first value. The message names it.
+        TypeError: If a value has an unsupported type, or not the type of the first value. The message names the value.
         OverflowError: If an integer does not fit in 64 bits (signed).
     """
 
@@ -287,7 +287,7 @@ def _attach(*place: Any) -> SharedNumbers:
 
 class _Arena:
     def __init__(self, descriptor: int, num_lines: int) -> None:
-        self.lines = iter(range(num_lines))  # Taking the next one is atomic.
+        self.lines = iter(range(num_lines))  # Taking the next line is atomic.
         self.process_id = os.getpid()
         self.memory = mmap.mmap(descriptor, num_lines * LINE)
         self.descriptor = descriptor

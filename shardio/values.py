@@ -232,7 +232,7 @@ def _load_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # If the named module exists and imports a missing one, the original error is better.
+        # If the named module exists and imports a missing one, the original error is more helpful.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise ValueError(

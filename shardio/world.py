@@ -261,7 +261,7 @@ def find_data_world(*, carried: CarriedWorld | None = None) -> World:
 def _find_small_dims() -> list[str]:
     """Return the dimensions of meshes that have fewer ranks than the world.
 
-    If there is one, its mesh has other dimensions, even if these have one rank.
+    If there is one, its mesh has other dimensions, even if these have only one rank each.
     """
     import torch.distributed
 

@@ -77,7 +77,7 @@ class MapDataset(Transformed, Dataset[Any]):
 
         Raises:
             TypeError: If an argument is not an integer.
-            ValueError: If one is negative, the epoch is not below 2**62, or the seed is not below 2**63.
+            ValueError: If an argument is negative, the epoch is not below 2**62, or the seed is not below 2**63.
         """
         if seed is None:
             seed, _ = self.map_epoch.known or (0, 0)
@@ -201,7 +201,7 @@ class ImageFolder(MapDataset):
         ValueError: If a class folder is not in ``classes``.
         FormatError: If ``listing`` is damaged, or the listing of another folder.
         StoreError: If a remote store keeps failing.
-        TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
+        TypeError: If the transform is not callable, or requires arrays but ``decode`` is ``pil``.
     """
 
     @takes(FolderSettings)
@@ -234,7 +234,7 @@ class ImageFolder(MapDataset):
     def samples(self, samples: SharedList[tuple[str, int]] | list[tuple[str, int]]) -> None:
         try:
             self._samples: SharedList[tuple[str, int]] | list[tuple[str, int]] = SharedList(samples)
-        except (TypeError, OverflowError):  # A plain list works too, or raises an error when it is read.
+        except (TypeError, OverflowError):  # A plain list also works, or raises an error when it is read.
             self._samples = samples
 
     @property
@@ -359,7 +359,7 @@ class ShardMapDataset(MapDataset):
         FormatError: If ``source`` is not a dataset.
         ValueError: If no sample has a requested field, or if ``classes`` is given and the dataset has no classes or has
             a class that is not in ``classes``.
-        TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
+        TypeError: If the transform is not callable, or requires arrays but ``decode`` is ``pil``.
     """
 
     @takes(ShardSettings)

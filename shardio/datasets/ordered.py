@@ -54,7 +54,7 @@ class ShardDataset(Ordered, Iterated):
         FormatError: If ``source`` is not a dataset.
         ValueError: If an argument is out of range, if no sample has a requested field, or if ``classes`` is given
             and the dataset has no classes or has a class that is not in ``classes``.
-        TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
+        TypeError: If the transform is not callable, or requires arrays but ``decode`` is ``pil``.
     """
 
     @takes(ShardDatasetSettings)
@@ -273,10 +273,10 @@ class SamplerSettings(EpochSettings):
 class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override]  # attributes in torch
     """A sampler that gives each rank its share of a map-style dataset, in shardio's order.
 
-    It subclasses torch's DistributedSampler, so frameworks see that the data is already split. In shardio.DataLoader,
-    its state counts the batches that the user received. In torch's DataLoader, it counts the samples that the loader
-    requested. If a subclass overrides ``__iter__`` or ``__len__``, both loaders treat it like any other sampler: see
-    :class:`shardio.DataLoader`.
+    It subclasses torch's DistributedSampler, so frameworks recognize that the data is already split. In
+    shardio.DataLoader, its state counts the batches that the user received. In torch's DataLoader, it counts the
+    samples that the loader requested. If a subclass overrides ``__iter__`` or ``__len__``, both loaders treat it like
+    any other sampler: see :class:`shardio.DataLoader`.
 
     Raises:
         ValueError: If an argument is out of range, the dataset is empty, or its length differs from the number of

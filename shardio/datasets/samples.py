@@ -132,10 +132,10 @@ class FieldedSettings(SampleSettings):
             ``label`` (int), ``key`` (str), or a field by its extension. A single name instead of a tuple yields the
             bare value. ``json``, ``txt``, ``cls``, ``npy``, ``npz``, ``safetensors`` and ``msgpack`` are decoded, also
             as the last of several extensions; ``npz`` and ``safetensors`` become dicts of arrays. Pickles are decoded
-            with ``trusted=True``. ``jpg``, ``png``, ``webp``, ``bmp``, ``ppm``, ``pgm`` and ``tiff`` become exactly
-            what the file stores, or an error. Indices and grey values of any type, as in masks and depth maps, have the
-            shape [height, width]. Colours of 8 bits become uint8 tensors [3, height, width], and other colours become
-            arrays [height, width, 3] of their type. All other fields are bytes.
+            only with ``trusted=True``. ``jpg``, ``png``, ``webp``, ``bmp``, ``ppm``, ``pgm`` and ``tiff`` become
+            exactly what the file stores, or an error. Indices and grey values of any type, as in masks and depth maps,
+            have the shape [height, width]. Colours of 8 bits become uint8 tensors [3, height, width], and other colours
+            become arrays [height, width, 3] of their type. All other fields are bytes.
         trusted: Whether pickled fields may be unpickled, which can run arbitrary code.
         decoders: Your own decoders: a function from bytes to the value, for each field that shardio should not decode.
         missing: The treatment of a sample that lacks a field other than the image: ``error``, or None as its value.
@@ -204,7 +204,7 @@ def check_integers(indices: Any) -> NDArray[Any]:
     Raises:
         TypeError: If one of them is not an integer.
     """
-    with suppress(ValueError):  # numpy raises it for indices that contain sequences.
+    with suppress(ValueError):  # numpy raises it if the indices contain sequences.
         integers = np.asarray(indices)
         if integers.ndim == 1 and integers.dtype.kind == "i":
             return integers

@@ -45,8 +45,8 @@ class StreamSettings(RankSettings, FieldedSettings):
     Attributes:
         source: A command, URL or path of a tar, a brace pattern of these, or a list of them. Commands and the URLs that
             WebDataset knows (``https://``, ``gs://``, …) need WebDataset: ``pip install
-            'shardio-loader[webdataset]'``. Tars may be compressed with gzip. Commands are run by the shell: pass only
-            those that you trust.
+            'shardio-loader[webdataset]'``. Tars may be compressed with gzip. The shell runs commands: pass only those
+            that you trust.
         shuffle: Whether to shuffle the tars and, in each worker, neighbouring samples, differently in each epoch. Call
             ``set_epoch`` before each epoch.
         seed: The seed of the order and of the transforms.
@@ -100,7 +100,7 @@ class StreamDataset(Iterated):
         FormatError: If a stream is named twice.
         ImportError: If WebDataset is needed, and is not installed.
         ValueError: If an argument is out of range.
-        TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
+        TypeError: If the transform is not callable, or requires arrays but ``decode`` is ``pil``.
     """
 
     @takes(StreamSettings)
@@ -125,8 +125,8 @@ class StreamDataset(Iterated):
         """
         if self.world_size > len(self.sources):
             raise ValueError(
-                f"{len(self.sources)} tars cannot be dealt to {self.world_size} ranks, because each tar is read by one "
-                "of them: write more, smaller tars, or index them (shardio index) and use ShardDataset"
+                f"{len(self.sources)} tars cannot be split over {self.world_size} ranks, because one rank reads each "
+                "tar: write more, smaller tars, or index them (shardio index) and use ShardDataset"
             )
         return StreamIterator(self, self._cell.start(self).epoch)
 
@@ -190,7 +190,7 @@ class StreamPosition:
     Attributes:
         epoch: The epoch.
         turn: The number, in the worker's order, of the shard in which the window begins.
-        place: The place in that shard where it begins.
+        place: The place in that shard where the window begins.
         window: The window's number.
         num_yielded: The number of samples of the window that were yielded, in the window's order.
         digest: The digest of the window's samples; 0 before the first one is yielded.

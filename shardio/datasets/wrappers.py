@@ -107,8 +107,8 @@ class Unwrapped:
 def unwrap(dataset: Any) -> Unwrapped:
     """Unwrap torch's Subsets and ConcatDatasets at any depth.
 
-    A subclass may override anything, so it is not unwrapped. A ConcatDataset stays as it is if not all parts are
-    shardio's datasets, or if they are decoded in different ways.
+    A subclass may override anything, so it is not unwrapped. A ConcatDataset is unwrapped only if all of its parts are
+    shardio's datasets and are decoded in the same way.
     """
     subsets = []
     while type(dataset) is Subset:

@@ -1,7 +1,7 @@
 """Executors for any dataset, which call it and collate its samples as torch's DataLoader does.
 
 :class:`Fetching` does so in shardio's workers or the calling process, in the order of a sampler or in shardio's order.
-Torch's own iterators do the rest.
+For other loaders, torch's own iterators make the batches.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from shardio.world import World, is_torch_worker
 
 
 def starts_threads(context: Any) -> bool:
-    """Return whether a context of multiprocessing starts threads instead of processes, as some libraries' do."""
+    """Return whether a context of multiprocessing starts threads instead of processes, as in some libraries."""
     kind = getattr(context, "Process", BaseProcess)
     return not (isinstance(kind, type) and issubclass(kind, BaseProcess))
 
@@ -91,7 +91,7 @@ class FetchSource(ABC):
         """Return the loader for the next epoch of torch's own iterators: the same one while workers persist."""
 
     def watch(self, batches: CallerBatches | WorkerBatches) -> None:  # noqa: B027  # Not all sources have a state.
-        """Query the batches of the epoch in flight, while they exist, when a state is requested."""
+        """Register the batches of the epoch in flight, by weak reference, to query them for a state."""
 
 
 class SamplerSource(FetchSource):
@@ -100,7 +100,7 @@ class SamplerSource(FetchSource):
     Args:
         loader: The loader, which owns this object.
         epochs: The positions at which its epochs begin.
-        bad_samples: The policy for samples that raise errors; None raises them.
+        bad_samples: The policy for samples that raise errors; None raises the errors.
     """
 
     def __init__(self, loader: Any, epochs: Epochs, bad_samples: BadSamples | None) -> None:
@@ -234,7 +234,7 @@ class Fetching(Executor):
     Args:
         settings: The settings of the loader.
         source: The source of the batches.
-        bad_samples: The policy for samples that raise errors; None raises them.
+        bad_samples: The policy for samples that raise errors; None raises the errors.
     """
 
     def __init__(self, settings: ExecutorSettings, source: FetchSource, bad_samples: BadSamples | None) -> None:
@@ -509,7 +509,7 @@ class _TorchBatches(BatchIterator):
                 self._bad_samples.warn_of_counted(self._number)
             raise
         except Exception as error:
-            if not _is_of_a_batch(error) or is_interruption(error):  # Only an error in one batch lets it continue.
+            if not _is_of_a_batch(error) or is_interruption(error):  # Such an error ends the epoch.
                 raise
             return Failure(error=error)
 

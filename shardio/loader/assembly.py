@@ -140,7 +140,7 @@ class Batch:
     buffer: Buffer | None = None
     chunks: list[BatchChunk] = field(default_factory=list)
     error: BaseException | None = None
-    is_probe: bool = False  # Made to find the layout of batches, not for the user.
+    is_probe: bool = False  # Whether it is made to find the layout of batches, not for the user.
 
     @property
     def is_made(self) -> bool:
@@ -166,15 +166,15 @@ class BatchChunk:
     plan: BatchPlan
     row: int
     columns: list[Column] | None = None
-    batch: Any = None  # Made by a collation.
+    batch: Any = None  # The batch that a collation made.
     num_images_by_decoder: Counter[DecoderName] = field(default_factory=Counter)
-    num_tries: Counter[int] = field(default_factory=Counter)  # Of replacements, by row.
-    skipped: list[str] = field(default_factory=list)  # Keys.
-    num_deaths: int = 0  # Of worker processes that were making only this chunk.
-    is_suspect: bool = False  # It may have killed a worker process.
+    num_tries: Counter[int] = field(default_factory=Counter)  # The number of replacements tried, by row.
+    skipped: list[str] = field(default_factory=list)  # The keys of skipped samples.
+    num_deaths: int = 0  # Deaths of worker processes that were making only this chunk.
+    is_suspect: bool = False  # Whether it may have killed a worker process.
 
     def request(self, chunk_id: int, source: SampleSource, buffer: Buffer | None, tally: Tally) -> Chunk:
-        """Return the request to make it."""
+        """Return the request to make this chunk."""
         return Chunk(
             chunk_id=chunk_id,
             samples=source.dataset.locate(self.plan.indices),
@@ -254,7 +254,7 @@ class ChunkQueue:
         self._submit()
 
     def receive(self, timeout_s: float | None) -> Iterator[tuple[Batch, BatchChunk, Outcome]]:
-        """Wait for outcomes, at most ``timeout_s``, and yield them. The wait may end earlier without any.
+        """Wait at most ``timeout_s`` for outcomes and yield them. The wait may end early without any outcome.
 
         The caller must apply each outcome before it requests the next one. A death moves unfinished chunks to other
         buffers, so an outcome that arrived earlier but is applied afterwards would finish a chunk in the wrong buffer.
@@ -334,7 +334,7 @@ class ChunkQueue:
                         entries.append((batch, chunk))
         self._pending.extend(sorted(entries, key=lambda entry: not entry[1].is_suspect))
         self._submit()
-        if not is_fatal:  # Otherwise an error reports it.
+        if not is_fatal:  # Otherwise, an error reports the death.
             it, its = ("it was", "its") if death.num_processes == 1 else ("they were", "their")
             said = f"{death.cause}; {it} restarted; {its} unfinished batches are being redone"
             warnings.warn(said, RuntimeWarning, stacklevel=2)

@@ -229,7 +229,7 @@ class SamplerProgress:
 
     def count_one(self) -> None:
         """Count a batch, as soon as no wrapper holds it back."""
-        if self._planned:  # Otherwise the sampler failed, and there is no batch.
+        if self._planned:  # Otherwise, the sampler failed, and there is no batch.
             hand_over([partial(self._advance, *self._planned.popleft())])
 
     def finish(self) -> None:
@@ -321,7 +321,7 @@ def _collate_tensors(values: Sequence[torch.Tensor], *, collate_fn_map: Any = No
             if len({tuple(value.shape) for value in values}) == 1:
                 raise
             raise RuntimeError(
-                f"{error}. The arrays of a batch differ in shape: give the dataset a transform that makes them alike, "
+                f"{error}. The arrays of a batch differ in shape: give the dataset a transform that makes them equal, "
                 "such as RandomResizedCrop(224) in a Compose with fields for masks, or pass a collate_fn that does not "
                 "stack them"
             ) from error
@@ -355,8 +355,8 @@ def _explain(samples: Sequence[Any], error: Exception) -> None:
         for value in sample.values() if isinstance(sample, dict) else sample if type(sample) is tuple else [sample]:
             if value is None:
                 raise TypeError(
-                    f"sample {row} of a batch has None as a value, which a tensor cannot hold: pass transform_sample= "
-                    "or collate_fn= that replaces it"
+                    f"sample {row} of a batch has None as a value, which a tensor cannot hold: replace it in "
+                    "transform_sample= or collate_fn="
                 ) from error
             if (wide := find_wide(value)) is not None:
                 raise ValueError(

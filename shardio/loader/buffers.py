@@ -29,7 +29,10 @@ from shardio.process import call_at_fork
 from shardio.transforms import Ragged
 
 MIN_BYTES = 4096
-"""The minimum size of a piece of memory in a buffer, except for images. A kept piece keeps a whole buffer."""
+"""The minimum size of a piece of memory in a buffer, except for images.
+
+While the user keeps any piece of a buffer, the whole buffer stays alive.
+"""
 
 ALIGNMENT = 4096
 """The alignment of arrays, in bytes: each array begins on its own page."""
@@ -287,7 +290,7 @@ class Buffer:
         self._columns: list[_ColumnRef] = []
 
     def hand_out(self, freed: SimpleQueue[_ColumnRef], spans: Spans | None) -> Views:
-        """Return the columns, or pieces. When all views of one are freed, its reference goes into ``freed``.
+        """Return the columns or pieces. When all views of one of them are freed, its reference goes into ``freed``.
 
         A tensor's storage holds the array that it was made from, so the array lives as long as any view of it.
         """
@@ -312,7 +315,7 @@ class BufferPool:
 
     Args:
         announce: Called with a new buffer's id, layout and descriptor before its first use.
-        forget: Called with the ids of buffers that will not be filled again.
+        forget: Called with the ids of buffers that are never filled again.
 
     Attributes:
         layout: The layout of a batch in a buffer; None before :meth:`lay_out`.
@@ -441,7 +444,7 @@ class BufferPool:
 
 
 def map_in_torch(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
-    """Map memory with torch, which keeps no descriptor: the user may hold many batches. Tensors may view it."""
+    """Map memory with torch, which keeps no descriptor, because the user may hold many batches. Tensors may view it."""
     import torch  # Worker processes may start without it.
 
     storage = torch.UntypedStorage.from_file(f"/proc/self/fd/{descriptor}", shared=True, nbytes=num_bytes)

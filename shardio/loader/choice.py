@@ -72,8 +72,8 @@ class OwnArguments:
     """The checked arguments of a loader that torch's loader does not have; DataLoader describes them.
 
     Raises:
-        TypeError: If one is of the wrong type.
-        ValueError: If one is not among its choices, or out of range.
+        TypeError: If an argument is of the wrong type.
+        ValueError: If an argument is not among its choices, or out of range.
     """
 
     worker_method: WorkerMethod = "multiprocessing"
@@ -432,7 +432,7 @@ def _why_not_dataset(dataset: Any) -> str | None:
 
 
 def _why_not_read(unwrapped: Unwrapped, *, is_whole: bool) -> str | None:
-    """Return the reason why shardio's own code cannot read a dataset, "" if it is the type alone; None if it can."""
+    """Return the reason why shardio's own code cannot read a dataset: "" for its type alone; None if it can."""
     inner = unwrapped.dataset
     if isinstance(inner, Concatenated):
         return None

@@ -141,7 +141,7 @@ class ForkServerProcess:
 
 
 def _load(content: bytes | bytearray) -> WorkerSetup | Failure:
-    """Return the setup, and prepare the memory that worker processes will share."""
+    """Return the setup, and prepare the memory that worker processes share."""
     if gc.get_freeze_count():  # An earlier setup may have left reference cycles.
         gc.unfreeze()
         gc.collect()

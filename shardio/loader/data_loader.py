@@ -253,13 +253,13 @@ class DataLoader(torch.utils.data.DataLoader[_Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Return the user's position.
 
-        With shardio's order, it is a small JSON-serializable dict that fits any number of ranks and workers. Otherwise
+        With shardio's order, it is a small JSON-serializable dict that fits any number of ranks and workers. Otherwise,
         it has the keys of torchdata's StatefulDataLoader, with the states of the dataset, the sampler and their
         iterators if they have any. If torch's own iterators make the batches, it is empty. This raises no error, only a
         RuntimeWarning, because frameworks save the state of every loader that has this method.
 
         Raises:
-            StateError: If the ``state_dict`` of the dataset, the sampler or an iterator fails or takes arguments.
+            StateError: If the ``state_dict`` of the dataset, the sampler or an iterator fails or requires arguments.
         """
         if (extension := _find_stateful(self)) is not None:
             return extension.dump(self)

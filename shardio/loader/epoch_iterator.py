@@ -60,7 +60,7 @@ class EpochStart(Protocol):
     """A function that begins a loader's next epoch."""
 
     def __call__(self, loader: Any, sampler: Any, *, made: Any) -> BegunEpoch:
-        """Begin it with the loader's ``_index_sampler``, and the ``made`` of the iterator's previous epoch or None."""
+        """Begin the epoch with the loader's ``_index_sampler``, and the previous epoch's ``made`` or None."""
 
 
 class LoaderIterator(_BaseDataLoaderIter):
@@ -176,7 +176,7 @@ class EpochIterator(LoaderIterator):
         try:
             raise failure
         finally:
-            del made, failure  # Otherwise the error's traceback would keep this frame, and so the error, alive.
+            del made, failure  # Otherwise, the error's traceback would keep this frame, and so the error, alive.
 
     def is_ready(self, timeout_s: float) -> bool:
         """Wait up to ``timeout_s`` for the next batch; return whether it is ready."""
@@ -389,7 +389,7 @@ class _Gate:
 
     def clear(self) -> None:
         self._condition, self._is_closed = threading.Condition(), False
-        self._inside: list[int] = []  # Contains a thread once for each time that it has entered.
+        self._inside: list[int] = []  # A thread's id appears once for each entry.
 
     def enter(self) -> None:
         with self._condition:

@@ -30,8 +30,8 @@ class Epochs:
     """The epochs of a loader.
 
     The order of torch's samplers is drawn from the global generators, or from those that the user passed. A state holds
-    their states at the beginning of the epoch, and a loader that resumes draws that epoch from a copy. The copy also
-    serves later epochs, as long as the program itself does not seed, restore or use the generators.
+    the states of these generators at the beginning of the epoch, and a loader that resumes draws that epoch from a
+    copy. The copy also serves later epochs, as long as the program itself does not seed, restore or use the generators.
 
     Attributes:
         keeps_seed: Whether the next epoch's workers have the seed of the previous ones, although they may be new.
@@ -70,7 +70,7 @@ class Epochs:
         Args:
             loader: The loader.
             has_new_workers: Whether its workers are started for this epoch; true without workers.
-            skip: Called with the sampler's value for each batch before the beginning, if it has no state.
+            skip: Called with the sampler's value for each batch before the beginning, if the sampler has no state.
 
         Returns:
             The position at which it begins, and the indices of its batches.
@@ -107,7 +107,7 @@ class Epochs:
         return position, indices
 
     def watch(self, batches: Any) -> None:
-        """Query the batches of the epoch in flight, while they exist, when a state is requested."""
+        """Register the batches of the epoch in flight, by weak reference, to query them for a state."""
         self._latest = weakref.ref(batches)
 
     def dump(self, loader: Any) -> dict[str, Any]:
@@ -156,8 +156,8 @@ class Epochs:
     def _begin_sampler(self, loader: Any, position: EpochPosition) -> Indices:
         """Return the sampler's indices, and draw the seed of the workers.
 
-        The order is that of torch's iterators, because samplers may draw in each call: they call the sampler's
-        ``__iter__``, draw a seed if their workers are new, and then, with workers, call ``__iter__`` again.
+        The calls follow those of torch's iterators, because samplers may draw in each call. torch's iterators call the
+        sampler's ``__iter__``, draw a seed if their workers are new, and then, with workers, call ``__iter__`` again.
         """
         sampler = self._find_sampler(loader)
         indices = Indices(sampler, self._generators)
@@ -218,7 +218,7 @@ def _find_epoch_samplers(outermost: Any) -> list[Any]:
 
 
 def _find_epoch(outermost: Any) -> int | None:
-    """Return the epoch of a loader's sampler; None if that has no ``set_epoch``."""
+    """Return the epoch of a loader's sampler; None if the sampler has no ``set_epoch``."""
     return next((int(sampler.epoch) for sampler in _find_epoch_samplers(outermost)), None)
 
 
@@ -302,7 +302,7 @@ class Indices:
         return index
 
     def _before(self, position: SamplerPosition) -> Iterator[Any]:
-        """Return an iterator over the values before a position. Batches may have had another size when it was saved."""
+        """Return an iterator over the values before a position, which may have been saved with another batch size."""
         num_samples = position.num_samples
         if num_samples is None and isinstance(position.iterator_state, dict):
             num_samples = position.iterator_state.get(_SAMPLES_YIELDED)  # StatefulDataLoader counts them there.
@@ -359,7 +359,7 @@ class _BatchIterator(Iterator[list[Any]]):
         return batch
 
     def pass_over(self, num_samples: int) -> Iterator[list[Any]]:
-        """Yield a number of samples, in batches of any sizes."""
+        """Yield the first ``num_samples`` samples, in batches of any size."""
         size = self._batch_sampler.batch_size
         while self.num_samples < num_samples:
             batch = list(itertools.islice(self._begun(), min(size, num_samples - self.num_samples)))

@@ -248,7 +248,7 @@ class Executor(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExecutorSettings:
-    """The settings that an executor is made from. If one changes, the loader needs another executor.
+    """The settings of an executor. If one changes, the loader needs another executor.
 
     Attributes:
         datasets: The loader's dataset; for torch's Subsets and ConcatDatasets, also the datasets in them.
@@ -321,7 +321,7 @@ def find_override(loader: Any) -> str | None:
 
 
 def find_decoder(dataset: Any) -> FieldDecoder | None:
-    """Return the decoder of shardio's dataset; None for any other, whose transform works differently."""
+    """Return the decoder of shardio's dataset; None for any other dataset, whose transform works differently."""
     inner = unwrap(dataset).dataset
     return inner.decoder if isinstance(inner, Transformed) else None
 

@@ -93,9 +93,9 @@ class Extension:
         self.is_in_accelerate = False
         self._latest: object = None  # A token for the latest epoch.
         self._persistent: Callable[[], EpochIterator | None] = _none  # The iterator whose workers persist.
-        self._warned_of = set[Split]()  # Epochs without batches.
+        self._warned_of = set[Split]()  # The splits without batches that a warning has named.
         self._made: tuple[ExecutorSettings, Executor] | None = None  # The latest executor, and its settings.
-        self._watches: list[BufferWatch] = []  # For the epoch that begins.
+        self._watches: list[BufferWatch] = []  # The watches of the next epoch.
         check_samplers_dataset(loader.dataset, _find_drawing_sampler(loader), compares_digests=True)
         check_policy(
             arguments.on_error,
@@ -384,7 +384,7 @@ class MadeBatches:
     def __init__(self, loader: Any, extension: Extension) -> None:
         # Weak: workers end as soon as the loader is released.
         self._loader, self._extension = weakref.ref(loader), weakref.ref(extension)
-        self._attributes: dict[str, Any] = {}  # Of the loader, for an epoch that outlives it.
+        self._attributes: dict[str, Any] = {}  # The loader's, for an epoch that outlives it.
 
     def __iter__(self) -> Iterator[Any]:
         loader = self._find()

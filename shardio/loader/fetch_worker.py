@@ -90,7 +90,7 @@ class FetchTask:
     """A request for one batch.
 
     Attributes:
-        task_id: Its number, larger than that of every earlier one.
+        task_id: Its number, larger than that of every earlier task.
         index: The sampler's value: the indices of a batch, or the index of a sample.
         buffer_id: The buffer for the batch's tensors; None if the worker allocates memory.
     """
@@ -190,7 +190,7 @@ class Channel(Protocol):
         """Return the next request; None if the worker must end."""
 
     def send(self, answer: Answer) -> None:
-        """Send an answer. If a batch cannot be sent, its error is sent instead."""
+        """Send an answer. If a batch cannot be sent, send the error instead."""
 
     def find_collate(self, task: FetchTask, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return a function that makes the same batches, if possible in memory that is sent without a copy."""

@@ -179,7 +179,7 @@ def _close_threads(
 
 
 STOPPED_S = 30.0
-"""The time, in seconds, that a worker process may be stopped, as by SIGSTOP, while the loader waits for it."""
+"""The longest time, in seconds, that a worker process may be stopped while the loader waits for it."""
 
 CHECK_S = 5.0
 """The interval between checks of a silent worker process, in seconds."""
@@ -223,7 +223,7 @@ class FetchProcesses(FetchWorkers):
                 # The import takes a second of CPU time, so no more processes than processors start at once.
                 for _ in range(1, min(count_processors(), job.num_workers)):
                     self._start_another()
-        except BaseException:  # No process may stay, even after Ctrl-C.
+        except BaseException:  # No process may remain, even after Ctrl-C.
             self.close()
             raise
 

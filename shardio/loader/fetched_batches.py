@@ -88,7 +88,7 @@ class WorkerBatches(BatchIterator):
         self._num_before = position.sampler.num_yielded - indices.position.num_yielded
         self._begun = [False] * len(position.workers)
         self._epoch_id = next(task_ids)
-        self._afters: dict[int, SamplerPosition] = {}  # Of batches that were delivered ahead.
+        self._afters: dict[int, SamplerPosition] = {}  # The sampler's positions after batches delivered ahead.
         self.is_open, self._has_ended = True, False
         self._late_counts = list[Count]()  # Of a failed batch: it counts when the next one is requested.
         self._sampler_error: Exception | None = None
@@ -187,7 +187,7 @@ class WorkerBatches(BatchIterator):
         self._pending.clear()
 
     def _take(self) -> tuple[_Pending, Fetched | FetchFailed] | Failure:
-        """Wait for the answer of the next pending batch, and remove and return both."""
+        """Wait for the answer to the next pending batch, and remove and return both."""
         while True:
             for task_id, pending in self._pending.items():
                 if isinstance(pending.answer, WorkerExhausted):
@@ -239,7 +239,7 @@ class WorkerBatches(BatchIterator):
                 worker = self._position.workers[answer.worker_id]
                 if worker.state is None and answer.state is not None:
                     worker.state, worker.num_since = answer.state, 0
-        elif answer.task_id not in self._pending:  # It is of an earlier epoch.
+        elif answer.task_id not in self._pending:  # It belongs to an earlier epoch.
             self.workers.drop(answer.task_id)
         else:
             self._pending[answer.task_id].answer = answer

@@ -41,8 +41,8 @@ class FetchJob:
         collate_fn: The function that makes a batch of samples or, without batches, converts one sample.
         worker_init_fn: The function that each worker calls before its first batch.
         num_workers: The number of workers; 0 if the calling process fetches.
-        bad_samples: The policy for samples of a map-style dataset that raise errors; None raises them.
-        keeps_state: Whether the loader's state contains those of the dataset and its iterator.
+        bad_samples: The policy for samples of a map-style dataset that raise errors; None raises the errors.
+        keeps_state: Whether the loader's state contains the states of the dataset and its iterator.
     """
 
     dataset: Any
@@ -209,7 +209,7 @@ class IterableFetcher:
         """Restore the iterator's state."""
         if state[DATASET_ITER_STATE] is not None:
             load_state(self._iterator, state[DATASET_ITER_STATE])
-        # Datasets often reset themselves at their end, so another call of next() would start again.
+        # Datasets often reset themselves at their end, so another call of next() would restart them.
         self._has_ended = state[FETCHER_ENDED]
 
     def fetch(self, index: Any) -> Any:

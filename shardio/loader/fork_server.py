@@ -46,7 +46,7 @@ image. For 600 kB of float32, that takes 150 µs.
 EXIT_S = 1.0
 """The time that a process may take to exit after it has closed its end, in seconds.
 
-Its own exit code is more informative than that of a kill.
+The process's own exit code is more informative than that of a kill.
 """
 
 
@@ -70,7 +70,7 @@ class ForkServer:
         return self._running is not None and self._finalizer.alive  # Finalizers run in any order when Python exits.
 
     def set_up(self, setup: WorkerSetup) -> None:
-        """Set the setup of the worker processes that are started from now on.
+        """Set the setup for worker processes that are started from now on.
 
         User code may depend on this process's environment variables, module search path and working directory. If
         they have changed, or a module was reloaded, the next worker process starts another fork server.
@@ -205,7 +205,7 @@ class RunningServer:
         return self.surroundings is None or self.surroundings.are_current
 
     def close(self, patience_s: float) -> int:
-        """Wait until all worker processes and it have ended; kill them after ``patience_s``. Return its exit code."""
+        """Wait until it and all worker processes have ended; kill them after ``patience_s``. Return its exit code."""
         with suppress(OSError):  # It has died.
             self.end.shutdown(socket.SHUT_RDWR)  # Closing alone has no effect while another process has a copy.
         self.end.close()

@@ -243,7 +243,7 @@ class _Pickler(pickle.Pickler):
         elif kind is np.ndarray:
             gap = self._take_array(value)
         elif kind is TypedStorage:  # Of a tensor that is not plain, such as a Parameter.
-            return _make_typed, (value._untyped_storage, value.dtype)  # Its public method warns.
+            return _make_typed, (value._untyped_storage, value.dtype)  # The public method warns.
         elif kind is torch.UntypedStorage and value.device.type == "cpu":
             gap = _Gap(piece_index=self._add(_identify(value), value, 0, value.nbytes()))
         return NotImplemented if gap is None else (_fill, gap)

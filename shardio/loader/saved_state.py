@@ -75,8 +75,8 @@ class WorkerPosition:
     """The position of a worker.
 
     Attributes:
-        state: The latest state of its dataset and iterator among those after batches that the user received; None if
-            there is none, or if it is at the beginning.
+        state: The latest known state of its dataset and iterator, after a batch that the user received; None if there
+            is none, or at the beginning.
         num_since: The number of its batches that were delivered since.
         is_exhausted: Whether its part of an iterable dataset was at its end.
     """

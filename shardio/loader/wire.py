@@ -201,7 +201,7 @@ class WorkerSetup:
 
 @dataclass(kw_only=True, eq=False)
 class StartWorker:
-    """A request to the fork server for a worker process. The end of its socket pair is sent with the message.
+    """A request to the fork server for a worker process. Its end of the socket pair is sent with the message.
 
     Attributes:
         worker_id: Its number, larger than that of every earlier worker process.

@@ -1,9 +1,9 @@
 """The orders of an epoch, which map positions to samples by arithmetic, and the random words that they use.
 
-The permuted shards are laid end to end: this is the tape. The tape is cut into lanes, each lane is shuffled in
-consecutive windows, and positions alternate between the lanes. Only the table of shard sizes is in memory. Each
-position is computed independently, so an epoch can begin anywhere at no cost. Streams have an order of their own: a
-worker shuffles its shards, and then windows of the samples that it reads.
+The permuted shards, laid end to end, form the tape. The tape is cut into lanes, each lane is shuffled in consecutive
+windows, and positions alternate between the lanes. Only the table of shard sizes is in memory. Each position is
+computed independently, so an epoch can begin anywhere at no cost. Streams have an order of their own: a worker shuffles
+its shards, and then windows of the samples that it reads.
 
 Both orders use random words, which are a pure function of their rng key. The generator is SplitMix64 (Steele, Lea and
 Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). Word ``i`` of key ``k`` is ``mix64(k + (i + 1) *
