@@ -79,7 +79,11 @@ class SampleError(ShardioError):
 
 
 class WorkerError(ShardioError, RuntimeError):
-    """Worker processes cannot start, or died. Those that are restarted died repeatedly on the same samples."""
+    """Worker processes cannot start, or have died.
+
+    Worker processes that decode shardio's datasets are restarted. They raise this error only if they die repeatedly on
+    the same samples.
+    """
 
 
 class StateError(ShardioError):

@@ -1,8 +1,8 @@
 """Read shards as streams, forwards only, such as the output of commands.
 
-WebDataset's own reader checks the exit status only if a command has ended by the time of a read, ignores some statuses,
-and waits for up to two hours for a command that does not end. So this module starts commands as WebDataset does, but
-reads their output and exit status itself.
+WebDataset's own reader ignores some exit statuses, and checks the status only if a command has ended by the time of a
+read. It waits for up to two hours for a command that does not end. So this module starts commands as WebDataset does,
+but reads their output and exit status itself.
 """
 
 from __future__ import annotations

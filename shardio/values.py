@@ -165,8 +165,8 @@ def parse_json(content: bytes | str) -> Any:
         content: The text, as a string or in UTF-8.
 
     Raises:
-        ValueError: If the text is not JSON in UTF-8 (RFC 8259), holds NaN or an infinity, is nested too deeply, or has
-            an object with a duplicate name, which parsers interpret differently.
+        ValueError: If the text is not JSON in UTF-8 (RFC 8259), holds NaN or an infinity, or is nested too deeply. Also
+            if an object has a duplicate name, which parsers interpret differently.
     """
     text = content if isinstance(content, str) else content.decode("utf-8-sig")
     try:

@@ -246,7 +246,7 @@ def find_data_world(*, carried: CarriedWorld | None = None) -> World:
     """Return the world as :func:`find_world` does, if all of its ranks read different samples.
 
     Raises:
-        RuntimeError: If that is unclear, because there is a mesh with several dimensions: under tensor, pipeline or
+        RuntimeError: If that is unclear, because there is a mesh with several dimensions. Under tensor, pipeline or
             context parallelism, the ranks of one replica must read the same samples.
     """
     if (carried is None or not carried.is_for_here()) and (dims := _find_small_dims()):

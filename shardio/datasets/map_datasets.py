@@ -357,8 +357,8 @@ class ShardMapDataset(MapDataset):
     Raises:
         FileNotFoundError: If ``source`` does not exist.
         FormatError: If ``source`` is not a dataset.
-        ValueError: If no sample has a requested field, or if ``classes`` is given and the dataset has no classes or has
-            a class that is not in ``classes``.
+        ValueError: If no sample has a requested field. With ``classes``, also if the dataset has no classes, or has a
+            class that is not in ``classes``.
         TypeError: If the transform is not callable, or requires arrays but ``decode`` is ``pil``.
     """
 

@@ -94,8 +94,8 @@ class EpochSettings(RankSettings):
             which is false for repeats. ``keep`` gives some ranks one more sample. ``drop`` leaves the samples out.
         batch_size: The batch size of torch's DataLoader. Set it to get the same batches as from shardio.DataLoader,
             which uses its own batch size.
-        lanes: With ``shuffle``, the number of lanes: the shuffled shards, laid end to end, are cut into this many
-            equal parts, and consecutive samples come from each part in turn.
+        lanes: With ``shuffle``, the number of lanes. The shuffled shards, laid end to end, are cut into this many equal
+            parts. Consecutive samples come from each part in turn.
         window: With ``shuffle``, the number of neighbouring samples that are shuffled together.
     """
 
@@ -189,8 +189,8 @@ class Iterated(Ranked, Transformed, IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, in this process and in running workers.
 
-        Call this before ``iter(loader)``: an iteration that has begun keeps its epoch in all workers, and one that
-        resumes from a state has the epoch of the state. If another dataset iterates over this one in torch's workers,
+        Call this before ``iter(loader)``. An iteration that has begun keeps its epoch in all workers, and an iteration
+        that resumes from a state has the state's epoch. If another dataset iterates over this one in torch's workers,
         each worker reads the epoch when it begins to iterate.
 
         Raises:

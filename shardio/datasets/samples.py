@@ -158,7 +158,7 @@ class RemoteSettings:
         storage_options: Settings of the store of a remote source, such as ``endpoint``, ``region``, ``profile``,
             ``retries`` or ``timeout_s``. By default, they come from the environment, as for the store's own tools.
         cache: For a remote source, a local folder in which processes and jobs of this machine keep the bytes that they
-            have read; by default, a temporary one, which is removed at the end.
+            have read. By default, it is a temporary folder, which is removed at the end.
         cache_size: The size of the cache, such as ``200GB``; by default, a fifth of the free space, and at most 32 GiB
             if ``cache`` is not given.
         cache_shared: Whether to share the folder ``cache`` with other users, and to trust copies that they wrote.

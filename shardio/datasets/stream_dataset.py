@@ -78,9 +78,9 @@ class StreamDataset(Iterated):
     tars as there are workers on all ranks, preferably several times as many, of equal sizes.
 
     **The ranks get different numbers of samples**, because the sizes of the tars are unknown. A training loop that
-    synchronises its ranks must end the epoch after the same number of batches on all of them, for example with
-    ``itertools.islice(loader, num_batches)``, or use torch's ``Join``. To give all ranks the same number of samples,
-    index the tars (``shardio index``) or pack them, and use ShardDataset.
+    synchronises its ranks must end the epoch after the same number of batches on all of them: use
+    ``itertools.islice(loader, num_batches)``, for example, or torch's ``Join``. To give all ranks the same number of
+    samples, index the tars (``shardio index``) or pack them, and use ShardDataset.
 
     In a tar made without ``--sort=name``, the members of a sample may not be adjacent. A stream cannot collect them:
     members that follow other samples raise an error. ShardDataset reads such tars.

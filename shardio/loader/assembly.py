@@ -436,7 +436,7 @@ def assemble_batch(decoder: FieldDecoder, batch: Batch, views: Views) -> Any:
         views: The columns in its buffer.
 
     Returns:
-        A list of columns, or a single column, of the types that torch returns; images are uint8 [N, 3, H, W] in
+        A list of columns, or a single column, of the types that torch returns. Images are uint8 [N, 3, H, W] in
         channels_last memory, or a list of such tensors for a MultiCrop.
 
     Raises:

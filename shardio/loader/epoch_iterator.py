@@ -337,8 +337,8 @@ class PreparedEpoch(LoaderIterator):
 def find_remainder(split: Split) -> int:
     """Return the number of samples in the ranks' last batches that ``gather_for_metrics`` must keep; 0 for all.
 
-    That function concatenates the batches by rank and truncates the result. If the repeats that pad the epoch are not
-    at the end, as in a shuffled epoch of three ranks, truncating would lose samples, so the repeats are kept.
+    That function concatenates the batches by rank and truncates the result. The repeats that pad the epoch may not be
+    at the end, as in a shuffled epoch of three ranks. Truncating would then lose samples, so the repeats are kept.
     """
     ranks = [replace(split, rank=rank) for rank in range(split.world_size)]
     last = [rank.batch(rank.num_batches - 1) for rank in ranks if rank.num_batches]

@@ -173,7 +173,7 @@ class BatchIterator(ABC):
     The iterator that the user gets has the same methods: it raises the error of a Failure, and further batches may be
     requested after its end. :class:`shardio.testing.executor.ExecutorTests` checks any executor and its iterators.
 
-    If the loader has a state, a batch counts when the user receives it, as :mod:`shardio.epochs` reports, and a failed
+    If the loader has a state, a batch counts when the user receives it, as :mod:`shardio.epochs` reports. A failed
     batch counts when the next batch is requested. Neither :meth:`is_ready` nor :meth:`close` counts a batch.
 
     Attributes:

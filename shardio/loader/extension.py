@@ -65,7 +65,7 @@ Value = TypeVar("Value")
 class Extension:
     """The state that shardio keeps for a loader.
 
-    It does not hold the loader, only a weak reference. Iterators hold the extension, so a loader that keeps its own
+    It does not hold the loader, only a weak reference. Iterators hold the extension. So a loader that keeps its own
     iterator is in no reference cycle, and its workers end when the last reference to it is dropped.
 
     Args:

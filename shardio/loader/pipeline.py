@@ -311,7 +311,7 @@ class Pipeline(PlannedBatches):
                 self._queue.add(owner, [chunk])
 
     def _give_up(self, batches: Iterable[Batch]) -> None:
-        """Take back the buffers of batches that the user will not receive."""
+        """Take back the buffers of batches that are not delivered to the user."""
         self._buffers.collect()
         self._buffers.drop([batch.buffer for batch in batches if batch.buffer is not None and not batch.is_made])
         self._buffers.put_back([batch.buffer for batch in batches if batch.buffer is not None and batch.is_made])

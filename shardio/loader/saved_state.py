@@ -1,6 +1,6 @@
 """The state of a loader without shardio's order: its format, and the states of objects and random generators in it.
 
-States have the keys of torchdata's StatefulDataLoader. So programs find the keys that they expect, and this loader can
+States have the keys of torchdata's StatefulDataLoader. So programs find the keys that they expect. This loader can also
 resume from states that StatefulDataLoader saved, unless they contain the state of torchdata's own samplers.
 """
 

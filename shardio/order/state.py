@@ -68,8 +68,8 @@ class EpochCounter:
 
     Each start begins the next epoch, unless ``set_epoch`` has set one. A start after ``load`` resumes at the loaded
     cursor. After ``load``, setting the loaded epoch keeps the position, and setting another epoch drops it. If the
-    loaded cursor is at the end of its epoch, the next epoch begins, unless ``set_epoch`` has set the loaded one: it
-    then has no samples left.
+    loaded cursor is at the end of its epoch, the next epoch begins. If ``set_epoch`` has set the loaded epoch, that
+    epoch begins instead, with no samples left.
 
     Attributes:
         next: The start of the next epoch.
