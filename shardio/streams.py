@@ -122,8 +122,8 @@ def _expand(pattern: str) -> list[str]:
         return list(braceexpand(escaped))
     except ValueError:
         raise ValueError(
-            f"the braces in the name of a stream, {_describe(pattern, 0)}, do not match: write \\{{ and \\}} for those "
-            "that are not a pattern"
+            f"the braces in the name of a stream, {_describe(pattern, 0)}, do not match: write \\{{ and \\}} for "
+            "braces that are not a pattern"
         ) from None
 
 
@@ -177,7 +177,7 @@ def import_gopen() -> Any:
         return importlib.import_module("webdataset.gopen")  # The attribute of this name is a function.
     except ImportError as error:
         raise ImportError(
-            f"streams of commands and of web servers are opened by the package webdataset ({error}): "
+            f"streams of commands and of web servers need the package webdataset ({error}): "
             "pip install 'shardio-loader[webdataset]'"
         ) from error
 
@@ -436,7 +436,7 @@ class CommandStream:
             return ""
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4 * MAX_SAID))
         said = " ".join(self._errors.read().decode(errors="replace").split())[-MAX_SAID:]
-        return f" and said: {said}" if said else " and said nothing"
+        return f" and printed: {said}" if said else " and printed no errors"
 
     def close(self) -> None:
         """Close the pipe, and end the command if it is still running. In a forked child, only close the pipe."""

@@ -157,7 +157,7 @@ class Ranked:
             kind = f"{type(caller).__module__}.{type(caller).__name__}"
             if self.has_loader and type(caller).__name__ in _SKIPPERS:
                 raise RuntimeError(
-                    f"{kind} reads the {name} through its own loader, which does not know the epoch or the batches of "
+                    f"{kind} reads the {name} through its own loader, which lacks the epoch and the batches of "
                     "the shardio.DataLoader that it was created from: to resume, call load_state_dict() on the "
                     "shardio.DataLoader instead of using skip_first_batches(). See docs/frameworks.md"
                 )

@@ -431,7 +431,7 @@ def _warn_of_skipping(loader: Any, position: EpochPosition) -> None:
         name = type(loader.dataset).__name__
         warnings.warn(
             f"{name} has no state_dict, so resuming reads its first {num_batches} batches again and drops them: give "
-            f"{name} or its iterator the methods state_dict and load_state_dict to begin there at once",
+            f"{name} or its iterator the methods state_dict and load_state_dict to resume directly",
             RuntimeWarning,
             stacklevel=find_user_level(),
         )

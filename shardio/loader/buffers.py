@@ -246,8 +246,8 @@ def find_num_buffers(num_bytes: int, num_wanted: int) -> int:
     num_buffers = int(available * SHARE) // max(num_bytes, 1)
     if num_buffers < 2 and 2 * num_bytes > available:
         raise MemoryError(
-            f"two batches of {num_bytes / 1e6:,.0f} MB do not fit into the {available / 1e6:,.0f} MB of memory that "
-            "are available: use a smaller batch_size, return smaller samples, or give the container more memory "
+            f"two batches of {num_bytes / 1e6:,.0f} MB do not fit into the {available / 1e6:,.0f} MB of available "
+            "memory: use a smaller batch_size, return smaller samples, or give the container more memory "
             "(docker run --memory)"
         )
     return max(min(num_buffers, num_wanted), 2)

@@ -170,8 +170,8 @@ class EpochPosition:
             self.is_iterable and self.num_yielded and not self.is_finished
         ):
             raise WorkerCountError(
-                f"this state says how far each of {self.num_workers} workers is in its own part of the dataset, but "
-                f"the loader has num_workers={num_workers}: use num_workers={self.num_workers}"
+                f"this state holds the position of each of {self.num_workers} workers in its own part of the dataset, "
+                f"but the loader has num_workers={num_workers}: use num_workers={self.num_workers}"
             )
         self.workers = [WorkerPosition() for _ in range(max(num_workers, 1))]
         self.num_workers, self.last_worker_id = num_workers, (self.num_yielded - 1) % max(num_workers, 1)
