@@ -132,7 +132,7 @@ def _members(dataset: Any, depth: int = 0) -> Iterator[Any]:
             yield from _members(wrapped, depth + 1)
             return
     datasets = getattr(dataset, "datasets", None)
-    if isinstance(datasets, list | tuple) and type(dataset).__name__ != "StackDataset":  # It never mixes labels.
+    if isinstance(datasets, list | tuple) and type(dataset).__name__ != "StackDataset":  # Its labels are never mixed.
         for each in datasets:
             yield from _members(each, depth + 1)
 

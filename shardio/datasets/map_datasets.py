@@ -269,7 +269,7 @@ class ImageFolder(MapDataset):
 
 
 def _list_files(root: Location, kept: str | os.PathLike[str] | None) -> CachedFiles:
-    from shardio.storage.listing import open_files  # Local folders need none of it.
+    from shardio.storage.listing import open_files  # Local folders do not need this module.
 
     return open_files(root, kept)
 

@@ -224,7 +224,7 @@ def fit_layout(
             return choose_layout(source.decoder.column_names, probe.chunks[0].columns or [], num_rows), None
         if as_sample_error(probe.error, get_args(Stage)) is None:
             return None, probe.error
-        # The policy for bad samples handles this one when its batch is made.
+        # The policy for bad samples handles this sample when its batch is made.
     return None, None
 
 

@@ -163,7 +163,7 @@ def seed_process(base_seed: int, worker_id: int) -> None:
     """Seed the global generators of Python, torch and numpy of a worker process."""
     random.seed(base_seed + worker_id)
     torch.manual_seed(base_seed + worker_id)
-    np.random.seed(_find_numpy_seed(base_seed, worker_id))  # User code draws from it.
+    np.random.seed(_find_numpy_seed(base_seed, worker_id))  # User code may draw from it.
 
 
 def make_rng(base_seed: int, worker_id: int) -> WorkerRng:

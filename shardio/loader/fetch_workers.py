@@ -251,7 +251,7 @@ class FetchProcesses(FetchWorkers):
             ready = poll.poll(1000 * min(left_s, CHECK_S))
             for descriptor, _ in ready:
                 answers += self._read(workers[descriptor])
-            if not ready:  # Another process may hold a copy of a dead one's end.
+            if not ready:  # Another process may hold a copy of a dead process's end.
                 for worker in workers.values():
                     worker.check_life()
             if answers or not left_s:

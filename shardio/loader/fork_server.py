@@ -207,7 +207,7 @@ class RunningServer:
     def close(self, patience_s: float) -> int:
         """Wait until it and all worker processes have ended; kill them after ``patience_s``. Return its exit code."""
         with suppress(OSError):  # It has died.
-            self.end.shutdown(socket.SHUT_RDWR)  # Closing alone has no effect while another process has a copy.
+            self.end.shutdown(socket.SHUT_RDWR)  # Closing alone has no effect while another process has a copy of it.
         self.end.close()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(patience_s)

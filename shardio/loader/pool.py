@@ -197,14 +197,14 @@ class WorkerPool(Owned):
         if not self.server.is_running:  # Otherwise, it has waited for them.
             for process in deaths:
                 process.await_end()
-        for process in deaths:  # Afterwards, because a new process may die at once.
+        for process in deaths:  # Only now, because a new process may die at once.
             process.end.close()
             restarted = _Process(self.server, next(self._worker_ids), process.num_threads)
             self._processes[self._processes.index(process)] = restarted
             del self._dying[process]
         if not deaths:
             return []
-        # One death for all, because its receiver submits every chunk again, under new ids.
+        # Report one death for all processes, because the receiver submits every chunk again, under new ids.
         return [
             Death(
                 cause="; ".join(dict.fromkeys(death.cause for death in deaths.values())),

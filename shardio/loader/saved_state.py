@@ -382,7 +382,7 @@ def load_state(value: Any, state: Any) -> None:
 _GLOBALS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "torch": (torch.get_rng_state, torch.set_rng_state),
     "python": (random.getstate, random.setstate),
-    "numpy": (np.random.get_state, np.random.set_state),  # Users' samplers draw from it.
+    "numpy": (np.random.get_state, np.random.set_state),  # Users' samplers may draw from it.
 }
 """The functions that get and set the state of each global generator of a process, by its name."""
 

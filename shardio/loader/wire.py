@@ -69,7 +69,7 @@ def send(end: socket.socket, message: Any, descriptors: Sequence[int] = (), *, f
     Args:
         end: The end to send from.
         message: Any value that can be pickled.
-        descriptors: Open files to send along.
+        descriptors: Open files to send with the message.
         flags: Flags for the system call, such as MSG_DONTWAIT.
 
     Raises:
