@@ -125,11 +125,18 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def find_user_level() -> int:
-    """Return the ``stacklevel`` with which a warning of the caller names the user's line, not a library's."""
+    """Return the ``stacklevel`` with which a warning of the caller names the user's line, not a library's.
+
+    The command line counts as the user's program.
+    """
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("shardio.", "torch.")):
+    while frame.f_back is not None and _is_of_library(frame.f_globals.get("__name__", "")):
         frame, level = frame.f_back, level + 1
     return level
+
+
+def _is_of_library(module: str) -> bool:
+    return module.startswith(("shardio.", "torch.")) and not module.startswith("shardio.cli.")
 
 
 def mark_sample(error: Exception, stage: Stage, row: int, key: str, where: str, during: str) -> None:

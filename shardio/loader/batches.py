@@ -321,9 +321,9 @@ def _collate_tensors(values: Sequence[torch.Tensor], *, collate_fn_map: Any = No
             if len({tuple(value.shape) for value in values}) == 1:
                 raise
             raise RuntimeError(
-                f"{error}. The arrays of a batch differ in shape: give the dataset a transform that gives them one "
-                "shape, such as RandomResizedCrop(224) in a Compose with fields for masks, or pass a collate_fn that "
-                "does not stack them"
+                f"{error}. The arrays of a batch differ in shape: use a transform that gives them the same shape, "
+                "such as RandomResizedCrop(224) in a Compose with fields for masks, or pass a collate_fn that does not "
+                "stack them"
             ) from error
         return collated
     sizes = sorted({tuple(image.shape[1:]) for image in values})
