@@ -198,7 +198,7 @@ def test_a_folder_of_sources_is_refused_with_commands_that_work(tmp_path: Path, 
     for split in ("train", "val"):
         (tmp_path / "in" / split).mkdir(parents=True)
         write(tmp_path / "in" / split)
-    with pytest.raises(PackError, match="holds no samples itself, but in its folders") as caught:
+    with pytest.raises(PackError, match="holds no samples itself, but its folders do") as caught:
         shardio.pack(tmp_path / "in", tmp_path / "out")
     commands = [line.split()[1:] for line in str(caught.value).splitlines()[1:]]
     assert [command[-1] for command in commands] == [str(tmp_path / "out" / split) for split in ("train", "val")]
