@@ -106,7 +106,7 @@ def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
     assert found["y/b_c"]["right.image"] == b""
     assert found["x/a"]["cls"] == b"1"
     assert json.loads(found["x/b"]["json"]) == {"when": "2024-01-02", "score": None}
-    with pytest.raises(PackError, match=r"several columns of .* may hold the images \(left, right\): choose one by"):
+    with pytest.raises(PackError, match=r"several columns of .* may hold the images \(left, right\): choose one with"):
         shardio.pack(tmp_path / "t.parquet", tmp_path / "other")
     with pytest.raises(
         PackError, match=r"has no column 'picture', which --image-column \(image_column\) names: it has"

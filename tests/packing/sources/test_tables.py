@@ -175,8 +175,8 @@ BAD = {
     "two columns with a name": ("key, label,label\nx/a,1,2\n", "two columns have the name 'label'"),
     "columns": ("a,b,c\n1,2,3\n", "has the columns a, b, c: name the one with the images"),
     "no rows": ("key,label\n", "has no rows"),
-    "quotes": ('key,label\n"x/a,1\n', "cannot be read as a file of labels"),
-    "not UTF-8": ("key,label\nx/a,\udcff\n", "cannot be read as a file of labels"),
+    "quotes": ('key,label\n"x/a,1\n', "cannot be read as a label file"),
+    "not UTF-8": ("key,label\nx/a,\udcff\n", "cannot be read as a label file"),
 }
 
 
@@ -191,7 +191,7 @@ def test_bad_files_of_labels_are_refused(source: Path, tmp_path: Path, text: str
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"labels": "t.txt"}, r"t\.txt is not a file of labels: pass a \.csv, \.tsv, \.jsonl, \.parq"),
+    ({"labels": "t.txt"}, r"t\.txt is not a label file: pass a \.csv, \.tsv, \.jsonl, \.parq"),
     ({"labels": None, "key_column": "key"}, r"--key-column \(key_column\) does not apply to .*: omit it"),
     ({"key_column": "name", "label_column": "label"}, r"row 1 of .* has no 'name'"),
     ({"classes": ["only"]}, r"labels from 1 to 1: they must be at least 0 and below 1, the number of classes"),
@@ -349,7 +349,7 @@ def test_files_with_other_suffixes_are_recognised_by_their_content(folder: Path,
 
 P0, P1 = {"path": path_of(0)}, {"path": path_of(1)}
 UNCLEAR: list[tuple[list[dict[str, Any]] | str, str]] = [
-    ([{"kind": 3}], r"has the columns kind: name the one with the paths of the images by --image"),
+    ([{"kind": 3}], r"has the columns kind: specify the column of image paths with --image"),
     ([P0, {"file": path_of(1)}], r"row 2 has None in the column 'path', which must be a path"),
     ([P0 | {"label": 1}, P1], r"row 2 of .* has no label, but others have one"),
     (f"path,label\n{path_of(0)},1\n{path_of(1)}\n", r"row 2 has more or fewer values than the header"),
@@ -361,7 +361,9 @@ UNCLEAR: list[tuple[list[dict[str, Any]] | str, str]] = [
 
 def test_columns_must_be_clear(folder: Path, tmp_path: Path) -> None:
     source = write_table(folder, [{"path": path_of(0), "file": path_of(1), "kind": 3}])
-    assert_refused(r"several columns of .* may hold the images \(path, file\): choose one by", source, tmp_path / "out")
+    assert_refused(
+        r"several columns of .* may hold the images \(path, file\): choose one with", source, tmp_path / "out"
+    )
     shardio.pack(source, tmp_path / "chosen", image_column="file", label_column="kind")
     expected = {"jpg": IMAGES[1], "cls": b"3", "json": json.dumps({"path": path_of(0)}, ensure_ascii=False).encode()}
     assert read_packed(tmp_path / "chosen") == {key_of(1): expected}

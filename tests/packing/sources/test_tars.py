@@ -373,7 +373,7 @@ def test_tars_of_several_splits_are_refused_with_what_to_pack(tmp_path: Path) ->
         assert list(read_packed(tmp_path / f"{source.name} one")) == ["train"]
         assert shardio.pack(source, tmp_path / f"{source.name} all", source_split="all").num_samples == 2
     for source, split in ((tmp_path / "in", "test"), (tmp_path / "in" / "pets-val-0.tar", "val")):
-        with pytest.raises(PackError, match=f"has {split!r} in its name, as --source-split says"):
+        with pytest.raises(PackError, match=rf"has the split {split!r} \(--source-split\) in its name"):
             shardio.pack(source, tmp_path / "out", source_split=split)
     shardio.pack(tmp_path / "in" / "pets-val*.tar", tmp_path / "out")
     assert list(read_packed(tmp_path / "out")) == ["val"]
