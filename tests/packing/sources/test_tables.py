@@ -173,7 +173,7 @@ BAD = {
     "a fraction": (ALL + "q,1.5\n", "row 5 has the label '1.5', which is not an integer below 2"),
     "too large": (ALL + "q,1.0e400\n", "row 5 has the label '1.0e400', which is not an integer below 2"),
     "two columns with a name": ("key, label,label\nx/a,1,2\n", "two columns have the name 'label'"),
-    "columns": ("a,b,c\n1,2,3\n", "has the columns a, b, c: name the one with the images"),
+    "columns": ("a,b,c\n1,2,3\n", "has the columns a, b, c: specify the columns of images"),
     "no rows": ("key,label\n", "has no rows"),
     "quotes": ('key,label\n"x/a,1\n', "cannot be read as a label file"),
     "not UTF-8": ("key,label\nx/a,\udcff\n", "cannot be read as a label file"),
