@@ -160,8 +160,7 @@ class StoredFile(Protocol):
         return
 
     def discard(self, start: int, stop: int) -> bool:
-        """Remove a damaged range from the cache, if there is one. Return whether another read may return other
-        bytes."""
+        """Remove a damaged range from the cache, if there is one. Return whether another read may help."""
         return not self.is_local  # It may have been damaged in transit.
 
     def close(self) -> None:

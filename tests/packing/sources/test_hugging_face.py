@@ -151,7 +151,9 @@ def test_several_splits_are_refused_with_what_to_pack(dataset: Any, tmp_path: Pa
         shardio.pack(tmp_path / "both", tmp_path / "out")
     source = save(dataset, "folder", tmp_path)
     dataset.to_parquet(str(source / "data" / "test-00000-of-00001.parquet"))
-    assert_refused(r"files of the splits test, train\. Pack each one, .*--source-split train", source, tmp_path / "out")
+    assert_refused(
+        r"files of the splits test, train\. Pack each split .*--source-split train", source, tmp_path / "out"
+    )
     assert shardio.pack(source, tmp_path / "one", source_split="test").num_samples == NUM
     assert shardio.pack(source, tmp_path / "two", source_split="all").num_samples == 2 * NUM
     assert shardio.pack(tmp_path / "both", tmp_path / "three", source_split="test").num_samples == NUM
@@ -166,7 +168,7 @@ def test_rows_of_several_splits_are_refused_and_a_split_selects_rows(dataset: An
     rows = dataset.remove_columns("label").add_column("label", names).add_column("split", splits)
     for kind in ("file", "saved"):
         source = save(rows, kind, tmp_path)
-        assert_refused(r"column 'split' of .* of the splits test, train.*--source-split all", source, tmp_path / "out")
+        assert_refused(r"column 'split' of .* to the splits test, train.*--source-split all", source, tmp_path / "out")
         found = dict[str, str]()
         for split in ("train", "test"):
             out = tmp_path / f"{kind}-{split}"

@@ -218,7 +218,7 @@ def test_images_that_a_column_assigns_to_several_splits_are_not_merged_without_a
         "key_column": "file",
         "label_column": "label",
     }
-    with pytest.raises(PackError, match=r"column 'split' of .*t\.csv .* of the splits test, train, but .* one dataset"):
+    with pytest.raises(PackError, match=r"column 'split' of .*t\.csv .* to the splits test, train, but .* one dataset"):
         shardio.pack(source, tmp_path / "out", **options)
     assert shardio.pack(source, tmp_path / "all", source_split="all", **options).num_samples == 4
     for number in (1, 3):
@@ -412,7 +412,7 @@ def test_rows_of_several_splits_are_refused_and_a_split_selects_rows(folder: Pat
             (folder / row["path"]).unlink()
     rows[0]["label"] = "aardvark"  # In train alone: val's labels count it all the same.
     source = write_table(folder, rows, name)
-    with pytest.raises(PackError, match=r"column 'Subset' of .* of the splits test, train, val\..*--source-split all"):
+    with pytest.raises(PackError, match=r"column 'Subset' of .* to the splits test, train, val\..*--source-split all"):
         shardio.pack(source, tmp_path / "out")
     for split in ("train", "val"):
         manifest = shardio.pack(source, tmp_path / split, source_split=split)
@@ -458,7 +458,7 @@ def test_flags_name_splits(folder: Path, tmp_path: Path, name: str, column: str,
     is_training = "train" in column
     rows = [row | {column: (number % 3 > 0) is is_training} for number, row in enumerate(make_rows())]
     source = write_table(folder, rows, name)
-    assert_refused(f"the column {column!r} of .* of the splits (test, train|train, val)", source, tmp_path / "out")
+    assert_refused(f"the column {column!r} of .* to the splits (test, train|train, val)", source, tmp_path / "out")
     for split in ("train", others):
         shardio.pack(source, tmp_path / split, source_split=split)
         wanted = {row["path"].rpartition(".")[0] for n, row in enumerate(rows) if (n % 3 > 0) == (split == "train")}
