@@ -143,7 +143,7 @@ def _wrong(message: str) -> typer.BadParameter:
 
 
 def _read_value(text: str) -> str | int | float:
-    """Return a text as a number if the number is written in this way, unlike ``007``; otherwise, return the text."""
+    """Convert a text to a number if the number has the same text, unlike ``007``; otherwise, return the text."""
     for kind in (int, float):
         with suppress(ValueError):
             if str(kind(text)) == text:
@@ -254,7 +254,7 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def make_transform(recipe: str | None, transform: str | None, size: int | None) -> Callable[[Any], Any]:
-    """Make the transform that ``--recipe`` or ``--transform`` names.
+    """Return the transform that ``--recipe`` or ``--transform`` names.
 
     ``--transform`` names a transform of any library, or a function of an image, as ``package.module:name`` or
     ``path/to/file.py:name``. A class is called, and so is a function that needs no arguments other than ``size``: the

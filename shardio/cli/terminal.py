@@ -168,7 +168,7 @@ def make_bar() -> ProgressBar:
 
 
 class ProgressReporter(WorkProgress):
-    """Shows the progress of work as a bar on a terminal, and otherwise as lines. A context manager for many threads.
+    """Shows the progress of work: a bar on a terminal, lines elsewhere. Threads can share this context manager.
 
     Attributes:
         num_done: The number of finished things.

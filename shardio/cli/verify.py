@@ -341,7 +341,8 @@ def dups(
     exact: Annotated[
         bool,
         typer.Option(
-            "--exact", help="Find only images with the same bytes. Decodes no images, and reads only indexes of shards."
+            "--exact",
+            help="Find only images with the same bytes. No image is decoded; of shards, only indexes are read.",
         ),
     ] = False,
     between: Annotated[

@@ -206,13 +206,13 @@ def augment(
     decode: Annotated[
         Literal["array", "pil"], typer.Option(help="What your transform accepts: arrays or Pillow images.")
     ] = "array",
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")] = False,
     storage_option: StorageOptionTexts = None,
 ) -> None:
     """Show the results of a recipe or a transform as a contact sheet.
 
-    Each row shows an image, and its versions in the first epochs of a training run with this seed. Images that cannot
-    be read are named instead.
+    Each row shows an image, and its versions in the first epochs of a training run with this seed. The command names
+    images that cannot be read.
 
     Example: shardio augment IMAGES -o sheet.png --recipe trivial_augment
     """

@@ -369,7 +369,7 @@ def check_destination(src: Path, folder: DatasetFolder) -> None:
     """Refuse a destination that overlaps the source or contains anything other than an unfinished pack.
 
     Raises:
-        PackError: If it cannot be packed into.
+        PackError: If the destination cannot be used.
     """
     folder.refuse_source(src)
     names = folder.list_names()
@@ -394,7 +394,7 @@ def locked(src: Path, folder: DatasetFolder) -> Iterator[None]:
 
     Raises:
         PackError: If the destination cannot be created or written, another process is writing to it, or it can no
-            longer be packed into.
+            longer be used.
     """
     try:
         with folder.locked():

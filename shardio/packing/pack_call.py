@@ -102,7 +102,7 @@ class PackOptions:
     jpeg: Annotated[
         JpegMode,
         _deciding(
-            "How to store JPEGs: copy stores them unchanged, tile rewrites them losslessly so that crops decode "
+            "How to store JPEGs: copy stores them unchanged, tile rewrites them losslessly to make crops decode "
             "faster, and reencode decodes them and stores them upright, tiled and, with --max-side, smaller."
         ),
     ] = "copy"
@@ -414,12 +414,12 @@ def pack(
             suffix.
         check: Whether to decode each image first. Samples with an image that cannot be decoded are left out, and listed
             in ``dst/rejected.jsonl``. Without the check, all files are packed as they are, at full speed.
-        jpeg: ``copy`` stores JPEGs unchanged. ``tile`` rewrites them losslessly so that crops decode faster; JPEGs
+        jpeg: ``copy`` stores JPEGs unchanged. ``tile`` rewrites them losslessly, which makes crops decode faster; JPEGs
             that cannot be tiled are stored unchanged. ``reencode`` decodes each JPEG and stores it upright, tiled and,
             with ``max_side``, smaller.
         convert_to: The format that images in other formats are converted to: ``jpeg``, ``png`` or ``webp``. This
             includes images in formats such as GIF and AVIF, which are not packed otherwise. Masks and other fields such
-            as ``mask.png`` stay as they are.
+            as ``mask.png`` stay unchanged.
         max_side: With ``reencode`` or ``convert_to``, the maximum length of an encoded image's longer side, in pixels.
         quality: With ``reencode`` or ``convert_to``, the quality of encoded JPEGs and WebPs, 1 to 100; by default, 90.
         to_srgb: With ``reencode`` or ``convert_to``, whether to convert the colours of encoded images from their ICC
@@ -432,8 +432,8 @@ def pack(
             ``lmdb``, ``litdata``, ``mds``, ``parquet``, ``saved`` (by Hugging Face's ``datasets``), ``table`` (of
             paths) or ``tars``. ``auto`` recognises it. A table that only names or labels images is not a source.
         layout: ``auto`` accepts class folders or a flat directory, and refuses a source that looks different: one
-            with splits, or with images and masks. ``classes`` makes each folder a class, whatever its name. ``flat``
-            makes no classes. ``pairs`` turns matching files into fields of one sample: ``images/a.jpg`` and
+            with splits, or with images and masks. ``classes`` makes each folder a class, regardless of its name.
+            ``flat`` makes no classes. ``pairs`` turns matching files into fields of one sample: ``images/a.jpg`` and
             ``masks/a.png`` become its fields ``jpg`` and ``masks.png``; in one folder, ``a.jpg`` and ``a.mask.png``
             become ``jpg`` and ``mask.png``.
         source_split: The split to pack, if the source holds several. ``train`` selects the folders ``images/train`` and
@@ -442,7 +442,7 @@ def pack(
             several splits is refused.
         on_incomplete: With the layout ``pairs``, what to do with an image that lacks a file that other images have,
             such as a mask. ``raise`` stops with an error; ``skip`` leaves the image out; ``keep`` packs the image with
-            the files that it has; read the dataset with ``missing=None``.
+            the files that it has. Read such a dataset with ``missing=None``.
         fields: The fields to pack from a directory, such as ``["wav", "json"]``: the suffixes of the files of a sample.
             Each sample must have the first. Other files are ignored. By default, samples are images, with all files
             that have the same stem.
@@ -471,8 +471,8 @@ def pack(
         PackError: If the source cannot be packed or changes during the pack, or the destination holds anything other
             than an interrupted run of this pack.
         OSError: If an object store denies access, or cannot be reached.
-        TypeError: If ``classes`` is neither a list of names nor something that has class names, or if an argument that
-            must be an integer is not one.
+        TypeError: If ``classes`` is neither a list of names nor an object with class names, or if an argument that must
+            be an integer is not one.
         ValueError: If a setting is out of range.
     """
     options = PackOptions(**{name: value for name, value in locals().items() if name not in ("src", "dst")})
@@ -531,7 +531,7 @@ def make_parts(fractions: Sequence[float | str], names: Sequence[str]) -> Parts:
         )
     for name in names:
         if PurePath(name).name != name or name.startswith("."):
-            raise ValueError(f"the name of a part must be a directory's name, got {name!r}")
+            raise ValueError(f"the name of a part must be a directory name, got {name!r}")
     if len(set(names)) < len(names):
         raise ValueError(f"the names of the parts must differ, got {', '.join(names)}")
     try:

@@ -96,8 +96,8 @@ class PackResult(Findings):
         """Return a message about the keys that end in a suffix."""
         return (
             f"{len(self.suffixed)} images have the same name as another, apart from the suffix: they are separate "
-            f"samples, whose keys end in it, such as {self.suffixed[0]!r}. If some are the masks of others, pack "
-            "them as fields of one sample, such as --fields jpg,png (fields=['jpg', 'png'])"
+            f"samples, whose keys end in the suffix, such as {self.suffixed[0]!r}. If some are the masks of others, "
+            "pack them as fields of one sample, such as --fields jpg,png (fields=['jpg', 'png'])"
         )
 
     def warn(self, src: str) -> None:

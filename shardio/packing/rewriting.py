@@ -133,7 +133,7 @@ def reshard(
         out: A new or empty directory, or a URL such as ``s3://bucket/train``.
         max_shard_size: The maximum size of a shard, in bytes or as text such as ``"256MiB"``.
         max_shard_samples: The maximum number of samples in a shard.
-        shuffle_seed: The seed of a new order of all samples; None keeps the present order.
+        shuffle_seed: The seed of a new order of all samples; None keeps the current order.
         overwrite: Whether to replace a dataset in ``out``.
         progress: Receives progress reports.
         storage_options: Settings of the stores of all URLs, as for :class:`shardio.ShardDataset`.
@@ -210,7 +210,7 @@ def _copy(
     shuffle_seed: int | None = None,
     choose: Callable[[Sample], int] | None = None,
 ) -> list[Manifest]:
-    """Copy the samples of datasets to a new one, or to several: ``choose`` returns the number of a sample's."""
+    """Copy the samples of datasets to a new dataset, or each one to the dataset whose number ``choose`` returns."""
     overwrite = check_flag("overwrite", overwrite)
     classes = _unite_classes(tables)
     refuse_duplicates(tables)

@@ -1,4 +1,4 @@
-"""Make samples that every reader can read back: check keys and field names, encode values, find duplicate keys."""
+"""Make samples that every reader recovers: check keys and field names, encode values, find duplicate keys."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 
 
 def check_name(key: object, field: object) -> tuple[str, str]:
-    """Check that every reader of the tar would read back a key and a field name, and return them.
+    """Check that readers of the tar recover a key and a field name unchanged, and return them.
 
     Raises:
         TypeError: If the key or the field name is not a string.
@@ -38,7 +38,7 @@ def check_name(key: object, field: object) -> tuple[str, str]:
 
 
 def check_field(key: str, field: object) -> str:
-    """Check that readers would read back a key and a field name, and return the field name.
+    """Check that readers recover a key and a field name unchanged, and return the field name.
 
     Args:
         key: The sample's key, which another tool may have made.

@@ -217,10 +217,10 @@ class ShardWriter:
 
         Args:
             sample: The key, as ``__key__``, and the fields. Other names that start with ``__`` are ignored. Bytes are
-                stored unchanged. The field's last suffix says how to encode other values. ``jpg``, ``png`` and
+                stored unchanged. The field's last suffix determines how other values are encoded. ``jpg``, ``png`` and
                 ``webp`` accept uint8 arrays, [height, width, 3]; ``png`` also accepts uint16 and [height, width].
-                ``cls`` accepts a label: an integer or one of ``classes``. ``json`` accepts what ``json.dumps``
-                accepts, ``txt`` a string and ``npy`` an array.
+                ``cls`` accepts a label: an integer or one of ``classes``. ``json`` accepts what ``json.dumps`` accepts,
+                ``txt`` a string and ``npy`` an array.
 
         Raises:
             PackError: If an earlier sample has the same key, or an earlier write has failed.

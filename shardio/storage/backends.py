@@ -228,7 +228,7 @@ _SIGNS = (
         r"MissingContentLength",
         "unknown_size",
         "the server does not say how long the file is (no Content-Length)",
-        "Let it send files as they are: servers that compress or generate answers do not know their length",
+        "Configure it to send files unchanged: servers that compress or generate answers do not know their length",
     ),
     _Sign(
         r"InvalidLastModified \{\s*last_modified: \"(.*?)\"",
@@ -240,12 +240,12 @@ _SIGNS = (
         r"TooManyRedirects",
         "permanent",
         "the server redirects in a circle",
-        "Check the URL, and whether the server wants a login",
+        "Check the URL, and whether the server requires a login",
     ),
     _Sign(
         r"BareRedirect",
         "permanent",
-        "the server redirects to nowhere (no Location)",
+        "the server's redirect has no target (no Location)",
         "Check the URL and, for a bucket, the region in the storage options",
     ),
     _Sign(
@@ -277,7 +277,7 @@ _SIGNS = (
         r"InvalidPath \{.*?path: (\".*?\"),\n",
         "permanent",
         "the store lists an object whose name cannot be requested: {}",
-        "Names have no empty parts, '.', '..' or control characters. Rename or remove the object, or keep it in "
+        "Names must not have empty parts, '.', '..' or control characters. Rename or remove the object, or keep it in "
         "another folder",
     ),
 )
@@ -326,7 +326,7 @@ def explain(error: Exception) -> RequestFailure:
             return RequestFailure(kind=sign.kind, cause=sign.cause.format(detail), remedy=sign.remedy)
     if "Range started" in text or "Range(" in source or "StartTooLarge" in source:
         return RequestFailure(kind="beyond_end", cause=cause)
-    # A connection that failed or broke.
+    # The connection failed or broke.
     return RequestFailure(kind="transient", cause=cause, reached=not any(word in source for word in _UNANSWERED))
 
 

@@ -279,7 +279,7 @@ class _Patience:
     def end(self) -> NoReturn:
         """Kill the storage process, unless another client has replaced it in the meantime, and raise a SilentError."""
         if self._process_id is not None and self._process_id == read_process_id(self._folder):
-            with suppress(FileNotFoundError, ProcessLookupError):  # Another client does the same at this moment.
+            with suppress(FileNotFoundError, ProcessLookupError):  # Another client is doing the same.
                 (self._folder / PROCESS_ID).unlink()
                 os.kill(self._process_id, signal.SIGKILL)
                 _log.warning(
@@ -293,7 +293,7 @@ class _Patience:
 
 def _check_answers(folder: Path, process_id: int) -> None:
     """Raise a SilentError if the storage process with this ID no longer greets new connections."""
-    with suppress(FileNotFoundError, ConnectionRefusedError):  # It has ended, which ends the wait by itself.
+    with suppress(FileNotFoundError, ConnectionRefusedError):  # The storage process has ended, which ends the wait.
         connection = connect_to(folder)
         connection.close()
         if connection.process_id != process_id:
@@ -448,7 +448,7 @@ class Client:
             self._start()
         else:
             with WorkLock(self.folder / START_LOCK, START_S).held():
-                if (connection := self._try_to_open()) is not None:  # Another process has started one meanwhile.
+                if (connection := self._try_to_open()) is not None:  # Another process has started one in the meantime.
                     return connection
                 self._start()
         assert self.folder is not None

@@ -141,7 +141,7 @@ class CachedCopy:
         """
         assert start % BLOCK == 0, "a range of whole blocks"
         assert stop % BLOCK == 0 or stop == self.size, "a range of whole blocks"
-        assert not self.is_sealed or (start, stop) == (0, self.size), "all of it"
+        assert not self.is_sealed or (start, stop) == (0, self.size), "the whole object"
         descriptor = self._create()
         try:
             if os.fstat(descriptor).st_size < self.size + self.num_blocks:

@@ -233,7 +233,7 @@ def size_in_bundle(size: Size) -> Size:
 
 
 def make_tail(content: bytes | memoryview) -> bytes:
-    """Return the bytes that follow a content in a bundle: its hash, and zeros up to the end of the block."""
+    """Return the bytes that follow a file's content in a bundle: its hash, and zeros up to the end of the block."""
     return xxhash.xxh3_128_digest(content) + bytes(-(len(content) + HASH_BYTES) % BLOCK)
 
 

@@ -44,7 +44,7 @@ PART = REMOTE_PIECE
 """The number of bytes in a part of a multipart upload. S3 allows 10,000 parts, so an object can have 80 GB."""
 
 PAGE = 1000
-"""The number of keys in a page of a listing, which is also S3's."""
+"""The number of keys in a page of a listing, the same as in S3."""
 
 UNVERSIONED = "unversioned"
 """The suffix of an object's version if the store knows only the object's size."""
@@ -214,7 +214,7 @@ class Attempts:
 
 
 def is_md5_of(e_tag: str | None, parts: Iterable[bytes | memoryview]) -> bool:
-    """Return whether an ETag is the MD5 of a content or, after a multipart upload, the MD5 of its parts' MD5s.
+    """Return whether an ETag is the MD5 of the content or, after a multipart upload, the MD5 of the parts' MD5s.
 
     Args:
         e_tag: The ETag.
@@ -278,7 +278,7 @@ class Expected:
         encoding = result.attributes.get("Content-Encoding", "identity")
         if self.size not in (None, found.size) and encoding != "identity":
             cause = f"{wrong_size}, because it compresses the object (Content-Encoding: {encoding})"
-            remedy = "Let it send files as they are"
+            remedy = "Configure the server to send files unchanged"
             raise FailedRequestError(RequestFailure(kind="permanent", cause=cause, remedy=remedy))
         if self.version not in (None, found.version):
             raise self.replaced(found.version)

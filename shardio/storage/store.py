@@ -119,7 +119,7 @@ class StoredFile(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a local file. Content that was read correctly once then stays correct."""
+        """Whether it is a local file, whose content stays correct after one correct read."""
         return self.location.store.is_local
 
     @abstractmethod
@@ -195,7 +195,7 @@ class Store(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether objects are local files. Data that comes over a network may be damaged each time."""
+        """Whether objects are local files. Data from a network may be damaged on each read."""
         return False
 
     @property

@@ -107,7 +107,7 @@ class FileTable:
         return int(self.sizes.sum()) + len(self.json or b"")
 
     def select(self, rows: NDArray[np.int64]) -> FileTable:
-        """Return the rows, int64 [k], of a table of a directory that has no labels."""
+        """Return the given rows, int64 [k], of a table without labels."""
         counts = np.diff(self.first_files)[rows]
         first_files = np.concatenate([[0], np.cumsum(counts)])
         files = np.arange(first_files[-1]) + np.repeat(self.first_files[rows] - first_files[:-1], counts)

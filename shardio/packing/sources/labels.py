@@ -267,7 +267,7 @@ def _split_csv(text: str) -> Iterator[list[str]]:
 
 
 def _read_some(reader: Iterator[list[str]], longest: int) -> list[list[str]]:
-    """Return the next rows. The csv module's limit on field sizes is process-wide, so it is raised only meanwhile."""
+    """Return the next rows. The csv module's limit on field sizes is process-wide, so it is raised only here."""
     with _limit_lock():
         limit = csv.field_size_limit(longest)
         try:

@@ -41,7 +41,7 @@ CONTENTS = dict.fromkeys(("bytes", "file", "image", "mesh", "pil"), "") | {
     "tifffile": "tif",
     "video": "mp4",
 }
-"""The formats of contents, and the default suffix of each. A format such as ``image:png`` names another suffix."""
+"""The formats of file contents, and their default suffixes. A format such as ``image:png`` names another suffix."""
 
 LISTS = ("jpeg_array",)
 """The formats of lists of images."""
@@ -80,7 +80,7 @@ class _Leaf:
 
     @property
     def suffix(self) -> str:
-        """The suffix of a content, "" if it is unknown."""
+        """The suffix of the content, "" if it is unknown."""
         return self.format.partition(":")[2].lower() or CONTENTS[self.kind]
 
     def get(self, sample: Any) -> Any:

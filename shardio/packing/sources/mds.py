@@ -32,7 +32,7 @@ INDEX = "index.json"
 _SPLITS = ("train", "val", "valid", "validation", "test")
 
 _CONTENTS = {"bytes": "", "jpeg": "jpg", "pil": "", "png": "png"}
-"""The encodings of contents, and the suffix of each."""
+"""The encodings of file contents, and the suffix of each."""
 
 _LISTS = {"jpeg_array": 0, "jpegarray": 0, "list[jpeg]": 4, "list[pil]": 4, "list[png]": 4}
 """The encodings of lists of images, and the number of bytes before the count of images."""

@@ -44,7 +44,7 @@ class RecordReader(Protocol):
     """Reads records in one process."""
 
     def read(self, row: int) -> Mapping[str, bytes]:
-        """Return the fields of a record, without the label. ``IMAGE`` is the name of a field named after its format.
+        """Return the fields of a record, without the label. ``IMAGE`` is a placeholder for the image's format.
 
         Raises:
             OSError, ValueError: If the record cannot be read.
@@ -355,7 +355,7 @@ def choose_columns(
 
 
 def name_field(columns: Columns, name: str, content: bytes, suffix: str) -> str:
-    """Return the name of the field for a content; ``IMAGE`` if it is the sample's image.
+    """Return the name of the field for a file's content; ``IMAGE`` if it is the sample's image.
 
     Args:
         columns: The columns of the table.

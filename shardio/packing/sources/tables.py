@@ -158,7 +158,7 @@ class _Rows:
             [separated.get(path, path) for path in self._keys],
             rename_dots=rename_dots,
             where=f"in the column {columns.image if columns.key is None else columns.key!r}",
-            remedy="Name a column with other keys by --key-column (key_column)",
+            remedy="Specify another column with --key-column (key_column)",
         )
         if columns.key is None:
             pairs = zip(self._keys, keys, strict=True)
@@ -204,7 +204,7 @@ class _Rows:
         return None
 
     def _key_of(self, path: str) -> str:
-        """Return a path relative to the table's folder if the folder contains it; otherwise, without leading slash."""
+        """Return a path relative to the table's folder, or without its leading slash if it is not in that folder."""
         if without_image_suffix(path) == path:  # Another suffix, such as .jfif, or none.
             path = self._stems[-1]
         if path.startswith(("/", ".")) or "//" in path or "/." in path:
@@ -476,7 +476,7 @@ def _sizes_of(src: Path, column: Any) -> NDArray[np.int64]:
 
 
 def _read_content(value: Any) -> tuple[bytes, str]:
-    """Return a content and the suffix of its file, "" if that is unknown. A missing content is empty."""
+    """Return a file's content, and its suffix, "" if that is unknown. Missing content is empty."""
     if value is None or isinstance(value, bytes):
         return value or b"", ""
     content, path = value["bytes"], value["path"]

@@ -70,7 +70,7 @@ def describe(table: ShardTable) -> str:
 
 
 class CopySource:
-    """Reads the samples of datasets by their numbers, which continue from one dataset to the next. A context manager.
+    """Reads the samples of datasets by consecutive numbers. The context manager closes the shards.
 
     Args:
         tables: The datasets.

@@ -157,7 +157,7 @@ def test_several_splits_are_refused_with_what_to_pack(dataset: Any, tmp_path: Pa
     assert shardio.pack(source, tmp_path / "one", source_split="test").num_samples == NUM
     assert shardio.pack(source, tmp_path / "two", source_split="all").num_samples == 2 * NUM
     assert shardio.pack(tmp_path / "both", tmp_path / "three", source_split="test").num_samples == NUM
-    with pytest.raises(PackError, match=r"no file of .* has 'val' in its name, .* it holds the splits test, train"):
+    with pytest.raises(PackError, match=r"no file of .* has the split 'val' .*: it holds the splits test, train"):
         shardio.pack(source, tmp_path / "out", source_split="val")
 
 
