@@ -316,7 +316,7 @@ def test_keys_are_chosen(folder: Path, tmp_path: Path) -> None:
     assert set(read_packed(tmp_path / "renamed")) == {key_of(0), "photos 0/a_b"}
     shardio.pack(source, tmp_path / "numbers", key_column="id")
     assert set(read_packed(tmp_path / "numbers")) == {"7", "8"}
-    with pytest.raises(PackError, match=r"row 1 and row 2 have the same key 'photos 0/ö000'. Name a column with"):
+    with pytest.raises(PackError, match=r"row 1 and row 2 have the same key 'photos 0/ö000'. Specify another column"):
         shardio.pack(write_table(folder, [rows[0], rows[0]]), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
