@@ -124,8 +124,8 @@ def train(
         str,
         in_model(
             help="small (a residual network), torchvision:NAME or timm:NAME (if installed), or your own "
-            "module:function or file.py:function, which is called with those of num_classes, image_size and pretrained "
-            "that it has parameters for."
+            "module:function or file.py:function. Your function receives num_classes, image_size and pretrained if it "
+            "has parameters of these names."
         ),
     ] = "small",
     pretrained: Annotated[

@@ -98,8 +98,9 @@ def view(
 ) -> None:
     """Show what a dataset contains, as one HTML page or as a contact sheet.
 
-    The page has images with their keys and classes, the number of samples of each class, the sizes of all image files,
-    and the resolutions of up to 2,000 evenly spaced images. It contains its images, and needs no network.
+    The page shows images with their keys and classes, and the number of samples of each class. It also shows the sizes
+    of all image files, and the resolutions of up to 2,000 evenly spaced images. The page contains its images, and needs
+    no network.
 
     Example: shardio view TRAIN -o sheet.html
     """

@@ -79,8 +79,8 @@ def check_key(key: object) -> str:
         raise ValueError(f"the key {key!r} is empty or ends in a slash: use a name such as 'cats/0001'")
     if "." in base:
         raise ValueError(
-            f"the key {key!r} has a dot after its last slash, but a key ends there at the first dot, so the rest would "
-            f"be read as part of the field's name: use {folder + '/' * bool(folder) + base.replace('.', '_')!r}"
+            f"the key {key!r} has a dot after its last slash. A key ends at the first such dot, so the rest would be "
+            f"read as part of the field's name: use {folder + '/' * bool(folder) + base.replace('.', '_')!r}"
         )
     if not _is_printable(key):
         raise ValueError(f"the key {key!r} contains a control character or a surrogate: remove it")

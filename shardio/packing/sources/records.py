@@ -324,8 +324,9 @@ def choose_columns(
         names: The names of all columns.
         contents: The names of columns whose values are contents of files.
         labels: The names of columns that are labels by their type.
-        options: The columns that the caller has chosen. Without a choice, the images are in the only column of contents
-            or in ``image``, the labels are in the only column of labels or in ``label``, and samples are numbered.
+        options: The columns that the caller has chosen. By default, the images are in the only column of contents or in
+            ``image``, and the labels in the only column of labels or in ``label``. Without a key column, samples are
+            numbered.
 
     Raises:
         PackError: If a chosen column does not exist, or the choice is ambiguous.
