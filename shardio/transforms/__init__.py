@@ -12,6 +12,7 @@ from shardio.transforms import (
     recipes,
     recognition,
     transform,
+    warps,
 )
 from shardio.transforms.annotations import *
 from shardio.transforms.automatic import *
@@ -20,6 +21,7 @@ from shardio.transforms.geometry import *
 from shardio.transforms.pixels import *
 from shardio.transforms.recognition import *
 from shardio.transforms.transform import *
+from shardio.transforms.warps import *
 
 __all__ = ["recipes"]
 __all__ += annotations.__all__
@@ -29,3 +31,4 @@ __all__ += geometry.__all__
 __all__ += pixels.__all__
 __all__ += recognition.__all__
 __all__ += transform.__all__
+__all__ += warps.__all__

@@ -16,8 +16,9 @@ from shardio.images import Operations, Sizes, make_operations
 from shardio.images.kernel.compiled import operation_records as codes
 from shardio.order import Words, derive_rng_key, random_words, to_unit
 from shardio.transforms.geometry import Colour, Fill, check_fill, check_interpolation
-from shardio.transforms.pixels import Matrix, make_affine_matrix, make_rotation_matrix, make_warps, mask_of
+from shardio.transforms.pixels import mask_of
 from shardio.transforms.transform import PixelTransform, draw_units, to_integers
+from shardio.transforms.warps import Matrix, make_affine_matrix, make_rotation_matrix, make_warps
 from shardio.values import check_integer
 
 __all__ = ["AugMix", "AutoAugment", "RandAugment", "TrivialAugmentWide"]

@@ -42,7 +42,7 @@ from shardio.transforms import (
     render_like,
 )
 from shardio.transforms.annotations import check_field_kinds, move_boxes, move_mask, move_points
-from shardio.transforms.pixels import make_affine_matrix
+from shardio.transforms.warps import make_affine_matrix
 from tests.images.pictures import make_picture
 from tests.images.test_editing import make_steps
 from tests.transforms.by_torchvision import functional, tv_tensors, v2

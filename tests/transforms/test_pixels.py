@@ -46,7 +46,7 @@ from shardio.transforms import (
     apply_transform,
     is_builtin,
 )
-from shardio.transforms.pixels import make_affine_matrix, make_perspective_matrix, make_rotation_matrix, make_warps
+from shardio.transforms.warps import make_affine_matrix, make_perspective_matrix, make_rotation_matrix, make_warps
 from tests.transforms.by_torchvision import functional, v2
 from tests.transforms.inputs import (
     NUM_DRAWS,
@@ -333,7 +333,7 @@ def test_the_parameters_of_affine_transforms_are_uniform(monkeypatch: pytest.Mon
         drawn.append([*center, angle, *shift, scale, *shear])
         return [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
 
-    monkeypatch.setattr("shardio.transforms.pixels.make_affine_matrix", note)
+    monkeypatch.setattr("shardio.transforms.warps.make_affine_matrix", note)
     RandomAffine(10, (0.5, 0.1), (0.5, 2), (-3, 4, 5, 9)).draw(SIZES, KEYS)
     center_x, center_y, angle, shift_x, shift_y, scale, shear_x, shear_y = np.array(drawn).T
     assert (set(center_x), set(center_y)) == ({30.0}, {20.0})
@@ -354,7 +354,7 @@ def test_the_parameters_of_affine_transforms_are_uniform(monkeypatch: pytest.Mon
 def test_corners_are_uniform_within_torchvisions_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = list[Any]()
     monkeypatch.setattr(
-        "shardio.transforms.pixels.make_perspective_matrix", lambda height, width, corners: drawn.append(corners)
+        "shardio.transforms.warps.make_perspective_matrix", lambda height, width, corners: drawn.append(corners)
     )
     RandomPerspective(0.6, p=1).draw(SIZES, KEYS)
     first = np.array([[0, 0], [41, 0], [41, 27], [0, 27]])  # Up to 18 of 60 pixels and 12 of 40.
