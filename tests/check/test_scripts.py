@@ -178,7 +178,6 @@ ALL = "21 delivered once, 0 more than once, 0 never"
 def test_a_loader_of_shardio_is_judged_by_its_own_remainder(
     packed: Path, tmp_path: Path, run_check: RunCheck, options: str, words: str
 ) -> None:
-    """There are 21 samples and 2 ranks with batches of 4. Some cases compare with the dataset's keys."""
     more = ("--expected", packed, "--key", 1) if "label" in options else ()
     (tmp_path / "script.py").write_text(SHARDIO.format(packed=str(packed), options=options))
     done = run_check(f"{tmp_path / 'script.py'}:chosen", "--world-size", 2, *more)
@@ -233,7 +232,6 @@ def await_file(path: Path) -> int:
 
 @pytest.mark.slow
 def test_the_first_failure_ends_the_others_and_their_children(tmp_path: Path) -> None:
-    """The second rank fails when the first one has a child."""
     fails = POLLS + "sys.exit('no data today')"
     marker = tmp_path / "child"
     with pytest.raises(ShardioError) as caught:
@@ -284,7 +282,6 @@ ranks.run_ranks([rank(work, number, WAITS, work / str(number), *sys.argv[3:]) fo
 def test_signals_end_all_ranks_and_their_children(
     number: signal.Signals, code: int, kind: str, grace_s: float, is_sent_again: bool, tmp_path: Path
 ) -> None:
-    """Ranks that stay are killed when their grace ends, or at once after a second signal."""
     root = Path(__file__).parents[2]
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHES, str(tmp_path), str(grace_s), kind],

@@ -36,7 +36,6 @@ from tests.check.cases import (
     Keyed,
     N,
     Registry,
-    Shares,
     all_of,
     by,
     check_ranks,
@@ -48,6 +47,7 @@ from tests.check.cases import (
     split as samplers,
     web,
 )
+from tests.loader.programs import Shares
 
 case = Registry()
 NUMBERS: Any = range(N)

@@ -30,8 +30,7 @@ from tests.faults.damage import (
     warns_of_bad_samples,
 )
 from tests.faults.worker_processes import KINDS, Batches, Kind, batches_of, collect, count_images, plain
-from tests.loader.calling import CALLING, keys_of
-from tests.loader.programs import WORKERS
+from tests.loader.programs import CALLING, WORKERS, keys_of
 
 kinds_and_workers = pytest.mark.parametrize(
     ("kind", "num_workers"), [("shards", 0), ("map", 0), ("folder", 0), pytest.param("map", 1, marks=pytest.mark.slow)]
@@ -156,7 +155,6 @@ def test_a_resumed_epoch_continues_identically(tmp_path: Path, policy: str, num_
 
 @kinds_and_workers
 def test_many_bad_samples(tmp_path: Path, kind: Kind, num_workers: int) -> None:
-    """More of them than the replacements tried for one row: all but one of an epoch, all of a batch, and all."""
     folders = [tmp_path / name for name in "abc"]
     for folder in folders:
         folder.mkdir()
@@ -228,7 +226,6 @@ def test_files_deleted_during_the_epoch(tmp_path: Path, num_workers: int) -> Non
 
 @here_or_in_a_worker
 def test_a_tar_is_cut_off_during_the_epoch(tmp_path: Path, num_workers: int) -> None:
-    """One that is open. A shard that is opened later does not fit its index any more, which is an error in any case."""
     subject, order = Subject(tmp_path, "shards", {}), order_of("shards")
     open_shards = {number // SHARD_SIZE for number in order[0]}
     number = next(number for number in order[-1] if number // SHARD_SIZE in open_shards)
@@ -305,7 +302,6 @@ DATASETS: dict[str, Callable[[Subject, Path], Any]] = {
 def test_both_executors_treat_bad_samples_alike(
     tmp_path: Path, packed: Path, kind: str, policy: Any, num_workers: int
 ) -> None:
-    """The samples look the same, too: a replacement is cropped with the rng key of its row."""
     bad = {number: BAD[number] for number in list(BAD)[:3]} if kind == "folder" else BAD
     subject = Subject(tmp_path, "folder" if kind == "folder" else "map", bad)
     found = []

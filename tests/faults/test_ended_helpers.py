@@ -173,7 +173,6 @@ def test_an_epoch_whose_helpers_are_killed_is_whole_or_raises(executor: str, aft
 
 @pytest.mark.parametrize("method", ["multiprocessing", "thread"])
 def test_an_epoch_whose_workers_are_shut_down_does_not_end_as_if_it_were_whole(method: Any) -> None:
-    """Frameworks end persistent workers by this method. With torch's loader, an error follows, too."""
     loader = DataLoader(range(NUM_SAMPLES), BATCH_SIZE, num_workers=1, persistent_workers=True, worker_method=method)
     batches = iter(loader)
     assert next(batches).tolist() == WHOLE[0]
@@ -236,7 +235,6 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     "executor", ["fetching: kill", "ordered: kill", pytest.param("fetching, not forked: kill", marks=pytest.mark.slow)]
 )
 def test_a_worker_process_that_stays_stopped_is_an_error(executor: str) -> None:
-    """Without a timeout. One that only takes long is waited for."""
     batches = iter(make(executor))
     received = [next(batches).tolist()]
     (process,) = batches._workers

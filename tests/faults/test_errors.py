@@ -96,7 +96,6 @@ def test_a_failed_batch_counts_when_the_next_one_is_requested(tmp_path: Path, ex
 
 @pytest.mark.parametrize(("num_workers", "place"), [(0, 0), (0, 40), (0, -1), (3, 40)])
 def test_the_batch_after_an_unreadable_one_is_whole(tmp_path: Path, num_workers: int, place: int) -> None:
-    """Over one of torch's samplers, with batches that are made in several chunks, also in the training process."""
     subject = Subject(tmp_path, "map", {1: fill_with_noise})
     dataset = ShardMapDataset(subject.tars, fields=("image", "key"), transform=RandomResizedCrop(48))
     good = [number % NUM_SAMPLES for number in range(80) if number % NUM_SAMPLES != 1]
@@ -115,7 +114,6 @@ def test_the_batch_after_an_unreadable_one_is_whole(tmp_path: Path, num_workers:
 def test_an_error_that_blames_no_sample_ends_no_epoch_wherever_it_comes(
     tmp_path: Path, num_workers: int, number: int
 ) -> None:
-    """The first sample that is read shows how batches lie in memory. Its error is that of its batch, too."""
     Subject(tmp_path, "folder", {})
     folder = ImageFolder(tmp_path / "clean", transform=RandomResizedCrop(48))
     good = [labels.tolist() for _, labels in DataLoader(folder, batch_size=4)]
@@ -321,7 +319,6 @@ def dense_at_both_ends(num_calls: int) -> list[int]:
     ],
 )
 def test_whenever_it_is_interrupted_no_batch_is_lost_or_repeated(tmp_path: Path, through: str, fails: bool) -> None:
-    """Nor is the error of a batch that fails: it comes in its place, or the epoch ends with an error."""
     folder = tmp_path / "good"
     folder.mkdir()
     dataset = ShardMapDataset(Subject(folder, "map", {}).tars, fields=("image", "label", "key"), transform=CROP)

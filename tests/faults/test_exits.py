@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import os
+import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.faults.worker_processes import DEADLINE_S, Data, find_marked, is_alive, send_signal, wait_until
-from tests.processes import run_python
-
-pytestmark = pytest.mark.slow
+from shardio import DataLoader
+from shardio.loader import fork_server
+from shardio.loader.wire import make_pair
+from shardio.reading import SampleReader
+from tests.buffers import find_fork_servers
+from tests.faults.worker_processes import (
+    DEADLINE_S,
+    Batches,
+    Data,
+    batches_of,
+    count_mapped_buffers,
+    count_threads,
+    find_marked,
+    find_worker_processes,
+    is_alive,
+    make_loader,
+    plain,
+    send_signal,
+    wait_until,
+)
+from tests.files import count_open_files
+from tests.processes import assert_passes_in_fresh_process, forkserver_context, run_python
 
 SCRIPT = """
 import ctypes, os, sys, time
@@ -58,9 +82,9 @@ while ending.startswith(("wait", "fork")):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["exit persistent", "raise persistent", "wait"])
 def test_a_program_ends_with_loaders_in_all_states(data: Data, tmp_path: Path, ending: str) -> None:
-    """By ``sys.exit`` in the loop over one of them, by an uncaught exception, and by Ctrl-C."""
     mark, path, report = f"SHARDIO_TEST_MARK={tmp_path}", tmp_path / "script.py", tmp_path / "report"
     path.write_text(SCRIPT)
     process = subprocess.Popen(
@@ -88,9 +112,9 @@ def test_a_program_ends_with_loaders_in_all_states(data: Data, tmp_path: Path, e
     assert "Exception ignored" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["wait", "fork persistent", "fork early"])
 def test_worker_processes_end_when_the_training_process_is_killed(data: Data, tmp_path: Path, ending: str) -> None:
-    """Even if a child survives that holds everything open, and if they have only just started."""
     # The script runs in a process that is forked from a server: only its worker processes start with the mark.
     name, value = "SHARDIO_TEST_MARK", str(tmp_path)
     path, report = tmp_path / "script.py", tmp_path / "report"
@@ -174,6 +198,7 @@ raise ZeroDivisionError("mine")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["exit", "raise"])
 def test_iterators_that_are_alive_when_python_exits_say_nothing(tmp_path: Path, ending: str) -> None:
     script = tmp_path / "script.py"
@@ -236,6 +261,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_requested_while_python_ends_arrives_or_raises_at_once(packed: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(ASKING)
@@ -245,3 +271,116 @@ def test_a_batch_that_is_requested_while_python_ends_arrives_or_raises_at_once(p
     assert "thread Python is shutting down, so no batch can be made: read all batches before the program ends" in said
     assert [line for line in said if line.startswith("last handler")] == ["last handler RuntimeError"] * 6
     assert sum(line.startswith("__del__") for line in said) in (0, 6), "the interpreter may never call it"
+
+
+def list_resources() -> dict[str, Any]:
+    gc.collect()
+    processes = {*find_fork_servers(), *find_worker_processes()}
+    return {"processes": processes, "files": count_open_files(), "buffers": count_mapped_buffers()}
+
+
+@pytest.fixture(scope="module")
+def _all_is_started(data: Data) -> None:
+    batches_of(make_loader(data))  # What torch starts once is no loader's.
+    forkserver_context()  # Nor is what multiprocessing does.
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(_all_is_started: None) -> Iterator[None]:
+    before = list_resources()
+    num_threads = count_threads()  # Some may be about to end.
+    yield
+    assert list_resources() == before
+    assert count_threads() <= num_threads
+    assert not before["processes"]
+
+
+@pytest.mark.slow
+def test_worker_processes_end_even_if_another_process_holds_their_sockets(
+    data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = fork_server._start_process
+    started: list[subprocess.Popen[bytes]] = []
+    copies: list[socket.socket] = []
+
+    def start_and_note(*arguments: Any) -> subprocess.Popen[bytes]:
+        started.append(start(*arguments))
+        return started[-1]
+
+    def make_pair_and_copy() -> tuple[socket.socket, socket.socket]:
+        pair = make_pair()
+        copies.extend(end.dup() for end in pair)
+        return pair
+
+    monkeypatch.setattr(fork_server, "_start_process", start_and_note)
+    monkeypatch.setattr(fork_server, "make_pair", make_pair_and_copy)
+    for batch in make_loader(data, "shards", 2):
+        del batch
+        break
+    assert [process.returncode for process in started] == [0]
+    for copy in copies:
+        copy.close()
+
+
+def test_a_loader_in_a_reference_cycle(data: Data) -> None:
+    gc.disable()
+    try:
+        loader: Any = make_loader(data, "shards", 1, persistent_workers=True)
+        loader.trainer = {"loader": loader, "iterator": (iterator := iter(loader)), "batch": next(iterator)}
+        del loader, iterator
+        assert len(find_worker_processes()) == 1
+    finally:
+        gc.enable()
+    gc.collect()
+    assert find_worker_processes() == []
+    assert count_mapped_buffers() == 0
+
+
+def delivers(loader: DataLoader, batches: Batches) -> None:
+    assert batches_of(loader) == batches
+
+
+@pytest.mark.slow
+def test_a_loader_is_pickled_and_handed_to_another_process_after_use(data: Data) -> None:
+    loader = make_loader(data, "map", 1, persistent_workers=True)
+    iterator = iter(loader)
+    first = plain(next(iterator))
+    copied = pickle.loads(pickle.dumps(loader))
+    copied.set_epoch(0)
+    batches = batches_of(copied)
+    del copied
+    assert [first, *map(plain, iterator)] == batches
+    loader.set_epoch(0)
+    assert_passes_in_fresh_process(delivers, loader, batches)
+
+
+@pytest.mark.parametrize("error", [None, MemoryError("no more")])
+def test_ctrl_c_or_an_error_while_the_training_process_decodes(
+    data: Data, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    read, num_reads = SampleReader.read, itertools.count()
+
+    def read_or_not(self: SampleReader, *arguments: Any) -> Any:
+        if next(num_reads) == 3:  # The fourth chunk.
+            if error is None:
+                signal.raise_signal(signal.SIGINT)
+            else:
+                raise error
+        return read(self, *arguments)
+
+    loader = make_loader(data)
+    expected = batches_of(loader)
+    monkeypatch.setattr(SampleReader, "read", read_or_not)
+    iterator = iter(loader)
+    with pytest.raises(KeyboardInterrupt if error is None else MemoryError) as error_info:
+        list(iterator)
+    assert error is None or error_info.value is error
+    assert error_info.value.__cause__ is None
+    assert error is not None or error_info.value.__context__ is None
+    if error is None:
+        with pytest.raises(RuntimeError, match=r"ended before its last batch \(KeyboardInterrupt\)"):
+            next(iterator)
+        loader.set_epoch(0)
+        assert batches_of(loader) == expected
+    else:
+        assert len(batches_of(loader)) == 6

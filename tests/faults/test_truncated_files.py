@@ -70,7 +70,6 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_process_outlives_the_truncation_of_what_it_reads(tmp_path: Path) -> None:
-    """An error names the file, and no process is killed."""
     with ShardWriter(tmp_path / "data", max_shard_samples=NUM_SAMPLES) as writer:
         for i in range(NUM_SAMPLES):
             writer.write({"__key__": f"{i:04d}", "txt": str(i)})
@@ -121,7 +120,6 @@ multiprocessing.synchronize.SemLock.__init__ = refuse
 
 @pytest.mark.slow
 def test_without_shared_memory_files_all_workers_work(packed: Path, images: Path) -> None:
-    """In a separate namespace if the system allows one, otherwise with functions of torch that fail."""
     mounted = ["unshare", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs -o ro none /dev/shm && "$@"', "sh"]
     can_mount = subprocess.run([*mounted, "true"], check=False, capture_output=True).returncode == 0
     command = [sys.executable, "-W", "ignore", "-c", WITHOUT_SHM if can_mount else STAND_IN + WITHOUT_SHM]

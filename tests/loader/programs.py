@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict, namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -25,6 +25,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
     get_worker_info,
 )
+
+import shardio
 
 Point = namedtuple("Point", ["x", "y"])  # Users' datasets return such tuples.
 
@@ -85,6 +87,30 @@ class Streamed(IterableDataset[Any]):
         info = get_worker_info()
         first, step = (0, 1) if info is None else (info.id, info.num_workers)
         return map(VALUES[self.kind], range(first, self.size, step))
+
+
+class Called(Dataset[Any]):
+    """The results of a function of the index."""
+
+    def __init__(self, function: Callable[[int], Any], size: int = 12) -> None:
+        self.function, self.size = function, size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return self.function(index)
+
+
+class Shares(IterableDataset[Any]):
+    """The share of each worker that a function of the worker's id and the number of workers returns."""
+
+    def __init__(self, share: Callable[[int, int], Iterable[Any]]) -> None:
+        self.share = share
+
+    def __iter__(self) -> Iterator[Any]:
+        info = shardio.get_worker_info()
+        return iter(self.share(0, 1) if info is None else self.share(info.id, info.num_workers))
 
 
 class Shuffled(Sampler[int]):
@@ -247,6 +273,17 @@ WORKERS: dict[str, dict[str, Any]] = {
     "threads": {"num_workers": 2, "worker_method": "thread"},
 }
 """Each way in which samples of any dataset are made."""
+
+
+def do_nothing(worker_id: int) -> None:
+    """Do nothing: as ``worker_init_fn``, this makes workers call the dataset, and changes nothing else."""
+
+
+CALLING: dict[str, Any] = {"worker_init_fn": do_nothing}
+
+
+def keys_of(loader: Any) -> list[list[str]]:
+    return [list(keys) for _, _, keys in loader]
 
 
 def flatten(batches: Any) -> list[int]:

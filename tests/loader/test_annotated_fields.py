@@ -32,7 +32,7 @@ from shardio.transforms import (
 from tests.buffers import assert_same
 from tests.images.pictures import make_picture, save
 from tests.images.stored_values import make_values, write_png, write_tiff
-from tests.loader.calling import CALLING
+from tests.loader.programs import CALLING
 from tests.sources import encode
 from tests.tars import write_tar
 

@@ -238,8 +238,6 @@ class Paired(BatchSampler):
 
 @pytest.mark.parametrize("is_paired", [False, True])
 def test_generators_and_epochs_of_samplers_continue(is_paired: bool) -> None:
-    """Also inside a user's batch sampler."""
-
     def make(sampler: Any) -> Any:
         batches = Paired if is_paired else BatchSampler
         return DataLoader(range(20), batch_sampler=batches(sampler, 5, False))
@@ -280,7 +278,6 @@ DRAWING: dict[str, Any] = {
 @pytest.mark.parametrize("habit", HABITS)
 @pytest.mark.parametrize("kind", DRAWING)
 def test_later_epochs_have_the_order_of_torchs_loader(kind: str, habit: str, stop: int) -> None:
-    """The run is stopped in its second epoch: after some batches, or after the end (5). It goes on in a new process."""
     find_seed, draws, restores = HABITS[habit]
 
     def run(loader: Any, first_epoch: int = 0, stop: int | None = None) -> Iterator[Any]:

@@ -85,8 +85,6 @@ def test_a_batch_may_take_as_long_as_the_timeout(method: str, monkeypatch: pytes
     ("method", "stage"), [("caller", "dataset"), ("caller", "collate"), ("process", "dataset"), ("thread", "collate")]
 )
 def test_a_failed_batch_counts_when_the_next_one_is_requested(method: str, stage: str) -> None:
-    """As in shardio's own order: a run that ends with the error resumes at that batch."""
-
     def collate(samples: list[int]) -> torch.Tensor:
         if stage == "collate" and 4 in samples:
             raise LookupError("four")
@@ -162,7 +160,6 @@ def test_ctrl_c_while_a_batch_is_made_does_not_lose_it(dataset: Any) -> None:
 
 
 def test_no_batch_is_lost_in_any_order_if_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then fewer batches than workers may be fetched at a time."""
     monkeypatch.setattr(buffers, "find_available_bytes", lambda: 150_000)
     large = [np.full(2000, number) for number in range(40)]
     with pytest.warns(RuntimeWarning, match="memory is short: only 1 of 2 workers can fetch at a time"):
@@ -199,7 +196,6 @@ def test_the_error_of_a_beginning_is_that_of_the_first_batch_and_persistent_work
 
 
 def test_threads_end_although_an_error_was_raised() -> None:
-    """The error's traceback holds the loader, so its worker must not hold the error."""
     for init in (None, fail_to_begin):
         loader = DataLoader(Flaky(), 2, persistent_workers=True, worker_init_fn=init, **METHODS["thread"])
         with suppress(OSError):
@@ -212,7 +208,6 @@ def test_threads_end_although_an_error_was_raised() -> None:
 
 
 def test_threads_are_awaited_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closing waits for as long as one of them may take, not for the sum."""
     monkeypatch.setattr(fetch_workers, "JOIN_S", 0.2)
     all_fetch, may_end = threading.Barrier(5), threading.Event()
 
@@ -347,8 +342,6 @@ def test_the_error_of_a_dead_worker_has_the_words_of_torchs_and_says_cause_and_r
 
 @pytest.mark.parametrize("method", ["multiprocessing", "thread"])
 def test_loaders_that_are_left_early_leave_nothing(method: Any) -> None:
-    """Each is iterated halfway, with batches that are kept, and dropped."""
-
     def leave_one() -> Any:
         loader = DataLoader(Arrays(), 4, num_workers=1, worker_method=method)
         return list(islice(loader, 5))[-1]

@@ -63,7 +63,6 @@ def await_few_buffers(buffers: set[int], process_ids: Iterable[int]) -> None:
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_memory_descriptors_and_worker_processes_end_with_the_loader(pictures: Path, persistent: bool) -> None:
-    """And worker processes that do not persist end with an iterator that is abandoned."""
     with without_collector():
         buffers, process_ids, num_files = find_buffers(), find_worker_processes(), count_open_files()
         loader, oracle = make_loader(pictures, persistent_workers=persistent), make_oracle(pictures)
@@ -288,7 +287,6 @@ def batches_that_another_process_received_do_not_change(packed: Path, method: st
 
 @pytest.mark.slow
 def test_batches_that_a_process_of_a_fork_server_received_do_not_change(pictures: Path) -> None:
-    """As by one that ``spawn`` starts: it inherits no memory of this process."""
     batches_that_another_process_received_do_not_change(pictures, "forkserver")
 
 
@@ -401,5 +399,4 @@ def workers_that_call_the_dataset_are_forked_without_a_warning_beside_a_loader(p
     ],
 )
 def test_in_a_fresh_process(law: Callable[[Path], None], pictures: Path) -> None:
-    """It may be limited, and forks, unlike the one that runs the tests."""
     assert_passes_in_fresh_process(law, pictures)

@@ -29,8 +29,7 @@ from shardio.transforms import (
     Resize,
     Transform,
 )
-from tests.loader.calling import CALLING
-from tests.loader.programs import WORKERS
+from tests.loader.programs import CALLING, WORKERS
 from tests.sources import encode, write_mixed
 
 

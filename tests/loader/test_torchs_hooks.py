@@ -437,7 +437,6 @@ def test_arguments_of_shardios_are_attributes_if_they_were_passed(tmp_path: Path
 @pytest.mark.parametrize("base", [TorchLoader, DataLoader])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_loader_is_recreated_from_its_attributes_and_another_batch_sampler(base: Any, shuffle: bool) -> None:
-    """As PyTorch-Ignite's deterministic engine does."""
     loader = base(
         range(6), batch_size=2, shuffle=shuffle, **({} if base is TorchLoader else {"worker_method": "thread"})
     )

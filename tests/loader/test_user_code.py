@@ -256,7 +256,6 @@ def test_any_number_of_workers_draws_the_same_also_after_a_resumption(pictures: 
 
 
 def test_settings_that_change_between_epochs_apply(pictures: Path) -> None:
-    """Also those of a transform that is replaced by shardio's."""
     crop = albumentations.RandomResizedCrop((32, 32))
     dataset = ShardMapDataset(pictures, fields="image", transform=albumentations.Compose([crop]))
     for num_workers in (0, 1):
@@ -283,7 +282,6 @@ def test_the_generators_of_the_calling_process_stay_as_they_are(pictures: Path) 
 
 
 def test_without_seeds_each_process_draws_other_numbers_from_the_generators_as_they_are(pictures: Path) -> None:
-    """Although worker processes are forked from the same process, in each epoch."""
     pipeline = albumentations.Compose([albumentations.GaussNoise(p=1)], seed=1)
 
     def transform(image: Pixels) -> Any:
