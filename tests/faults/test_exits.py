@@ -62,13 +62,15 @@ if not ending.endswith("early"):
 if ending.startswith("exit"):
     temporary = iter(make())
     next(temporary)
+others = iter(DataLoader(range(1000), num_workers=2))  # They end within seconds.
+next(others)
 child = 0
 if ending.startswith("fork"):
     # Not Python's own fork, which tells those who want to know: the child keeps all that is open.
     child = ctypes.PyDLL(None).fork()
     while child == 0:
         ctypes.PyDLL(None).pause()
-Path(report + ".partial").write_text(f"{os.getpid()} {child}")
+Path(report + ".partial").write_text(" ".join(map(str, [os.getpid(), child, *(each.pid for each in others._workers)])))
 Path(report + ".partial").rename(report)
 if ending.startswith("exit"):
     for batch in iterator:
@@ -123,15 +125,17 @@ def test_worker_processes_end_when_the_training_process_is_killed(data: Data, tm
     with ThreadPoolExecutor(1) as runner:
         ended = runner.submit(run_python, path, data.images, data.shards, report, ending, environment=environment)
         wait_until(lambda: report.exists() or ended.done(), "the script iterates")
-        script, child = map(int, report.read_text().split())
+        script, child, *others = map(int, report.read_text().split())
         try:
             assert len(find_marked(f"{name}={value}")) >= 2
             send_signal(script, signal.SIGKILL)
-            wait_until(lambda: find_marked(f"{name}={value}") == [], "the worker processes have ended")
+            wait_until(lambda: find_marked(f"{name}={value}") == [], "shardio's own worker processes have ended")
+            wait_until(lambda: not any(map(is_alive, others)), "the workers of any dataset have ended")
             assert not child or is_alive(child)
         finally:
             for process_id in filter(None, (script, child, *find_marked(f"{name}={value}"))):
                 send_signal(process_id, signal.SIGKILL)
+        assert len(others) == 2
         assert (ended.result().returncode, ended.result().stderr) == (-signal.SIGKILL, "")
 
 

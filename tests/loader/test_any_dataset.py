@@ -11,6 +11,8 @@ import threading
 import time
 import warnings
 import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,14 +23,27 @@ import pytest
 import torch
 import torch.utils.data
 from hypothesis import given, settings, strategies as st
-from torch.utils.data import IterableDataset, RandomSampler
+from torch.utils.data import RandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import shardio
-from shardio import CoverageError, DataLoader, DevicePrefetcher, IdentityError, ShardMapDataset, SharedList, StateError
+from shardio import CoverageError, DataLoader, DevicePrefetcher, IdentityError, SharedList, StateError
 from shardio.loader.buffers import MIN_BYTES
 from shardio.loader.pickles import Arena, Memory, pack, unpack
-from tests.loader.programs import VALUES, WORKERS, Program, as_list, describe, programs, run, seed_all
+from tests.buffers import without_collector
+from tests.loader.programs import (
+    VALUES,
+    WORKERS,
+    Called,
+    Program,
+    Shares,
+    as_list,
+    describe,
+    flatten,
+    programs,
+    run,
+    seed_all,
+)
 from tests.processes import forkserver_context
 
 _MAX_EXAMPLES = settings().max_examples // 6  # Most start worker processes.
@@ -63,42 +78,17 @@ def test_threads_deliver_the_same_samples(program: Program) -> None:
         assert describe(run(program.make(DataLoader, worker_method="thread"))) == describe(expected)
 
 
-@pytest.mark.parametrize(
-    ("is_mapped", "options"),
-    [
-        *((is_mapped, {}) for is_mapped in (False, True)),
-        (False, {"num_workers": 2}),
-        (True, {"num_workers": 1, "persistent_workers": True}),
-    ],
-)
-def test_iterators_of_one_loader_are_torchs(packed: Path, is_mapped: bool, options: dict[str, Any]) -> None:
-    dataset: Any = ShardMapDataset(packed, fields="key") if is_mapped else range(24)
-
-    def zipped(loader_class: Any) -> Any:
-        loader = loader_class(dataset, batch_size=4, **options)
-        return [describe(list(zip(loader, loader, strict=True))) for _ in range(2)]
-
-    assert zipped(DataLoader) == zipped(torch.utils.data.DataLoader)
-
-
-def test_the_class_can_be_subscripted() -> None:
-    loader: DataLoader[int] = DataLoader[int](range(3))
-    assert isinstance(loader, torch.utils.data.DataLoader)
-
-
 NUMBERS = list(range(41))
 
 
-class Counting(IterableDataset[int]):
-    """An iterable dataset without a state."""
-
-    def __iter__(self) -> Any:
-        worker = torch.utils.data.get_worker_info()
-        return iter(NUMBERS if worker is None else NUMBERS[worker.id :: worker.num_workers])
+def count_up() -> Shares:
+    """Return an iterable dataset without a state."""
+    return Shares(lambda worker, of: NUMBERS[worker::of])
 
 
 def make(batch_size: int | None, num_workers: int, dataset: Any = NUMBERS, **options: Any) -> Any:
-    return DataLoader(dataset, batch_size=batch_size, num_workers=num_workers, **options)
+    loader: DataLoader[int] = DataLoader[int](dataset, batch_size=batch_size, num_workers=num_workers, **options)
+    return loader
 
 
 def save_after(loader: Any, num_batches: int) -> tuple[dict[str, Any], list[int]]:
@@ -106,7 +96,7 @@ def save_after(loader: Any, num_batches: int) -> tuple[dict[str, Any], list[int]
     batches = iter(loader)
     for _ in range(num_batches):
         next(batches)
-    return loader.state_dict(), [number for batch in batches for number in batch.tolist()]
+    return loader.state_dict(), flatten(batches)
 
 
 @pytest.mark.parametrize(("num_workers", "drop_last"), [(0, False), (0, True), (2, False)])
@@ -138,7 +128,7 @@ def test_a_resumed_run_may_have_batches_of_another_size(num_workers: int, batch_
     state, left = save_after(resumed, 1)
     again = make(4, num_workers, shuffle=shuffle)
     again.load_state_dict(state)
-    assert [number for batch in again for number in batch.tolist()] == left, "its state counts all samples, too"
+    assert flatten(again) == left, "its state counts all samples, too"
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it in torch.
@@ -161,35 +151,21 @@ def test_a_size_that_changed_in_the_epoch_is_resumed() -> None:
             loader.batch_sampler.batch_size = 2
     resumed = make(2, 0)
     resumed.load_state_dict(loader.state_dict())
-    assert [number for batch in resumed for number in batch.tolist()] == NUMBERS[num_samples:]
+    assert flatten(resumed) == NUMBERS[num_samples:]
 
 
 @pytest.mark.parametrize(
-    ("kind", "saved", "loaded"), [(Counting, 4, 8), (Counting, 4, None), (list, 4, None), (list, None, 4)]
+    ("dataset", "saved", "loaded"), [(count_up(), 4, 8), (count_up(), 4, None), (NUMBERS, 4, None), (NUMBERS, None, 4)]
 )
-def test_another_size_is_refused_where_it_matters(kind: Any, saved: int | None, loaded: int | None) -> None:
-    loader = make(saved, 0, kind() or NUMBERS, collate_fn=torch.tensor)
-    next(iter(loader))
-    resumed = make(loaded, 0, kind() or NUMBERS)
+def test_another_size_is_refused_within_an_epoch(dataset: Any, saved: int | None, loaded: int | None) -> None:
+    loader, resumed = make(saved, 0, dataset, collate_fn=torch.tensor), make(loaded, 0, dataset)
+    next(batches := iter(loader))
     resumed.load_state_dict(loader.state_dict())
     with pytest.raises(StateError, match=f"batch_size={loaded}: use batch_size={saved}"):
         iter(resumed)
-
-
-def test_after_an_epoch_the_size_may_change() -> None:
-    loader = make(4, 0, Counting())
-    list(loader)
-    resumed = make(6, 0, Counting())
+    list(batches)
     resumed.load_state_dict(loader.state_dict())
-    assert sorted(number for batch in resumed for number in batch.tolist()) == NUMBERS
-
-
-class Twice(torch.utils.data.Sampler[int]):
-    def __len__(self) -> int:
-        return 12
-
-    def __iter__(self) -> Any:
-        return iter([*range(11), 4])
+    assert [number for batch in resumed for number in np.ravel(batch).tolist()] == NUMBERS
 
 
 @pytest.mark.parametrize("way", WORKERS)
@@ -204,7 +180,7 @@ def test_a_device_is_that_of_a_prefetcher(way: str) -> None:
     begun = next(iterator).tolist()
     for other in (DataLoader(range(10), 4, device="cpu"), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
         other.load_state_dict(loader.state_dict())
-        assert begun + [number for batch in other for number in batch.tolist()] == list(range(10))
+        assert begun + flatten(other) == list(range(10))
 
 
 def test_an_epoch_outlives_its_loader_and_ends_its_workers() -> None:
@@ -214,15 +190,12 @@ def test_an_epoch_outlives_its_loader_and_ends_its_workers() -> None:
     loader = DataLoader(range(10), 4, num_workers=1, device="cpu", check_duplicates=True)
     watched, iterator = weakref.ref(loader), iter(loader)
     next(iterator)
-    gc.disable()
-    try:
+    with without_collector():
         del loader
         assert watched() is None
-        assert [next(iterator).tolist()] == [[4, 5, 6, 7]]
+        assert next(iterator).tolist() == [4, 5, 6, 7]
         del iterator
         assert set(multiprocessing.active_children()) <= others
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize("way", WORKERS)
@@ -230,7 +203,7 @@ def test_a_repeated_sample_is_an_error(way: str) -> None:
     workers = WORKERS[way]
     loader = DataLoader(range(12), 4, check_duplicates=True, **workers)
     assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in loader]
-    repeats = iter(DataLoader(range(12), 4, sampler=Twice(), check_duplicates=True, **workers))
+    repeats = iter(DataLoader(range(12), 4, sampler=[*range(11), 4], check_duplicates=True, **workers))
     assert [batch.tolist() for batch in islice(repeats, 2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     with pytest.raises(CoverageError, match="batch 2 repeats 4, which batch 1 of this epoch delivered"):
         next(repeats)
@@ -247,46 +220,27 @@ def test_without_keys_contents_identify_samples() -> None:
         list(DataLoader(data, 4, sampler=RandomSampler(data, replacement=True, num_samples=40), check_duplicates=True))
 
 
-class Slow(torch.utils.data.Dataset[int]):
-    """A dataset whose sample 0 takes longer than all others."""
-
-    def __len__(self) -> int:
-        return 24
-
-    def __getitem__(self, index: int) -> int:
-        time.sleep(0.2 if index == 0 else 0)
-        return index
-
-
 @pytest.mark.parametrize("method", ["multiprocessing", "thread"])
 def test_a_state_knows_what_was_delivered_out_of_order(method: Any) -> None:
     def make() -> DataLoader[Any]:
-        return DataLoader(Slow(), 2, num_workers=2, worker_method=method, in_order=False)
+        slow = Called(lambda index: time.sleep(0 if index else 0.2) or index, 24)  # type: ignore[func-returns-value]
+        return DataLoader(slow, 2, num_workers=2, worker_method=method, in_order=False)
 
     for num_received in (1, 7):
-        loader = make()
-        received = [number for batch in islice(loader, num_received) for number in batch.tolist()]
-        resumed = make()
+        loader, resumed = make(), make()
+        received = flatten(islice(loader, num_received))
         resumed.load_state_dict(loader.state_dict())
-        rest = [number for batch in resumed for number in batch.tolist()]
         assert 0 not in received or num_received > 1
-        assert sorted(received + rest) == list(range(24))
-
-
-class Workers(torch.utils.data.Dataset[Any]):
-    """Tells who reads it."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> Any:
-        ours, torchs = shardio.get_worker_info(), torch.utils.data.get_worker_info()
-        return ours is torchs, None if ours is None else ours.id
+        assert sorted(received + flatten(resumed)) == list(range(24))
 
 
 def test_in_processes_the_worker_is_torchs() -> None:
+    def find(index: int) -> Any:
+        ours, torchs = shardio.get_worker_info(), torch.utils.data.get_worker_info()
+        return ours is torchs, None if ours is None else ours.id
+
     for num_workers in (0, 2):
-        seen = list(DataLoader(Workers(), None, num_workers=num_workers))
+        seen = list(DataLoader(Called(find, 8), None, num_workers=num_workers))
         assert seen == [[True, index % 2 if num_workers else None] for index in range(8)]
 
 
@@ -327,42 +281,42 @@ def test_tensors_keep_their_contents_dtypes_and_strides(values: list[torch.Tenso
         assert torch.equal(one, other)
 
 
-def test_tensors_of_one_array_may_end_at_different_bytes() -> None:
-    array = np.arange(5000)
-    for value in ([torch.from_numpy(array[:10]), torch.from_numpy(array)], [torch.from_numpy(array), array[:600]]):
-        found, _ = round_trip(value, 1 << 20)
-        assert describe(found) == describe(value)
+ARRAY = np.arange(5000)
+STRUCTURES: dict[str, Any] = {
+    **{kind: [make(index) for index in range(3)] for kind, make in VALUES.items()},
+    "sliced array": [np.ascontiguousarray(VALUES["sliced array"](index)) for index in range(3)],  # As if pickled.
+    "ends of one array": [torch.from_numpy(ARRAY[:10]), torch.from_numpy(ARRAY)],
+    "an array and its tensor": [torch.from_numpy(ARRAY), ARRAY[:600]],
+}
 
 
-@pytest.mark.parametrize("kind", sorted(VALUES))
-def test_any_structure_is_the_same(kind: str) -> None:
-    value = [VALUES[kind](index) for index in range(3)]
-    if kind == "sliced array":
-        value = [np.ascontiguousarray(array) for array in value]  # As if pickled.
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_any_structure_is_the_same(name: str) -> None:
     for num_bytes in (0, 1 << 20):
-        assert describe(round_trip(value, num_bytes)[0]) == describe(value)
+        assert describe(round_trip(STRUCTURES[name], num_bytes)[0]) == describe(STRUCTURES[name])
 
 
-def test_tensors_that_share_memory_share_it_again() -> None:
+def test_tensors_that_share_memory_share_it_again_and_nested_ones_keep_their_parts() -> None:
     base = torch.arange(5000.0)
-    value = {"evens": base[::2], "tail": base[4000:], "other": base.clone()}
-    found, _ = round_trip(value, 1 << 20)
+    parts = [base[:2], base[:3000]]
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    found, _ = round_trip({"evens": base[::2], "tail": base[4000:], "other": base.clone(), "nested": nested}, 1 << 20)
     found["evens"][2000] = -1
-    assert found["tail"][0] == -1
-    assert found["other"][4000] == 4000
+    assert (found["tail"][0], found["other"][4000]) == (-1, 4000)
+    assert describe(list(found["nested"].unbind())) == describe(parts)
 
 
-def test_what_lies_in_the_arena_is_not_copied() -> None:
+def test_what_lies_in_the_arena_is_not_copied_and_what_has_a_gradient_is_put_there() -> None:
     memory = np.zeros(1 << 16, np.uint8)
     arena = Arena(memory)
     taken = arena.take(8000)
     assert taken is not None
     tensor = torch.from_numpy(taken).view(torch.float64)
     tensor.fill_(0.5)
-    parcel = pack([tensor, torch.ones(2000)], arena, lambda num_bytes: np.zeros(0, np.uint8))
+    parcel = pack([tensor, torch.nn.Parameter(torch.ones(2000))], arena, lambda num_bytes: np.zeros(0, np.uint8))
     assert parcel.is_in_buffer
-    spans = [piece.span for piece in parcel.pieces]
-    assert spans == [(0, 8000), (8000, 16000)]
+    assert [piece.span for piece in parcel.pieces] == [(0, 8000), (8000, 16000)]
+    assert len(parcel.pickle.content) < MIN_BYTES
     assert memory[:8000].view(np.float64).tolist() == [0.5] * 1000
 
 
@@ -390,14 +344,7 @@ def test_what_does_not_fit_gets_memory_of_its_own() -> None:
 )
 def test_other_values_are_pickled(value: Any) -> None:
     found, _ = round_trip(value, 1 << 16)
-    assert type(found) is type(value)
-    assert str(found) == str(value)
-
-
-def test_nested_tensors_keep_their_parts() -> None:
-    parts = [torch.ones(2), torch.arange(3000.0)]
-    found, _ = round_trip(torch.nested.nested_tensor(parts, layout=torch.jagged), 1 << 16)
-    assert describe(list(found.unbind())) == describe(parts)
+    assert (type(found), str(found)) == (type(value), str(value))
 
 
 def test_tensors_within_a_graph_of_gradients_are_refused_as_by_torchs_queues() -> None:
@@ -405,36 +352,23 @@ def test_tensors_within_a_graph_of_gradients_are_refused_as_by_torchs_queues() -
         round_trip([torch.ones(3, requires_grad=True) * 2], 0)
 
 
-def test_the_memory_of_other_values_is_not_pickled() -> None:
-    parcel = pack(
-        torch.nn.Parameter(torch.ones(5000)), Arena(np.zeros(1 << 16, np.uint8)), lambda size: np.zeros(size, np.uint8)
-    )
-    assert parcel.is_in_buffer
-    assert len(parcel.pickle.content) < MIN_BYTES
-
-
 def test_an_unpacked_value_is_freed_without_the_collector_of_cycles() -> None:
     memory = np.zeros(1 << 16, np.uint8)
     parcel = pack([torch.ones(3000), "text"], Arena(memory), lambda size: np.zeros(size, np.uint8))
     piece = memory[slice(*parcel.pieces[0].span)]
     watched = weakref.ref(piece)
-    gc.disable()
-    try:
+    with without_collector():
         found = unpack(parcel, [piece])
         del piece
         assert watched() is not None
         del found
         assert watched() is None
-    finally:
-        gc.enable()
 
 
 NUM_BYTES = 100 << 20
 
 
 class Large(torch.utils.data.Dataset[Any]):
-    """A dataset with an array, a shared tensor, a lock and a value that all workers share."""
-
     def __init__(self) -> None:
         self.array = np.arange(NUM_BYTES // 8)
         self.names = SharedList([(f"name {number}", number) for number in range(1000)])
@@ -460,10 +394,9 @@ class Large(torch.utils.data.Dataset[Any]):
 
 
 def _read_copied_bytes() -> int:
-    """Return how much of the job's memory this process has copies of; -1 if it has not mapped any."""
-    parts = Path("/proc/self/smaps").read_text().split("VmFlags")
-    mapped = [part for part in parts if "memfd:shardio" in part]
-    return sum(1024 * int(re.findall(r"Private_Dirty: +(\d+) kB", part)[0]) for part in mapped) if mapped else -1
+    """Return how much of the job's memory this process has copies of."""
+    mapped = [part for part in Path("/proc/self/smaps").read_text().split("VmFlags") if "memfd:shardio" in part]
+    return sum(1024 * int(re.findall(r"Private_Dirty: +(\d+) kB", part)[0]) for part in mapped)
 
 
 def test_a_dataset_is_pickled_once_and_its_arrays_are_not_copied() -> None:
@@ -471,16 +404,37 @@ def test_a_dataset_is_pickled_once_and_its_arrays_are_not_copied() -> None:
     context = forkserver_context()
     loader = DataLoader(dataset, 2, num_workers=2, multiprocessing_context=context, collate_fn=as_list)
     received = [sample for batch in loader for sample in batch]
-    assert [sample[:2] for sample in received] == [((f"name {n}", n), n + 1000) for n in range(12)]
-    assert not any(is_writable for *_, is_writable in received)
-    assert dataset.num_pickled == 1
+    assert [(*sample[:2], sample[3]) for sample in received] == [((f"name {n}", n), n + 1000, False) for n in range(12)]
+    assert (dataset.num_pickled, dataset.value.value, int(dataset.tensor.sum())) == (1, 12, 12)
     assert dataset.array[:12].tolist() == list(range(12))
-    assert dataset.value.value == 12
-    assert int(dataset.tensor.sum()) == 12
     assert all(0 < num_bytes < NUM_BYTES // 100 for *_, num_bytes, _ in received)
 
 
-class Seeding:
+def test_workers_have_torchs_seeds_whatever_the_dataset_seeds_on_import() -> None:
+    def draw(loader: Any) -> Any:
+        generator = torch.Generator().manual_seed(1)
+        options = {"num_workers": 2, "multiprocessing_context": forkserver_context(), "generator": generator}
+        return torch.cat(list(loader(Sent(seed_on_import), **options))).tolist()
+
+    drawn = draw(DataLoader)
+    assert drawn == draw(torch.utils.data.DataLoader)
+    assert len(set(drawn)) == 4
+
+
+@dataclass
+class Holder:
+    value: Any
+
+    def get(self) -> Any:
+        return self.value
+
+
+class Sent:
+    """A dataset that a function loads in its worker."""
+
+    def __init__(self, load: Callable[[], Any]) -> None:
+        self.load = load
+
     def __len__(self) -> int:
         return 4
 
@@ -488,31 +442,16 @@ class Seeding:
         return float(torch.rand(()))
 
     def __reduce__(self) -> Any:
-        return _seed, ()
+        return self.load, ()
 
 
-def _seed() -> Seeding:
+def seed_on_import() -> Sent:
     torch.manual_seed(0)
-    return Seeding()
+    return Sent(seed_on_import)
 
 
-def test_workers_have_torchs_seeds_whatever_the_dataset_seeds_on_import() -> None:
-    def draw(loader: Any) -> Any:
-        generator = torch.Generator().manual_seed(1)
-        options = {"num_workers": 2, "multiprocessing_context": forkserver_context(), "generator": generator}
-        return torch.cat(list(loader(Seeding(), **options))).tolist()
-
-    drawn = draw(DataLoader)
-    assert drawn == draw(torch.utils.data.DataLoader)
-    assert len(set(drawn)) == 4
-
-
-class Holder:
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def get(self) -> Any:
-        return self.value
+def refuse() -> None:
+    raise ImportError("no such module here")
 
 
 @pytest.mark.parametrize(
@@ -543,19 +482,7 @@ def test_a_loader_whose_dataset_cannot_be_sent_leaves_no_process() -> None:
     assert set(multiprocessing.active_children()) == before
 
 
-class Unwilling:
-    def __len__(self) -> int:
-        return 4
-
-    def __reduce__(self) -> Any:
-        return _refuse, ()
-
-
-def _refuse() -> None:
-    raise ImportError("no such module here")
-
-
 def test_a_worker_that_cannot_load_the_dataset_says_so() -> None:
     with pytest.raises(ImportError, match="no such module here") as caught:
-        next(iter(DataLoader(Unwilling(), num_workers=1, multiprocessing_context=forkserver_context())))
+        next(iter(DataLoader(Sent(refuse), num_workers=1, multiprocessing_context=forkserver_context())))
     assert "while loading the dataset in a worker process" in caught.value.__notes__

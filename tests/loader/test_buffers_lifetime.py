@@ -328,17 +328,18 @@ def a_child_does_not_use_worker_processes_that_the_parent_started_ahead(packed: 
 
 def an_iterator_works_only_in_the_process_that_created_it(packed: Path) -> None:
     dataset = ShardMapDataset(packed, fields=("image", "label", "key"), transform=RandomResizedCrop(48))
-    any_order = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=1)
-    for loader in (make_loader(packed, persistent_workers=True), any_order):
+    others = [{}, {"persistent_workers": True}, {"persistent_workers": True, "worker_method": "thread"}]
+    any_order = [DataLoader(each, 8, num_workers=1, **options) for each in (dataset, range(100)) for options in others]
+    for loader in (make_loader(packed, persistent_workers=True), *any_order):
         iterator = iter(loader)
         kept = list(islice(iterator, 3))
 
-        def use(iterator: Any = iterator) -> str:
-            with pytest.raises(RuntimeError, match="belongs to the parent of this forked process"):
+        def use(loader: DataLoader = loader, iterator: Any = iterator) -> int:
+            with pytest.raises(RuntimeError, match="belongs to the parent of this forked process: call iter"):
                 next(iterator)
-            return "refused"
+            return len(list(loader))
 
-        assert fork(use)() == "refused"
+        assert fork(use)() == "13", "the child has workers of its own"
         assert len([*kept, *iterator]) == 13
     iterator = iter(make_oracle(packed))
     kept = list(islice(iterator, 3))

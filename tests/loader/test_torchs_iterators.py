@@ -141,13 +141,15 @@ def begin_several(base: Any, options: dict[str, Any]) -> list[Any]:
 
 def share(base: Any, options: dict[str, Any]) -> list[Any]:
     """All iterators of persistent workers share their batches: in torch, they are one object."""
-    loader = base(range(6), batch_size=2, **options)
+    loader = base(range(24), batch_size=4, **options)
     first, second = iter(loader), iter(loader)
-    return [next(first).tolist(), next(second).tolist(), next(first).tolist()]
+    found = [next(first).tolist(), next(second).tolist(), next(first).tolist()]
+    return [*found, *([one.tolist() for one in pair] for _ in range(2) for pair in zip(loader, loader, strict=True))]
 
 
 @pytest.mark.parametrize(
-    ("use", "options"), [(draw, {}), (draw, PERSISTENT), (begin_several, PERSISTENT), (share, {}), (share, PERSISTENT)]
+    ("use", "options"),
+    [(draw, {}), (draw, PERSISTENT), (begin_several, PERSISTENT), (share, {}), (share, ONE), (share, PERSISTENT)],
 )
 def test_programs_find_the_same_in_it_as_in_torchs(use: Any, options: dict[str, Any]) -> None:
     assert use(DataLoader, options) == use(TorchLoader, options)
