@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import io
 import os
 import time
 import traceback
@@ -36,6 +37,12 @@ def pack_pictures(root: Path, num_samples: int = NUM_SAMPLES) -> Path:
     write_images(root / "images", classes=4, per_class=num_samples // 4, width=64, height=56)
     shardio.pack(root / "images", root / "packed", max_shard_samples=40)
     return root / "packed"
+
+
+def save_npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
 
 
 def make_loader(packed: Path, *, num_workers: int = 1, **options: Any) -> DataLoader:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Callable
@@ -29,7 +28,7 @@ from shardio.transforms import (
     Resize,
     TrivialAugmentWide,
 )
-from tests.buffers import assert_same
+from tests.buffers import assert_same, save_npy
 from tests.images.pictures import make_picture, save
 from tests.images.stored_values import make_values, write_png, write_tiff
 from tests.loader.programs import CALLING
@@ -52,12 +51,6 @@ ENTRIES = ("boxes", "labels", "points")
 STEPS = [RandomResizedCrop(48, antialias=True), RandomHorizontalFlip(), TrivialAugmentWide(), ColorJitter(0.4)]
 AGAIN = [*STEPS, RandomHorizontalFlip(), CenterCrop(56)]  # A geometry after operations, so they are rendered first.
 WAYS: dict[str, dict[str, Any]] = {"here": {}, "process": {"num_workers": 2}, "called": {"num_workers": 1, **CALLING}}
-
-
-def save_array(values: Any) -> bytes:
-    file = io.BytesIO()
-    np.save(file, values)
-    return file.getvalue()
 
 
 def make_mask(number: int, height: int, width: int) -> Image.Image:
@@ -83,7 +76,7 @@ def make_sample(number: int) -> dict[str, bytes]:
         "mask.png": save(make_mask(number, height, width), "PNG"),
         "depth.png": save(make_depth(number, height, width), "PNG"),
         "json": json.dumps(annotation).encode(),
-        "more.npy": save_array(boxes),
+        "more.npy": save_npy(boxes),
     }
 
 
@@ -189,7 +182,7 @@ def test_the_example_of_the_documentation_works(
 
 
 def test_a_field_with_the_name_of_an_entry_comes_first(tmp_path: Path) -> None:
-    boxes = save_array(np.array([[0.0, 0, 10, 10]]))
+    boxes = save_npy(np.array([[0.0, 0, 10, 10]]))
     files = {"png": save(make_picture(20, 40), "PNG"), "json": b'{"npy": 3}', "json.npy": boxes}
     shard = write_samples(tmp_path / "a.tar", [files])
     transform = Compose([Resize((10, 80))], fields={"image": "image", "json.npy": "boxes"})
@@ -331,7 +324,7 @@ def test_values_of_every_type_arrive_whole_and_cropped(tmp_path: Path) -> None:
         name: [make_values(dtype, HEIGHT, WIDTH, *([channels] * (channels > 1)), seed=i) for i in range(4)]
         for name, (dtype, channels) in shapes.items()
     }
-    writers: dict[str, Callable[[Any], bytes]] = {"png": write_png, "tif": write_tiff, "npy": save_array}
+    writers: dict[str, Callable[[Any], bytes]] = {"png": write_png, "tif": write_tiff, "npy": save_npy}
     samples = [
         {name: writers[name.rpartition(".")[2]](values[i]) for name, values in stored.items()}
         | {"jpg": encode(i, width=WIDTH, height=HEIGHT)}

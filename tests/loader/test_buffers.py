@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import queue
 import threading
@@ -20,7 +19,16 @@ from torch.utils.data import DataLoader as TorchLoader
 import shardio
 from shardio import DataLoader, ShardDataset, ShardMapDataset
 from shardio.transforms import RandomResizedCrop
-from tests.buffers import NUM_BUFFERS, assert_same, buffer_of, buffers_of, find_buffers, make_loader, make_oracle
+from tests.buffers import (
+    NUM_BUFFERS,
+    assert_same,
+    buffer_of,
+    buffers_of,
+    find_buffers,
+    make_loader,
+    make_oracle,
+    save_npy,
+)
 from tests.sources import encode, write_images
 from tests.tars import write_tar
 
@@ -275,9 +283,7 @@ def arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "bin": bytes([number]) * number,
         }
         for name, make in {**LARGE, **OTHER, **REFUSED}.items():
-            array = io.BytesIO()
-            np.save(array, make(np.random.default_rng(number)))
-            fields[f"{name.replace(' ', '-')}.npy"] = array.getvalue()
+            fields[f"{name.replace(' ', '-')}.npy"] = save_npy(make(np.random.default_rng(number)))
         members += [(f"{number}.{field}", content) for field, content in fields.items()]
     path = tmp_path_factory.mktemp("arrays") / "samples.tar"
     write_tar(path, members)

@@ -19,24 +19,15 @@ import pytest
 import torch
 import torch.utils.data
 import torch.utils.data.dataloader as torchs
-from torch.utils.data import DataLoader as TorchLoader, IterableDataset
+from torch.utils.data import DataLoader as TorchLoader
 
 from shardio import DataLoader, DevicePrefetcher, EpochSampler, ShardDataset, ShardMapDataset
 from shardio.loader.extension import Extension, find_extension
+from tests.loader.programs import Shares
 
-HOOKS = {
-    "__class__",
-    "__initialized",
-    "__multiprocessing_context",
-    "_IterableDataset_len_called",
-    "_auto_collation",
-    "_dataset_kind",
-    "_get_iterator",
-    "_index_sampler",
-    "_iterator",
-    "check_worker_number_rationality",
-    "multiprocessing_context",
-}
+HOOKS = {"__class__", "__initialized", "__multiprocessing_context", "_IterableDataset_len_called", "_auto_collation"}
+HOOKS |= {"_dataset_kind", "_get_iterator", "_index_sampler", "_iterator"}
+HOOKS |= {"check_worker_number_rationality", "multiprocessing_context"}
 """Methods, properties and private attributes that torch's DataLoader, or its iterators, read on a loader."""
 
 
@@ -141,11 +132,6 @@ class Shown:
         self.iterator._reset(loader, first_iter)
 
 
-class Seven:
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(7))
-
-
 class Checked:
     num_checks = 0
 
@@ -159,7 +145,7 @@ class Checked:
 
 class Iterated:
     def __init__(self, dataset: Any, **options: Any) -> None:
-        super().__init__(Seven(), sampler=torchs._InfiniteConstantSampler(), **options)  # type: ignore[call-arg]
+        super().__init__(range(7), sampler=torchs._InfiniteConstantSampler(), **options)  # type: ignore[call-arg]
         self._dataset_kind = torchs._DatasetKind.Iterable
 
 
@@ -261,19 +247,10 @@ def test_an_overridden_index_sampler_decides_instead_of_shardios_order(
     assert "Loader overrides _index_sampler" in caplog.text
 
 
-class Counted(IterableDataset[int]):
-    """An iterable dataset whose length is too small."""
-
-    def __len__(self) -> int:
-        return 2
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(6))
-
-
 def test_a_length_that_a_subclass_notes_is_compared() -> None:
+    counted = type("Counted", (Shares,), {"__len__": lambda dataset: 2})(lambda *_: range(6))
     for base in (torchs.DataLoader, DataLoader):
-        loader: Any = base(Counted(), batch_size=None)
+        loader: Any = base(counted, batch_size=None)
         loader._IterableDataset_len_called = 5
         with pytest.warns(UserWarning, match="was reported to be 5"):
             assert list(loader) == list(range(6))
@@ -447,14 +424,9 @@ def test_a_loader_is_recreated_from_its_attributes_and_another_batch_sampler(bas
     assert public(again).keys() == public(loader).keys()
 
 
-class Remembering(DataLoader[Any]):
-    """A loader that is copied in its own way."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+STATE: dict[str, Any] = {"__getstate__": lambda loader: {**vars(loader)}}
+STATE["__setstate__"] = lambda loader, state: vars(loader).update(state)
+Remembering = type("Remembering", (DataLoader,), STATE)
 
 
 @pytest.mark.parametrize(

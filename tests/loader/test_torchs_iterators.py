@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
-from torch.utils.data import DataLoader as TorchLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader as TorchLoader, IterableDataset, RandomSampler
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
     _MultiProcessingDataLoaderIter,
@@ -32,7 +32,7 @@ from shardio.testing.executor import BATCH_SIZE, NUM_SAMPLES, ExecutorTests, Sam
 from shardio.transforms import CenterCrop
 from tests.buffers import find_worker_processes, wait_until, without_collector
 from tests.faults.worker_processes import is_alive
-from tests.loader.programs import do_nothing
+from tests.loader.programs import Called, Shares, do_nothing
 from tests.processes import run_python
 
 ONE: dict[str, Any] = {"num_workers": 1}
@@ -40,17 +40,12 @@ PERSISTENT: dict[str, Any] = {"num_workers": 1, "persistent_workers": True}
 LOADERS: list[Any] = [TorchLoader, DataLoader]
 
 
-class Eight(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(8))
-
-
 def kinds(packed: Path) -> dict[str, dict[str, Any]]:
     """Return arguments for each way in which batches are made."""
     mapped = ShardMapDataset(packed, fields=("image", "key"), transform=CenterCrop(8))
     return {
         "any dataset": {"dataset": range(8)},
-        "stream": {"dataset": Eight()},
+        "stream": {"dataset": Shares(lambda *_: range(8))},
         "decoded": {"dataset": mapped},
         "sampled": {"dataset": mapped, "sampler": EpochSampler(mapped)},
         "shards": {"dataset": ShardDataset(packed, fields=("image", "key"), transform=CenterCrop(8))},
@@ -261,26 +256,13 @@ def test_an_iterator_has_the_length_of_torchs() -> None:
             len(iter(each(Stream())))
 
 
-class Made:
-    """A dataset of tensors that are made where torch's default device is."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.ones(2)
-
-
 def test_a_users_tensors_are_made_in_the_users_modes() -> None:
-    torch.set_default_device("meta")
-    try:
-        (batch,) = DataLoader(Made(), batch_size=4)
-    finally:
-        torch.set_default_device(None)
-    assert batch.device.type == "meta"
+    loader = DataLoader(Called(lambda _: torch.ones(2), 4), batch_size=4)
+    with torch.device("meta"):
+        (on_meta,) = loader
     with torch.inference_mode():
-        (batch,) = DataLoader(Made(), batch_size=4)
-    assert batch.is_inference()
+        (for_inference,) = loader
+    assert (on_meta.device.type, on_meta.is_inference(), for_inference.is_inference()) == ("meta", False, True)
 
 
 def test_persistent_workers_end_with_their_loader_and_their_settings() -> None:
@@ -310,42 +292,19 @@ def test_libraries_use_the_loader_that_is_swapped_in(packed: Path) -> None:
 THREAD: dict[str, Any] = {"num_workers": 1, "worker_method": "thread"}
 
 
-class Numbers(Dataset[int]):
-    def __init__(self, samples: Samples) -> None:
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return NUM_SAMPLES
-
-    def __getitem__(self, index: int) -> int:
-        return self.samples(index)
-
-
-class FromText:
-    def __init__(self, samples: Samples) -> None:
-        self.samples = samples
-
-    def __call__(self, sample: dict[str, Any]) -> int:
-        return self.samples(int(sample["txt"]))
-
-
-def over_shards(packed: Path, samples: Samples, **options: Any) -> DataLoader:
-    dataset = ShardDataset(packed, fields=("txt",), transform_sample=FromText(samples))
+def over_shards(packed: Path, samples: Samples, kind: Any = ShardDataset, **options: Any) -> DataLoader:
+    dataset = kind(packed, fields=("txt",), transform_sample=lambda sample: samples(int(sample["txt"])))
     return DataLoader(dataset, BATCH_SIZE, **options)
 
 
-def sampled(packed: Path, samples: Samples, **options: Any) -> DataLoader:
-    dataset = ShardMapDataset(packed, fields=("txt",), transform_sample=FromText(samples))
-    return DataLoader(dataset, BATCH_SIZE, **options)
+def over_any(packed: Path, samples: Samples, has_order: bool = False, **options: Any) -> DataLoader:
+    dataset = Called(samples, NUM_SAMPLES)
+    return DataLoader(
+        dataset, BATCH_SIZE, sampler=EpochSampler(dataset, shuffle=False) if has_order else None, **options
+    )
 
 
-def over_any(packed: Path, samples: Samples, **options: Any) -> DataLoader:
-    return DataLoader(Numbers(samples), BATCH_SIZE, **options)
-
-
-def in_order(packed: Path, samples: Samples, **options: Any) -> DataLoader:
-    dataset = Numbers(samples)
-    return DataLoader(dataset, BATCH_SIZE, sampler=EpochSampler(dataset, shuffle=False), **options)
+in_order = partial(over_any, has_order=True)
 
 
 def from_pipe(packed: Path, samples: Samples, **options: Any) -> DataLoader:
@@ -356,7 +315,7 @@ EXECUTORS: dict[str, Callable[[Path, Samples], DataLoader]] = {
     "calling process": over_shards,
     "worker processes": partial(over_shards, num_workers=1),
     "worker processes, persistent": partial(over_shards, **PERSISTENT),
-    "sampled": partial(sampled, num_workers=1),
+    "sampled": partial(over_shards, kind=ShardMapDataset, num_workers=1),
     "fetching, caller": over_any,
     "fetching, processes": partial(over_any, num_workers=1),
     "fetching, persistent": partial(over_any, **PERSISTENT),
