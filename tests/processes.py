@@ -37,7 +37,6 @@ IMPORTED = [
     "shardio.packing.packer",
     "pytest",
 ]
-"""What the processes have imported when they begin."""
 
 IMPORTED_BY_WORKERS = ["torch.utils.data", "shardio.loader.data_loader"]
 """The same for the workers of a fresh process, which needs a server of its own."""
@@ -120,7 +119,6 @@ def start_python(
 
 
 def _wait_for(process: ForkServerProcess) -> int:
-    """Wait for a process; return its exit status."""
     process.join(TIMEOUT_S)
     process.kill()
     process.join()

@@ -105,7 +105,6 @@ class Sized(Shares):
 
 
 def by_command(name: str, says: str, *ranks: Any) -> None:
-    """Register loaders of which nothing is expected, as the command checks them."""
     case(name, says)(lambda packed: check_ranks(ranks, NOTHING))
 
 
@@ -335,8 +334,6 @@ wrong("noise in collate_fn", "differ from one pass to the next", load([torch.zer
 
 
 def tampered(name: str, says: str, policy: str, rank: int, change: Callable[[Any], Any], *, key: Any = None) -> None:
-    """Register two ranks, one of which delivers what a function makes of its batches."""
-
     def ask(packed: Path) -> None:
         ranks: list[Any] = [*ours(packed, remainder=policy)]
         ranks[rank] = Tampered(ranks[rank], change)

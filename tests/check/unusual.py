@@ -53,7 +53,6 @@ case = Registry()
 NUMBERS: Any = range(N)
 NOTHING = ExpectedSamples()
 WANTED = "key="
-"""The part of every message that asks for keys."""
 
 
 def right(name: str, loader: Any, expected: Any = NUMBERS, *, says: str = "", **options: Any) -> None:
@@ -259,7 +258,6 @@ of_web("WebDataset that shuffles four shards alone", lambda packed: load(web(pac
 
 
 def of_ours(name: str, world_size: int = 2, *, expects: bool = True, epochs: int = 3, **options: Any) -> None:
-    """Register the ranks of a shardio loader, of which all samples or nothing is expected."""
     key = options.pop("key", None)
 
     def ask(packed: Path) -> None:

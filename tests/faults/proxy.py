@@ -86,8 +86,6 @@ class LoggedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What has passed through a fault proxy: requests, bytes of bodies to clients, and faults of each kind."""
-
     num_requests: int
     num_bytes: int
     num_faults: Mapping[str, int]
@@ -158,7 +156,6 @@ ERRORS = {
     "changed_object": ("412 Precondition Failed", "PreconditionFailed"),
     "no_server": ("502 Bad Gateway", "BadGateway"),
 }
-"""For each kind of fault, the status line, and the code of S3's body."""
 
 Pieces = Iterator[tuple[bytes, bytes]]
 """The pieces of a body: what to pass on, and what of it is content."""
@@ -287,7 +284,6 @@ class Connection:
         self._leave_server()
 
     def _answer(self, head: bytes, turn: Turn) -> bool:
-        """Answer one request. Return whether the client may send another one."""
         if turn.fault in OWN_ANSWERS:
             self._owner.note_fault(turn)
             return self._answer_error(head, turn, turn.fault)

@@ -387,22 +387,8 @@ def test_the_errors_of_torchs_workers_name_the_samples(tmp_path: Path, num_worke
         list(DataLoader(dataset, batch_size=1, on_error="skip", **options))
 
 
-class Wrapper(Dataset[Any]):
-    """A user's dataset that reads single samples from one of shardio's."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[index]
 
 
-def wrap_subset(dataset: Any) -> Any:
-    """Return a dataset whose ``__getitems__`` reads one sample after another."""
-    return Subset(ConcatDataset([Wrapper(dataset)]), range(len(dataset)))
 
 
 @pytest.mark.parametrize("wrap", [Wrapper, wrap_subset])
@@ -421,16 +407,6 @@ def test_in_a_users_dataset_only_the_bad_sample_is_left_out(tmp_path: Path, wrap
 GONE = {3, 4, 11}
 
 
-class Numbers(Dataset[int]):
-    """Numbers, some of which cannot be had."""
-
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, index: int) -> int:
-        if index in GONE:
-            raise OSError(f"number {index} is gone")
-        return index
 
 
 class SeveralNumbers(Numbers):
@@ -438,14 +414,8 @@ class SeveralNumbers(Numbers):
         return [self[index] for index in indices]
 
 
-class NumberStream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
 
 
-class Unsized(Dataset[int]):
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 @pytest.mark.parametrize(

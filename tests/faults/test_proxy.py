@@ -31,8 +31,6 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 class Handler(WebFolder):
-    """Sends one file in chunks, and stores what is put."""
-
     def answer_file(self, content: bytes) -> None:
         if self.command == "HEAD" or not self.path.startswith("/chunked"):
             return super().answer_file(content)

@@ -34,13 +34,10 @@ KINDS: tuple[Kind, ...] = ("shards", "map", "folder")
 Batches = list[list[list[Any]]]
 
 Expected = dict[Kind, list[Batches]]
-"""By the kind of dataset, the batches of two epochs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """The same images twice: in a directory of class folders, and in its pack."""
-
     images: Path
     shards: Path
 
@@ -192,8 +189,6 @@ WorkerProcess._report = report_after_all
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """A record of the chunks that a worker process has begun and made; some of them wait until it is opened."""
-
     folder: Path
 
     def count(self, what: Literal["begun", "made"]) -> int:
@@ -207,7 +202,6 @@ class Gate:
 
 
 def install_gate(modules: Path, held: range = range(0)) -> Gate:
-    """Record the chunks of a worker process by their numbers, and make those with ``held`` numbers wait."""
     folder = str(modules)
     _install(
         modules,

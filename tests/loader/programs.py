@@ -57,7 +57,6 @@ VALUES: dict[str, Any] = {
     "namedtuple": lambda i: Point(x=i, y=torch.ones(600) * i),
     "draws": lambda i: (i, random.random(), float(torch.rand(())), float(np.random.rand())),
 }
-"""Samples of each kind, by index."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,6 @@ def as_list(samples: Any) -> Any:
 
 
 def stack_first(samples: list[Any]) -> Any:
-    """Collate in a user's way: a tensor in channels_last memory, and what it was made from."""
     stacked = torch.stack([torch.full((3, 8, 8), float(crc32(str(sample).encode()) % 97)) for sample in samples])
     return {"stacked": stacked.to(memory_format=torch.channels_last), "view": stacked[1:], "samples": len(samples)}
 
@@ -255,7 +253,6 @@ def run(loader: Any, num_taken: int | None = None) -> list[Any]:
 
 
 def describe(value: Any) -> Any:
-    """Return a value as one that can be compared: with types, dtypes, shapes, strides and contents."""
     if isinstance(value, torch.Tensor):
         return (type(value), value.dtype, tuple(value.shape), value.stride(), value.double().nan_to_num().tolist())
     if isinstance(value, np.ndarray):
@@ -272,7 +269,6 @@ WORKERS: dict[str, dict[str, Any]] = {
     "processes": {"num_workers": 2},
     "threads": {"num_workers": 2, "worker_method": "thread"},
 }
-"""Each way in which samples of any dataset are made."""
 
 
 def do_nothing(worker_id: int) -> None:
@@ -287,5 +283,4 @@ def keys_of(loader: Any) -> list[list[str]]:
 
 
 def flatten(batches: Any) -> list[int]:
-    """Return the numbers of all batches."""
     return [number for batch in batches for number in batch.tolist()]

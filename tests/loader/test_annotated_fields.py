@@ -281,7 +281,6 @@ PICTURES = ("image", "masks.png", "depth.png", "right.jpg", "key")
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Packed pictures with masks, depth maps and pictures from the right."""
     root = tmp_path_factory.mktemp("scenes")
     for folder in ("images", "masks", "depth", "right"):
         (root / "in" / folder).mkdir(parents=True)
@@ -366,7 +365,6 @@ def test_the_error_of_a_mask_names_it(scenes: Path, tmp_path: Path) -> None:
 
 
 def write_numbers(folder: Path, numbers: list[int]) -> Path:
-    """Write samples that hold numbers as their class, and deep in their JSON."""
     jsons = [json.dumps({"parts": [{"number": number}], "x": 0.1234567890123456789}) for number in numbers]
     samples = [{"cls": b"%d" % number, "json": text.encode()} for number, text in zip(numbers, jsons, strict=True)]
     return write_samples(folder / "a.tar", samples)

@@ -82,7 +82,6 @@ NUMBERS = list(range(41))
 
 
 def count_up() -> Shares:
-    """Return an iterable dataset without a state."""
     return Shares(lambda worker, of: NUMBERS[worker::of])
 
 
@@ -92,7 +91,6 @@ def make(batch_size: int | None, num_workers: int, dataset: Any = NUMBERS, **opt
 
 
 def save_after(loader: Any, num_batches: int) -> tuple[dict[str, Any], list[int]]:
-    """Return the state after some batches, and the samples that are left."""
     batches = iter(loader)
     for _ in range(num_batches):
         next(batches)
@@ -430,8 +428,6 @@ class Holder:
 
 
 class Sent:
-    """A dataset that a function loads in its worker."""
-
     def __init__(self, load: Callable[[], Any]) -> None:
         self.load = load
 

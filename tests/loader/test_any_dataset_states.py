@@ -249,7 +249,6 @@ DRAWING: dict[str, Any] = {
     "python": lambda: {"batch_size": 3, "sampler": Shuffled(12)},
     "numpy": lambda: {"batch_sampler": Buckets(12)},
 }
-"""The generator that a sampler draws from, and the arguments of the loader."""
 
 
 @pytest.mark.parametrize("stop", [1, 4, 5])
@@ -303,8 +302,6 @@ def test_another_epoch_drops_the_position_in_the_loaded_one() -> None:
 
 
 class Weights(torch.nn.Module):
-    """A map-style dataset that is a module. Its state is not a position."""
-
     def __len__(self) -> int:
         return 4
 
@@ -371,8 +368,6 @@ class Streamed(Numbers):
 
 
 class Iterated(Streamed):
-    """An iterable dataset whose iterator has the state."""
-
     def __init__(self, kind: type) -> None:
         self.kind = kind
 
@@ -390,7 +385,6 @@ PLACES: dict[str, Any] = {
     "sampler": lambda kind: (range(12), {"sampler": type("MySampler", (kind, SequentialSampler), {})(range(12))}),
     "batch sampler": lambda kind: (range(12), {"batch_sampler": type("MySampler", (kind, list), {})([[3, 4], [7]])}),
 }
-"""Places for an object of a kind: the dataset, and arguments of the loader."""
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,6 @@ workers_only = pytest.mark.parametrize("method", ["process", "thread"])
 
 
 def make_numbers(before: Any = None, number: int = 4) -> Called:
-    """Return a dataset of numbers that calls a function before it returns one of them."""
-
     def get(index: int) -> int:
         if before is not None and index == number:
             before()
@@ -160,8 +158,6 @@ def test_no_batch_is_lost_in_any_order_if_memory_is_short(monkeypatch: pytest.Mo
 
 
 class Flaky(IterableDataset[int]):
-    """A dataset that cannot be opened at first."""
-
     num_tries = 0
 
     def __iter__(self) -> Iterator[int]:

@@ -125,29 +125,6 @@ def test_batches_may_be_freed_by_other_threads_while_the_loader_is_iterated(pict
     assert len(buffers) <= NUM_BUFFERS + 2 + 4 + 1
 
 
-def test_batches_may_be_freed_by_many_threads_at_once(pictures: Path) -> None:
-    loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
-    before, batches = find_buffers(), [batch for _ in range(3) for batch in loader]
-    barrier = threading.Barrier(9)
-
-    def free(share: list[Any]) -> None:
-        barrier.wait()
-        share.clear()
-
-    threads = [threading.Thread(target=free, args=(batches[number::8],)) for number in range(8)]
-    batches.clear()
-    for thread in threads:
-        thread.start()
-    barrier.wait()
-    oracle.set_epoch(3)
-    assert_same(list(loader), list(oracle))
-    for thread in threads:
-        thread.join()
-    del threads
-    buffers_of(loader)
-    assert len(find_buffers() - before) <= NUM_BUFFERS + 1
-
-
 def test_images_cannot_grow_in_place(pictures: Path) -> None:
     loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
     (images, *_), (expected, *_) = next(iter(loader)), next(iter(oracle))
@@ -260,19 +237,16 @@ OTHER: dict[str, Make] = {
     "scalar": _reals((), "float64"),
     "empty": _reals((0, 5), "float32"),
 }
-"""Arrays that are sent without a buffer."""
 
 REFUSED: dict[str, Make] = {
     "another shape": lambda random: np.zeros((40, 40 + random.integers(0, 2))),
     "long double": _reals((40, 40), "longdouble"),
     "strings": lambda _: np.full(2000, "words"),
 }
-"""Arrays of which torch makes no batch."""
 
 
 @pytest.fixture(scope="module")
 def arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tar of images, arrays and other fields of all kinds."""
     members = []
     for number in range(NUM_SAMPLES):
         words = {"number": number, "words": [f"{number}", "größe"], "half": 0.5}
@@ -295,7 +269,6 @@ def npys(names: Any) -> tuple[str, ...]:
 
 
 def make_loaders(tar: Path, fields: Any) -> tuple[DataLoader, TorchLoader[Any]]:
-    """Make the loader under test, and torch's own over the same dataset."""
     transform = RandomResizedCrop(48) if "image" in fields else None
     dataset = ShardDataset(tar, fields=fields, shuffle=True, seed=2, batch_size=BATCH_SIZE, transform=transform)
     ours = DataLoader(dataset, batch_size=BATCH_SIZE, num_workers=1, persistent_workers=True)

@@ -248,7 +248,6 @@ def what_a_child_holds_and_frees_does_not_affect_its_parent(packed: Path) -> Non
 
 
 def answer(batches: Any, may_look: Any, digests: Any) -> None:
-    """Take batches out of a queue; send their digest later."""
     held = [batches.get() for _ in range(3)]
     digests.put("held")
     may_look.wait()

@@ -220,7 +220,6 @@ def _described(sample: Any) -> Any:
 
 @st.composite
 def arguments(draw: st.DrawFn) -> tuple[Callable[[Path, Path], Any], dict[str, Any], dict[str, Any]]:
-    """Draw a function that makes a dataset, the loader's arguments, and how many workers there are."""
     transform_sample = draw(st.sampled_from([None, None, _named, _described]))
     kind = draw(st.sampled_from(["shards", "folder", "subset", "concatenated", "iterable"]))
     fields = ("image", "label") if transform_sample or kind == "folder" else draw(st.sampled_from(_FIELDS))

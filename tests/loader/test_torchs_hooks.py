@@ -183,7 +183,6 @@ OVERRIDES: dict[str, Any] = {
     "started": {"multiprocessing_context": property(_find_context, lambda loader, context: None)},
     "in a thread": InAThread,
 }
-"""The names that a subclass overrides, or a class that is mixed in."""
 
 
 WITH_PROCESSES = ("shown", "torch's own", "started")
@@ -341,8 +340,6 @@ def setting(base: Any, value: Any, *, is_late: bool) -> Any:
 
 
 def defining(base: Any) -> Any:
-    """Return a subclass that has a method of each private name that is free."""
-
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("shardio called a method of the user's")
 
@@ -392,7 +389,6 @@ def test_a_set_name_has_the_users_value() -> None:
 
 
 def public(loader: Any) -> dict[str, Any]:
-    """Return the attributes that frameworks read to re-create a loader."""
     return {name: value for name, value in vars(loader).items() if not name.startswith("_")}
 
 

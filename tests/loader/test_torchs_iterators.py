@@ -41,7 +41,6 @@ LOADERS: list[Any] = [TorchLoader, DataLoader]
 
 
 def kinds(packed: Path) -> dict[str, dict[str, Any]]:
-    """Return arguments for each way in which batches are made."""
     mapped = ShardMapDataset(packed, fields=("image", "key"), transform=CenterCrop(8))
     return {
         "any dataset": {"dataset": range(8)},
@@ -71,7 +70,6 @@ def make(packed: Path, kind: str, loader_class: Any = DataLoader, **options: Any
 
 
 def count_workers() -> int:
-    """Return how many worker processes there are, shardio's or others."""
     return len(multiprocessing.active_children()) + len(find_worker_processes())
 
 
@@ -211,8 +209,6 @@ class Stream(IterableDataset[int]):
 
 
 class Failing(Iterator[int]):
-    """An iterator that continues after its error."""
-
     def __init__(self) -> None:
         self._number = 0
 
@@ -226,7 +222,6 @@ class Failing(Iterator[int]):
 
 
 def describe(loader: Any) -> list[str]:
-    """Return an epoch's batches, errors and warnings."""
     batches, seen = iter(loader), list[str]()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -358,8 +353,6 @@ def start_users(loader: DataLoader) -> Any:
 
 
 class TestExecutors(ExecutorTests):
-    """The executors, and the user's iterators over them."""
-
     @pytest.fixture(params=EXECUTORS)
     def name(self, request: pytest.FixtureRequest) -> str:
         name: str = request.param

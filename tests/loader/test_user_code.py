@@ -67,7 +67,6 @@ def captioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def oracle(dataset: ShardMapDataset, epoch: int, collate_fn: Any) -> Iterator[Any]:
-    """Yield the batches of an epoch as torch makes them of the samples."""
     dataset.set_epoch(epoch)
     sampler = EpochSampler(dataset)
     sampler.set_epoch(epoch)
