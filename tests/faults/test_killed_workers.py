@@ -53,6 +53,18 @@ def kill_worker_processes(number: signal.Signals = signal.SIGKILL) -> None:
         send_signal(process_id, number)
 
 
+def disturb(loader: Any, act: Callable[[], None]) -> Batches:
+    """Receive two epochs, and call a function within each."""
+    batches = Batches()
+    with warns_of_deaths():
+        for _ in range(2):
+            for batch in loader:
+                if len(batches) in (1, 8):
+                    act()
+                batches.append(plain(batch))
+    return batches
+
+
 def have_started() -> bool:
     return all(len(list(Path(f"/proc/{process_id}/task").iterdir())) > 1 for process_id in find_worker_processes())
 
@@ -175,18 +187,17 @@ def test_fork_servers_that_always_die_at_once_are_an_error(
 
 @pytest.mark.slow
 def test_a_killed_fork_server_takes_its_worker_processes_with_it(data: Data, expected: Expected) -> None:
-    loader, batches, servers = make_loader(data, "shards", 2, persistent_workers=True), Batches(), list[int]()
-    with warns_of_deaths():
-        for _ in range(2):
-            for batch in loader:
-                if len(batches) in (1, 8):
-                    before, (server,) = find_worker_processes(), find_fork_servers()
-                    # A fork would copy the locks of other threads, which nobody in the child would release.
-                    assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
-                    servers.append(server)
-                    send_signal(server, signal.SIGKILL)
-                    wait_until(lambda: not any(map(is_alive, before)), "they have ended")  # noqa: B023  # called now
-                batches.append(plain(batch))
+    servers = list[int]()
+
+    def kill_server() -> None:
+        before, (server,) = find_worker_processes(), find_fork_servers()
+        # A fork would copy the locks of other threads, which nobody in the child would release.
+        assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
+        servers.append(server)
+        send_signal(server, signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, before)), "they have ended")
+
+    batches = disturb(make_loader(data, "shards", 2, persistent_workers=True), kill_server)
     assert len(set(servers)) == 2
     assert find_fork_servers().isdisjoint(servers)
     assert batches == [*expected["shards"][0], *expected["shards"][1]]
@@ -213,14 +224,12 @@ def test_a_stopped_fork_server_is_replaced(data: Data, expected: Expected, monke
 
 def test_stopped_worker_processes_are_killed(data: Data, expected: Expected, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "PATIENCE_S", 0.3)
-    loader, batches = make_loader(data, "shards", 1, persistent_workers=True), Batches()
-    with warns_of_deaths():
-        for _ in range(2):
-            for batch in loader:
-                if len(batches) in (1, 8):
-                    wait_until(have_started, "all worker processes have started")
-                    kill_worker_processes(signal.SIGSTOP)
-                batches.append(plain(batch))
+
+    def stop() -> None:
+        wait_until(have_started, "all worker processes have started")
+        kill_worker_processes(signal.SIGSTOP)
+
+    batches = disturb(make_loader(data, "shards", 1, persistent_workers=True), stop)
     assert batches == [*expected["shards"][0], *expected["shards"][1]]
 
 
