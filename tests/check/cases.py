@@ -27,13 +27,9 @@ Verdict = Literal["right", "wrong", "keys wanted"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A loader and the expected verdict of the checker.
+    """A loader and the expected verdict of the checker: a part of the message, or "" for a right loader.
 
-    Attributes:
-        name: The planted fault, or what is unusual.
-        ask: Runs the checker, given a packed dataset. Returns normally if the verdict is right.
-        says: A part of the expected message; "" for a right loader.
-        is_slow: Whether it takes worker processes or seconds. Only the campaign runs slow cases.
+    ``ask`` runs the checker, given a packed dataset. It returns normally if the verdict is right.
     """
 
     name: str

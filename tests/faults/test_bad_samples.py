@@ -357,33 +357,6 @@ def test_what_replaces_a_sample_is_drawn_by_its_number_in_the_subset(tmp_path: P
     assert drawn == [drawn[0]] * len(BAD)
 
 
-@pytest.mark.parametrize(("kind", "num_workers"), [("shards", 0), ("map", 0), ("shards", 2)])
-def test_each_epochs_bad_samples_are_counted(tmp_path: Path, packed: Path, kind: str, num_workers: int) -> None:
-    subject = Subject(tmp_path, "map")
-    options: dict[str, Any] = {"num_workers": num_workers, "persistent_workers": num_workers > 0, **CALLING}
-    dataset = DATASETS[kind](subject, packed)
-    options |= {"on_error": "skip", "quarantine": subject.quarantine}
-    loader = DataLoader(dataset, 10, sampler=EpochSampler(dataset) if kind == "map" else None, **options)
-    for epoch in range(3):
-        with warns_of_bad_samples(len(BAD), epoch):
-            assert sum(len(labels) for _, labels, *_ in loader) == NUM_SAMPLES - len(BAD)
-    epochs = [json.loads(line)["epoch"] for line in subject.quarantine.read_text().splitlines()]
-    assert sorted(epochs) == [epoch for epoch in range(3) for _ in BAD]
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_the_errors_of_torchs_workers_name_the_samples(tmp_path: Path, num_workers: int) -> None:
-    subject = Subject(tmp_path, "map")
-    dataset = ShardDataset(subject.tars, **OPTIONS)
-    options = {"num_workers": num_workers, "quarantine": subject.quarantine, **CALLING}
-    with pytest.raises(SampleError, match=r"sample class-1/005 in .*shard-000000\.tar at byte \d+ cannot be decoded"):
-        list(DataLoader(dataset, batch_size=4, **options))
-    with pytest.raises(
-        SampleError, match=r"all samples of a batch were skipped \(class-1/005\), so the batch is empty"
-    ):
-        list(DataLoader(dataset, batch_size=1, on_error="skip", **options))
-
-
 def wrap(dataset: Any) -> Any:
     """Return a user's dataset that reads single samples from one of shardio's."""
     return Called(dataset.__getitem__, len(dataset))

@@ -112,25 +112,23 @@ class Shares(IterableDataset[Any]):
         return iter(self.share(0, 1) if info is None else self.share(info.id, info.num_workers))
 
 
-class Shuffled(Sampler[int]):
-    def __init__(self, size: int) -> None:
-        self.size = size
+@dataclass
+class Sized(Sampler[Any]):
+    size: int
 
     def __len__(self) -> int:
         return self.size
 
+
+class Shuffled(Sized):
     def __iter__(self) -> Iterator[int]:
         return iter(random.sample(range(self.size), self.size))
 
 
-class Continued(Sampler[int]):
+class Continued(Sized):
     """A user's sampler that goes on where its latest iterator stopped, and draws each index."""
 
-    def __init__(self, size: int) -> None:
-        self.size, self.num_yielded = size, 0
-
-    def __len__(self) -> int:
-        return self.size
+    num_yielded = 0
 
     def __iter__(self) -> Iterator[int]:
         for _ in range(self.size):
@@ -138,10 +136,7 @@ class Continued(Sampler[int]):
             yield (self.num_yielded + random.randrange(3)) % self.size
 
 
-class Buckets(Sampler[list[int]]):
-    def __init__(self, size: int) -> None:
-        self.size = size
-
+class Buckets(Sized):
     def __len__(self) -> int:
         return len(range(0, self.size, 3))
 

@@ -421,19 +421,3 @@ def test_errors_name_the_sample_and_keep_their_traceback() -> None:
     assert caught.value.__notes__ == ["while getting sample 7 of Called"]
     assert "fail" in {frame.name for frame in caught.traceback}
     assert flatten(batches) == [8, 9, 10, 11]
-
-
-@pytest.mark.parametrize("is_persistent", [False, True])
-def test_threads_end_with_their_loader(is_persistent: bool) -> None:
-    def count() -> int:
-        return sum(thread.name.startswith("shardio-worker") for thread in threading.enumerate())
-
-    gc.collect()  # Tracebacks of expected errors hold loaders of other tests.
-    loader = DataLoader(range(50), 2, persistent_workers=is_persistent, **THREADS)
-    list(loader)
-    assert count() == (3 if is_persistent else 0)
-    batches = iter(loader)
-    next(batches)
-    assert count() == 3
-    del batches, loader
-    assert count() == 0

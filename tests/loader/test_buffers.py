@@ -32,16 +32,6 @@ from tests.buffers import (
 from tests.sources import encode, write_images
 from tests.tars import write_tar
 
-
-@pytest.mark.parametrize(("persistent", "num_workers", "batch_size"), [(False, 1, 8), (True, 3, 33)])
-def test_kept_batches_do_not_change(pictures: Path, persistent: bool, num_workers: int, batch_size: int) -> None:
-    loader = make_loader(pictures, num_workers=num_workers, persistent_workers=persistent, batch_size=batch_size)
-    oracle = make_oracle(pictures, batch_size=batch_size)
-    kept = [list(loader) for _ in range(2)]
-    assert len({buffer_of(images) for epoch in kept for images, *_ in epoch}) == 2 * len(loader)
-    assert_same(kept, [list(oracle) for _ in range(2)])
-
-
 VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
     "image": lambda images: images[0],
     "channel": lambda images: images[:, 0],

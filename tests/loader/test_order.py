@@ -87,37 +87,6 @@ def test_set_epoch_reaches_persistent_workers_of_torchs_loader(packed: Path) -> 
         assert batches_of(loader) == expected[epoch]
 
 
-def test_drop_last_means_the_remainder_is_dropped(packed: Path) -> None:
-    loader = DataLoader(make_dataset(packed), batch_size=4, drop_last=True)
-    batches = list(loader)
-    assert len(loader) == len(batches) == 5
-    assert all(len(keys) == 4 for _, _, keys in batches)
-    sampler = EpochSampler(range(21), shuffle=False)
-    assert batches_of([[b] for b in DataLoader(range(21), batch_size=4, sampler=sampler, drop_last=True)]) == [
-        [list(range(i, i + 4))] for i in range(0, 20, 4)
-    ]
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_mask_marks_exactly_the_repeats(packed: Path, shuffle: bool) -> None:
-    keys, num_valid = [], 0
-    for rank in range(4):
-        dataset = ShardDataset(packed, fields="key", shuffle=shuffle, remainder="mask", rank=rank, world_size=4)
-        loader = DataLoader(dataset, batch_size=4, num_workers=rank // 3)  # The last rank has a repeat.
-        by_number = ShardMapDataset(packed, fields="key")
-        sampler = EpochSampler(by_number, shuffle=shuffle, remainder="mask", rank=rank, world_size=4)
-        for (names, valid), (other, other_valid) in zip(
-            loader, DataLoader(by_number, batch_size=4, sampler=sampler), strict=True
-        ):
-            assert valid.dtype == torch.bool
-            assert list(names) == list(other)
-            assert torch.equal(valid, other_valid)
-            keys += [name for name, is_valid in zip(names, valid, strict=True) if is_valid]
-            num_valid += len(names)
-    assert len(keys) == len(set(keys)) == 21
-    assert num_valid == 24
-
-
 def test_batch_size_none_gives_single_samples_and_collate_fn_what_it_returns(packed: Path) -> None:
     loader = DataLoader(ShardDataset(packed, fields=("key", "label")), batch_size=None, num_workers=2)
     samples = list(loader)
@@ -183,24 +152,6 @@ def test_a_subclass_may_change_samples_but_not_their_number(packed: Path) -> Non
     assert where(doubled) == (0, 21)
     with pytest.raises(RuntimeError, match="the epoch had 3 batches instead of 6"):
         list(DataLoader(make_changing(packed, lambda keys: islice(keys, 9), fields="key"), batch_size=4))
-
-
-def test_map_style_crops_are_pure_and_loaders_do_not_interfere(images: Path) -> None:
-    folder = ImageFolder(images, transform=CROP)
-
-    def make() -> DataLoader:
-        return DataLoader(folder, batch_size=4, sampler=EpochSampler(folder, seed=3), num_workers=1)
-
-    expected = [batches_of(loader := make()), batches_of(loader)]
-    assert expected[0] != expected[1]
-    one, other = make(), make()
-    ahead = iter(one)
-    first = next(ahead)
-    other.set_epoch(1)
-    assert batches_of(other) == expected[1]
-    assert batches_of([first, *ahead]) == expected[0]
-    # torch's own loader knows no epoch, whatever ran before: torch draws the crops, and they differ.
-    assert batches_of(TorchLoader(folder, batch_size=21)) != batches_of(TorchLoader(folder, batch_size=21))
 
 
 class Backwards(EpochSampler):

@@ -186,6 +186,7 @@ OVERRIDES: dict[str, Any] = {
 
 
 WITH_PROCESSES = ("shown", "torch's own", "started")
+RARELY = [name for name in OVERRIDES if name not in WITH_PROCESSES]
 
 
 def overriding(base: Any, name: str) -> Any:
@@ -194,30 +195,22 @@ def overriding(base: Any, name: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("name", "is_ours", "options"),
     [
-        *((name, {}) for name in OVERRIDES),
-        *((name, PERSISTENT) for name in WITH_PROCESSES),
-        *(pytest.param(name, PERSISTENT, marks=pytest.mark.slow) for name in OVERRIDES if name not in WITH_PROCESSES),
+        *((name, False, {}) for name in OVERRIDES),
+        *((name, False, PERSISTENT) for name in WITH_PROCESSES),
+        *(pytest.param(name, False, PERSISTENT, marks=pytest.mark.slow) for name in RARELY),
+        *((name, True, {}) for name in ("shown", "indexed", "uncollated", "checked")),
+        *((name, True, {"num_workers": 1}) for name in ("torch's own", "shown")),
     ],
 )
-def test_methods_are_called_where_torch_calls_them(name: str, options: dict[str, Any]) -> None:
-    def run(base: Any) -> str:
-        loader = overriding(base, name)(list(range(6)), batch_size=2, **options)
-        return str([list(loader) for _ in range(2)])
-
-    assert run(DataLoader) == run(torchs.DataLoader)
-
-
-@pytest.mark.parametrize(
-    ("name", "num_workers"),
-    [*((name, 0) for name in ("shown", "indexed", "uncollated", "checked")), ("torch's own", 1), ("shown", 1)],
-)
-def test_of_shardios_datasets_too(packed: Path, name: str, num_workers: int) -> None:
-    dataset = ShardMapDataset(packed, fields=("key", "label"))
+def test_methods_are_called_where_torch_calls_them(
+    packed: Path, name: str, is_ours: bool, options: dict[str, Any]
+) -> None:
+    dataset: Any = ShardMapDataset(packed, fields=("key", "label")) if is_ours else list(range(6))
 
     def run(base: Any) -> str:
-        loader = overriding(base, name)(dataset, batch_size=4, num_workers=num_workers)
+        loader = overriding(base, name)(dataset, batch_size=2, **options)
         return str([list(loader) for _ in range(2)])
 
     assert run(DataLoader) == run(torchs.DataLoader)
