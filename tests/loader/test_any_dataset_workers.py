@@ -327,13 +327,6 @@ def test_buffers_are_fewer_if_memory_is_short_and_an_error_if_two_do_not_fit(mon
 THREADS: dict[str, Any] = {"num_workers": 3, "worker_method": "thread"}
 
 
-class Whole(torch.utils.data.IterableDataset[int]):
-    """Numbers that every worker yields, because torch's function says nothing."""
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(4)) if torch.utils.data.get_worker_info() is None else iter([])
-
-
 def test_nothing_is_copied_or_pickled() -> None:
     samples = [(threading.Lock(), object()) for _ in range(10)]
     loader = DataLoader(samples, 2, collate_fn=lambda batch: batch, **THREADS)
@@ -400,12 +393,13 @@ def test_iterable_datasets_have_their_own_positions_and_resume(num_received: int
 
 
 def test_a_dataset_that_cannot_know_its_share_is_warned_of_once() -> None:
+    whole = type("Whole", (IterableDataset,), {"__iter__": lambda dataset: iter(range(4))})()
     with pytest.warns(RuntimeWarning, match=r"Whole did not call shardio.get_worker_info\(\), so each of 3") as caught:
-        assert len(flatten(DataLoader(Whole(), 2, **THREADS))) == 12
+        assert len(flatten(DataLoader(whole, 2, **THREADS))) == 12
     assert len([each for each in caught if each.category is RuntimeWarning]) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        flatten(DataLoader(Whole(), 2, num_workers=1, worker_method="thread"))
+        flatten(DataLoader(whole, 2, num_workers=1, worker_method="thread"))
 
 
 def test_errors_name_the_sample_and_keep_their_traceback() -> None:
