@@ -1,4 +1,4 @@
-"""The checker finds and names what is wrong, and accepts what is right. The campaign has all faults."""
+"""The checker, its recordings, its guard and its pytest plugin find and name what is wrong, and accept what is right."""
 
 from __future__ import annotations
 

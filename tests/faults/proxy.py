@@ -49,24 +49,14 @@ KINDS = (*OWN_ANSWERS, *BEFORE_RESPONSE, *OTHER_RANGES, *IN_BODY)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """How a fault proxy behaves. The same seed and order of requests give the same faults.
-
-    Args:
-        seed: The seed of all random choices.
-        latency_s: The least time from the end of a request's head to the first byte of the response, in seconds. What
-            the server itself takes is part of it.
-        connection_bytes_per_s: The bandwidth of each connection's responses, or None for no limit.
-        faults: The probability of each kind of fault per request, in total at most 1. A fault that a response does
-            not allow, such as ``truncated`` for a body of less than 2 bytes, does not happen.
-        methods: Only requests with these methods have faults.
-        max_faults: The number of faults after which no more happen, or None for no limit.
-    """
+    """How a fault proxy behaves. The same seed and order of requests give the same faults."""
 
     seed: int = 0
-    latency_s: float = 0.0
-    connection_bytes_per_s: float | None = None
+    latency_s: float = 0.0  # At least, from the end of a request's head to the first byte of the response.
+    connection_bytes_per_s: float | None = None  # None: no limit, as for the number of faults.
+    # Of each kind, the probability per request. A response may not allow a fault: a body of 1 byte is never truncated.
     faults: Mapping[str, float] = field(default_factory=dict)
-    methods: tuple[str, ...] = ("GET",)
+    methods: tuple[str, ...] = ("GET",)  # Only these have faults.
     max_faults: int | None = None
 
     def __post_init__(self) -> None:

@@ -434,7 +434,8 @@ def test_of_any_dataset_bad_samples_are_left_out_or_replaced_by_the_same_ones(
 
 @pytest.mark.parametrize("kind", [Called, SeveralCalled])
 def test_single_samples_empty_batches_and_other_stages(kind: Any, tmp_path: Path) -> None:
-    dataset, options = kind(get, 20), {"quarantine": tmp_path / "log"}
+    dataset = kind(get, 20)
+    options: dict[str, Any] = {"quarantine": tmp_path / "log"}
     with pytest.warns(RuntimeWarning, match="replaced"):
         singles = list(DataLoader(dataset, None, on_error="replace", **options))
     assert {index for index, number in enumerate(singles) if number != index} == GONE

@@ -376,7 +376,7 @@ def test_code_that_exits_python_is_an_error(data: Data) -> None:
 def test_code_that_blocks_meets_the_timeout(data: Data, tmp_path: Path) -> None:
     block = once(tmp_path / "marker", lambda: time.sleep(10 * DEADLINE_S))
     loader = make_loader(data, "shards", 1, transform=Compose([CROP, block]), timeout=2)
-    with pytest.raises(RuntimeError, match=r"no batch arrived within timeout=2\.?0? s"):
+    with pytest.raises(RuntimeError, match=r"no batch arrived within timeout=2\.?0? s: increase it"):
         batches_of(loader)
     loader.set_epoch(0)
     assert batches_of(loader) == batches_without(data)
@@ -450,14 +450,6 @@ def test_another_batch_is_begun_before_the_user_gets_one(data: Data, modules: Pa
     batch = next(iterator)
     wait_until(lambda: gate.count("begun") == MADE_BEFORE + 2 * 2, "the next batch is begun")
     assert len(batch) == 3
-
-
-@pytest.mark.usefixtures("_one_worker_process")
-def test_a_batch_that_times_out_is_an_error(data: Data, modules: Path) -> None:
-    install_gate(modules, held=range(100))
-    with pytest.raises(RuntimeError, match=r"no batch arrived within timeout=0\.2 s: increase it"):
-        next(iter(make_loader(data, "shards", 2, timeout=0.2)))
-    assert find_worker_processes() == []
 
 
 @pytest.mark.usefixtures("_one_worker_process")

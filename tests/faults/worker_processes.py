@@ -98,14 +98,6 @@ def is_alive(process_id: int) -> bool:
     return process_id in [found for found, _, _ in list_processes()]
 
 
-def count_mapped_buffers() -> int:
-    return Path("/proc/self/maps").read_text().count("memfd:shardio")
-
-
-def count_threads() -> int:
-    return len(list(Path("/proc/self/task").iterdir()))
-
-
 def send_signal(process_id: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.kill(process_id, number)

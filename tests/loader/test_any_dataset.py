@@ -1,4 +1,4 @@
-"""Programs that use torch's DataLoader see the same batches, of the same types, and may use what shardio's adds."""
+"""Any dataset: torch's batches, what shardio's loader adds, and values that survive the way to workers and back."""
 
 from __future__ import annotations
 
@@ -220,9 +220,12 @@ def test_without_keys_contents_identify_samples() -> None:
 
 @pytest.mark.parametrize("method", ["multiprocessing", "thread"])
 def test_a_state_knows_what_was_delivered_out_of_order(method: Any) -> None:
+    def get_slowly(index: int) -> int:
+        time.sleep(0 if index else 0.2)  # Sample 0 takes longer than all others.
+        return index
+
     def make() -> DataLoader[Any]:
-        slow = Called(lambda index: time.sleep(0 if index else 0.2) or index, 24)  # type: ignore[func-returns-value]
-        return DataLoader(slow, 2, num_workers=2, worker_method=method, in_order=False)
+        return DataLoader(Called(get_slowly, 24), 2, num_workers=2, worker_method=method, in_order=False)
 
     for num_received in (1, 7):
         loader, resumed = make(), make()

@@ -327,7 +327,11 @@ def a_child_does_not_use_worker_processes_that_the_parent_started_ahead(packed: 
 
 def an_iterator_works_only_in_the_process_that_created_it(packed: Path) -> None:
     dataset = ShardMapDataset(packed, fields=("image", "label", "key"), transform=RandomResizedCrop(48))
-    others = [{}, {"persistent_workers": True}, {"persistent_workers": True, "worker_method": "thread"}]
+    others: list[dict[str, Any]] = [
+        {},
+        {"persistent_workers": True},
+        {"persistent_workers": True, "worker_method": "thread"},
+    ]
     any_order = [DataLoader(each, 8, num_workers=1, **options) for each in (dataset, range(100)) for options in others]
     for loader in (make_loader(packed, persistent_workers=True), *any_order):
         iterator = iter(loader)

@@ -1,4 +1,4 @@
-"""The batches: exact, in a reproducible order for any number of workers, or in that of overrides, and as in torch."""
+"""The order: reproducible for any number of workers, or that of overrides, and exact after a stop and a resumption."""
 
 from __future__ import annotations
 

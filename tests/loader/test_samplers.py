@@ -1,4 +1,4 @@
-"""shardio's datasets in the order of torch's samplers: torch's batches, repeatable transforms, and exact states."""
+"""shardio's datasets, and Subsets and ConcatDatasets of them, with torch's samplers: torch's batches, exact states."""
 
 from __future__ import annotations
 
@@ -475,7 +475,7 @@ def test_the_reason_says_what_is_not_read_as_one_and_why(packed: Path) -> None:
 
 def test_a_transform_that_one_part_gets_is_used(packed: Path, images: Path) -> None:
     parts = make_parts(packed, images, lambda: CenterCrop(40))
-    both = ConcatDataset([parts[0], Subset(parts[1], range(21))])
+    both = ConcatDataset[Any]([parts[0], Subset(parts[1], range(21))])
     loader = DataLoader(both, batch_size=21, num_workers=1, persistent_workers=True)
     for changed, sizes, is_torchs in [((), [40, 40], False), ((1,), [40, 16], True), ((0,), [16, 16], False)]:
         for part in changed:

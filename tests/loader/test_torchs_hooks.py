@@ -414,7 +414,7 @@ def test_a_loader_is_recreated_from_its_attributes_and_another_batch_sampler(bas
 
 
 STATE: dict[str, Any] = {"__getstate__": lambda loader: {**vars(loader)}}
-STATE["__setstate__"] = lambda loader, state: vars(loader).update(state)
+STATE["__setstate__"] = lambda loader, state: loader.__dict__.update(state)
 Remembering = type("Remembering", (DataLoader,), STATE)
 
 

@@ -1,4 +1,4 @@
-"""An iterator has the interface of torch's, private names included, holds no loader, and never ends in silence."""
+"""Iterators have the interface of torch's, private names included, and obey the laws of executors."""
 
 from __future__ import annotations
 
