@@ -1,4 +1,4 @@
-"""The checker, its recordings, its guard and its pytest plugin find and name what is wrong, and accept what is right."""
+"""The checker, its recordings, guard and pytest plugin find and name what is wrong, and accept what is right."""
 
 from __future__ import annotations
 
