@@ -133,7 +133,7 @@ def list_processes() -> Iterator[tuple[int, int, list[bytes]]]:
 def wait_until(is_so: Callable[[], object], what: str = "other processes have done it") -> None:
     deadline = time.monotonic() + 60
     while not is_so():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        assert time.monotonic() < deadline, f"timed out while waiting until {what}"
         time.sleep(0.005)  # Polling without a pause would take the processor from the other processes.
 
 

@@ -222,7 +222,7 @@ right("keys of two numbers", load([{"id": torch.tensor(frame)} for frame in FRAM
 HUGE = [-1, 2**64 - 1, 2**63, -(2**63), 2**64 + 5, 5]
 right("negative and huge numbers", [HUGE], HUGE)
 ALIKE = [1, "1", 2, "2", 1.5, "1.5"]
-right("numbers and text that read alike", [{"id": ALIKE}], ALIKE, key="id")
+right("numbers and text that look the same", [{"id": ALIKE}], ALIKE, key="id")
 right("whole numbers as floats", load([{"id": float(number)} for number in NUMBERS]), key="id")
 right("numbers of numpy, one by one", cut(list(np.arange(N))), np.int64(N))
 right("numbers of torch, one by one", cut(list(torch.arange(N))), torch.arange(N))

@@ -1,4 +1,4 @@
-"""A proxy between a client and an HTTP server that delays, limits and spoils responses, as a script says.
+"""A proxy between a client and an HTTP server that delays, limits and spoils responses according to a script.
 
 It runs in a process of its own, which a thread for each connection serves. The test controls it through an inherited
 socket; the process ends when that closes.
@@ -296,7 +296,7 @@ class Connection:
         return pass_on(response, turn, self._read_response(head, response))
 
     def _answer_error(self, head: bytes, turn: Turn, kind: str) -> bool:
-        """Answer with an error of the proxy's own, in the words of S3, after the whole request."""
+        """Answer with an error of the proxy's own, in S3's format, after the whole request."""
         for _ in self._read_request(head):
             pass
         line, code = ERRORS[kind]
@@ -468,4 +468,4 @@ def main(control_fd: int, server: tuple[str, int]) -> None:
     with contextlib.suppress(EOFError):
         while True:
             control.send(proxy.obey(*control.recv()))
-    os._exit(0)  # Threads may wait for ever.
+    os._exit(0)  # Threads may wait forever.

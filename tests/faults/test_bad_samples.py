@@ -272,7 +272,7 @@ CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])
 OPTIONS: dict[str, Any] = {"fields": ("image", "label", "key"), "transform": CROP}
 
 KEPT = [*BAD, *range(20, 29), 39, 38]
-"""Samples of the damaged dataset: the bad ones, and a few others. All the rest is held out."""
+"""Samples of the damaged dataset: the bad ones, and a few others. The others are held out."""
 
 
 def damaged_map(subject: Subject) -> Any:
@@ -296,7 +296,7 @@ DATASETS: dict[str, Callable[[Subject, Path], Any]] = {
     ("kind", "policy", "num_workers"),
     [*((kind, policy, 0) for kind in DATASETS for policy in ("replace", "skip")), ("shards", "replace", 1)],
 )
-def test_both_executors_treat_bad_samples_alike(
+def test_both_executors_treat_bad_samples_the_same(
     tmp_path: Path, packed: Path, kind: str, policy: Any, num_workers: int
 ) -> None:
     bad = {number: BAD[number] for number in list(BAD)[:3]} if kind == "folder" else BAD

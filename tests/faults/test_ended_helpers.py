@@ -268,7 +268,7 @@ def test_a_stopped_worker_process_whose_socket_is_full_is_an_error() -> None:
 
 
 @pytest.mark.slow
-def test_no_worker_waits_for_ever_for_a_stopped_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_worker_waits_forever_for_a_stopped_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_workers, "STOPPED_S", 0.05)
     loader = make("fetching, not forked: kill")
     assert receive(loader) == (WHOLE, None)

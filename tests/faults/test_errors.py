@@ -1,4 +1,4 @@
-"""Errors and interruptions: whoever catches an error receives the rest, and no epoch ends as if it were complete."""
+"""Errors and interruptions: a program that catches an error receives the rest. No epoch ends as if it were complete."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def install_gate(modules: Path, held: range = range(0)) -> Gate:
 
 
 def _install(modules: Path, what: str, beforehand: str = "") -> None:
-    """Make worker processes run code before each chunk, through sitecustomize, which Python imports at startup."""
+    """Make worker processes run code before each chunk through sitecustomize, which Python imports at startup."""
     (modules / "sitecustomize.py").write_text(
         f"""
 import itertools, os, threading, time

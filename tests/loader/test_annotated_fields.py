@@ -1,4 +1,4 @@
-"""Pictures, masks, boxes, points and numbers are fields of a sample, stored as they are and transformed alike."""
+"""Images, masks, boxes, points and numbers are fields of a sample: they keep their types and move together."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_after_the_last_batch_the_rest_is_empty_and_after_the_end_the_next_epoch
 
 
 class Shuffling(Sampler[int]):
-    """A user's sampler with a state whose end is the end of the epoch, not the beginning of the next one."""
+    """A user's sampler with a state that ends with the epoch instead of starting the next one."""
 
     def __init__(self) -> None:
         self.num_yielded = 0
@@ -237,7 +237,7 @@ HABITS: dict[str, tuple[Any, bool, bool]] = {
     "none": (None, False, False),
     "seeds each epoch": (lambda epoch: 10 + epoch, False, False),
     "seeds each epoch, and draws": (lambda epoch: 10 + epoch, True, False),
-    "seeds each epoch alike": (lambda epoch: 10, True, False),
+    "seeds each epoch the same": (lambda epoch: 10, True, False),
     "restores": (None, False, True),
     "restores, and draws": (None, True, True),
 }

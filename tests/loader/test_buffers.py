@@ -220,7 +220,7 @@ LARGE: dict[str, Make] = {
     "fortran": lambda random: np.asfortranarray(random.normal(size=(30, 50))),
     "swapped": _reals((40, 40), ">f4"),  # They arrive in native order.
 }
-"""Arrays of 4096 bytes or more, all of a kind alike."""
+"""Arrays of 4096 bytes or more; those of one name have one shape."""
 
 OTHER: dict[str, Make] = {
     "small": _integers((4095,), "uint8"),

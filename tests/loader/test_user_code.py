@@ -1,4 +1,4 @@
-"""Users' own code runs in shardio's worker processes, and gives what it gives anywhere else, bit for bit."""
+"""User code runs in shardio's worker processes, with bit-identical results."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def as_floats() -> Callable[[Pixels], Any]:
 
 def draw_from_all() -> Callable[[Pixels], Any]:
     def transform(image: Pixels) -> Any:
-        drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]  # as people do
+        drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]  # as users do
         return np.array([*drawn, float(image.mean())])
 
     return transform
@@ -172,7 +172,7 @@ def test_a_tokenising_transform_sample(captioned: Path) -> None:
     assert len(set(batch["noise"].tolist())) == 8
 
 
-def test_libraries_transforms_get_what_they_take_and_crop_masks_alike(captioned: Path, pictures: Path) -> None:
+def test_libraries_transforms_get_what_they_take_and_crop_masks_with_images(captioned: Path, pictures: Path) -> None:
     pipeline = albumentations.Compose([albumentations.RandomCrop(16, 16), albumentations.HorizontalFlip()])
 
     def crop(sample: dict[str, Any]) -> tuple[Any, Any]:
@@ -191,7 +191,7 @@ def test_libraries_transforms_get_what_they_take_and_crop_masks_alike(captioned:
     assert dataset[0].size == (64, 56)
 
 
-def test_decoders_of_ones_own_and_messagepack(captioned: Path) -> None:
+def test_custom_decoders_and_messagepack(captioned: Path) -> None:
     decoders = {"snd": lambda content: np.frombuffer(content, np.uint8) + random.randrange(100)}
 
     def make() -> ShardMapDataset:
@@ -204,7 +204,7 @@ def test_decoders_of_ones_own_and_messagepack(captioned: Path) -> None:
 
 
 @pytest.mark.parametrize("collate_fn", [collate_pair, collate_unusual, lambda samples: None, len])
-def test_a_collate_fn_of_ones_own(pictures: Path, collate_fn: Any) -> None:
+def test_a_custom_collate_fn(pictures: Path, collate_fn: Any) -> None:
     batch, *_ = assert_batches_are_the_oracles(lambda: ShardMapDataset(pictures, transform=CROP), collate_fn)
     if collate_fn is collate_pair:
         assert buffer_of(batch.images) is not None

@@ -101,7 +101,7 @@ def test_later_epochs_have_new_worker_processes_of_the_same_fork_server(pictures
     assert find_fork_servers() == before
 
 
-def test_what_is_started_in_vain_ends_with_the_loader_or_is_not_started(pictures: Path) -> None:
+def test_unused_workers_end_with_the_loader_or_are_not_started(pictures: Path) -> None:
     loader = make_loader(pictures)
     loader.start_workers()
     del loader
@@ -111,7 +111,7 @@ def test_what_is_started_in_vain_ends_with_the_loader_or_is_not_started(pictures
         assert not find_fork_servers()
 
 
-def test_the_training_driver_starts_them_before_all_else(packed: Path) -> None:
+def test_the_training_driver_starts_them_first(packed: Path) -> None:
     seen = list[int]()
 
     class Look(Callback):
@@ -210,7 +210,7 @@ def test_changed_surroundings_replace_it(pictures: Path, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("make", [make_user_loader, pytest.param(make_loader, marks=pytest.mark.slow)])
-def test_one_that_was_killed_is_replaced_in_silence(pictures: Path, make: Callable[..., DataLoader]) -> None:
+def test_one_that_was_killed_is_replaced_silently(pictures: Path, make: Callable[..., DataLoader]) -> None:
     loader, oracle = make(pictures), make(pictures, num_workers=0)
     for _ in range(2):
         assert_same(list(loader), list(oracle))
