@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import io
 import os
 import time
 import traceback
@@ -27,8 +28,7 @@ PROGRAM = b"from shardio.loader.chunk_worker import main; gc.enable(); main()"
 NUM_SAMPLES = 100
 BATCH_SIZE = 8  # 12 full batches, and one of 4
 PREFETCH = 4
-NUM_BUFFERS = PREFETCH + 2
-"""For the batches made ahead, the one that the user receives next, and the one that is then released."""
+NUM_BUFFERS = PREFETCH + 2  # The batch that the user receives next, and the one that is then released.
 
 
 def pack_pictures(root: Path, num_samples: int = NUM_SAMPLES) -> Path:
@@ -38,8 +38,13 @@ def pack_pictures(root: Path, num_samples: int = NUM_SAMPLES) -> Path:
     return root / "packed"
 
 
+def save_npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
 def make_loader(packed: Path, *, num_workers: int = 1, **options: Any) -> DataLoader:
-    """Make a loader of shuffled crops, labels and keys."""
     dataset = ShardDataset(
         packed, fields=("image", "label", "key"), shuffle=True, seed=5, transform=RandomResizedCrop(48)
     )
@@ -80,7 +85,6 @@ def find_buffers(process_id: int | None = None) -> set[int]:
 
 
 def buffer_of(tensor: torch.Tensor) -> int | None:
-    """Return the inode of the buffer that holds a tensor."""
     address = tensor.data_ptr()
     inodes = [inode for start, stop, inode in _read_mappings(os.getpid()) if start <= address < stop]
     return inodes[0] if inodes else None
@@ -110,7 +114,6 @@ def has_ended(server: int) -> bool:
 
 
 def find_worker_processes() -> set[int]:
-    """Return the ids of this process's worker processes that have not ended."""
     servers = find_fork_servers()
     return {process_id for process_id, parent, _ in list_processes() if parent in servers}
 
@@ -130,7 +133,7 @@ def list_processes() -> Iterator[tuple[int, int, list[bytes]]]:
 def wait_until(is_so: Callable[[], object], what: str = "other processes have done it") -> None:
     deadline = time.monotonic() + 60
     while not is_so():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        assert time.monotonic() < deadline, f"timed out while waiting until {what}"
         time.sleep(0.005)  # Polling without a pause would take the processor from the other processes.
 
 
@@ -163,7 +166,6 @@ def fork(work: Callable[[], object]) -> Callable[[], str]:
 
 
 def digest(batches: Any) -> str:
-    """Return a digest of batches, by numpy alone: torch's threads do not outlive a fork."""
     sha = hashlib.sha256()
     for images, labels, keys in batches:
         sha.update(images.numpy().tobytes() + labels.numpy().tobytes() + repr(list(keys)).encode())
@@ -182,7 +184,6 @@ def without_collector() -> Iterator[None]:
 
 
 def _read_mappings(process_id: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the first address, end and inode of each mapped buffer."""
     for line in Path(f"/proc/{process_id}/maps").read_text().splitlines():
         if "memfd:shardio" in line:
             addresses, _, _, _, inode, *_ = line.split()

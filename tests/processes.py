@@ -37,7 +37,6 @@ IMPORTED = [
     "shardio.packing.packer",
     "pytest",
 ]
-"""What the processes have imported when they begin."""
 
 IMPORTED_BY_WORKERS = ["torch.utils.data", "shardio.loader.data_loader"]
 """The same for the workers of a fresh process, which needs a server of its own."""
@@ -53,17 +52,21 @@ def forkserver_context(imported: Sequence[str] = IMPORTED) -> ForkServerContext:
 
 def assert_passes_in_fresh_process(function: Callable[..., object], *arguments: Any) -> None:
     """Assert that a function of a test module raises nothing in a fresh process."""
-    process = forkserver_context().Process(target=_call, args=(os.environ.copy(), function, arguments))
+    process = forkserver_context().Process(target=_call, args=(os.environ.copy(), function, *arguments))
     process.start()
     assert _wait_for(process) == 0
+
+
+def _call(environment: dict[str, str], function: Callable[..., object], *arguments: Any) -> None:
+    _begin(environment)
+    function(*arguments)
 
 
 def run_ranks(function: Callable[..., object], *arguments: Any, num_ranks: int) -> None:
     """Call a function of a test module with the rank and the arguments in a fresh process for each rank."""
     forkserver_context()
-    start_processes(
-        _call_frozen, args=(function, *arguments), nprocs=num_ranks, daemon=False, start_method="forkserver"
-    )
+    arguments = (function, *arguments)
+    start_processes(_call_frozen, args=arguments, nprocs=num_ranks, daemon=False, start_method="forkserver")
 
 
 def _call_frozen(rank: int, function: Callable[..., object], *arguments: Any) -> None:
@@ -74,12 +77,10 @@ def _call_frozen(rank: int, function: Callable[..., object], *arguments: Any) ->
 def run_launched_ranks(function: Callable[..., object], *arguments: Any, num_ranks: int) -> None:
     """Do as :func:`run_ranks` does, in processes that have torchrun's variables and its store."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    run_ranks(_call_as_rank, num_ranks, store.port, function, arguments, num_ranks=num_ranks)
+    run_ranks(_call_as_rank, num_ranks, store.port, function, *arguments, num_ranks=num_ranks)
 
 
-def _call_as_rank(
-    rank: int, world_size: int, port: int, function: Callable[..., object], arguments: tuple[Any, ...]
-) -> None:
+def _call_as_rank(rank: int, world_size: int, port: int, function: Callable[..., object], *arguments: Any) -> None:
     torch.set_num_threads(1)
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
     store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -88,22 +89,11 @@ def _call_as_rank(
     function(rank, *arguments)
 
 
-def run_python(
-    *arguments: object,
-    cwd: str | Path | None = None,
-    environment: Mapping[str, str] | None = None,
-    prepare: Callable[[], object] | None = None,
-) -> subprocess.CompletedProcess[str]:
-    """Run a script, or a module after ``-m``, as ``python`` does; return its exit status and its output.
-
-    Python's own options are missing. Call ``prepare`` first, in the process of the script.
-    """
+def run_python(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Do as :func:`start_python` does, and wait for the end; return the exit status and the output."""
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder, "output"), Path(folder, "errors")
-        process = start_python(
-            *arguments, cwd=cwd, environment=environment, prepare=prepare, output=output, errors=errors
-        )
-        status = _wait_for(process)
+        status = _wait_for(start_python(*arguments, output=output, errors=errors, **options))
         command = list(map(str, arguments))
         return subprocess.CompletedProcess(command, status, output.read_text("utf-8"), errors.read_text("utf-8"))
 
@@ -116,7 +106,10 @@ def start_python(
     output: Path,
     errors: Path,
 ) -> ForkServerProcess:
-    """Start what :func:`run_python` runs. Append its output to files."""
+    """Start a script, or a module after ``-m``, as ``python`` does without options. Append its output to files.
+
+    The process calls ``prepare`` first.
+    """
     command = list(map(str, arguments))
     environment = dict(os.environ if environment is None else environment)
     run = partial(_run_script, command, os.fspath(cwd or Path.cwd()), environment, prepare, output, errors)
@@ -126,17 +119,11 @@ def start_python(
 
 
 def _wait_for(process: ForkServerProcess) -> int:
-    """Wait for a process; return its exit status."""
     process.join(TIMEOUT_S)
     process.kill()
     process.join()
     assert process.exitcode is not None
     return process.exitcode
-
-
-def _call(environment: dict[str, str], function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
-    _begin(environment)
-    function(*arguments)
 
 
 def _run_script(

@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, given, strategies as st
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
 
 from shardio import DataLoader
+from tests.buffers import find_buffers
 from tests.files import count_open_files
 from tests.loader.programs import programs
 from tests.loader.test_any_dataset import (
@@ -32,7 +33,7 @@ from tests.loader.test_any_dataset import (
     test_threads_deliver_the_same_samples as compared_in_threads,
 )
 from tests.loader.test_any_dataset_states import test_a_resumed_program_sees_the_rest as resumed
-from tests.loader.test_any_dataset_workers import Arrays, find_mappings
+from tests.loader.test_any_dataset_workers import Arrays
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
@@ -113,7 +114,7 @@ def _count_resources() -> dict[str, int]:
         "processes": len(multiprocessing.active_children()),
         "threads": threading.active_count(),
         "descriptors": count_open_files(),
-        "buffers": len(find_mappings()),
+        "buffers": len(find_buffers()),
     }
 
 

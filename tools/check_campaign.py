@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are no
 
 import shardio
 from tests.check.cases import Case
-from tests.check.test_campaign import PLANTED, UNUSUAL
+from tests.check.test_check import PLANTED, UNUSUAL
 from tests.sources import write_images
 
 

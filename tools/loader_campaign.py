@@ -36,7 +36,7 @@ from shardio.libraries import import_library
 from shardio.loader import fork_server, pool as pool_module
 from shardio.loader.fork_server import end_kept
 from shardio.transforms import Compose
-from tests.buffers import find_fork_servers
+from tests.buffers import find_buffers, find_fork_servers
 from tests.faults.worker_processes import (
     CROP,
     KINDS,
@@ -44,8 +44,6 @@ from tests.faults.worker_processes import (
     Data,
     Kind,
     batches_of,
-    count_mapped_buffers,
-    count_threads,
     find_worker_processes,
     make_loader,
     send_signal,
@@ -248,9 +246,9 @@ def leaks(loaders: Annotated[int, typer.Option(min=1, help="Number of loaders.")
 def _count_resources() -> dict[str, int]:
     return {
         "processes": len(find_fork_servers()) + len(find_worker_processes()),
-        "threads": count_threads(),
+        "threads": len(list(Path("/proc/self/task").iterdir())),
         "descriptors": count_open_files(),
-        "buffers": count_mapped_buffers(),
+        "buffers": len(find_buffers()),
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 import webdataset
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import shardio
 from shardio import CoverageError, FormatError, ShardDataset
@@ -27,13 +27,9 @@ Verdict = Literal["right", "wrong", "keys wanted"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A loader and the expected verdict of the checker.
+    """A loader and the expected verdict of the checker: a part of the message, or "" for a right loader.
 
-    Attributes:
-        name: The planted fault, or what is unusual.
-        ask: Runs the checker, given a packed dataset. Returns normally if the verdict is right.
-        says: A part of the expected message; "" for a right loader.
-        is_slow: Whether it takes worker processes or seconds. Only the campaign runs slow cases.
+    ``ask`` runs the checker, given a packed dataset. It returns normally if the verdict is right.
     """
 
     name: str
@@ -155,17 +151,6 @@ class Flipped(Images):
 class Keyed(Images):
     def __getitem__(self, number: int) -> Any:
         return {"image": super().__getitem__(number), "id": number}
-
-
-class Shares(IterableDataset[Any]):
-    """Gives each worker the share that a function of worker ID and number of workers returns."""
-
-    def __init__(self, share: Callable[[int, int], Iterable[Any]]) -> None:
-        self.share = share
-
-    def __iter__(self) -> Iterator[Any]:
-        info = get_worker_info()
-        return iter(self.share(0, 1) if info is None else self.share(info.id, info.num_workers))
 
 
 def load(dataset: Any, **options: Any) -> DataLoader[Any]:

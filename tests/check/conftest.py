@@ -18,8 +18,6 @@ RunCheck = Callable[..., Result]
 
 @pytest.fixture
 def run_check(monkeypatch: pytest.MonkeyPatch) -> RunCheck:
-    """Run ``shardio check`` with arguments in this process, and its ranks one after another."""
-
     def run_ranks(commands: Sequence[RankCommand], name: str) -> None:
         for rank in commands:
             *_, target, directory, epochs, key = rank.command

@@ -1,7 +1,8 @@
-"""The checker finds and names what is wrong, and accepts what is right. The campaign has all faults."""
+"""The checker, its recordings, guard and pytest plugin find and name what is wrong, and accept what is right."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -9,13 +10,27 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed
 import webdataset
+from torch.multiprocessing.spawn import start_processes
 from torch.utils.data import DataLoader as TorchLoader, Dataset
 
-from shardio import CoverageError, DataLoader, ShardDataset
-from shardio.check import Coverage, Delivery, ExpectedSamples, assert_exactly_once, make_report
-from tests.check.cases import N, Shares, load, web
+import shardio
+from shardio import CoverageError, FormatError, ShardDataset
+from shardio.check import (
+    Coverage,
+    CoverageRecorder,
+    Delivery,
+    ExpectedSamples,
+    assert_exactly_once,
+    guard,
+    make_report,
+    merge_recordings,
+)
+from tests.check import planted, unusual
+from tests.check.cases import Case, N, load, web
 from tests.check.conftest import RunCheck
+from tests.loader.programs import Shares
 
 
 @pytest.fixture
@@ -72,10 +87,6 @@ def test_repeated_missing_and_unexpected_samples_are_counted_and_named(keys: lis
         "  unexpected: stranger, delivered 1 time: rank 0 batch 2",
         f"  missing: {keys[20]}",
     ]
-
-
-def test_a_loader_with_worker_processes_is_right(packed: Path, keys: list[str]) -> None:
-    assert_exactly_once(DataLoader(ShardDataset(packed, fields="key"), batch_size=4, num_workers=2), keys)
 
 
 @pytest.mark.parametrize("persistent_workers", [False, True])
@@ -166,3 +177,149 @@ def test_wrappers_with_some_attributes_of_a_loader(names: tuple[str, ...], num_w
     assert_exactly_once(wrap(TorchLoader(Keyed(), shuffle=True, **options)), key=key, epochs=2)
     with pytest.raises(CoverageError, match=r"1 more than once.*\n  repeated: 7, delivered 4 times"):
         assert_exactly_once(wrap(TorchLoader(Keyed(), sampler=[*range(17), 7, 7, 7], **options)), key=key)
+
+
+PLANTED = planted.case.cases
+UNUSUAL = unusual.case.cases
+
+# webdataset leaves files to the garbage collector. torchdata calls a deprecated function.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
+]
+
+
+def named(cases: list[Case]) -> list[object]:
+    names = [re.sub(r"\W+", "-", case.name) for case in cases]
+    assert len(set(names)) == len(names)
+    return [
+        pytest.param(case, id=name, marks=[pytest.mark.slow] * case.is_slow)
+        for case, name in zip(cases, names, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("case", named(PLANTED))
+def test_a_fault_is_found_and_named(case: Case, packed: Path) -> None:
+    verdict, message = case.judge(packed)
+    assert verdict in {"wrong", "keys wanted"}
+    assert case.says in message
+
+
+@pytest.mark.parametrize("case", named(UNUSUAL))
+def test_a_right_loader_is_accepted(case: Case, packed: Path) -> None:
+    verdict, message = case.judge(packed)
+    assert verdict == ("keys wanted" if case.says else "right"), message
+    assert case.says in message
+
+
+pytest_plugins = ["pytester"]
+
+
+def record_ranks(run: Path, ranks: list[list[list[list[Any]]]]) -> list[Path]:
+    for rank, epochs in enumerate(ranks):
+        with CoverageRecorder(run, rank=rank) as recorder:
+            for epoch in epochs:
+                assert list(recorder.watch(epoch)) == epoch
+    return sorted(run.glob("*.cov"))
+
+
+def test_merged_recordings_are_the_whole_epoch(tmp_path: Path, run_check: RunCheck) -> None:
+    paths = record_ranks(tmp_path / "run", [[[["a", "b"]], [["c"]]], [[["c"]], [["a"], ["b"]]]])
+    assert [path.name for path in paths] == ["rank-00000.cov", "rank-00001.cov"]
+    merged = merge_recordings(paths)
+    assert [make_report(coverage, ExpectedSamples.of_keys("abc")).is_right for coverage in merged] == [True, True]
+    assert merged[1].arrays()[1].tolist() == [0, 0, 1]
+    done = run_check("--merge", *paths, "--expected", 3)
+    assert (done.exit_code, done.output.count("right: 3 samples: 3 delivered once")) == (0, 2)
+
+
+def test_a_recorder_removes_what_a_killed_one_left_unfinished(tmp_path: Path) -> None:
+    left, others = tmp_path / ".rank-00000.cov.0123abcd.partial", tmp_path / ".rank-00001.cov.0123abcd.partial"
+    for path in left, others:
+        path.touch()
+    record_ranks(tmp_path, [[[["a"]]]])
+    assert (left.exists(), others.exists()) == (False, True)
+
+
+def test_a_recording_holds_what_arrived_before_a_crash(tmp_path: Path) -> None:
+    recorder = CoverageRecorder(tmp_path, rank=0)
+    watched = recorder.watch([[1, 2], [3], [4]])
+    next(watched)
+    next(watched)
+    watched.close()  # type: ignore[attr-defined]  # it is a generator
+    (coverage,) = merge_recordings([recorder.path])
+    assert sorted(coverage.arrays()[0].tolist()) == [1, 2, 3]
+
+
+def test_the_file_of_an_earlier_run_is_kept(tmp_path: Path) -> None:
+    (path,) = record_ranks(tmp_path, [[[["a"]]]])
+    before = path.read_bytes()
+    assert record_ranks(tmp_path, [[[["b"]]]]) == [path]
+    assert Path(f"{path}.old").read_bytes() == before
+
+
+def test_the_command_says_what_it_cannot_judge(tmp_path: Path, run_check: RunCheck) -> None:
+    (path,) = record_ranks(tmp_path / "some", [[[["a"]]]])
+    output = run_check("--merge", path).output
+    assert "right: 1 sample:" in output
+    assert "lost samples cannot be detected: pass --expected" in output
+    assert "cannot be detected" not in run_check("--merge", path, "--expected", 1).output
+    (path,) = record_ranks(tmp_path / "none", [[]])
+    done = run_check("--merge", path)
+    assert (done.exit_code, done.output) == (1, "WRONG: no epochs were recorded\n")
+
+
+def test_other_files_and_two_recordings_of_one_rank_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "x.cov").write_bytes(b"nothing of the kind")
+    with pytest.raises(FormatError, match=r"x\.cov is not a recording"):
+        merge_recordings([tmp_path / "x.cov"])
+    (path,) = record_ranks(tmp_path / "run", [[[["a"]]]])
+    other = tmp_path / "other.cov"
+    other.write_bytes(path.read_bytes())
+    with pytest.raises(FormatError, match="both recordings of rank 0"):
+        merge_recordings([path, other])
+
+
+def gather(rank: int, folder: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    recorder = CoverageRecorder(folder / "run")
+    list(recorder.watch([["a", "b"], ["c"]] if rank == 0 else [["d"], ["e", "f"]]))
+    (coverage,) = recorder.gather()
+    (folder / f"{recorder.rank}.txt").write_text(str(make_report(coverage, ExpectedSamples.of_keys("abcdef"))))
+    torch.distributed.destroy_process_group()
+
+
+def test_ranks_gather_by_torch_distributed(tmp_path: Path) -> None:
+    start_processes(gather, args=(tmp_path,), nprocs=2, start_method="fork")
+    right = "6 samples: 6 delivered once, 0 more than once, 0 never, 0 unexpected"
+    assert [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)] == [right, right]
+
+
+def test_the_guard_stops_at_the_first_repeat_and_forgets_after_an_epoch(packed: Path) -> None:
+    loader = guard(shardio.DataLoader(shardio.ShardDataset(packed, fields="key", shuffle=True), batch_size=4))
+    assert len(loader) == 6
+    for _ in range(2):
+        assert sum(len(batch) for batch in loader) == 21
+    assert loader.state_dict()["epoch"] == 1
+    guarded = iter(guard([["a", "b"], ["c"], ["b"], ["d"]]))
+    assert [next(guarded), next(guarded)] == [["a", "b"], ["c"]]
+    with pytest.raises(CoverageError, match="batch 2 repeats b, which batch 0 of this epoch delivered"):
+        next(guarded)
+    with pytest.raises(CoverageError, match="batch 0 repeats a"):
+        list(guard([["a", "a"]]))
+
+
+def test_the_plugin_gives_every_project_the_fixture(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        def test_right(assert_exactly_once):
+            assert_exactly_once([[1, 2], [3]], expected=[1, 2, 3])
+
+        def test_wrong(assert_exactly_once):
+            assert_exactly_once([[1, 2], [2]], expected=[1, 2, 3])
+        """
+    )
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*CoverageError: 3 samples: 1 delivered once, 1 more than once, 1 never*"])

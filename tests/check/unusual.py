@@ -36,7 +36,6 @@ from tests.check.cases import (
     Keyed,
     N,
     Registry,
-    Shares,
     all_of,
     by,
     check_ranks,
@@ -48,12 +47,12 @@ from tests.check.cases import (
     split as samplers,
     web,
 )
+from tests.loader.programs import Shares
 
 case = Registry()
 NUMBERS: Any = range(N)
 NOTHING = ExpectedSamples()
 WANTED = "key="
-"""The part of every message that asks for keys."""
 
 
 def right(name: str, loader: Any, expected: Any = NUMBERS, *, says: str = "", **options: Any) -> None:
@@ -92,16 +91,13 @@ right("uneven datasets of ranks", tuple(load(list(range(*borders)), shuffle=True
 right("one rank of two has nothing to do", (cut(range(5)), []), range(5))
 
 
-@case("a part of a dataset by random_split")
-def _(packed: Path) -> None:
-    first, second = random_split(Images(), [60, 36])
-    assert_exactly_once(load(first))
-    assert_exactly_once(load(second, shuffle=True))
-
-
-@case("DistributedSampler with drop_last that drops, by the command, nothing expected")
-def _(packed: Path) -> None:
-    check_ranks(by(samplers(range(N + 1), 4, drop_last=True), drop_last=True), NOTHING)
+FIRST, SECOND = random_split(Images(), [60, 36])
+right("a part of a dataset by random_split", load(FIRST), None)
+right("the other part, shuffled", load(SECOND, shuffle=True), None)
+DROPPING = by(samplers(range(N + 1), 4, drop_last=True), drop_last=True)
+case("DistributedSampler with drop_last that drops, by the command, nothing expected")(
+    lambda packed: check_ranks(DROPPING, NOTHING)
+)
 
 
 # The order is the same in several epochs, on purpose or by chance.
@@ -226,7 +222,7 @@ right("keys of two numbers", load([{"id": torch.tensor(frame)} for frame in FRAM
 HUGE = [-1, 2**64 - 1, 2**63, -(2**63), 2**64 + 5, 5]
 right("negative and huge numbers", [HUGE], HUGE)
 ALIKE = [1, "1", 2, "2", 1.5, "1.5"]
-right("numbers and text that read alike", [{"id": ALIKE}], ALIKE, key="id")
+right("numbers and text that look the same", [{"id": ALIKE}], ALIKE, key="id")
 right("whole numbers as floats", load([{"id": float(number)} for number in NUMBERS]), key="id")
 right("numbers of numpy, one by one", cut(list(np.arange(N))), np.int64(N))
 right("numbers of torch, one by one", cut(list(torch.arange(N))), torch.arange(N))
@@ -240,26 +236,25 @@ right("expected as a set, unshuffled, two epochs", load(TEXTS), set(TEXTS), epoc
 # WebDataset.
 
 
-def of_web(name: str, make: Callable[[Path], Any], *, slow: bool = False, **options: Any) -> None:
+def of_keys(name: str, make: Callable[[Path], Any], *, slow: bool = False, **options: Any) -> None:
     def ask(packed: Path) -> None:
         assert_exactly_once(make(packed), list(ShardDataset(packed, fields="key")), **options)
 
     case(name, slow=slow)(ask)
 
 
-of_web("WebDataset with workers", lambda packed: load(web(packed), num_workers=2), slow=True)
-of_web("WebDataset, shuffled, two epochs", lambda packed: load(web(packed, shardshuffle=100).shuffle(100)), epochs=2)
-of_web(
+of_keys("WebDataset with workers", lambda packed: load(web(packed), num_workers=2), slow=True)
+of_keys("WebDataset, shuffled, two epochs", lambda packed: load(web(packed, shardshuffle=100).shuffle(100)), epochs=2)
+of_keys(
     "WebDataset that batches by itself",
     lambda packed: webdataset.WebLoader(web(packed).batched(4, collation_fn=list), batch_size=None),
 )
-of_web("WebDataset that shuffles four shards alone", lambda packed: load(web(packed, shardshuffle=100)), epochs=12)
+of_keys("WebDataset that shuffles four shards alone", lambda packed: load(web(packed, shardshuffle=100)), epochs=12)
 
 # shardio's own, with 21 samples, 2 ranks and batches of 4.
 
 
 def of_ours(name: str, world_size: int = 2, *, expects: bool = True, epochs: int = 3, **options: Any) -> None:
-    """Register the ranks of a shardio loader, of which all samples or nothing is expected."""
     key = options.pop("key", None)
 
     def ask(packed: Path) -> None:
@@ -286,18 +281,13 @@ def _(packed: Path) -> None:
         list(guard(loader, key=lambda batch: batch[0]))
 
 
-@case("mask: a key function that heeds marks")
-def _(packed: Path) -> None:
-    def valid(batch: Any) -> list[str]:
-        return [key for key, is_valid in zip(*batch, strict=True) if is_valid]
-
-    ranks = tuple(ours(packed, 5, remainder="mask"))
-    assert_exactly_once(ranks, list(ShardDataset(packed, fields="key")), key=valid, epochs=2)
+def valid(batch: Any) -> list[str]:
+    return [key for key, is_valid in zip(*batch, strict=True) if is_valid]
 
 
-@case("keep: by the function")
-def _(packed: Path) -> None:
-    assert_exactly_once(tuple(ours(packed, 5, remainder="keep")), list(ShardDataset(packed, fields="key")), epochs=2)
+HEEDING: dict[str, Any] = {"key": valid, "epochs": 2}
+of_keys("mask: a key function that heeds marks", lambda packed: tuple(ours(packed, 5, remainder="mask")), **HEEDING)
+of_keys("keep: by the function", lambda packed: tuple(ours(packed, 5, remainder="keep")), epochs=2)
 
 
 @case("EpochSampler in torch's loader and in torchdata's")
@@ -324,28 +314,39 @@ def _(packed: Path) -> None:
 # Recordings and the guard.
 
 
-@case("recordings of a run that pads, through a DevicePrefetcher")
-def _(packed: Path) -> None:
-    with tempfile.TemporaryDirectory() as run:
-        for rank, loader in enumerate(ours(packed)):
-            with CoverageRecorder(run, rank=rank, world_size=2) as recorder:
-                for _ in range(2):
-                    with shardio.DevicePrefetcher(loader, device="cpu") as batches:
-                        list(recorder.watch(batches))
-        merge(Path(run))
-        merge(Path(run), all_of(packed))
+def recording(name: str) -> Callable[[Callable[[Path, Path], object]], None]:
+    """Register a function of a dataset and an empty directory, whose recordings are judged by what it returns."""
+
+    def register(write: Callable[[Path, Path], object]) -> None:
+        def ask(packed: Path) -> None:
+            with tempfile.TemporaryDirectory() as run:
+                merge(Path(run), write(packed, Path(run)))  # type: ignore[arg-type]  # what is expected, or None
+
+        case(name)(ask)
+
+    return register
 
 
-@case("a recording of an epoch that was resumed in the middle")
-def _(packed: Path) -> None:
+@recording("recordings of a run that pads, through a DevicePrefetcher")
+def _(packed: Path, run: Path) -> ExpectedSamples:
+    for rank, loader in enumerate(ours(packed)):
+        with CoverageRecorder(run, rank=rank, world_size=2) as recorder:
+            for _ in range(2):
+                with shardio.DevicePrefetcher(loader, device="cpu") as batches:
+                    list(recorder.watch(batches))
+    merge(run)
+    return all_of(packed)
+
+
+@recording("a recording of an epoch that was resumed in the middle")
+def _(packed: Path, run: Path) -> ExpectedSamples:
     loader, again = ours(packed, 1)[0], ours(packed, 1)[0]
     batches = iter(loader)
     next(batches), next(batches)
     again.load_state_dict(loader.state_dict())
-    with tempfile.TemporaryDirectory() as run:
-        with CoverageRecorder(run, rank=0, world_size=1) as recorder:
-            list(recorder.watch(again))
-        merge(Path(run), all_of(packed))
+    with CoverageRecorder(run, rank=0, world_size=1) as recorder:
+        list(recorder.watch(again))
+    return all_of(packed)
 
 
 def resumed(packed: Path, run: str, at: int) -> None:
@@ -371,35 +372,30 @@ def _(packed: Path) -> None:
             raise_verdict(found, all_of(packed))
 
 
-@case("a recording of torchdata's loader that resumes at a checkpoint")
-def _(packed: Path) -> None:
+@recording("a recording of torchdata's loader that resumes at a checkpoint")
+def _(packed: Path, run: Path) -> ExpectedSamples:
     first, second = (StatefulDataLoader(NUMBERS, batch_size=8) for _ in range(2))
-    with tempfile.TemporaryDirectory() as run:
-        recorder = CoverageRecorder(run, rank=0, world_size=1)
-        states = [(first.state_dict(), recorder.state_dict()) for _ in recorder.watch(first)]
-        second.load_state_dict(states[4][0])
-        list(CoverageRecorder(run, rank=0, world_size=1, resume=states[4][1]).watch(second))
-        found = merge_recordings([recorder.path])
-        assert [epoch.num_deliveries for epoch in found] == [N]
-        raise_verdict(found, ExpectedSamples.of_keys(NUMBERS))
+    recorder = CoverageRecorder(run, rank=0, world_size=1)
+    states = [(first.state_dict(), recorder.state_dict()) for _ in recorder.watch(first)]
+    second.load_state_dict(states[4][0])
+    list(CoverageRecorder(run, rank=0, world_size=1, resume=states[4][1]).watch(second))
+    assert [epoch.num_deliveries for epoch in merge_recordings([recorder.path])] == [N]
+    return ExpectedSamples.of_keys(NUMBERS)
 
 
-@case("a recording whose loop ends with the last batch")
-def _(packed: Path) -> None:
-    with tempfile.TemporaryDirectory() as run:
-        with CoverageRecorder(run, rank=0, world_size=1) as recorder:
-            loader = load(NUMBERS)
-            list(zip(range(len(loader)), recorder.watch(loader), strict=False))
-        merge(Path(run))
+@recording("a recording whose loop ends with the last batch")
+def _(packed: Path, run: Path) -> None:
+    with CoverageRecorder(run, rank=0, world_size=1) as recorder:
+        loader = load(NUMBERS)
+        list(zip(range(len(loader)), recorder.watch(loader), strict=False))
 
 
-@case("recordings where one rank gets no batches")
-def _(packed: Path) -> None:
-    with tempfile.TemporaryDirectory() as run:
-        for rank in range(2):
-            with CoverageRecorder(run, rank=rank, world_size=2) as recorder:
-                list(recorder.watch(cut(NUMBERS) if rank == 0 else []))
-        merge(Path(run), ExpectedSamples.of_keys(NUMBERS))
+@recording("recordings where one rank gets no batches")
+def _(packed: Path, run: Path) -> ExpectedSamples:
+    for rank in range(2):
+        with CoverageRecorder(run, rank=rank, world_size=2) as recorder:
+            list(recorder.watch(cut(NUMBERS) if rank == 0 else []))
+    return ExpectedSamples.of_keys(NUMBERS)
 
 
 @case("guard: images, three epochs, on one rank and on one of two")

@@ -35,7 +35,6 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(data: Data) -> Expected:
-    """Two epochs of each kind of dataset without worker processes."""
     found: Expected = {}
     for kind in KINDS:
         loader = make_loader(data, kind)

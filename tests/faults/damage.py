@@ -40,7 +40,6 @@ def remove(content: bytes) -> None:
 
 
 BAD: dict[int, Damage] = {5: cut_off, 13: fill_with_noise, 14: empty, 31: remove}
-"""By the number of the sample, what is wrong with it."""
 
 
 def key_of(number: int) -> str:
@@ -70,7 +69,6 @@ def order_of(kind: Kind) -> list[list[int]]:
 
 
 def warns_of_bad_samples(num_bad: int | None = None, epoch: int = 0) -> Any:
-    """Expect the warning of replaced or skipped samples in an epoch, and their number, if given."""
     number = r"\d+" if num_bad is None else num_bad
     said = rf"unreadable samples (replaced|skipped) in epoch {epoch}: {number}\. "
     return pytest.warns(RuntimeWarning, match=said)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
@@ -30,8 +30,7 @@ from tests.faults.damage import (
     warns_of_bad_samples,
 )
 from tests.faults.worker_processes import KINDS, Batches, Kind, batches_of, collect, count_images, plain
-from tests.loader.calling import CALLING, keys_of
-from tests.loader.programs import WORKERS
+from tests.loader.programs import CALLING, WORKERS, Called, Shares, keys_of
 
 kinds_and_workers = pytest.mark.parametrize(
     ("kind", "num_workers"), [("shards", 0), ("map", 0), ("folder", 0), pytest.param("map", 1, marks=pytest.mark.slow)]
@@ -62,10 +61,7 @@ def test_raise_stops_at_the_samples_batch_and_names_it(subject: Subject, num_wor
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_replacements_do_not_depend_on_the_workers(subject: Subject) -> None:
-    loader = subject.loader(0, clean=True, on_error="skip")
-    clean = batches_of(loader)
-    stats = loader.stats()
-    assert (stats.num_replaced, stats.num_skipped, stats.num_worker_restarts) == (0, 0, 0)
+    clean = batches_of(subject.loader(0, clean=True, on_error="skip"))
     assert not subject.quarantine.exists()
     found = []
     for num_workers in (0, 1):
@@ -81,15 +77,14 @@ def test_replacements_do_not_depend_on_the_workers(subject: Subject) -> None:
     for numbers, batch, expected in zip(order_of(subject.kind), batches, clean, strict=True):
         for row, number in enumerate(numbers):
             values, others = [part[row] for part in batch], [part[row] for part in expected]
+            assert (values[0] == others[0]) == (number not in subject.bad)
             if number not in subject.bad:
                 assert values == others
-            else:
-                assert values[0] != others[0]
-                if subject.kind != "folder":
-                    instead = int(values[2].rpartition("/")[2])
-                    assert values[1:] == [instead % 2, key_of(instead)]
-                    assert instead not in subject.bad
-                    assert values[2] in {entry["replacement_key"] for entry in entries}
+            elif subject.kind != "folder":
+                instead = int(values[2].rpartition("/")[2])
+                assert values[1:] == [instead % 2, key_of(instead)]
+                assert instead not in subject.bad
+                assert values[2] in {entry["replacement_key"] for entry in entries}
     assert {entry["sample"] for entry in entries} == set(subject.bad)
     for entry in entries:
         names = ["key", "where", "error", "sample", "epoch", "action", "replacement", "replacement_key"]
@@ -117,8 +112,9 @@ def test_skip_leaves_out_those_samples_and_nothing_else(subject: Subject, num_wo
             assert plain(batch) == expected
             kept.append(batch)
             batches.append(expected)
-    assert (loader.stats().num_skipped, loader.stats().num_replaced) == (len(subject.bad), 0)
-    assert clean.stats().num_skipped == 0
+    stats = loader.stats(), clean.stats()
+    counts = [(each.num_skipped, each.num_replaced, each.num_worker_restarts) for each in stats]
+    assert counts == [(len(subject.bad), 0, 0), (0, 0, 0)]
     assert count_images(loader.stats()) == NUM_SAMPLES - len(subject.bad)
     assert [entry["sample"] for entry in subject.entries()] == sorted(subject.bad)
     assert {entry["action"] for entry in subject.entries()} == {"skipped"}
@@ -156,7 +152,6 @@ def test_a_resumed_epoch_continues_identically(tmp_path: Path, policy: str, num_
 
 @kinds_and_workers
 def test_many_bad_samples(tmp_path: Path, kind: Kind, num_workers: int) -> None:
-    """More of them than the replacements tried for one row: all but one of an epoch, all of a batch, and all."""
     folders = [tmp_path / name for name in "abc"]
     for folder in folders:
         folder.mkdir()
@@ -228,7 +223,6 @@ def test_files_deleted_during_the_epoch(tmp_path: Path, num_workers: int) -> Non
 
 @here_or_in_a_worker
 def test_a_tar_is_cut_off_during_the_epoch(tmp_path: Path, num_workers: int) -> None:
-    """One that is open. A shard that is opened later does not fit its index any more, which is an error in any case."""
     subject, order = Subject(tmp_path, "shards", {}), order_of("shards")
     open_shards = {number // SHARD_SIZE for number in order[0]}
     number = next(number for number in order[-1] if number // SHARD_SIZE in open_shards)
@@ -278,7 +272,7 @@ CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])
 OPTIONS: dict[str, Any] = {"fields": ("image", "label", "key"), "transform": CROP}
 
 KEPT = [*BAD, *range(20, 29), 39, 38]
-"""Samples of the damaged dataset: the bad ones, and a few others. All the rest is held out."""
+"""Samples of the damaged dataset: the bad ones, and a few others. The others are held out."""
 
 
 def damaged_map(subject: Subject) -> Any:
@@ -302,10 +296,9 @@ DATASETS: dict[str, Callable[[Subject, Path], Any]] = {
     ("kind", "policy", "num_workers"),
     [*((kind, policy, 0) for kind in DATASETS for policy in ("replace", "skip")), ("shards", "replace", 1)],
 )
-def test_both_executors_treat_bad_samples_alike(
+def test_both_executors_treat_bad_samples_the_same(
     tmp_path: Path, packed: Path, kind: str, policy: Any, num_workers: int
 ) -> None:
-    """The samples look the same, too: a replacement is cropped with the rng key of its row."""
     bad = {number: BAD[number] for number in list(BAD)[:3]} if kind == "folder" else BAD
     subject = Subject(tmp_path, "folder" if kind == "folder" else "map", bad)
     found = []
@@ -364,52 +357,17 @@ def test_what_replaces_a_sample_is_drawn_by_its_number_in_the_subset(tmp_path: P
     assert drawn == [drawn[0]] * len(BAD)
 
 
-@pytest.mark.parametrize(("kind", "num_workers"), [("shards", 0), ("map", 0), ("shards", 2)])
-def test_each_epochs_bad_samples_are_counted(tmp_path: Path, packed: Path, kind: str, num_workers: int) -> None:
-    subject = Subject(tmp_path, "map")
-    options: dict[str, Any] = {"num_workers": num_workers, "persistent_workers": num_workers > 0, **CALLING}
-    dataset = DATASETS[kind](subject, packed)
-    options |= {"on_error": "skip", "quarantine": subject.quarantine}
-    loader = DataLoader(dataset, 10, sampler=EpochSampler(dataset) if kind == "map" else None, **options)
-    for epoch in range(3):
-        with warns_of_bad_samples(len(BAD), epoch):
-            assert sum(len(labels) for _, labels, *_ in loader) == NUM_SAMPLES - len(BAD)
-    epochs = [json.loads(line)["epoch"] for line in subject.quarantine.read_text().splitlines()]
-    assert sorted(epochs) == [epoch for epoch in range(3) for _ in BAD]
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_the_errors_of_torchs_workers_name_the_samples(tmp_path: Path, num_workers: int) -> None:
-    subject = Subject(tmp_path, "map")
-    dataset = ShardDataset(subject.tars, **OPTIONS)
-    options = {"num_workers": num_workers, "quarantine": subject.quarantine, **CALLING}
-    with pytest.raises(SampleError, match=r"sample class-1/005 in .*shard-000000\.tar at byte \d+ cannot be decoded"):
-        list(DataLoader(dataset, batch_size=4, **options))
-    with pytest.raises(
-        SampleError, match=r"all samples of a batch were skipped \(class-1/005\), so the batch is empty"
-    ):
-        list(DataLoader(dataset, batch_size=1, on_error="skip", **options))
-
-
-class Wrapper(Dataset[Any]):
-    """A user's dataset that reads single samples from one of shardio's."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[index]
+def wrap(dataset: Any) -> Any:
+    """Return a user's dataset that reads single samples from one of shardio's."""
+    return Called(dataset.__getitem__, len(dataset))
 
 
 def wrap_subset(dataset: Any) -> Any:
     """Return a dataset whose ``__getitems__`` reads one sample after another."""
-    return Subset(ConcatDataset([Wrapper(dataset)]), range(len(dataset)))
+    return Subset(ConcatDataset([wrap(dataset)]), range(len(dataset)))
 
 
-@pytest.mark.parametrize("wrap", [Wrapper, wrap_subset])
+@pytest.mark.parametrize("wrap", [wrap, wrap_subset])
 @pytest.mark.parametrize("policy", ["skip", "replace"])
 def test_in_a_users_dataset_only_the_bad_sample_is_left_out(tmp_path: Path, wrap: Any, policy: Any) -> None:
     subject = Subject(tmp_path, "map", {13: BAD[13]})
@@ -418,54 +376,37 @@ def test_in_a_users_dataset_only_the_bad_sample_is_left_out(tmp_path: Path, wrap
     loader = DataLoader(dataset, 40, sampler=sampler, on_error=policy, quarantine=subject.quarantine)
     with warns_of_bad_samples(1):
         assert sum(map(len, keys_of(loader))) == NUM_SAMPLES - (policy == "skip")
-    (entry,) = subject.entries()
-    assert (entry["sample"], entry["key"]) == (13, key_of(13))
+    assert [(entry["sample"], entry["key"]) for entry in subject.entries()] == [(13, key_of(13))]
 
 
 GONE = {3, 4, 11}
 
 
-class Numbers(Dataset[int]):
-    """Numbers, some of which cannot be had."""
-
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, index: int) -> int:
-        if index in GONE:
-            raise OSError(f"number {index} is gone")
-        return index
+def get(index: int) -> int:
+    if index in GONE:
+        raise OSError(f"number {index} is gone")
+    return index
 
 
-class SeveralNumbers(Numbers):
+class SeveralCalled(Called):
     def __getitems__(self, indices: list[int]) -> list[int]:
         return [self[index] for index in indices]
-
-
-class NumberStream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
-
-
-class Unsized(Dataset[int]):
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 @pytest.mark.parametrize(
     ("kind", "way", "is_ordered"),
     [
-        *((kind, "caller", is_ordered) for kind in (Numbers, SeveralNumbers) for is_ordered in (False, True)),
-        (Numbers, "processes", True),
-        (SeveralNumbers, "processes", False),
-        (SeveralNumbers, "threads", True),
-        (Numbers, "threads", False),
+        *((kind, "caller", is_ordered) for kind in (Called, SeveralCalled) for is_ordered in (False, True)),
+        (Called, "processes", True),
+        (SeveralCalled, "processes", False),
+        (SeveralCalled, "threads", True),
+        (Called, "threads", False),
     ],
 )
 def test_of_any_dataset_bad_samples_are_left_out_or_replaced_by_the_same_ones(
     kind: Any, way: str, is_ordered: bool, tmp_path: Path
 ) -> None:
-    dataset, log = kind(), tmp_path / "log"
+    dataset, log = kind(get, 20), tmp_path / "log"
 
     def run(policy: Any, words: str, **options: Any) -> list[list[int]]:
         sampler = EpochSampler(dataset, shuffle=False) if is_ordered else None
@@ -491,27 +432,28 @@ def test_of_any_dataset_bad_samples_are_left_out_or_replaced_by_the_same_ones(
     assert replaced == run("replace", "replaced")
 
 
-@pytest.mark.parametrize("kind", [Numbers, SeveralNumbers])
+@pytest.mark.parametrize("kind", [Called, SeveralCalled])
 def test_single_samples_empty_batches_and_other_stages(kind: Any, tmp_path: Path) -> None:
+    dataset = kind(get, 20)
     options: dict[str, Any] = {"quarantine": tmp_path / "log"}
     with pytest.warns(RuntimeWarning, match="replaced"):
-        singles = list(DataLoader(kind(), None, on_error="replace", **options))
+        singles = list(DataLoader(dataset, None, on_error="replace", **options))
     assert {index for index, number in enumerate(singles) if number != index} == GONE
-    batches = iter(DataLoader(kind(), batch_sampler=[[3, 4], [5, 6]], on_error="skip", **options))
+    batches = iter(DataLoader(dataset, batch_sampler=[[3, 4], [5, 6]], on_error="skip", **options))
     with pytest.raises(SampleError, match=r"all samples of a batch were skipped \(3, 4\)"):
         next(batches)
     assert next(batches).tolist() == [5, 6]
     with pytest.raises(OSError, match="number 3 is gone"):
-        list(DataLoader(kind(), 4, on_error="skip", on_error_in=["decode"], **options))
+        list(DataLoader(dataset, 4, on_error="skip", on_error_in=["decode"], **options))
 
 
 def test_what_cannot_be_skipped_or_replaced_is_refused(packed: Path) -> None:
-    with pytest.raises(ValueError, match="does not work with NumberStream, because an iterable dataset cannot contin"):
-        DataLoader(NumberStream(), 4, on_error="skip")
-    with pytest.raises(ValueError, match="requires a dataset with a length; Unsized has no __len__"):
-        DataLoader(Unsized(), 4, sampler=range(3), on_error="replace")
+    with pytest.raises(ValueError, match="does not work with Shares, because an iterable dataset cannot contin"):
+        DataLoader(Shares(lambda *_: range(3)), 4, on_error="skip")
+    with pytest.raises(ValueError, match="requires a dataset with a length; Dataset has no __len__"):
+        DataLoader(Dataset(), 4, sampler=range(3), on_error="replace")
     with pytest.raises(TypeError, match=r"on_error='skip' requires integers as indices; got \['a'\]"):
-        list(DataLoader(Numbers(), sampler=["a"], on_error="skip"))
+        list(DataLoader(Called(get), sampler=["a"], on_error="skip"))
     with pytest.raises(ValueError, match="batch_size=None disables batching"):
         DataLoader(ShardDataset(packed), batch_size=None, on_error="skip")
     mapped = ShardMapDataset(packed)

@@ -13,6 +13,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.context import SpawnContext
 from pathlib import Path
@@ -21,16 +22,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-import shardio
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardWriter, StreamDataset, WorkerError
 from shardio.loader import fetch_workers
 from shardio.loader.buffers import ForgetBuffers
 from shardio.process import is_stopped
 from shardio.storage.client import client
 from tests.faults.worker_processes import is_alive, wait_until
+from tests.loader.programs import Called, Shares
 from tests.processes import forkserver_context
 from tests.servers.fixtures import seaweedfs_server
 from tests.servers.server import Server
@@ -52,54 +52,51 @@ def stop(process_id: int) -> None:
 
 
 def exit_well() -> None:
-    """End the process without a trace: exit code 0, and no exception."""
     os._exit(0)
 
 
-class Fragile(Dataset[int]):
-    def __init__(self, end: Callable[[], object], number: int) -> None:
-        self.end, self.number = end, number
+@dataclass
+class Fragile:
+    """The function of a dataset that ends its process or thread at a number. It can be pickled."""
 
-    def __len__(self) -> int:
-        return NUM_SAMPLES
+    end: Callable[[], object]
+    number: int = NUM_SAMPLES
 
-    def __getitem__(self, index: int) -> int:
+    def __call__(self, index: int) -> int:
         if index == self.number:
             self.end()
         return index
 
-
-class FragileIterable(IterableDataset[int]):
-    def __init__(self, end: Callable[[], object], number: int) -> None:
-        self.numbers = Fragile(end, number)
-
-    def __iter__(self) -> Iterator[int]:
-        info = shardio.get_worker_info()
-        assert info is not None
-        yield from (self.numbers[index] for index in range(info.id, NUM_SAMPLES, info.num_workers))
+    def share(self, worker: int, of: int) -> Iterator[int]:
+        return map(self, range(worker, NUM_SAMPLES, of))
 
 
-def in_order(dataset: Fragile, **options: Any) -> DataLoader:
+def read(function: Fragile, **options: Any) -> DataLoader:
+    return DataLoader(Called(function, NUM_SAMPLES), **options)
+
+
+def in_order(function: Fragile, **options: Any) -> DataLoader:
+    dataset = Called(function, NUM_SAMPLES)
     return DataLoader(dataset, sampler=EpochSampler(dataset, shuffle=False), **options)
 
 
-def read_pipe(dataset: Fragile, **options: Any) -> DataLoader:
-    return DataLoader(IterableWrapper(range(NUM_SAMPLES)).map(dataset.__getitem__), **options)
+def read_pipe(function: Fragile, **options: Any) -> DataLoader:
+    return DataLoader(IterableWrapper(range(NUM_SAMPLES)).map(function), **options)
 
 
-def read_iterable(dataset: Fragile, **options: Any) -> DataLoader:
-    return DataLoader(FragileIterable(dataset.end, dataset.number), **options)
+def read_iterable(function: Fragile, **options: Any) -> DataLoader:
+    return DataLoader(Shares(function.share), **options)
 
 
 PROCESSES: dict[str, tuple[Callable[..., DataLoader], dict[str, Any]]] = {
-    "fetching": (DataLoader, {}),
+    "fetching": (read, {}),
     "fetching iterable": (read_iterable, {}),
-    "fetching, not forked": (DataLoader, {"multiprocessing_context": forkserver_context}),
+    "fetching, not forked": (read, {"multiprocessing_context": forkserver_context}),
     "ordered": (in_order, {}),
 }
 EXECUTORS: dict[str, tuple[Callable[..., DataLoader], dict[str, Any], Callable[[], object]]] = {
     **{f"{name}: {end.__name__}": (*made, end) for name, made in PROCESSES.items() for end in (kill, exit_well)},
-    "fetching, threads": (DataLoader, {"worker_method": "thread"}, sys.exit),
+    "fetching, threads": (read, {"worker_method": "thread"}, sys.exit),
     "fetching iterable, threads": (read_iterable, {"worker_method": "thread"}, sys.exit),
     "ordered, threads": (in_order, {"worker_method": "thread"}, sys.exit),
     "torch": (read_pipe, {}, exit_well),  # If it is killed, torch's signal handler raises an error, at any moment.
@@ -173,7 +170,6 @@ def test_an_epoch_whose_helpers_are_killed_is_whole_or_raises(executor: str, aft
 
 @pytest.mark.parametrize("method", ["multiprocessing", "thread"])
 def test_an_epoch_whose_workers_are_shut_down_does_not_end_as_if_it_were_whole(method: Any) -> None:
-    """Frameworks end persistent workers by this method. With torch's loader, an error follows, too."""
     loader = DataLoader(range(NUM_SAMPLES), BATCH_SIZE, num_workers=1, persistent_workers=True, worker_method=method)
     batches = iter(loader)
     assert next(batches).tolist() == WHOLE[0]
@@ -215,10 +211,10 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_processes_that_are_threads_deliver_all_batches(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.utils.data._utils.worker._worker_info", None)  # torch's threads leave theirs.
     options: dict[str, Any] = {"batch_size": BATCH_SIZE, "num_workers": 2, "multiprocessing_context": ThreadContext()}
-    oracle = torch.utils.data.DataLoader(Fragile(kill, NUM_SAMPLES), **options)
+    oracle = torch.utils.data.DataLoader(Called(abs, NUM_SAMPLES), **options)
     loader = DataLoader(range(NUM_SAMPLES), **options)
     assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in oracle] == WHOLE
-    assert receive(in_order(Fragile(kill, NUM_SAMPLES), **options)) == (WHOLE, None)
+    assert receive(in_order(Fragile(kill), **options)) == (WHOLE, None)
     # In torch's loader, all workers that are threads believe to be the same one, and yield the same samples.
     for dataset in (ShardDataset(keys, fields="key"), StreamDataset(sorted(keys.glob("*.tar")), fields="key")):
         received = [key for batch in DataLoader(dataset, **options) for key in batch]
@@ -236,7 +232,6 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     "executor", ["fetching: kill", "ordered: kill", pytest.param("fetching, not forked: kill", marks=pytest.mark.slow)]
 )
 def test_a_worker_process_that_stays_stopped_is_an_error(executor: str) -> None:
-    """Without a timeout. One that only takes long is waited for."""
     batches = iter(make(executor))
     received = [next(batches).tolist()]
     (process,) = batches._workers
@@ -273,7 +268,7 @@ def test_a_stopped_worker_process_whose_socket_is_full_is_an_error() -> None:
 
 
 @pytest.mark.slow
-def test_no_worker_waits_for_ever_for_a_stopped_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_worker_waits_forever_for_a_stopped_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_workers, "STOPPED_S", 0.05)
     loader = make("fetching, not forked: kill")
     assert receive(loader) == (WHOLE, None)

@@ -1,21 +1,43 @@
-"""However a program ends, its loaders leave no process, hang nowhere, and write nothing to stderr."""
+"""However a program ends or abandons a loader, nothing is left: no process, thread, file, memory, or line on stderr."""
 
 from __future__ import annotations
 
+import gc
+import itertools
 import os
+import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.faults.worker_processes import DEADLINE_S, Data, find_marked, is_alive, send_signal, wait_until
-from tests.processes import run_python
-
-pytestmark = pytest.mark.slow
+from shardio import DataLoader
+from shardio.loader import fork_server
+from shardio.loader.wire import make_pair
+from shardio.reading import SampleReader
+from tests.buffers import find_buffers, find_fork_servers
+from tests.faults.worker_processes import (
+    DEADLINE_S,
+    Batches,
+    Data,
+    batches_of,
+    find_marked,
+    find_worker_processes,
+    is_alive,
+    make_loader,
+    plain,
+    send_signal,
+    wait_until,
+)
+from tests.files import count_open_files
+from tests.processes import assert_passes_in_fresh_process, forkserver_context, run_python
 
 SCRIPT = """
 import ctypes, os, sys, time
@@ -30,6 +52,7 @@ def make(**options):
     return DataLoader(dataset, batch_size=8, num_workers=1, **options)
 
 loader = make(persistent_workers=ending.endswith("persistent"))
+list(DataLoader(ShardDataset(shards, transform=lambda image: image[:9, :9]), num_workers=1))  # Its fork server is kept.
 never_started = make()
 never_advanced = iter(make())
 iterator = iter(loader)
@@ -38,13 +61,15 @@ if not ending.endswith("early"):
 if ending.startswith("exit"):
     temporary = iter(make())
     next(temporary)
+others = iter(DataLoader(range(1000), num_workers=2))  # They end within seconds.
+next(others)
 child = 0
 if ending.startswith("fork"):
     # Not Python's own fork, which tells those who want to know: the child keeps all that is open.
     child = ctypes.PyDLL(None).fork()
     while child == 0:
         ctypes.PyDLL(None).pause()
-Path(report + ".partial").write_text(f"{os.getpid()} {child}")
+Path(report + ".partial").write_text(" ".join(map(str, [os.getpid(), child, *(each.pid for each in others._workers)])))
 Path(report + ".partial").rename(report)
 if ending.startswith("exit"):
     for batch in iterator:
@@ -58,9 +83,9 @@ while ending.startswith(("wait", "fork")):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["exit persistent", "raise persistent", "wait"])
 def test_a_program_ends_with_loaders_in_all_states(data: Data, tmp_path: Path, ending: str) -> None:
-    """By ``sys.exit`` in the loop over one of them, by an uncaught exception, and by Ctrl-C."""
     mark, path, report = f"SHARDIO_TEST_MARK={tmp_path}", tmp_path / "script.py", tmp_path / "report"
     path.write_text(SCRIPT)
     process = subprocess.Popen(
@@ -88,9 +113,9 @@ def test_a_program_ends_with_loaders_in_all_states(data: Data, tmp_path: Path, e
     assert "Exception ignored" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["wait", "fork persistent", "fork early"])
 def test_worker_processes_end_when_the_training_process_is_killed(data: Data, tmp_path: Path, ending: str) -> None:
-    """Even if a child survives that holds everything open, and if they have only just started."""
     # The script runs in a process that is forked from a server: only its worker processes start with the mark.
     name, value = "SHARDIO_TEST_MARK", str(tmp_path)
     path, report = tmp_path / "script.py", tmp_path / "report"
@@ -99,15 +124,17 @@ def test_worker_processes_end_when_the_training_process_is_killed(data: Data, tm
     with ThreadPoolExecutor(1) as runner:
         ended = runner.submit(run_python, path, data.images, data.shards, report, ending, environment=environment)
         wait_until(lambda: report.exists() or ended.done(), "the script iterates")
-        script, child = map(int, report.read_text().split())
+        script, child, *others = map(int, report.read_text().split())
         try:
             assert len(find_marked(f"{name}={value}")) >= 2
             send_signal(script, signal.SIGKILL)
-            wait_until(lambda: find_marked(f"{name}={value}") == [], "the worker processes have ended")
+            wait_until(lambda: find_marked(f"{name}={value}") == [], "shardio's own worker processes have ended")
+            wait_until(lambda: not any(map(is_alive, others)), "the workers of any dataset have ended")
             assert not child or is_alive(child)
         finally:
             for process_id in filter(None, (script, child, *find_marked(f"{name}={value}"))):
                 send_signal(process_id, signal.SIGKILL)
+        assert len(others) == 2
         assert (ended.result().returncode, ended.result().stderr) == (-signal.SIGKILL, "")
 
 
@@ -174,6 +201,7 @@ raise ZeroDivisionError("mine")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["exit", "raise"])
 def test_iterators_that_are_alive_when_python_exits_say_nothing(tmp_path: Path, ending: str) -> None:
     script = tmp_path / "script.py"
@@ -236,6 +264,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_requested_while_python_ends_arrives_or_raises_at_once(packed: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(ASKING)
@@ -245,3 +274,116 @@ def test_a_batch_that_is_requested_while_python_ends_arrives_or_raises_at_once(p
     assert "thread Python is shutting down, so no batch can be made: read all batches before the program ends" in said
     assert [line for line in said if line.startswith("last handler")] == ["last handler RuntimeError"] * 6
     assert sum(line.startswith("__del__") for line in said) in (0, 6), "the interpreter may never call it"
+
+
+def list_resources() -> dict[str, Any]:
+    gc.collect()
+    processes = {*find_fork_servers(), *find_worker_processes()}
+    return {"processes": processes, "files": count_open_files(), "buffers": len(find_buffers())}
+
+
+@pytest.fixture(scope="module")
+def _all_is_started(data: Data) -> None:
+    batches_of(make_loader(data))  # What torch starts once is no loader's.
+    forkserver_context()  # Nor is what multiprocessing does.
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(_all_is_started: None) -> Iterator[None]:
+    before = list_resources()
+    num_threads = len(list(Path("/proc/self/task").iterdir()))  # Some may be about to end.
+    yield
+    assert list_resources() == before
+    assert len(list(Path("/proc/self/task").iterdir())) <= num_threads
+    assert not before["processes"]
+
+
+@pytest.mark.slow
+def test_worker_processes_end_even_if_another_process_holds_their_sockets(
+    data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = fork_server._start_process
+    started: list[subprocess.Popen[bytes]] = []
+    copies: list[socket.socket] = []
+
+    def start_and_note(*arguments: Any) -> subprocess.Popen[bytes]:
+        started.append(start(*arguments))
+        return started[-1]
+
+    def make_pair_and_copy() -> tuple[socket.socket, socket.socket]:
+        pair = make_pair()
+        copies.extend(end.dup() for end in pair)
+        return pair
+
+    monkeypatch.setattr(fork_server, "_start_process", start_and_note)
+    monkeypatch.setattr(fork_server, "make_pair", make_pair_and_copy)
+    for batch in make_loader(data, "shards", 2):
+        del batch
+        break
+    assert [process.returncode for process in started] == [0]
+    for copy in copies:
+        copy.close()
+
+
+def test_a_loader_in_a_reference_cycle(data: Data) -> None:
+    gc.disable()
+    try:
+        loader: Any = make_loader(data, "shards", 1, persistent_workers=True)
+        loader.trainer = {"loader": loader, "iterator": (iterator := iter(loader)), "batch": next(iterator)}
+        del loader, iterator
+        assert len(find_worker_processes()) == 1
+    finally:
+        gc.enable()
+    gc.collect()
+    assert find_worker_processes() == []
+    assert find_buffers() == set()
+
+
+def delivers(loader: DataLoader, batches: Batches) -> None:
+    assert batches_of(loader) == batches
+
+
+@pytest.mark.slow
+def test_a_loader_is_pickled_and_handed_to_another_process_after_use(data: Data) -> None:
+    loader = make_loader(data, "map", 1, persistent_workers=True)
+    iterator = iter(loader)
+    first = plain(next(iterator))
+    copied = pickle.loads(pickle.dumps(loader))
+    copied.set_epoch(0)
+    batches = batches_of(copied)
+    del copied
+    assert [first, *map(plain, iterator)] == batches
+    loader.set_epoch(0)
+    assert_passes_in_fresh_process(delivers, loader, batches)
+
+
+@pytest.mark.parametrize("error", [None, MemoryError("no more")])
+def test_ctrl_c_or_an_error_while_the_training_process_decodes(
+    data: Data, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    read, num_reads = SampleReader.read, itertools.count()
+
+    def read_or_not(self: SampleReader, *arguments: Any) -> Any:
+        if next(num_reads) == 3:  # The fourth chunk.
+            if error is None:
+                signal.raise_signal(signal.SIGINT)
+            else:
+                raise error
+        return read(self, *arguments)
+
+    loader = make_loader(data)
+    expected = batches_of(loader)
+    monkeypatch.setattr(SampleReader, "read", read_or_not)
+    iterator = iter(loader)
+    with pytest.raises(KeyboardInterrupt if error is None else MemoryError) as error_info:
+        list(iterator)
+    assert error is None or error_info.value is error
+    assert error_info.value.__cause__ is None
+    assert error is not None or error_info.value.__context__ is None
+    if error is None:
+        with pytest.raises(RuntimeError, match=r"ended before its last batch \(KeyboardInterrupt\)"):
+            next(iterator)
+        loader.set_epoch(0)
+        assert batches_of(loader) == expected
+    else:
+        assert len(batches_of(loader)) == 6

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
@@ -18,9 +17,9 @@ from typing import Any
 import pytest
 
 from shardio import WorkerError
-from shardio.loader import chunk_worker, fork_server, pool as pool_module
+from shardio.loader import fork_server, pool as pool_module
 from shardio.transforms import Compose
-from tests.buffers import PROGRAM, find_fork_servers
+from tests.buffers import PROGRAM, buffer_of, buffers_of, find_buffers, find_fork_servers
 from tests.faults.worker_processes import (
     BATCH_SIZE,
     CROP,
@@ -32,6 +31,9 @@ from tests.faults.worker_processes import (
     batches_of,
     collect,
     find_worker_processes,
+    install_failure,
+    install_gate,
+    install_meeting,
     install_poison,
     is_alive,
     make_loader,
@@ -50,6 +52,18 @@ def kill_worker_processes(number: signal.Signals = signal.SIGKILL) -> None:
         send_signal(process_id, number)
 
 
+def disturb(loader: Any, act: Callable[[], None]) -> Batches:
+    """Receive two epochs, and call a function within each."""
+    batches = Batches()
+    with warns_of_deaths():
+        for _ in range(2):
+            for batch in loader:
+                if len(batches) in (1, 8):
+                    act()
+                batches.append(plain(batch))
+    return batches
+
+
 def have_started() -> bool:
     return all(len(list(Path(f"/proc/{process_id}/task").iterdir())) > 1 for process_id in find_worker_processes())
 
@@ -58,7 +72,6 @@ def have_started() -> bool:
 
 
 def test_worker_processes_killed_repeatedly(data: Data, expected: Expected) -> None:
-    """But not three times over the same batch."""
     loader, batches = make_loader(data, "map", 1, persistent_workers=True), Batches()
     num_deaths = list[int]()
     with warns_of_deaths() as warned:
@@ -74,7 +87,6 @@ def test_worker_processes_killed_repeatedly(data: Data, expected: Expected) -> N
 
 
 def test_worker_processes_killed_between_epochs(data: Data, expected: Expected) -> None:
-    """Before the first batch, between epochs, and after a break, whose epoch does not get into the next one."""
     loader = make_loader(data, "shards", 2, persistent_workers=True)
     iterator = iter(loader)
     wait_until(find_worker_processes, "there is a worker process")
@@ -114,7 +126,6 @@ def test_restarted_worker_processes_find_relative_paths(
 
 @pytest.mark.slow
 def test_other_processes_and_loaders_are_not_affected(data: Data, expected: Expected) -> None:
-    """Whatever their names are: a loader knows the worker processes that it started."""
     other = iter(make_loader(data, "map", 1))
     wait_until(find_worker_processes, "its worker process has a command line")
     others_processes = find_worker_processes()
@@ -175,19 +186,17 @@ def test_fork_servers_that_always_die_at_once_are_an_error(
 
 @pytest.mark.slow
 def test_a_killed_fork_server_takes_its_worker_processes_with_it(data: Data, expected: Expected) -> None:
-    """They and the fork server are replaced."""
-    loader, batches, servers = make_loader(data, "shards", 2, persistent_workers=True), Batches(), list[int]()
-    with warns_of_deaths():
-        for _ in range(2):
-            for batch in loader:
-                if len(batches) in (1, 8):
-                    before, (server,) = find_worker_processes(), find_fork_servers()
-                    # A fork would copy the locks of other threads, which nobody in the child would release.
-                    assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
-                    servers.append(server)
-                    send_signal(server, signal.SIGKILL)
-                    wait_until(lambda: not any(map(is_alive, before)), "they have ended")  # noqa: B023  # called now
-                batches.append(plain(batch))
+    servers = list[int]()
+
+    def kill_server() -> None:
+        before, (server,) = find_worker_processes(), find_fork_servers()
+        # A fork would copy the locks of other threads, which nobody in the child would release.
+        assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
+        servers.append(server)
+        send_signal(server, signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, before)), "they have ended")
+
+    batches = disturb(make_loader(data, "shards", 2, persistent_workers=True), kill_server)
     assert len(set(servers)) == 2
     assert find_fork_servers().isdisjoint(servers)
     assert batches == [*expected["shards"][0], *expected["shards"][1]]
@@ -214,14 +223,12 @@ def test_a_stopped_fork_server_is_replaced(data: Data, expected: Expected, monke
 
 def test_stopped_worker_processes_are_killed(data: Data, expected: Expected, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "PATIENCE_S", 0.3)
-    loader, batches = make_loader(data, "shards", 1, persistent_workers=True), Batches()
-    with warns_of_deaths():
-        for _ in range(2):
-            for batch in loader:
-                if len(batches) in (1, 8):
-                    wait_until(have_started, "all worker processes have started")
-                    kill_worker_processes(signal.SIGSTOP)
-                batches.append(plain(batch))
+
+    def stop() -> None:
+        wait_until(have_started, "all worker processes have started")
+        kill_worker_processes(signal.SIGSTOP)
+
+    batches = disturb(make_loader(data, "shards", 1, persistent_workers=True), stop)
     assert batches == [*expected["shards"][0], *expected["shards"][1]]
 
 
@@ -274,7 +281,6 @@ def sample_of(batches: Batches, number: int) -> str:
 def test_two_deaths_over_the_same_batch_are_survived(
     data: Data, expected: Expected, modules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batches in flight are delivered, too."""
     monkeypatch.setattr(pool_module, "divide_threads", lambda num_threads, _: [num_threads])
     install_poison(modules, sample_of(expected["shards"][0], 1), 2, others_s=0.1)
     loader = make_loader(data, "shards", 6, persistent_workers=True)
@@ -298,7 +304,6 @@ def test_a_sample_that_always_kills_its_worker_process_is_named_and_no_other_bat
     number: int,
     others_s: float,
 ) -> None:
-    """Not even if its samples take so long that they are in flight at each death."""
     counts = [num_workers // num_processes] * num_processes
     monkeypatch.setattr(pool_module, "divide_threads", lambda num_threads, _: counts)
     key, others = sample_of(expected["shards"][0], number), expected["shards"][0][number][2]
@@ -371,7 +376,7 @@ def test_code_that_exits_python_is_an_error(data: Data) -> None:
 def test_code_that_blocks_meets_the_timeout(data: Data, tmp_path: Path) -> None:
     block = once(tmp_path / "marker", lambda: time.sleep(10 * DEADLINE_S))
     loader = make_loader(data, "shards", 1, transform=Compose([CROP, block]), timeout=2)
-    with pytest.raises(RuntimeError, match=r"no batch arrived within timeout=2\.?0? s"):
+    with pytest.raises(RuntimeError, match=r"no batch arrived within timeout=2\.?0? s: increase it"):
         batches_of(loader)
     loader.set_epoch(0)
     assert batches_of(loader) == batches_without(data)
@@ -421,10 +426,90 @@ def test_a_warning_comes_once_for_each_doubling() -> None:
     assert watch.bytes_by_worker == {2: 3 * limit}
 
 
-def test_memory_is_that_of_the_process() -> None:
-    before = chunk_worker.read_private_bytes()
-    # Not from malloc, which may have kept as much.
-    block = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    block.write(b"\1" * len(block))
-    assert chunk_worker.read_private_bytes() - before >= 0.9 * len(block)
-    block.close()
+MADE_BEFORE = 1  # Chunks before the first batch: one sample, to find the layout.
+
+
+@pytest.fixture
+def _one_worker_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "divide_threads", lambda num_threads, _: [num_threads])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_one_worker_process")
+def test_all_threads_make_parts_of_the_same_batch_at_a_time(data: Data, modules: Path) -> None:
+    install_meeting(modules, 4, MADE_BEFORE)
+    loader = make_loader(data, "shards", 4, batch_size=32, prefetch_factor=1)
+    assert batches_of(loader) == batches_of(make_loader(data, batch_size=32))
+    assert not (modules / "missed").exists()
+
+
+@pytest.mark.usefixtures("_one_worker_process")
+def test_another_batch_is_begun_before_the_user_gets_one(data: Data, modules: Path) -> None:
+    gate = install_gate(modules)
+    iterator = iter(make_loader(data, "shards", 2, prefetch_factor=1))
+    batch = next(iterator)
+    wait_until(lambda: gate.count("begun") == MADE_BEFORE + 2 * 2, "the next batch is begun")
+    assert len(batch) == 3
+
+
+@pytest.mark.usefixtures("_one_worker_process")
+def test_pending_chunks_of_an_abandoned_epoch_are_not_made(data: Data, modules: Path) -> None:
+    held = MADE_BEFORE + 1
+    gate = install_gate(modules, held=range(held, held + 1))
+    loader = make_loader(data, "map", 1, prefetch_factor=5, persistent_workers=True)
+    iterator = iter(loader)
+    next(iterator)
+    wait_until(lambda: gate.count("begun") == held + 1, "the worker process is at work on the second batch")
+    (process_id,) = find_worker_processes()
+    del iterator
+    wait_until(lambda: len(find_buffers(process_id)) <= 2, "the worker process has dropped the buffers of the others")
+    gate.open()
+    assert len(batches_of(loader)) == 6
+    assert gate.count("begun") == held + 1 + 6
+
+
+@pytest.mark.usefixtures("_one_worker_process")
+def test_a_buffer_that_is_still_being_filled_is_not_reused(data: Data, modules: Path) -> None:
+    held = MADE_BEFORE + 2
+    gate = install_gate(modules, held=range(held, held + 1))
+    loader, oracle = make_loader(data, "shards", 2, persistent_workers=True), make_loader(data)
+    iterator = iter(loader)
+    assert plain(next(iterator)) == plain(next(iter(oracle)))
+    wait_until(lambda: gate.count("begun") > held, "a thread is at work on the second batch")
+    del iterator
+    kept = list(loader)
+    assert buffer_of(kept[0][0]) is not None, "or this shows nothing"
+    gate.open()
+    wait_until(lambda: gate.is_made(held), "that thread has finished its chunk")
+    assert [plain(batch) for batch in kept] == batches_of(oracle)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_one_worker_process")
+def test_a_thread_that_dies_ends_its_worker_process(data: Data, modules: Path) -> None:
+    install_failure(modules)
+    with warns_of_deaths():
+        assert batches_of(make_loader(data, "shards", 1)) == batches_of(make_loader(data))
+    assert (modules / "failed").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_one_worker_process")
+def test_after_a_death_only_buffers_that_the_new_worker_process_knows_are_used(data: Data, modules: Path) -> None:
+    held = MADE_BEFORE + 12 + 1
+    gate = install_gate(modules, held=range(held, held + 1))
+    loader = make_loader(data, "shards", 2, batch_size=8, prefetch_factor=3, persistent_workers=True)
+    buffers_of(loader)  # From here on there are buffers that are free.
+
+    def kill_worker_process() -> None:
+        wait_until(lambda: gate.count("made") >= held + 2, "there are batches after the pending one")
+        for process_id in find_worker_processes():
+            send_signal(process_id, signal.SIGKILL)
+        gate.open()
+
+    iterator: Iterator[list[object]] = iter(loader)
+    with warns_of_deaths(), run_during(kill_worker_process):
+        kept = list(islice(iterator, 4))
+    kept.clear()
+    for batches in (iterator, loader, loader):
+        assert None not in buffers_of(batches)

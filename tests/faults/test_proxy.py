@@ -1,4 +1,4 @@
-"""The fault proxy passes everything on unchanged, keeps to its limits, and does the faults that its script names."""
+"""The fault proxy passes everything on unchanged, keeps its limits, and produces the faults that its script names."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 class Handler(WebFolder):
-    """Sends one file in chunks, and stores what is put."""
-
     def answer_file(self, content: bytes) -> None:
         if self.command == "HEAD" or not self.path.startswith("/chunked"):
             return super().answer_file(content)

@@ -29,11 +29,11 @@ import torch.utils.data
 import shardio
 
 
-def read(make_loader, num_workers, path):
+def read(kind, num_workers, path):
     content = open(path, "rb").read()
     keys = []
     try:
-        for batch in make_loader(num_workers):
+        for batch in load(kind, num_workers):
             keys += batch
             if len(keys) == 16:
                 os.truncate(path, 1000)
@@ -44,24 +44,18 @@ def read(make_loader, num_workers, path):
             file.write(content)
 
 
-def load_with_ours(num_workers):
-    dataset = shardio.ShardDataset(tar, fields=("key", "txt"))
-    options = {"num_workers": num_workers, "timeout": 60 if num_workers else 0}
-    return (keys for keys, _ in shardio.DataLoader(dataset, batch_size=16, **options))
-
-
-def load_with_torchs(num_workers):
+def load(kind, num_workers):
     dataset = shardio.ShardDataset(tar, fields=("key", "txt"), batch_size=16)
-    return (keys for keys, _ in torch.utils.data.DataLoader(dataset, batch_size=16, num_workers=num_workers))
+    return (keys for keys, _ in kind(dataset, batch_size=16, num_workers=num_workers, timeout=60 * num_workers))
 
 
 if __name__ == "__main__":
     torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5  # Torch waits so long for workers whose queue is gone.
     tar = sys.argv[1]
     found = {
-        f"{path} {name} {num_workers}": read(make_loader, num_workers, path)
+        f"{path} {kind.__module__} {num_workers}": read(kind, num_workers, path)
         for path in (tar + ".idx", tar)
-        for name, make_loader in (("ours", load_with_ours), ("torch's", load_with_torchs))
+        for kind in (shardio.DataLoader, torch.utils.data.DataLoader)
         for num_workers in (0, 1)
     }
     json.dump(found, sys.stdout)
@@ -70,7 +64,6 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_process_outlives_the_truncation_of_what_it_reads(tmp_path: Path) -> None:
-    """An error names the file, and no process is killed."""
     with ShardWriter(tmp_path / "data", max_shard_samples=NUM_SAMPLES) as writer:
         for i in range(NUM_SAMPLES):
             writer.write({"__key__": f"{i:04d}", "txt": str(i)})
@@ -121,7 +114,6 @@ multiprocessing.synchronize.SemLock.__init__ = refuse
 
 @pytest.mark.slow
 def test_without_shared_memory_files_all_workers_work(packed: Path, images: Path) -> None:
-    """In a separate namespace if the system allows one, otherwise with functions of torch that fail."""
     mounted = ["unshare", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs -o ro none /dev/shm && "$@"', "sh"]
     can_mount = subprocess.run([*mounted, "true"], check=False, capture_output=True).returncode == 0
     command = [sys.executable, "-W", "ignore", "-c", WITHOUT_SHM if can_mount else STAND_IN + WITHOUT_SHM]

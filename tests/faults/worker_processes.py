@@ -34,13 +34,10 @@ KINDS: tuple[Kind, ...] = ("shards", "map", "folder")
 Batches = list[list[list[Any]]]
 
 Expected = dict[Kind, list[Batches]]
-"""By the kind of dataset, the batches of two epochs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """The same images twice: in a directory of class folders, and in its pack."""
-
     images: Path
     shards: Path
 
@@ -99,14 +96,6 @@ def find_marked(mark: str) -> list[int]:
 
 def is_alive(process_id: int) -> bool:
     return process_id in [found for found, _, _ in list_processes()]
-
-
-def count_mapped_buffers() -> int:
-    return Path("/proc/self/maps").read_text().count("memfd:shardio")
-
-
-def count_threads() -> int:
-    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def send_signal(process_id: int, number: signal.Signals) -> None:
@@ -192,8 +181,6 @@ WorkerProcess._report = report_after_all
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """A record of the chunks that a worker process has begun and made; some of them wait until it is opened."""
-
     folder: Path
 
     def count(self, what: Literal["begun", "made"]) -> int:
@@ -207,7 +194,6 @@ class Gate:
 
 
 def install_gate(modules: Path, held: range = range(0)) -> Gate:
-    """Record the chunks of a worker process by their numbers, and make those with ``held`` numbers wait."""
     folder = str(modules)
     _install(
         modules,
@@ -225,7 +211,7 @@ def install_gate(modules: Path, held: range = range(0)) -> Gate:
 
 
 def _install(modules: Path, what: str, beforehand: str = "") -> None:
-    """Make worker processes run code before each chunk, through sitecustomize, which Python imports at startup."""
+    """Make worker processes run code before each chunk through sitecustomize, which Python imports at startup."""
     (modules / "sitecustomize.py").write_text(
         f"""
 import itertools, os, threading, time

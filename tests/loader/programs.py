@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict, namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -25,6 +25,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
     get_worker_info,
 )
+
+import shardio
 
 Point = namedtuple("Point", ["x", "y"])  # Users' datasets return such tuples.
 
@@ -55,7 +57,6 @@ VALUES: dict[str, Any] = {
     "namedtuple": lambda i: Point(x=i, y=torch.ones(600) * i),
     "draws": lambda i: (i, random.random(), float(torch.rand(())), float(np.random.rand())),
 }
-"""Samples of each kind, by index."""
 
 
 @dataclass(frozen=True)
@@ -87,25 +88,47 @@ class Streamed(IterableDataset[Any]):
         return map(VALUES[self.kind], range(first, self.size, step))
 
 
-class Shuffled(Sampler[int]):
-    def __init__(self, size: int) -> None:
-        self.size = size
+class Called(Dataset[Any]):
+    """The results of a function of the index."""
+
+    def __init__(self, function: Callable[[int], Any], size: int = 12) -> None:
+        self.function, self.size = function, size
 
     def __len__(self) -> int:
         return self.size
 
+    def __getitem__(self, index: int) -> Any:
+        return self.function(index)
+
+
+class Shares(IterableDataset[Any]):
+    """The share of each worker that a function of the worker's id and the number of workers returns."""
+
+    def __init__(self, share: Callable[[int, int], Iterable[Any]]) -> None:
+        self.share = share
+
+    def __iter__(self) -> Iterator[Any]:
+        info = shardio.get_worker_info()
+        return iter(self.share(0, 1) if info is None else self.share(info.id, info.num_workers))
+
+
+@dataclass
+class Sized(Sampler[Any]):
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+
+class Shuffled(Sized):
     def __iter__(self) -> Iterator[int]:
         return iter(random.sample(range(self.size), self.size))
 
 
-class Continued(Sampler[int]):
+class Continued(Sized):
     """A user's sampler that goes on where its latest iterator stopped, and draws each index."""
 
-    def __init__(self, size: int) -> None:
-        self.size, self.num_yielded = size, 0
-
-    def __len__(self) -> int:
-        return self.size
+    num_yielded = 0
 
     def __iter__(self) -> Iterator[int]:
         for _ in range(self.size):
@@ -113,10 +136,7 @@ class Continued(Sampler[int]):
             yield (self.num_yielded + random.randrange(3)) % self.size
 
 
-class Buckets(Sampler[list[int]]):
-    def __init__(self, size: int) -> None:
-        self.size = size
-
+class Buckets(Sized):
     def __len__(self) -> int:
         return len(range(0, self.size, 3))
 
@@ -131,7 +151,6 @@ def as_list(samples: Any) -> Any:
 
 
 def stack_first(samples: list[Any]) -> Any:
-    """Collate in a user's way: a tensor in channels_last memory, and what it was made from."""
     stacked = torch.stack([torch.full((3, 8, 8), float(crc32(str(sample).encode()) % 97)) for sample in samples])
     return {"stacked": stacked.to(memory_format=torch.channels_last), "view": stacked[1:], "samples": len(samples)}
 
@@ -229,7 +248,6 @@ def run(loader: Any, num_taken: int | None = None) -> list[Any]:
 
 
 def describe(value: Any) -> Any:
-    """Return a value as one that can be compared: with types, dtypes, shapes, strides and contents."""
     if isinstance(value, torch.Tensor):
         return (type(value), value.dtype, tuple(value.shape), value.stride(), value.double().nan_to_num().tolist())
     if isinstance(value, np.ndarray):
@@ -246,9 +264,18 @@ WORKERS: dict[str, dict[str, Any]] = {
     "processes": {"num_workers": 2},
     "threads": {"num_workers": 2, "worker_method": "thread"},
 }
-"""Each way in which samples of any dataset are made."""
+
+
+def do_nothing(worker_id: int) -> None:
+    """Do nothing: as ``worker_init_fn``, this makes workers call the dataset, and changes nothing else."""
+
+
+CALLING: dict[str, Any] = {"worker_init_fn": do_nothing}
+
+
+def keys_of(loader: Any) -> list[list[str]]:
+    return [list(keys) for _, _, keys in loader]
 
 
 def flatten(batches: Any) -> list[int]:
-    """Return the numbers of all batches."""
     return [number for batch in batches for number in batch.tolist()]

@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,35 +34,6 @@ class Own(DataLoader):  # type: ignore[type-arg]
         return 3
 
 
-class Copying(DataLoader):  # type: ignore[type-arg]
-    """A loader that takes over another one's attributes instead of calling the constructor."""
-
-    def __init__(self, other: TorchLoader) -> None:  # type: ignore[type-arg]
-        self.__dict__.update(vars(other))
-
-
-class Epochs(torch.utils.data.Dataset[int]):
-    """A dataset that has an epoch."""
-
-    epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> int:
-        return self.epoch
-
-
-class Wrapper:
-    """A wrapper over a loader under a name of its own."""
-
-    def __init__(self, wrapped: object) -> None:
-        self.wrapped = wrapped
-
-
 def as_lists(loader: object) -> list[list[int]]:
     return [batch.tolist() for batch in loader]  # type: ignore[attr-defined]
 
@@ -72,8 +44,6 @@ for num_workers in (0, 1):
     expected = as_lists(TorchLoader(pipe, batch_size=3, num_workers=num_workers))
     loader = DataLoader(pipe, batch_size=3, num_workers=num_workers)
     assert as_lists(loader) == as_lists(loader) == expected == [[0, 1, 2], [3, 4, 5]]
-
-    assert as_lists(Copying(TorchLoader(range(6), 3, num_workers=num_workers))) == expected  # type: ignore[arg-type]
 
     stateful = StatefulDataLoader(range(6), batch_size=2, num_workers=num_workers)
     batches = iter(stateful)
@@ -102,7 +72,9 @@ packed = shardio.ShardDataset(sys.argv[1], fields="key", shuffle=True)
 in_workers = DataLoader(packed, batch_size=4, num_workers=1, worker_init_fn=print)
 assert sorted(key for batch in in_workers for key in batch) == sorted(packed)
 
-data = Epochs()
-shardio.DevicePrefetcher(Wrapper(TorchLoader(data)), "cpu").set_epoch(5)  # type: ignore[arg-type]
-assert data.epoch == 5
+epochs = list[int]()
+dataset: Any = SimpleNamespace(set_epoch=epochs.append)
+wrapper: Any = SimpleNamespace(wrapped=TorchLoader(dataset, sampler=[0]))
+shardio.DevicePrefetcher(wrapper, "cpu").set_epoch(5)
+assert epochs == [5]
 sys.stdout.write("all is well\n")

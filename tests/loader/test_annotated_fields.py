@@ -1,8 +1,7 @@
-"""Pictures, masks, boxes, points and numbers are fields of a sample, stored as they are and transformed alike."""
+"""Images, masks, boxes, points and numbers are fields of a sample: they keep their types and move together."""
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Callable
@@ -14,7 +13,6 @@ import pytest
 import torch
 from PIL import Image
 
-import shardio
 from shardio import DataLoader, DevicePrefetcher, EpochSampler, SampleError, ShardDataset, ShardMapDataset
 from shardio.transforms import (
     BoundingBoxes,
@@ -29,10 +27,10 @@ from shardio.transforms import (
     Resize,
     TrivialAugmentWide,
 )
-from tests.buffers import assert_same
+from tests.buffers import assert_same, save_npy
 from tests.images.pictures import make_picture, save
 from tests.images.stored_values import make_values, write_png, write_tiff
-from tests.loader.calling import CALLING
+from tests.loader.programs import CALLING
 from tests.sources import encode
 from tests.tars import write_tar
 
@@ -52,12 +50,6 @@ ENTRIES = ("boxes", "labels", "points")
 STEPS = [RandomResizedCrop(48, antialias=True), RandomHorizontalFlip(), TrivialAugmentWide(), ColorJitter(0.4)]
 AGAIN = [*STEPS, RandomHorizontalFlip(), CenterCrop(56)]  # A geometry after operations, so they are rendered first.
 WAYS: dict[str, dict[str, Any]] = {"here": {}, "process": {"num_workers": 2}, "called": {"num_workers": 1, **CALLING}}
-
-
-def save_array(values: Any) -> bytes:
-    file = io.BytesIO()
-    np.save(file, values)
-    return file.getvalue()
 
 
 def make_mask(number: int, height: int, width: int) -> Image.Image:
@@ -83,7 +75,7 @@ def make_sample(number: int) -> dict[str, bytes]:
         "mask.png": save(make_mask(number, height, width), "PNG"),
         "depth.png": save(make_depth(number, height, width), "PNG"),
         "json": json.dumps(annotation).encode(),
-        "more.npy": save_array(boxes),
+        "more.npy": save_npy(boxes),
     }
 
 
@@ -189,7 +181,7 @@ def test_the_example_of_the_documentation_works(
 
 
 def test_a_field_with_the_name_of_an_entry_comes_first(tmp_path: Path) -> None:
-    boxes = save_array(np.array([[0.0, 0, 10, 10]]))
+    boxes = save_npy(np.array([[0.0, 0, 10, 10]]))
     files = {"png": save(make_picture(20, 40), "PNG"), "json": b'{"npy": 3}', "json.npy": boxes}
     shard = write_samples(tmp_path / "a.tar", [files])
     transform = Compose([Resize((10, 80))], fields={"image": "image", "json.npy": "boxes"})
@@ -282,44 +274,11 @@ def test_settings_that_do_not_fit_are_errors(shards: Path) -> None:
         ShardDataset(shards, fields="left.jpg", transform=Compose([np.copy], fields=LEFT))
 
 
-NUM_SCENES, HEIGHT, WIDTH = 9, 80, 96
-PICTURES = ("image", "masks.png", "depth.png", "right.jpg", "key")
-
-
-@pytest.fixture(scope="module")
-def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Packed pictures with masks, depth maps and pictures from the right."""
-    root = tmp_path_factory.mktemp("scenes")
-    for folder in ("images", "masks", "depth", "right"):
-        (root / "in" / folder).mkdir(parents=True)
-    for number in range(NUM_SCENES):
-        for folder, seed in (("images", number), ("right", number + 50)):
-            (root / f"in/{folder}/{number}.jpg").write_bytes(encode(seed, width=WIDTH, height=HEIGHT))
-        make_mask(number, HEIGHT, WIDTH).save(root / f"in/masks/{number}.png")
-        make_depth(number, HEIGHT, WIDTH).save(root / f"in/depth/{number}.png")
-    shardio.pack(root / "in", root / "out", layout="pairs")
-    return root
-
-
-def read_pixels(path: Path) -> torch.Tensor:
-    with Image.open(path) as image:
-        return torch.from_numpy(np.array(image))
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_fields_of_pictures_are_batched_as_stored(scenes: Path, way: str) -> None:
-    dataset = ShardMapDataset(scenes / "out", fields=PICTURES, transform=CenterCrop(64))
-    for images, masks, depths, rights, keys in DataLoader(dataset, batch_size=4, **WAYS[way]):
-        assert images.shape == (len(keys), 3, 64, 64)
-        assert (masks.dtype, depths.dtype, rights.dtype) == (torch.uint8, torch.uint16, torch.uint8)
-        for row, key in enumerate(keys):
-            assert torch.equal(masks[row], read_pixels(scenes / f"in/masks/{key}.png"))
-            assert torch.equal(depths[row], read_pixels(scenes / f"in/depth/{key}.png"))
-            assert torch.equal(rights[row].permute(1, 2, 0), read_pixels(scenes / f"in/right/{key}.jpg"))
+HEIGHT, WIDTH = 80, 96
 
 
 def test_values_of_every_type_arrive_whole_and_cropped(tmp_path: Path) -> None:
-    shapes = {
+    shapes: dict[str, tuple[str, int]] = {
         **dict.fromkeys(("flow.png", "colour.tif", "npy"), ("uint16", 3)),
         "ids.tif": ("uint32", 1),
         "height.tif": ("float64", 1),
@@ -331,49 +290,45 @@ def test_values_of_every_type_arrive_whole_and_cropped(tmp_path: Path) -> None:
         name: [make_values(dtype, HEIGHT, WIDTH, *([channels] * (channels > 1)), seed=i) for i in range(4)]
         for name, (dtype, channels) in shapes.items()
     }
-    writers: dict[str, Callable[[Any], bytes]] = {"png": write_png, "tif": write_tiff, "npy": save_array}
+    writers: dict[str, Callable[[Any], bytes]] = {"png": write_png, "tif": write_tiff, "npy": save_npy}
+    masks = [make_mask(i, HEIGHT, WIDTH) for i in range(4)]
     samples = [
         {name: writers[name.rpartition(".")[2]](values[i]) for name, values in stored.items()}
-        | {"jpg": encode(i, width=WIDTH, height=HEIGHT)}
+        | {"jpg": encode(i, width=WIDTH, height=HEIGHT), "mask.png": save(masks[i], "PNG")}
         for i in range(4)
     ]
+    stored["mask.png"] = [np.array(mask) for mask in masks]
     shard = write_samples(tmp_path / "a.tar", samples)
-    crop = Compose([CenterCrop(64)], fields={"image": "image", **dict.fromkeys(shapes, Mask())})
+    crop = Compose([CenterCrop(64)], fields={"image": "image", **dict.fromkeys(stored, Mask())})
     for transform, of in ((None, np.s_[:]), (crop, np.s_[:, 8:72, 16:80])):
-        for num_workers in (0, 1):
-            dataset = ShardMapDataset(shard, fields=("image", *shapes), transform=transform)
-            (batch,) = DataLoader(dataset, batch_size=4, num_workers=num_workers)
+        for options in WAYS.values():
+            dataset = ShardMapDataset(shard, fields=("image", *stored), transform=transform)
+            (batch,) = DataLoader(dataset, batch_size=4, **options)
             for (name, values), found in zip(stored.items(), batch[1:], strict=True):
                 expected = np.stack(values)[of]
                 assert found.numpy().dtype == expected.dtype.newbyteorder("="), name
                 np.testing.assert_array_equal(found.numpy(), expected, err_msg=name)
 
 
-def modes_of(sample: dict[str, Any]) -> list[str]:
-    return [sample[name].mode for name in PICTURES[:4]]
+def test_pillow_images_keep_their_mode_and_bytes_come_on_demand(shards: Path) -> None:
+    fields, stored = ("left.jpg", "mask.png", "depth.png"), make_sample(3)
+    assert [image.mode for image in ShardMapDataset(shards, fields=fields, decode="pil")[3]] == ["RGB", "P", "I;16"]
+    decoders: dict[str, Any] = {"left.jpg": bytes, "mask.png": len}
+    found = ShardMapDataset(shards, fields=fields[:2], decoders=decoders)[3]
+    assert found == (stored["left.jpg"], len(stored["mask.png"]))
 
 
-def test_pillow_images_keep_their_mode_and_bytes_come_on_demand(scenes: Path) -> None:
-    dataset = ShardMapDataset(scenes / "out", fields=PICTURES, decode="pil", transform_sample=modes_of)
-    assert dataset[0] == ["RGB", "P", "I;16", "RGB"]
-    decoders: dict[str, Any] = {"jpg": bytes, "masks.png": len}
-    content, num_bytes, key = ShardMapDataset(scenes / "out", fields=("jpg", "masks.png", "key"), decoders=decoders)[3]
-    assert content == (scenes / f"in/images/{key}.jpg").read_bytes()
-    assert num_bytes == (scenes / f"in/masks/{key}.png").stat().st_size
-
-
-def test_the_error_of_a_mask_names_it(scenes: Path, tmp_path: Path) -> None:
+def test_the_error_of_a_mask_names_it(shards: Path, tmp_path: Path) -> None:
     shard = write_samples(tmp_path / "a.tar", [{"jpg": encode(1), "masks.png": make_sample(1)["mask.png"][:-50]}])
     with pytest.raises(SampleError, match=r"field 'masks.png' of sample 000 in .* cannot be decoded") as caught:
         ShardMapDataset(shard, fields="masks.png")[0]
     assert caught.value.stage == "decode"
-    too_large = ShardMapDataset(scenes / "out", fields="masks.png", max_pixels=HEIGHT * WIDTH - 1)
-    with pytest.raises(SampleError, match=r"field 'masks.png' .* more than max_pixels=7679"):
+    too_large = ShardMapDataset(shards, fields="mask.png", max_pixels=64 * 90 - 1)
+    with pytest.raises(SampleError, match=r"field 'mask.png' .* more than max_pixels=5759"):
         too_large[0]
 
 
 def write_numbers(folder: Path, numbers: list[int]) -> Path:
-    """Write samples that hold numbers as their class, and deep in their JSON."""
     jsons = [json.dumps({"parts": [{"number": number}], "x": 0.1234567890123456789}) for number in numbers]
     samples = [{"cls": b"%d" % number, "json": text.encode()} for number, text in zip(numbers, jsons, strict=True)]
     return write_samples(folder / "a.tar", samples)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -16,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,11 +29,9 @@ from shardio import DataLoader, StateError, WorkerError
 from shardio.loader import buffers, fetch_workers
 from shardio.loader.fetch_workers import describe_death
 from shardio.process import describe_exit
+from tests.buffers import find_buffers
 from tests.files import count_open_files
-from tests.loader.programs import flatten
-from tests.processes import run_python
-
-JOIN_S = 60.0
+from tests.loader.programs import Called, Shares, flatten
 
 METHODS: dict[str, dict[str, Any]] = {
     "caller": {},
@@ -45,19 +41,37 @@ METHODS: dict[str, dict[str, Any]] = {
 workers_only = pytest.mark.parametrize("method", ["process", "thread"])
 
 
-class Numbers(torch.utils.data.Dataset[Any]):
-    """Numbers, with something done before one of them."""
-
-    def __init__(self, before: Any = None, number: int = 4) -> None:
-        self.before, self.number = before, number
-
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, index: int) -> int:
-        if self.before is not None and index == self.number:
-            self.before()
+def make_numbers(before: Any = None, number: int = 4) -> Called:
+    def get(index: int) -> int:
+        if before is not None and index == number:
+            before()
         return index
+
+    return Called(get, 10)
+
+
+class Shared(torch.utils.data.IterableDataset[int]):
+    """Numbers that the workers share, with a position as an attribute. It can be copied, but not pickled."""
+
+    def __init__(self, size: int = 20) -> None:
+        self.size, self.number, self.memory = size, 0, threading.Lock()
+
+    def __copy__(self) -> Shared:
+        return Shared(self.size)
+
+    def __iter__(self) -> Iterator[int]:
+        info = shardio.get_worker_info()
+        worker_id, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
+        while self.number < len(numbers := range(worker_id, self.size, num_workers)):
+            self.number += 1
+            yield numbers[self.number - 1]
+        self.number = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"number": self.number}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.number = state["number"]
 
 
 def fail(kind: type[BaseException], *arguments: Any) -> None:
@@ -71,7 +85,7 @@ def numbers(batches: Any) -> list[list[int]]:
 @workers_only
 def test_a_batch_may_take_as_long_as_the_timeout(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_workers, "CHECK_S", 0.05)  # As if the batch took 100 times as long.
-    slow = Numbers(partial(time.sleep, 0.5))
+    slow = make_numbers(partial(time.sleep, 0.5))
     assert numbers(DataLoader(slow, 2, timeout=60, **METHODS[method]))[2] == [4, 5]
     batches = iter(DataLoader(slow, 2, timeout=0.2, **METHODS[method]))
     assert numbers(islice(batches, 2)) == [[0, 1], [2, 3]]
@@ -85,14 +99,12 @@ def test_a_batch_may_take_as_long_as_the_timeout(method: str, monkeypatch: pytes
     ("method", "stage"), [("caller", "dataset"), ("caller", "collate"), ("process", "dataset"), ("thread", "collate")]
 )
 def test_a_failed_batch_counts_when_the_next_one_is_requested(method: str, stage: str) -> None:
-    """As in shardio's own order: a run that ends with the error resumes at that batch."""
-
     def collate(samples: list[int]) -> torch.Tensor:
         if stage == "collate" and 4 in samples:
             raise LookupError("four")
         return torch.tensor(samples)
 
-    dataset = Numbers(partial(fail, LookupError, "four")) if stage == "dataset" else Numbers()
+    dataset = make_numbers(partial(fail, LookupError, "four")) if stage == "dataset" else make_numbers()
     loader = DataLoader(dataset, 2, collate_fn=collate, **METHODS[method])
     batches = iter(loader)
     assert numbers(islice(batches, 2)) == [[0, 1], [2, 3]]
@@ -102,36 +114,12 @@ def test_a_failed_batch_counts_when_the_next_one_is_requested(method: str, stage
     assert next(batches).tolist() == [6, 7]
     states.append(loader.state_dict())
     for state, rest in zip(states, ([[4, 5], [6, 7], [8, 9]], [[8, 9]]), strict=True):
-        resumed = DataLoader(Numbers(), 2, **METHODS[method])
+        resumed = DataLoader(make_numbers(), 2, **METHODS[method])
         resumed.load_state_dict(state)
         assert numbers(resumed) == rest
 
 
-class Counting(IterableDataset[int]):
-    """Numbers with a state, from its own position on."""
-
-    def __init__(self) -> None:
-        self.position = 0
-
-    def __iter__(self) -> Iterator[int]:
-        while self.position < 10:
-            self.position += 1
-            yield self.position - 1
-        self.position = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"position": self.position}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.position = state["position"]
-
-
-class Stateless(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(10))
-
-
-@pytest.mark.parametrize("dataset", [Numbers, Counting])
+@pytest.mark.parametrize("dataset", [make_numbers(), Shared(10)])
 def test_ctrl_c_while_a_batch_is_made_does_not_lose_it(dataset: Any) -> None:
     def collate(samples: list[int]) -> torch.Tensor:
         if 2 in samples and not interrupted:
@@ -140,8 +128,8 @@ def test_ctrl_c_while_a_batch_is_made_does_not_lose_it(dataset: Any) -> None:
         return torch.tensor(samples)
 
     interrupted = list[bool]()
-    in_dataset = DataLoader(Numbers(partial(fail, KeyboardInterrupt), number=2), 2)
-    loader = DataLoader(dataset(), 2, collate_fn=collate)
+    in_dataset = DataLoader(make_numbers(partial(fail, KeyboardInterrupt), number=2), 2)
+    loader = DataLoader(dataset, 2, collate_fn=collate)
     for each in (in_dataset, loader):
         batches = iter(each)
         assert next(batches).tolist() == [0, 1]
@@ -154,15 +142,14 @@ def test_ctrl_c_while_a_batch_is_made_does_not_lose_it(dataset: Any) -> None:
                 next(batches)
     loader.load_state_dict(state := loader.state_dict())
     assert numbers(loader) == [[2, 3], [4, 5], [6, 7], [8, 9]]
-    other = DataLoader(Stateless(), 2)
+    other = DataLoader(Shares(lambda *_: range(10)), 2)
     other.load_state_dict(state)
-    if dataset is Counting:
+    if isinstance(dataset, Shared):
         with pytest.raises(StateError, match="with state_dict and load_state_dict, but this one lacks these methods"):
             iter(other)
 
 
 def test_no_batch_is_lost_in_any_order_if_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then fewer batches than workers may be fetched at a time."""
     monkeypatch.setattr(buffers, "find_available_bytes", lambda: 150_000)
     large = [np.full(2000, number) for number in range(40)]
     with pytest.warns(RuntimeWarning, match="memory is short: only 1 of 2 workers can fetch at a time"):
@@ -171,8 +158,6 @@ def test_no_batch_is_lost_in_any_order_if_memory_is_short(monkeypatch: pytest.Mo
 
 
 class Flaky(IterableDataset[int]):
-    """A dataset that cannot be opened at first."""
-
     num_tries = 0
 
     def __iter__(self) -> Iterator[int]:
@@ -189,7 +174,7 @@ def fail_to_begin(worker_id: int) -> None:
 @workers_only
 def test_the_error_of_a_beginning_is_that_of_the_first_batch_and_persistent_workers_try_again(method: str) -> None:
     for loader_class in (DataLoader, torch.utils.data.DataLoader)[: 1 + (method == "process")]:
-        batches = iter(loader_class(Numbers(), 2, worker_init_fn=fail_to_begin, **METHODS[method]))
+        batches = iter(loader_class(make_numbers(), 2, worker_init_fn=fail_to_begin, **METHODS[method]))
         with pytest.raises(OSError, match="worker 0 has no disk"):
             next(batches)
     loader = DataLoader(Flaky(), 2, persistent_workers=True, **METHODS[method])
@@ -199,7 +184,6 @@ def test_the_error_of_a_beginning_is_that_of_the_first_batch_and_persistent_work
 
 
 def test_threads_end_although_an_error_was_raised() -> None:
-    """The error's traceback holds the loader, so its worker must not hold the error."""
     for init in (None, fail_to_begin):
         loader = DataLoader(Flaky(), 2, persistent_workers=True, worker_init_fn=init, **METHODS["thread"])
         with suppress(OSError):
@@ -207,12 +191,11 @@ def test_threads_end_although_an_error_was_raised() -> None:
         (thread,) = batches._workers
         del loader, batches
         gc.collect()
-        thread.join(JOIN_S)
+        thread.join(60)
         assert not thread.is_alive()
 
 
 def test_threads_are_awaited_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closing waits for as long as one of them may take, not for the sum."""
     monkeypatch.setattr(fetch_workers, "JOIN_S", 0.2)
     all_fetch, may_end = threading.Barrier(5), threading.Event()
 
@@ -220,7 +203,7 @@ def test_threads_are_awaited_together(monkeypatch: pytest.MonkeyPatch) -> None:
         all_fetch.wait()
         may_end.wait()
 
-    batches = iter(DataLoader(Numbers(block, number=0), sampler=[0] * 4, num_workers=4, worker_method="thread"))
+    batches = iter(DataLoader(make_numbers(block, number=0), sampler=[0] * 4, num_workers=4, worker_method="thread"))
     waits = list[float]()
 
     def note(join: Any, timeout: float) -> None:
@@ -234,38 +217,7 @@ def test_threads_are_awaited_together(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [wait > 0 for wait in waits] == [True, False, False, False]
     may_end.set()
     for thread in threads:
-        thread.join(JOIN_S)
-
-
-FORKED = """
-import os
-from shardio import DataLoader
-
-loader = DataLoader(range(6), 2, num_workers=1, persistent_workers=True, worker_method={method!r})
-batches = iter(loader)
-next(batches)
-if os.fork() == 0:
-    try:
-        next(batches)
-    except RuntimeError as error:
-        print(error, flush=True)
-    print([batch.tolist() for batch in loader], flush=True)
-    loader._iterator._shutdown_workers()
-    os._exit(0)
-os.wait()
-print([batch.tolist() for batch in batches])
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
-def test_a_forked_child_has_workers_of_its_own(method: str, tmp_path: Path) -> None:
-    (tmp_path / "fork.py").write_text(FORKED.format(method=method))
-    finished = run_python(tmp_path / "fork.py")
-    assert (finished.returncode, finished.stderr) == (0, "")
-    lines = finished.stdout.splitlines()
-    assert "belongs to the parent of this forked process: call iter(loader) again" in lines[0]
-    assert lines[1:] == ["[[0, 1], [2, 3], [4, 5]]", "[[2, 3], [4, 5]]"]
+        thread.join(60)
 
 
 class Arrays(torch.utils.data.Dataset[Any]):
@@ -284,12 +236,6 @@ class Arrays(torch.utils.data.Dataset[Any]):
                 time.sleep(60)
             os._exit(3)
         return np.full(2000, index)
-
-
-def find_mappings() -> set[str]:
-    """Return the inodes of the anonymous memory that this process has mapped."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    return {line.split()[4] for line in lines if "memfd:shardio" in line}
 
 
 DEATHS = pytest.mark.parametrize(
@@ -347,8 +293,6 @@ def test_the_error_of_a_dead_worker_has_the_words_of_torchs_and_says_cause_and_r
 
 @pytest.mark.parametrize("method", ["multiprocessing", "thread"])
 def test_loaders_that_are_left_early_leave_nothing(method: Any) -> None:
-    """Each is iterated halfway, with batches that are kept, and dropped."""
-
     def leave_one() -> Any:
         loader = DataLoader(Arrays(), 4, num_workers=1, worker_method=method)
         return list(islice(loader, 5))[-1]
@@ -356,93 +300,31 @@ def test_loaders_that_are_left_early_leave_nothing(method: Any) -> None:
     others = set(multiprocessing.active_children())
     kept = [leave_one() for _ in range(3)]
     gc.collect()
-    before = count_open_files(), threading.active_count(), len(find_mappings()) - len(kept)
+    before = count_open_files(), threading.active_count(), len(find_buffers()) - len(kept)
     for _ in range(8):
         kept = [leave_one() for _ in range(2)]
         assert [int(batch[0, 0]) for batch in kept] == [16, 16]
     del kept
     gc.collect()
     assert (count_open_files(), threading.active_count()) == before[:2]
-    assert len(find_mappings()) <= max(before[2], 0)
+    assert len(find_buffers()) <= max(before[2], 0)
     assert set(multiprocessing.active_children()) <= others
 
 
-ORPHANING = """
-import sys
-import time
-from shardio import DataLoader
-from tests.loader.test_any_dataset_workers import Arrays
-
-batches = iter(DataLoader(Arrays(), 4, num_workers=2))
-next(batches)
-print(*[process.pid for process in batches._workers], flush=True)
-time.sleep(60)
-"""
-
-
-@pytest.mark.slow
-def test_workers_end_with_a_training_process_that_is_killed() -> None:
-    with subprocess.Popen([sys.executable, "-W", "ignore", "-c", ORPHANING], stdout=subprocess.PIPE, text=True) as run:
-        assert run.stdout is not None
-        process_ids = list(map(int, run.stdout.readline().split()))
-        run.kill()
-    assert len(process_ids) == 2
-    deadline = time.monotonic() + 60
-    while any(Path(f"/proc/{process_id}").exists() for process_id in process_ids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(Path(f"/proc/{process_id}").exists() for process_id in process_ids)
-
-
-class Endless(torch.utils.data.IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            yield np.zeros(100_000)
-
-
 def test_buffers_are_fewer_if_memory_is_short_and_an_error_if_two_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    endless = Shares(lambda *_: itertools.repeat(np.zeros(100_000)))
     monkeypatch.setattr(buffers, "find_available_bytes", lambda: 12 * 4 * 800_000)
-    batches = iter(DataLoader(Endless(), 4, num_workers=2, prefetch_factor=10))
+    batches = iter(DataLoader(endless, 4, num_workers=2, prefetch_factor=10))
     for _ in range(30):
         next(batches)
-    assert len(find_mappings()) <= 8
+    assert len(find_buffers()) <= 8
     monkeypatch.setattr(buffers, "find_available_bytes", lambda: 4_000_000)
-    batches = iter(DataLoader(Endless(), 4, num_workers=2))
+    batches = iter(DataLoader(endless, 4, num_workers=2))
     with pytest.raises(MemoryError, match=r"two batches of 3 MB do not fit into the 4 MB .* use a smaller batch_size"):
         next(batches)
 
 
 THREADS: dict[str, Any] = {"num_workers": 3, "worker_method": "thread"}
-
-
-class Shared(torch.utils.data.IterableDataset[int]):
-    """Numbers that the workers share, with a position as an attribute."""
-
-    def __init__(self, size: int = 20) -> None:
-        self.size, self.number, self.memory = size, 0, threading.Lock()
-
-    def __copy__(self) -> Shared:
-        return Shared(self.size)
-
-    def __iter__(self) -> Iterator[int]:
-        info = shardio.get_worker_info()
-        worker_id, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
-        while self.number < len(numbers := range(worker_id, self.size, num_workers)):
-            self.number += 1
-            yield numbers[self.number - 1]
-        self.number = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"number": self.number}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.number = state["number"]
-
-
-class Whole(torch.utils.data.IterableDataset[int]):
-    """Numbers that every worker yields, because torch's function says nothing."""
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(4)) if torch.utils.data.get_worker_info() is None else iter([])
 
 
 def test_nothing_is_copied_or_pickled() -> None:
@@ -459,15 +341,11 @@ def test_each_thread_is_a_worker() -> None:
         info = shardio.get_worker_info()
         begun.append((worker_id, info.id, threading.current_thread().name))
 
-    class Workers(torch.utils.data.Dataset[Any]):
-        def __len__(self) -> int:
-            return 30
+    def find(index: int) -> Any:
+        info = shardio.get_worker_info()
+        return info.id, info.num_workers, info.dataset is dataset, info.worker_method, info.seed - info.id
 
-        def __getitem__(self, index: int) -> Any:
-            info = shardio.get_worker_info()
-            return info.id, info.num_workers, info.dataset is self, info.worker_method, info.seed - info.id
-
-    dataset = Workers()
+    dataset = Called(find, 30)
     seen = list(DataLoader(dataset, None, worker_init_fn=init, generator=torch.Generator().manual_seed(1), **THREADS))
     seed = int(torch.empty((), dtype=torch.int64).random_(generator=torch.Generator().manual_seed(1)))
     assert seen == [[number % 3, 3, True, "thread", seed] for number in range(30)]
@@ -485,22 +363,11 @@ def draw_from_globals(_: int) -> tuple[float, float]:
     return random.random(), float(torch.rand(()))
 
 
-class Draws(torch.utils.data.Dataset[Any]):
-    def __init__(self, draw: Any) -> None:
-        self.draw = draw
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> Any:
-        return self.draw(index)
-
-
 def test_the_generators_of_a_thread_are_seeded_as_those_of_a_process() -> None:
     def run(draw: Any, method: str) -> list[Any]:
         seeded = torch.Generator().manual_seed(5)
         options: dict[str, Any] = {"num_workers": 3, "worker_method": method, "generator": seeded}
-        return list(DataLoader(Draws(draw), None, **options))
+        return list(DataLoader(Called(draw), None, **options))
 
     drawn = run(draw_from_worker, "thread")
     assert drawn == run(draw_from_worker, "thread")
@@ -526,12 +393,13 @@ def test_iterable_datasets_have_their_own_positions_and_resume(num_received: int
 
 
 def test_a_dataset_that_cannot_know_its_share_is_warned_of_once() -> None:
+    whole = type("Whole", (IterableDataset,), {"__iter__": lambda dataset: iter(range(4))})()
     with pytest.warns(RuntimeWarning, match=r"Whole did not call shardio.get_worker_info\(\), so each of 3") as caught:
-        assert len(flatten(DataLoader(Whole(), 2, **THREADS))) == 12
+        assert len(flatten(DataLoader(whole, 2, **THREADS))) == 12
     assert len([each for each in caught if each.category is RuntimeWarning]) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        flatten(DataLoader(Whole(), 2, num_workers=1, worker_method="thread"))
+        flatten(DataLoader(whole, 2, num_workers=1, worker_method="thread"))
 
 
 def test_errors_name_the_sample_and_keep_their_traceback() -> None:
@@ -540,26 +408,10 @@ def test_errors_name_the_sample_and_keep_their_traceback() -> None:
             raise LookupError("seven is missing")
         return index
 
-    batches = iter(DataLoader(Draws(fail), 2, **THREADS))
+    batches = iter(DataLoader(Called(fail), 2, **THREADS))
     assert flatten(islice(batches, 3)) == list(range(6))
     with pytest.raises(LookupError, match="seven is missing") as caught:
         next(batches)
-    assert caught.value.__notes__ == ["while getting sample 7 of Draws"]
+    assert caught.value.__notes__ == ["while getting sample 7 of Called"]
     assert "fail" in {frame.name for frame in caught.traceback}
     assert flatten(batches) == [8, 9, 10, 11]
-
-
-@pytest.mark.parametrize("is_persistent", [False, True])
-def test_threads_end_with_their_loader(is_persistent: bool) -> None:
-    def count() -> int:
-        return sum(thread.name.startswith("shardio-worker") for thread in threading.enumerate())
-
-    gc.collect()  # Tracebacks of expected errors hold loaders of other tests.
-    loader = DataLoader(range(50), 2, persistent_workers=is_persistent, **THREADS)
-    list(loader)
-    assert count() == (3 if is_persistent else 0)
-    batches = iter(loader)
-    next(batches)
-    assert count() == 3
-    del batches, loader
-    assert count() == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import queue
 import threading
@@ -20,28 +19,18 @@ from torch.utils.data import DataLoader as TorchLoader
 import shardio
 from shardio import DataLoader, ShardDataset, ShardMapDataset
 from shardio.transforms import RandomResizedCrop
-from tests.buffers import NUM_BUFFERS, assert_same, buffer_of, buffers_of, find_buffers, make_loader, make_oracle
+from tests.buffers import (
+    NUM_BUFFERS,
+    assert_same,
+    buffer_of,
+    buffers_of,
+    find_buffers,
+    make_loader,
+    make_oracle,
+    save_npy,
+)
 from tests.sources import encode, write_images
 from tests.tars import write_tar
-
-
-def test_a_few_buffers_are_reused(pictures: Path) -> None:
-    before = find_buffers()
-    loader = make_loader(pictures, num_workers=3, prefetch_factor=6, persistent_workers=True)
-    buffers = set.union(*(buffers_of(loader) for _ in range(3)))
-    assert None not in buffers, "images are in buffers"
-    assert buffers <= find_buffers() - before
-    assert len(buffers) <= 8, "6 are made ahead, one is next, one is being released"
-
-
-@pytest.mark.parametrize(("persistent", "num_workers", "batch_size"), [(False, 1, 8), (True, 3, 33)])
-def test_kept_batches_do_not_change(pictures: Path, persistent: bool, num_workers: int, batch_size: int) -> None:
-    loader = make_loader(pictures, num_workers=num_workers, persistent_workers=persistent, batch_size=batch_size)
-    oracle = make_oracle(pictures, batch_size=batch_size)
-    kept = [list(loader) for _ in range(2)]
-    assert len({buffer_of(images) for epoch in kept for images, *_ in epoch}) == 2 * len(loader)
-    assert_same(kept, [list(oracle) for _ in range(2)])
-
 
 VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
     "image": lambda images: images[0],
@@ -126,29 +115,6 @@ def test_batches_may_be_freed_by_other_threads_while_the_loader_is_iterated(pict
     assert len(buffers) <= NUM_BUFFERS + 2 + 4 + 1
 
 
-def test_batches_may_be_freed_by_many_threads_at_once(pictures: Path) -> None:
-    loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
-    before, batches = find_buffers(), [batch for _ in range(3) for batch in loader]
-    barrier = threading.Barrier(9)
-
-    def free(share: list[Any]) -> None:
-        barrier.wait()
-        share.clear()
-
-    threads = [threading.Thread(target=free, args=(batches[number::8],)) for number in range(8)]
-    batches.clear()
-    for thread in threads:
-        thread.start()
-    barrier.wait()
-    oracle.set_epoch(3)
-    assert_same(list(loader), list(oracle))
-    for thread in threads:
-        thread.join()
-    del threads
-    buffers_of(loader)
-    assert len(find_buffers() - before) <= NUM_BUFFERS + 1
-
-
 def test_images_cannot_grow_in_place(pictures: Path) -> None:
     loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
     (images, *_), (expected, *_) = next(iter(loader)), next(iter(oracle))
@@ -179,7 +145,8 @@ def test_what_a_user_writes_into_a_batch_does_not_reappear(pictures: Path) -> No
 
 
 def test_interleaved_and_nested_loaders_and_iterators_do_not_mix(pictures: Path) -> None:
-    one, other = make_loader(pictures, persistent_workers=True), make_loader(pictures)
+    one = make_loader(pictures, persistent_workers=True)
+    other = DataLoader(one.dataset, one.batch_size, num_workers=1)
     expected = list(oracle := make_oracle(pictures)), list(oracle)
     other.set_epoch(1)
     kept = list(zip(one, other, strict=True))
@@ -253,26 +220,23 @@ LARGE: dict[str, Make] = {
     "fortran": lambda random: np.asfortranarray(random.normal(size=(30, 50))),
     "swapped": _reals((40, 40), ">f4"),  # They arrive in native order.
 }
-"""Arrays of 4096 bytes or more, all of a kind alike."""
+"""Arrays of 4096 bytes or more; those of one name have one shape."""
 
 OTHER: dict[str, Make] = {
     "small": _integers((4095,), "uint8"),
     "scalar": _reals((), "float64"),
     "empty": _reals((0, 5), "float32"),
 }
-"""Arrays that are sent without a buffer."""
 
 REFUSED: dict[str, Make] = {
     "another shape": lambda random: np.zeros((40, 40 + random.integers(0, 2))),
     "long double": _reals((40, 40), "longdouble"),
     "strings": lambda _: np.full(2000, "words"),
 }
-"""Arrays of which torch makes no batch."""
 
 
 @pytest.fixture(scope="module")
 def arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tar of images, arrays and other fields of all kinds."""
     members = []
     for number in range(NUM_SAMPLES):
         words = {"number": number, "words": [f"{number}", "größe"], "half": 0.5}
@@ -283,9 +247,7 @@ def arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "bin": bytes([number]) * number,
         }
         for name, make in {**LARGE, **OTHER, **REFUSED}.items():
-            array = io.BytesIO()
-            np.save(array, make(np.random.default_rng(number)))
-            fields[f"{name.replace(' ', '-')}.npy"] = array.getvalue()
+            fields[f"{name.replace(' ', '-')}.npy"] = save_npy(make(np.random.default_rng(number)))
         members += [(f"{number}.{field}", content) for field, content in fields.items()]
     path = tmp_path_factory.mktemp("arrays") / "samples.tar"
     write_tar(path, members)
@@ -297,7 +259,6 @@ def npys(names: Any) -> tuple[str, ...]:
 
 
 def make_loaders(tar: Path, fields: Any) -> tuple[DataLoader, TorchLoader[Any]]:
-    """Make the loader under test, and torch's own over the same dataset."""
     transform = RandomResizedCrop(48) if "image" in fields else None
     dataset = ShardDataset(tar, fields=fields, shuffle=True, seed=2, batch_size=BATCH_SIZE, transform=transform)
     ours = DataLoader(dataset, batch_size=BATCH_SIZE, num_workers=1, persistent_workers=True)
@@ -344,11 +305,3 @@ def test_a_field_that_is_kept_keeps_its_memory(arrays: Path) -> None:
     for _ in range(3):
         list(loader)
     assert_same([images, values], [[images for images, _ in torchs], [values for _, values in torchs]])
-
-
-def test_arrays_of_a_map_style_dataset_are_those_of_torchs_loader(arrays: Path) -> None:
-    dataset = ShardMapDataset(arrays, fields=("float16.npy", "label", "json"))
-    order: list[Any] = np.random.default_rng(1).integers(0, NUM_SAMPLES, 100).tolist()
-    kept = list(DataLoader(dataset, batch_size=BATCH_SIZE, sampler=order, num_workers=1))
-    assert None not in {buffer_of(values) for values, *_ in kept}
-    assert_same(kept, list(TorchLoader(dataset, batch_size=BATCH_SIZE, sampler=order)))

@@ -63,7 +63,6 @@ def await_few_buffers(buffers: set[int], process_ids: Iterable[int]) -> None:
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_memory_descriptors_and_worker_processes_end_with_the_loader(pictures: Path, persistent: bool) -> None:
-    """And worker processes that do not persist end with an iterator that is abandoned."""
     with without_collector():
         buffers, process_ids, num_files = find_buffers(), find_worker_processes(), count_open_files()
         loader, oracle = make_loader(pictures, persistent_workers=persistent), make_oracle(pictures)
@@ -249,7 +248,6 @@ def what_a_child_holds_and_frees_does_not_affect_its_parent(packed: Path) -> Non
 
 
 def answer(batches: Any, may_look: Any, digests: Any) -> None:
-    """Take batches out of a queue; send their digest later."""
     held = [batches.get() for _ in range(3)]
     digests.put("held")
     may_look.wait()
@@ -288,7 +286,6 @@ def batches_that_another_process_received_do_not_change(packed: Path, method: st
 
 @pytest.mark.slow
 def test_batches_that_a_process_of_a_fork_server_received_do_not_change(pictures: Path) -> None:
-    """As by one that ``spawn`` starts: it inherits no memory of this process."""
     batches_that_another_process_received_do_not_change(pictures, "forkserver")
 
 
@@ -330,17 +327,22 @@ def a_child_does_not_use_worker_processes_that_the_parent_started_ahead(packed: 
 
 def an_iterator_works_only_in_the_process_that_created_it(packed: Path) -> None:
     dataset = ShardMapDataset(packed, fields=("image", "label", "key"), transform=RandomResizedCrop(48))
-    any_order = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=1)
-    for loader in (make_loader(packed, persistent_workers=True), any_order):
+    others: list[dict[str, Any]] = [
+        {},
+        {"persistent_workers": True},
+        {"persistent_workers": True, "worker_method": "thread"},
+    ]
+    any_order = [DataLoader(each, 8, num_workers=1, **options) for each in (dataset, range(100)) for options in others]
+    for loader in (make_loader(packed, persistent_workers=True), *any_order):
         iterator = iter(loader)
         kept = list(islice(iterator, 3))
 
-        def use(iterator: Any = iterator) -> str:
-            with pytest.raises(RuntimeError, match="belongs to the parent of this forked process"):
+        def use(loader: DataLoader = loader, iterator: Any = iterator) -> int:
+            with pytest.raises(RuntimeError, match="belongs to the parent of this forked process: call iter"):
                 next(iterator)
-            return "refused"
+            return len(list(loader))
 
-        assert fork(use)() == "refused"
+        assert fork(use)() == "13", "the child has workers of its own"
         assert len([*kept, *iterator]) == 13
     iterator = iter(make_oracle(packed))
     kept = list(islice(iterator, 3))
@@ -401,5 +403,4 @@ def workers_that_call_the_dataset_are_forked_without_a_warning_beside_a_loader(p
     ],
 )
 def test_in_a_fresh_process(law: Callable[[Path], None], pictures: Path) -> None:
-    """It may be limited, and forks, unlike the one that runs the tests."""
     assert_passes_in_fresh_process(law, pictures)

@@ -1,15 +1,20 @@
-"""The batches: exact, in a reproducible order for any number of workers, or in that of overrides, and as in torch."""
+"""The order: reproducible for any number of workers, or that of overrides, and exact after a stop and a resumption."""
 
 from __future__ import annotations
 
+import copy
 import inspect
+import json
+import pickle
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.data
@@ -18,6 +23,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from shardio import (
     DataLoader,
+    DevicePrefetcher,
     EpochSampler,
     ImageFolder,
     SampleError,
@@ -27,7 +33,8 @@ from shardio import (
     check,
 )
 from shardio.check.recording import resumes
-from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop
+from shardio.order import EpochCounter
+from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 from tests.faults.worker_processes import batches_of
 from tests.processes import forkserver_context
 
@@ -39,7 +46,6 @@ def make_dataset(packed: Path, **options: Any) -> ShardDataset:
 
 
 def test_batches_do_not_depend_on_the_workers_how_they_start_or_the_loader(packed: Path) -> None:
-    """Workers start by a fork, or in processes that receive a pickled dataset."""
     expected = batches_of(DataLoader(make_dataset(packed), batch_size=4))
     assert len(expected) == 6
     context = forkserver_context()
@@ -48,21 +54,6 @@ def test_batches_do_not_depend_on_the_workers_how_they_start_or_the_loader(packe
     for num_workers in (0, 3):
         dataset = make_dataset(packed, batch_size=4)
         assert batches_of(TorchLoader(dataset, batch_size=4, num_workers=num_workers)) == expected
-
-
-def test_images_are_uint8_in_channels_last_memory(packed: Path, images: Path) -> None:
-    datasets = [
-        ShardDataset(packed, transform=CROP),
-        ShardMapDataset(packed, transform=CROP),
-        ImageFolder(images, transform=CROP),
-    ]
-    for dataset, num_workers in [(datasets[0], 1), *((dataset, 0) for dataset in datasets)]:
-        pictures, labels = next(iter(DataLoader(dataset, batch_size=4, num_workers=num_workers)))
-        assert (pictures.shape, pictures.dtype) == ((4, 3, 16, 16), torch.uint8)
-        assert pictures.is_contiguous(memory_format=torch.channels_last)
-        assert labels.dtype == torch.int64
-    pictures, _ = next(iter(TorchLoader(datasets[0], batch_size=4)))  # type: ignore[arg-type]  # a dataset
-    assert pictures.is_contiguous(), "as usual in torch's loader"
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -76,7 +67,12 @@ def test_every_iter_is_the_next_epoch_or_the_one_that_is_set(packed: Path, persi
         assert batches_of(DataLoader(other, batch_size=4)) == expected
     assert len({str(epoch) for epoch in epochs}) == len(epochs)
     loader.set_epoch(1)
+    next(outer := iter(loader))
+    loader.set_epoch(1)
     assert batches_of(loader) == epochs[1]
+    if persistent:
+        with pytest.raises(RuntimeError, match="ended when the loader was iterated again"):
+            next(outer)
     dataset.set_epoch(0)
     assert batches_of(loader) == epochs[0]
     assert batches_of(loader) == epochs[1]
@@ -89,49 +85,6 @@ def test_set_epoch_reaches_persistent_workers_of_torchs_loader(packed: Path) -> 
     for epoch in (0, 1, 0):
         dataset.set_epoch(epoch)
         assert batches_of(loader) == expected[epoch]
-
-
-def test_two_loaders_over_one_dataset_and_nested_iterators_do_not_interfere(packed: Path) -> None:
-    dataset = make_dataset(packed)
-    loader, other = (DataLoader(dataset, batch_size=4, num_workers=1) for _ in range(2))
-    expected = batches_of(DataLoader(make_dataset(packed), batch_size=4))
-    outer = iter(loader)
-    first = list(islice(outer, 2))
-    inner = batches_of(loader)
-    aside = batches_of(other)
-    assert batches_of([*first, *outer]) == expected == aside
-    assert inner != expected
-
-
-def test_drop_last_means_the_remainder_is_dropped(packed: Path) -> None:
-    loader = DataLoader(make_dataset(packed), batch_size=4, drop_last=True)
-    batches = list(loader)
-    assert len(loader) == len(batches) == 5
-    assert all(len(keys) == 4 for _, _, keys in batches)
-    sampler = EpochSampler(range(21), shuffle=False)
-    assert batches_of([[b] for b in DataLoader(range(21), batch_size=4, sampler=sampler, drop_last=True)]) == [
-        [list(range(i, i + 4))] for i in range(0, 20, 4)
-    ]
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_mask_marks_exactly_the_repeats(packed: Path, shuffle: bool) -> None:
-    keys, num_valid = [], 0
-    for rank in range(4):
-        dataset = ShardDataset(packed, fields="key", shuffle=shuffle, remainder="mask", rank=rank, world_size=4)
-        loader = DataLoader(dataset, batch_size=4, num_workers=rank // 3)  # The last rank has a repeat.
-        by_number = ShardMapDataset(packed, fields="key")
-        sampler = EpochSampler(by_number, shuffle=shuffle, remainder="mask", rank=rank, world_size=4)
-        for (names, valid), (other, other_valid) in zip(
-            loader, DataLoader(by_number, batch_size=4, sampler=sampler), strict=True
-        ):
-            assert valid.dtype == torch.bool
-            assert list(names) == list(other)
-            assert torch.equal(valid, other_valid)
-            keys += [name for name, is_valid in zip(names, valid, strict=True) if is_valid]
-            num_valid += len(names)
-    assert len(keys) == len(set(keys)) == 21
-    assert num_valid == 24
 
 
 def test_batch_size_none_gives_single_samples_and_collate_fn_what_it_returns(packed: Path) -> None:
@@ -176,86 +129,43 @@ def test_prefetch_factor_is_a_positive_integer(packed: Path, prefetch: Any, erro
             DataLoader(dataset, num_workers=1, prefetch_factor=prefetch)
 
 
-def test_an_error_in_a_worker_names_the_sample(packed: Path, tmp_path: Path) -> None:
-    copied = tmp_path / "packed"
-    shutil.copytree(packed, copied)
-    dataset = ShardDataset(copied, fields="image")
-    tar = copied / "shard-000000.tar"
-    tar.write_bytes(tar.read_bytes().replace(b"\xff\xd8\xff", b"\xff\xd8\x00"))
-    with pytest.raises(SampleError, match=r"sample class-\d/name-\d+ in .*shard-000000.tar at byte \d+ is damaged"):
-        next(iter(DataLoader(dataset, batch_size=4, num_workers=1)))
+class Changing(ShardDataset):
+    """Yields what a function makes of all samples."""
 
-
-def test_persistent_workers_serve_one_iterator_at_a_time(packed: Path) -> None:
-    loader = DataLoader(make_dataset(packed), batch_size=4, num_workers=1, persistent_workers=True)
-    outer = iter(loader)
-    next(outer)
-    assert len(list(loader)) == 6
-    with pytest.raises(RuntimeError, match="ended when the loader was iterated again"):
-        next(outer)
-
-
-class Skipping(ShardDataset):
-    """Yields fewer samples than its order has."""
+    change: Any
 
     def __iter__(self) -> Iterator[Any]:
-        return islice(super().__iter__(), 9)
+        return iter(self.change(super().__iter__()))
 
 
-class Doubling(ShardDataset):
-    """Changes each sample, but not their number."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return (key * 2 for key in super().__iter__())
+def make_changing(packed: Path, change: Callable[[Iterator[Any]], Any], **options: Any) -> Changing:
+    dataset = Changing(packed, **options)
+    dataset.change = change
+    return dataset
 
 
 def test_a_subclass_may_change_samples_but_not_their_number(packed: Path) -> None:
-    doubled = DataLoader(Doubling(packed, fields="key", shuffle=True), batch_size=4, num_workers=2)
-    keys = [
-        key for batch in DataLoader(ShardDataset(packed, fields="key", shuffle=True), batch_size=4) for key in batch
-    ]
-    assert [key for batch in doubled for key in batch] == [key * 2 for key in keys]
-    assert doubled.state_dict()["position"] == 21
+    dataset = make_changing(packed, lambda keys: (key * 2 for key in keys), fields="key", shuffle=True)
+    doubled = DataLoader(dataset, batch_size=4, num_workers=2)
+    keys = keys_of(DataLoader(ShardDataset(packed, fields="key", shuffle=True), batch_size=4))
+    assert keys_of(doubled) == [key * 2 for key in keys]
+    assert where(doubled) == (0, 21)
     with pytest.raises(RuntimeError, match="the epoch had 3 batches instead of 6"):
-        list(DataLoader(Skipping(packed, fields="key"), batch_size=4))
-
-
-def test_map_style_crops_are_pure_and_loaders_do_not_interfere(images: Path) -> None:
-    folder = ImageFolder(images, transform=CROP)
-
-    def make() -> DataLoader:
-        return DataLoader(folder, batch_size=4, sampler=EpochSampler(folder, seed=3), num_workers=1)
-
-    expected = [batches_of(loader := make()), batches_of(loader)]
-    assert expected[0] != expected[1]
-    one, other = make(), make()
-    ahead = iter(one)
-    first = next(ahead)
-    other.set_epoch(1)
-    assert batches_of(other) == expected[1]
-    assert batches_of([first, *ahead]) == expected[0]
-    # torch's own loader knows no epoch, whatever ran before: torch draws the crops, and they differ.
-    assert batches_of(TorchLoader(folder, batch_size=21)) != batches_of(TorchLoader(folder, batch_size=21))
-
-
-def test_a_samplers_own_set_epoch_is_called_for_other_datasets() -> None:
-    sampler = EpochSampler(range(10))
-    batch_sampler = BatchSampler(sampler, 5, drop_last=False)
-    DataLoader(range(10), batch_sampler=batch_sampler).set_epoch(4)
-    assert sampler.epoch == 4
+        list(DataLoader(make_changing(packed, lambda keys: islice(keys, 9), fields="key"), batch_size=4))
 
 
 class Backwards(EpochSampler):
-    def __iter__(self) -> Iterator[int]:
-        return iter(list(super().__iter__())[::-1])
+    length: int | None = None
 
-
-class FirstFive(EpochSampler):
     def __iter__(self) -> Iterator[int]:
-        return iter(list(super().__iter__())[:5])
+        return iter(list(super().__iter__())[::-1][: self.length])
 
     def __len__(self) -> int:
-        return 5
+        return self.length or super().__len__()
+
+
+class FirstFive(Backwards):
+    length = 5
 
 
 @pytest.mark.parametrize("kind", [Backwards, FirstFive])
@@ -270,32 +180,19 @@ def test_an_overridden_sampler_is_a_sampler_like_any_other(packed: Path, kind: A
         assert [list(batch) for batch in loader] == list(torchs)
     assert len(loader) == len(torchs)
     assert not loader.has_order
+    if not options:
+        check.assert_exactly_once(loader, len(kind(dataset)))
+        assert [resumes(loader, num_batches) for num_batches in (len(loader) - 1, len(loader))] == [True, None]
 
 
-def test_the_checker_requires_no_state_of_it(packed: Path) -> None:
-    dataset = ShardMapDataset(packed, fields=("label", "key"))
-    check.assert_exactly_once(DataLoader(dataset, batch_size=4, sampler=Backwards(dataset)), 21, key=1)
-
-
-class Shortened(ShardMapDataset):
-    def __len__(self) -> int:
-        return 10
-
-
-def test_an_order_by_shards_is_of_all_their_samples(packed: Path) -> None:
+def test_an_order_by_shards_is_of_all_their_samples_and_one_of_files_is_of_their_length(
+    packed: Path, images: Path
+) -> None:
+    ten = {"__len__": lambda dataset: 10}
     with pytest.raises(ValueError, match=r"the length of Shortened is 10, but its shards hold 21"):
-        EpochSampler(Shortened(packed))
-
-
-class Halved(ImageFolder):
-    def __len__(self) -> int:
-        return 10
-
-
-def test_a_folder_that_overrides_its_length_is_ordered_by_that(images: Path) -> None:
-    dataset = Halved(images)
-    labels = [label for _, labels in DataLoader(dataset, sampler=EpochSampler(dataset)) for label in labels]
-    assert len(labels) == 10
+        EpochSampler(type("Shortened", (ShardMapDataset,), ten)(packed))
+    folder = type("Halved", (ImageFolder,), ten)(images)
+    assert sum(len(labels) for _, labels in DataLoader(folder, sampler=EpochSampler(folder))) == 10
 
 
 def test_a_sampler_of_another_dataset_is_refused(packed: Path, images: Path) -> None:
@@ -323,27 +220,21 @@ def test_a_dataset_that_grows_after_its_sampler_was_made_is_refused(images: Path
         iter(loader)
 
 
-class Shouted(ShardDataset):
-    """Overrides ``__iter__``, and looks at the samples."""
-
-    def __iter__(self) -> Iterator[Any]:
-        for image, key in super().__iter__():
-            yield image, key.upper()
-
-
 def test_an_overridden_iter_sees_no_placeholders(packed: Path, tmp_path: Path) -> None:
     damaged = shutil.copytree(packed, tmp_path / "damaged")
     tar = damaged / "shard-000001.tar"
     tar.write_bytes(tar.read_bytes().replace(b"\xff\xd8\xff", b"\0\0\0", 1))
-    dataset = Shouted(damaged, fields=("image", "key"))
+    dataset = make_changing(
+        damaged, lambda samples: ((image, key.upper()) for image, key in samples), fields=("image", "key")
+    )
     with pytest.raises(SampleError, match=r"shard-000001\.tar"):
-        list(DataLoader(dataset, batch_size=4))
+        list(DataLoader(dataset, batch_size=4, num_workers=1))
     loader = DataLoader(dataset, batch_size=4, on_error="replace", quarantine=tmp_path / "quarantine")
     with pytest.warns(RuntimeWarning, match="unreadable samples replaced in epoch 0: 1"):
         keys = [key for _, keys in loader for key in keys]
     assert len(keys) == 21
     assert all(key == key.upper() for key in keys)
-    with pytest.raises(ValueError, match=r"does not work with Shouted, which overrides __iter__: .*'replace'"):
+    with pytest.raises(ValueError, match=r"does not work with Changing, which overrides __iter__: .*'replace'"):
         DataLoader(dataset, batch_size=4, on_error="skip")
 
 
@@ -368,14 +259,6 @@ def test_an_order_that_is_not_shardios_has_another_state(packed: Path) -> None:
             ordered.load_state_dict(loader.state_dict())
 
 
-def test_a_transform_set_within_a_subset_is_used(packed: Path) -> None:
-    subset: Any = Subset(ShardMapDataset(packed, fields="image"), [1, 2])
-    loader = DataLoader(subset, batch_size=2)
-    subset.dataset.transform = CenterCrop(4)
-    assert subset[0].shape == (3, 4, 4)
-    assert next(iter(loader)).shape == (2, 3, 4, 4)
-
-
 class Unmeasured(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         return iter([3, 1, 2, 0, 4])
@@ -389,20 +272,6 @@ def test_a_sampler_needs_no_length(images: Path, drop_last: bool) -> None:
         assert len(batches) == 3 - drop_last
 
 
-class Reversed(EpochSampler):
-    """A sampler that overrides the order has no state."""
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.num_all_samples - 1, -1, -1))
-
-
-def test_whether_an_epoch_continues_is_known_without_a_state(images: Path) -> None:
-    folder = ImageFolder(images, transform=RandomResizedCrop(8))
-    loader = DataLoader(folder, batch_size=7, sampler=Reversed(folder))
-    assert resumes(loader, 2) is True
-    assert resumes(loader, 3) is None
-
-
 def test_two_labels_of_one_sample_are_not_compared(images: Path, tmp_path: Path) -> None:
     shutil.copytree(images, tmp_path / "weather").joinpath("class-0").rename(tmp_path / "weather/fog")
     pair = torch.utils.data.StackDataset(ImageFolder(images), ImageFolder(tmp_path / "weather"))
@@ -410,3 +279,198 @@ def test_two_labels_of_one_sample_are_not_compared(images: Path, tmp_path: Path)
         warnings.simplefilter("always")
         DataLoader(pair)
     assert caught == []
+
+
+ORDER: dict[str, Any] = {"shuffle": True, "remainder": "keep", "rank": 0, "world_size": 1}
+
+
+def make_loader(packed: Path, *, batch_size: int = 4, order: Any = ORDER, **options: Any) -> DataLoader:
+    return DataLoader(ShardDataset(packed, fields="key", **order), batch_size, **options)
+
+
+def make_sampled(packed: Path, *, batch_size: int = 4, order: Any = ORDER, **options: Any) -> DataLoader:
+    dataset = ShardMapDataset(packed, fields="key")
+    return DataLoader(dataset, batch_size, sampler=EpochSampler(dataset, **order), **options)
+
+
+both_kinds = pytest.mark.parametrize("make", [make_loader, make_sampled])
+
+
+def keys_of(batches: Any, epoch: int | None = None) -> list[str]:
+    if epoch is not None:
+        batches.set_epoch(epoch)
+    return [key for batch in batches for key in batch]
+
+
+def where(loader: Any) -> tuple[int, int]:
+    state = loader.state_dict()
+    return state["epoch"], state["position"]
+
+
+def resume(make: Any, packed: Path, state: Any, **options: Any) -> DataLoader:
+    loader: DataLoader = make(packed, **options)
+    loader.load_state_dict(json.loads(json.dumps(state)))
+    return loader
+
+
+@both_kinds
+@pytest.mark.parametrize(("num_batches", "num_workers"), [(0, 0), (3, 0), (5, 0), (6, 0), (3, 1)])
+def test_resumed_equals_uninterrupted(make: Any, packed: Path, num_batches: int, num_workers: int) -> None:
+    uninterrupted = keys_of(make(packed))
+    loader = make(packed, num_workers=num_workers)
+    before = keys_of(islice(loader, num_batches))
+    assert where(loader) == (0, min(4 * num_batches, 21)), "what was received counts, not what was prefetched"
+    resumed = resume(make, packed, loader.state_dict(), num_workers=num_workers)
+    resumed.set_epoch(0)
+    assert resumed.state_dict() == loader.state_dict()
+    assert len(resumed) == len(loader) == 6
+    assert before + keys_of(resumed) == uninterrupted
+    # The epoch after it is the next one, as usual, also if the loaded one is over.
+    assert keys_of(resumed) == keys_of(make(packed), 1)
+    assert keys_of(resume(make, packed, resumed.state_dict())) == keys_of(make(packed), 2)
+
+
+@both_kinds
+@pytest.mark.parametrize(("old", "new"), [((1, 4), (3, 2)), ((2, 3), (1, 5)), ((3, 2), (2, 4))])
+def test_resuming_on_other_ranks_delivers_the_rest_once(
+    make: Any, packed: Path, old: tuple[int, int], new: tuple[int, int]
+) -> None:
+    delivered, states = Counter[str](), list[Any]()
+    for (world_size, batch_size), is_resumed in ((old, False), (new, True)):
+        for rank in range(world_size):
+            order = {**ORDER, "rank": rank, "world_size": world_size}
+            loader = make(packed, order=order, batch_size=batch_size)
+            if is_resumed:
+                loader.load_state_dict(states[0])
+                loader.set_epoch(0)
+            delivered.update(keys_of(islice(loader, None if is_resumed else 2)))
+            states.append(loader.state_dict())
+        assert all(state == states[0] for state in states[: old[0]])
+    assert set(delivered.values()) == {1}
+    assert len(delivered) == 21
+
+
+@both_kinds
+def test_break_consumes_an_epoch_and_another_epoch_drops_the_position(make: Any, packed: Path) -> None:
+    loader = make(packed, num_workers=1, persistent_workers=True)
+    for _ in loader:
+        break
+    assert where(loader) == (0, 4)
+    assert keys_of(loader) == keys_of(make(packed), 1)
+    other = resume(make, packed, {**loader.state_dict(), "position": 8})
+    other.set_epoch(2)
+    assert where(other) == (2, 0)
+    assert len(keys_of(other)) == 21
+    with pytest.raises(StateError, match=r"order\.seed is 0 in the state and 1 here"):
+        resume(make, packed, loader.state_dict(), order={**ORDER, "seed": 1})
+
+
+@both_kinds
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_setting_the_next_epoch_does_not_change_the_one_in_flight(make: Any, packed: Path, num_workers: int) -> None:
+    loader = make(packed, num_workers=num_workers, persistent_workers=num_workers > 0)
+    iterator = iter(loader)
+    keys_of(islice(iterator, 2))
+    loader.set_epoch(5)
+    assert where(loader) == (0, 8)
+    assert keys_of(resume(make, packed, loader.state_dict())) == keys_of(iterator)
+    assert where(loader) == (5, 0)
+    assert keys_of(loader) == keys_of(make(packed), 5)
+
+
+def test_an_epoch_is_an_integer_below_the_limit_wherever_it_is_set(packed: Path) -> None:
+    mapped, loader = ShardMapDataset(packed, fields="key"), make_loader(packed)
+    plain = torch.utils.data.DataLoader(mapped, sampler=EpochSampler(mapped))
+    owners: list[Any] = [EpochCounter(), ShardDataset(packed), mapped, EpochSampler(mapped), loader, DataLoader(mapped)]
+    owners += [make_sampled(packed), DataLoader(range(3), sampler=EpochSampler(range(3)))]
+    for owner in (*owners, DevicePrefetcher(loader, "cpu"), DevicePrefetcher(plain, "cpu")):
+        for epoch, error in ((1.5, TypeError), ("a", TypeError), (None, TypeError), (-1, ValueError)):
+            with pytest.raises(error, match="epoch must be"):
+                owner.set_epoch(epoch)
+        for epoch in (2**62, 10**20):
+            with pytest.raises(ValueError, match=r"epoch must be at least 0 and below 2\*\*62"):
+                owner.set_epoch(epoch)
+        owner.set_epoch(np.int64(2**62 - 1))
+    assert len(keys_of(loader)) == len(keys_of(loader))  # The epoch after the last one that can be set works, too.
+    with pytest.raises(StateError, match=r"epoch .* below 2\*\*62, got 1"):
+        loader.load_state_dict({**loader.state_dict(), "epoch": 10**20})
+    loader.set_epoch(cast(int, np.int64(3)))
+    assert json.loads(json.dumps(loader.state_dict()))["epoch"] == 3
+
+
+def test_the_samplers_own_set_epoch_and_state_count_too(packed: Path) -> None:
+    sampler = EpochSampler(range(10))
+    DataLoader(range(10), batch_sampler=BatchSampler(sampler, 5, drop_last=False)).set_epoch(4)
+    assert sampler.epoch == 4
+    loader = make_sampled(packed)
+    before = keys_of(islice(loader, 2))
+    resumed = resume(make_sampled, packed, loader.state_dict())
+    assert isinstance(resumed.sampler, EpochSampler)
+    resumed.sampler.set_epoch(0)  # As frameworks do that do not know the loader's.
+    assert before + keys_of(resumed) == keys_of(make_sampled(packed))
+
+
+@both_kinds
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_an_epoch_that_cannot_be_started_is_not_counted(
+    make: Any, is_fast: bool, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = make(packed) if is_fast else make(packed, worker_init_fn=id)
+    loader.load_state_dict({**loader.state_dict(), "epoch": 3, "position": 4})
+
+    def fail(*_: object, **__: object) -> Any:
+        raise OSError("no memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("shardio.loader.any_dataset.Fetching.start", fail)
+        patched.setattr("shardio.loader.pipeline.CallingProcess.start", fail)
+        patched.setattr("shardio.loader.pipeline.WorkerProcesses.start", fail)
+        with pytest.raises(OSError, match="no memory"):
+            iter(loader)
+    assert where(loader) == (3, 4)
+    assert keys_of(loader) == keys_of(make(packed), 3)[4:]
+    sampler = EpochSampler(ShardMapDataset(packed))
+    sampler.load_state_dict({**sampler.state_dict(), "epoch": 3, "position": 4})
+    with monkeypatch.context() as patched:
+        patched.setenv("RANK", "1")  # Of how many?
+        with pytest.raises(ValueError, match="WORLD_SIZE"):
+            iter(sampler)
+    assert where(sampler) == (3, 4)
+
+
+def test_epochs_without_batches_are_warned_of_once(packed: Path) -> None:
+    mapped = ShardMapDataset(packed)
+    dropping: list[dict[str, Any]] = [
+        {"dataset": ShardDataset(packed)},
+        {"dataset": mapped, "sampler": EpochSampler(mapped)},
+        {"dataset": mapped},
+        {"dataset": mapped, "worker_init_fn": print},
+    ]
+    words = r"no batches: the 21 samples do not fill a batch on every rank .22 samples"
+    for options in dropping:
+        loader = DataLoader(batch_size=22, drop_last=True, **options)
+        with pytest.warns(RuntimeWarning, match=words) as warned:
+            assert list(loader) == []
+        assert warned[0].filename == __file__
+        assert list(loader) == []  # Warnings are errors in these tests.
+    shares = [ShardDataset(packed, remainder="keep", rank=rank, world_size=22) for rank in (0, 21)]
+    assert len(list(DataLoader(shares[0]))) == 1
+    with pytest.warns(RuntimeWarning, match="no batches: rank 21 of 22 gets none of the 21 samples: use fewer ranks"):
+        assert list(DataLoader(shares[1])) == []
+
+
+def test_the_rest_of_an_epoch_may_have_no_batches(packed: Path) -> None:
+    loader = DataLoader(ShardDataset(packed), batch_size=20, drop_last=True)
+    next(iter(loader))
+    loader.load_state_dict({**loader.state_dict(), "position": 20})
+    assert list(loader) == []
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_a_copy_of_a_dataset_keeps_the_epoch_that_was_set(packed: Path, duplicate: Callable[[Any], Any]) -> None:
+    dataset = ShardDataset(packed, fields="key", shuffle=True)
+    dataset.set_epoch(3)
+    loader, of_copy = DataLoader(dataset, batch_size=4), DataLoader(duplicate(dataset), batch_size=4)
+    for each in (loader, of_copy):
+        assert keys_of(each) == keys_of(DataLoader(ShardDataset(packed, fields="key", shuffle=True), 4), 3)
+        assert where(each) == (3, 21)

@@ -1,13 +1,16 @@
-"""shardio's datasets in the order of torch's samplers: torch's batches, repeatable transforms, and exact states."""
+"""shardio's datasets, and Subsets and ConcatDatasets of them, with torch's samplers: torch's batches, exact states."""
 
 from __future__ import annotations
 
 import json
+import random
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.data
@@ -15,35 +18,31 @@ from hypothesis import given, settings, strategies as st
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
+    DataLoader as TorchLoader,
     DistributedSampler,
     RandomSampler,
     Sampler,
     SequentialSampler,
     Subset,
+    TensorDataset,
     WeightedRandomSampler,
+    random_split,
 )
 
-from shardio import DataLoader, DevicePrefetcher, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
+from shardio import DataLoader, DevicePrefetcher, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset
 from shardio.loader.batches import collate_channels_last
-from shardio.transforms import CenterCrop, RandomResizedCrop
+from shardio.loader.choice import fallback_reason
+from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop
 from tests.buffers import assert_same
-from tests.loader.programs import Point, as_list, describe, stack_first
+from tests.faults.worker_processes import batches_of
+from tests.loader.programs import CALLING, Point, as_list, describe, keys_of, stack_first
 
 
 def make(packed: Path, **options: Any) -> DataLoader:
     return DataLoader(ShardMapDataset(packed, fields="key"), **options)
 
 
-def test_a_generator_decides_on_the_order(packed: Path) -> None:
-    def epochs(seed: int) -> list[list[list[str]]]:
-        loader = make(packed, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(seed))
-        return [list(loader), list(loader)]
-
-    assert epochs(1) == epochs(1) != epochs(2)
-    assert epochs(1)[0] != epochs(1)[1]
-
-
-def crops(images: Path, *, num_workers: int, epoch: int | None, sampler: Any, seed: int = 0) -> torch.Tensor:
+def crops(images: Path, num_workers: int, sampler: Any, epoch: int | None = None, seed: int = 0) -> torch.Tensor:
     folder = ImageFolder(images, transform=RandomResizedCrop(16))
     if epoch is not None:
         folder.set_epoch(epoch, seed=5)
@@ -53,23 +52,23 @@ def crops(images: Path, *, num_workers: int, epoch: int | None, sampler: Any, se
 
 
 def test_crops_do_not_depend_on_workers_and_follow_torchs_seed(images: Path) -> None:
-    one = crops(images, num_workers=0, epoch=None, sampler=SequentialSampler(range(21)))
-    assert torch.equal(one, crops(images, num_workers=1, epoch=None, sampler=SequentialSampler(range(21))))
-    assert not torch.equal(one, crops(images, num_workers=0, epoch=None, sampler=SequentialSampler(range(21)), seed=1))
+    one = crops(images, 0, range(21))
+    assert torch.equal(one, crops(images, 1, range(21)))
+    assert not torch.equal(one, crops(images, 0, range(21), seed=1))
     folder = ImageFolder(images, transform=RandomResizedCrop(16))
     loader = DataLoader(folder, 21, num_workers=1, persistent_workers=True)
     assert len({pictures.numpy().tobytes() for _ in range(3) for pictures, _ in loader}) == 3, "epochs differ"
-    repeated = crops(images, num_workers=1, epoch=None, sampler=[2] * 9)
+    repeated = crops(images, 1, [2] * 9)
     assert len({picture.numpy().tobytes() for picture in repeated}) == 9
 
 
 def test_where_the_epoch_is_known_the_first_draw_is_that_of_the_order_and_repeats_differ(images: Path) -> None:
-    plain = crops(images, num_workers=0, epoch=1, sampler=SequentialSampler(range(21)))
+    plain = crops(images, 0, range(21), epoch=1)
     sampler = [2, 7, 2, 2, 7, 0, 2, 2, 1, 2]
-    drawn = crops(images, num_workers=1, epoch=1, sampler=sampler)
+    drawn = crops(images, 1, sampler, epoch=1)
     assert torch.equal(drawn[[0, 1, 5, 8]], plain[[2, 7, 0, 1]])
     assert len({picture.numpy().tobytes() for picture in drawn}) == len(sampler)
-    assert torch.equal(drawn, crops(images, num_workers=0, epoch=1, sampler=sampler))
+    assert torch.equal(drawn, crops(images, 0, sampler, epoch=1))
 
 
 @pytest.mark.parametrize(("num_workers", "place"), [(0, 0), (0, 1), (1, 1)])
@@ -135,8 +134,6 @@ NUM_BATCHES = 6
 
 
 class Stateful(Sampler[int]):
-    """A sampler that says where it is, and begins at 3 in each epoch but the first."""
-
     def __init__(self) -> None:
         self.number = 0
 
@@ -169,8 +166,6 @@ SAMPLERS: dict[str, Any] = {
 
 
 class Run:
-    """A training run: two epochs and the batches that it receives."""
-
     def __init__(self, packed: Path, sampler: str, *, sets_epoch: bool, **workers: Any) -> None:
         torch.manual_seed(11)
         self.dataset = ShardMapDataset(packed, fields=("image", "key"), transform=RandomResizedCrop(16))
@@ -185,32 +180,22 @@ class Run:
                 yield epoch, batch, json.loads(json.dumps(self.loader.state_dict()))
 
 
-@pytest.mark.parametrize("sets_epoch", [False, True])
-@pytest.mark.parametrize("sampler", list(SAMPLERS))
-def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(packed: Path, sampler: str, sets_epoch: bool) -> None:
-    received = list(Run(packed, sampler, sets_epoch=sets_epoch).receive())
+@pytest.mark.parametrize(
+    ("sampler", "options"),
+    [
+        *((sampler, {"sets_epoch": sets_epoch}) for sampler in SAMPLERS for sets_epoch in (False, True)),
+        ("torch's", {"sets_epoch": False, "num_workers": 1, "persistent_workers": True}),
+    ],
+)
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(packed: Path, sampler: str, options: dict[str, Any]) -> None:
+    received = list(Run(packed, sampler, **options).receive())
     batches = [batch for _, batch, _ in received]
     for stop in (1, NUM_BATCHES, NUM_BATCHES + 3):
         epoch, _, state = received[stop - 1]
-        resumed = Run(packed, sampler, sets_epoch=sets_epoch)
+        resumed = Run(packed, sampler, **options)
         torch.manual_seed(99)  # A state does not depend on the generators of the process that loads it.
         resumed.loader.load_state_dict(state)
         assert_same([batch for _, batch, _ in resumed.receive(epoch)], batches[stop:])
-
-
-def test_workers_change_nothing(packed: Path) -> None:
-    workers = {"num_workers": 1, "persistent_workers": True}
-    received = list(Run(packed, "torch's", sets_epoch=False, **workers).receive())
-    for stop in (2, NUM_BATCHES, NUM_BATCHES + 1):
-        epoch, _, state = received[stop - 1]
-        resumed = Run(packed, "torch's", sets_epoch=False, **workers)
-        resumed.loader.load_state_dict(state)
-        assert_same([batch for _, batch, _ in resumed.receive(epoch)], [batch for _, batch, _ in received[stop:]])
-    epoch, _, state = received[1]
-    other = Run(packed, "torch's", sets_epoch=False)
-    other.loader.load_state_dict(state)
-    first = [batch for number, batch, _ in other.receive() if number == 0]
-    assert_same(first, [batch for number, batch, _ in received[2:] if number == 0])
 
 
 def test_a_prefetchers_state_is_that_of_the_batch_that_was_received(packed: Path) -> None:
@@ -235,7 +220,6 @@ def _described(sample: Any) -> Any:
 
 @st.composite
 def arguments(draw: st.DrawFn) -> tuple[Callable[[Path, Path], Any], dict[str, Any], dict[str, Any]]:
-    """Draw a function that makes a dataset, the loader's arguments, and how many workers there are."""
     transform_sample = draw(st.sampled_from([None, None, _named, _described]))
     kind = draw(st.sampled_from(["shards", "folder", "subset", "concatenated", "iterable"]))
     fields = ("image", "label") if transform_sample or kind == "folder" else draw(st.sampled_from(_FIELDS))
@@ -282,3 +266,255 @@ def test_batches_are_those_of_torch(
         warnings.simplefilter("ignore")  # Of epochs without batches.
         expected, got = run(torch.utils.data.DataLoader, **own), run(DataLoader, **workers)
     assert describe(got) == describe(expected)
+
+
+CHOSEN = random.Random(4).sample(range(21), 13)
+
+SUBSETS: dict[str, Callable[[Any, Any], Any]] = {
+    "list": lambda shards, _: Subset(shards, CHOSEN),
+    "range": lambda _, folder: Subset(folder, range(20, 2, -2)),
+    "tensor": lambda shards, _: Subset(shards, torch.tensor(CHOSEN)),  # type: ignore[arg-type]  # Users give these.
+    "array": lambda _, folder: Subset(folder, np.array(CHOSEN, np.int32)),  # type: ignore[arg-type]  # And these.
+    "negative": lambda shards, _: Subset(shards, [number - 21 for number in CHOSEN]),
+    "repeated": lambda shards, _: Subset(shards, [5, 5, *CHOSEN, 5]),
+    "nested": lambda shards, _: Subset(Subset(Subset(shards, range(1, 21)), CHOSEN[::-1][4:]), [-1, 3, 0, 7, 5]),
+    "split": lambda _, folder: random_split(folder, [0.7, 0.3], torch.Generator().manual_seed(1))[0],
+}
+CONCATENATED: dict[str, Callable[[Any, Any], Any]] = {
+    "both": lambda shards, folder: ConcatDataset([shards, folder]),
+    "one": lambda _, folder: ConcatDataset([folder]),
+    "again": lambda shards, folder: ConcatDataset([folder, shards, folder]),
+    "of subsets": lambda shards, folder: ConcatDataset([Subset(shards, [3, -1]), Subset(folder, range(9, 2, -1))]),
+    "in a subset": lambda shards, folder: Subset(ConcatDataset([shards, folder]), [40, 0, 20, 21, 22]),
+    "in one of another": lambda shards, folder: ConcatDataset(
+        [Subset(ConcatDataset([shards, folder]), [30, 1]), folder]
+    ),
+    "with an empty part": lambda shards, folder: ConcatDataset([Subset(shards, []), folder]),
+}
+WRAPPED = {**SUBSETS, **CONCATENATED}
+SETTINGS = [*((name, 0) for name in WRAPPED), ("nested", 1), ("in one of another", 1)]
+
+workers = pytest.mark.parametrize("num_workers", [0, 1])
+
+
+def make_crop() -> Compose:
+    return Compose([RandomResizedCrop(48), RandomHorizontalFlip()])
+
+
+def make_map(packed: Path) -> ShardMapDataset:
+    return ShardMapDataset(packed, fields=("image", "label", "key"), transform=make_crop())
+
+
+def make_parts(packed: Path, images: Path, make_transform: Callable[[], Any] = make_crop) -> list[Any]:
+    return [ShardMapDataset(packed, transform=make_transform()), ImageFolder(images, transform=make_transform())]
+
+
+@pytest.mark.parametrize(("name", "num_workers"), SETTINGS)
+def test_called_datasets_give_the_batches_of_the_fast_path(
+    packed: Path, images: Path, name: str, num_workers: int
+) -> None:
+    dataset, found = WRAPPED[name](*make_parts(packed, images)), []
+    for options in ({}, CALLING):
+        sampler = EpochSampler(dataset, seed=3, remainder="mask", rank=num_workers, world_size=2)
+        of_workers: dict[str, Any] = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
+        loader = DataLoader(dataset, batch_size=4, sampler=sampler, **of_workers, **options)
+        assert loader.calls_dataset == (options is CALLING)
+        first = batches_of(loader)
+        loader.set_epoch(4)
+        found.append((first, batches_of(loader), loader.state_dict(), len(loader)))
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][1]
+
+
+BATCHED: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "shuffle": lambda dataset: {"batch_size": 4, "shuffle": True},
+    "sequential": lambda dataset: {"batch_size": 4},
+    "generator": lambda dataset: {"batch_size": 4, "shuffle": True, "generator": torch.Generator().manual_seed(5)},
+    "random": lambda dataset: {"batch_size": 5, "sampler": RandomSampler(dataset), "drop_last": True},
+    "batches": lambda dataset: {"batch_sampler": BatchSampler(RandomSampler(dataset), 3, drop_last=False)},
+    "lists": lambda dataset: {"batch_sampler": [[1], [3, 2], [-1]]},
+    "weighted": lambda dataset: {"batch_size": 4, "sampler": WeightedRandomSampler([1.0] * len(dataset), 30)},
+}
+
+
+@pytest.mark.parametrize(
+    ("taken", "sampled", "num_workers"),
+    [
+        *((name, "shuffle", 0) for name in WRAPPED),
+        *(("nested", name, 0) for name in BATCHED if name != "shuffle"),
+        ("nested", "lists", 1),
+    ]
+    + [("in one of another", name, 0) for name in ("lists", "weighted")],
+)
+def test_torchs_samplers_give_the_batches_of_torchs_loader(
+    packed: Path, images: Path, taken: str, sampled: str, num_workers: int
+) -> None:
+    crop_alike = taken in CONCATENATED or sampled == "weighted"  # Repeated samples differ in random crops.
+    parts = make_parts(packed, images, (lambda: CenterCrop(40)) if crop_alike else make_crop)
+    for part in parts:
+        part.set_epoch(1, seed=5)  # Otherwise torch draws the crops of its workers.
+    dataset, sampler = WRAPPED[taken](*parts), BATCHED[sampled]
+    torch.manual_seed(3)
+    expected = batches_of(TorchLoader(dataset, **sampler(dataset)))
+    torch.manual_seed(3)
+    loader = DataLoader(dataset, num_workers=num_workers, **sampler(dataset))
+    found = list(loader)
+    assert found[0][0].is_contiguous(memory_format=torch.channels_last)
+    assert batches_of(found) == expected
+    assert len(loader) == len(expected)
+    assert not loader.calls_dataset
+    assert loader.stats().num_samples == sum(len(labels) for _, labels in found)
+
+
+@pytest.mark.parametrize("name", ["list", "tensor", "negative", "repeated", "nested"])
+def test_samples_look_as_in_the_whole_dataset(packed: Path, name: str) -> None:
+    dataset = make_map(packed)
+    subset = SUBSETS[name](dataset, None)
+    whole = DataLoader(dataset, batch_size=4, sampler=EpochSampler(dataset, seed=3))
+    looks = {key: image for images, _, keys in whole for image, key in zip(images, keys, strict=True)}
+    loader = DataLoader(subset, batch_size=4, sampler=EpochSampler(subset, seed=3))
+    found = [(key, image) for images, _, keys in loader for image, key in zip(images, keys, strict=True)]
+    assert sorted(key for key, _ in found) == sorted(subset[number][2] for number in range(len(subset)))
+    assert all(torch.equal(image, looks[key]) for key, image in found)
+
+
+def test_what_is_concatenated_twice_looks_different_each_time(packed: Path, images: Path) -> None:
+    shards, _ = make_parts(packed, images)
+    twice = ConcatDataset[Any]([shards, shards])
+    ((pictures, labels),) = DataLoader(twice, batch_size=42, sampler=EpochSampler(twice, shuffle=False))
+    assert torch.equal(labels[:21], labels[21:])
+    assert all(not torch.equal(one, other) for one, other in zip(pictures[:21], pictures[21:], strict=True))
+
+
+@pytest.mark.parametrize(("before", "after"), [({}, CALLING), (CALLING, {})])
+def test_either_executor_resumes_an_epoch(packed: Path, before: dict[str, Any], after: dict[str, Any]) -> None:
+    subset = Subset(make_map(packed), CHOSEN)
+
+    def make(**options: Any) -> DataLoader:
+        return DataLoader(subset, batch_size=3, sampler=EpochSampler(subset), **options)
+
+    loader, resumed = make(**before), make(**after)
+    begun = batches_of(islice(loader, 2))
+    resumed.load_state_dict(loader.state_dict())
+    assert begun + batches_of(resumed) == batches_of(make())
+
+
+@workers
+def test_indices_that_change_between_epochs_are_followed(packed: Path, num_workers: int) -> None:
+    subset, other = Subset(make_map(packed), [1, 2, 3]), make_map(packed)
+    loader = DataLoader(subset, batch_size=2, num_workers=num_workers, persistent_workers=num_workers > 0)
+    names = [other[number][2] for number in range(21)]
+    assert keys_of(loader) == [[names[1], names[2]], [names[3]]]
+    subset.indices = [4, 5]
+    assert keys_of(loader) == [[names[4], names[5]]]
+    subset.dataset = Subset(other, range(20, -1, -1))
+    assert keys_of(loader) == [[names[16], names[15]]]
+
+
+@pytest.mark.parametrize(("options", "num_workers"), [({}, 0), ({}, 1), (CALLING, 1)])
+def test_an_index_outside_of_the_dataset_is_an_error(packed: Path, options: Any, num_workers: int) -> None:
+    subset = Subset(make_map(packed), [1, 21])
+    loader = DataLoader(subset, sampler=EpochSampler(subset, shuffle=False), num_workers=num_workers, **options)
+    with pytest.raises(IndexError, match="index 21 is out of range for a dataset of 21 samples"):
+        list(loader)
+    with pytest.raises(IndexError, match="index 13 is out of range for a dataset of 13 samples"):
+        list(DataLoader(Subset(make_map(packed), CHOSEN), sampler=SequentialSampler(range(14))))
+
+
+class Reversed(Subset[Any]):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return super().__getitems__([len(self) - 1 - index for index in indices])
+
+
+def test_a_subclass_of_subset_is_called(packed: Path) -> None:
+    dataset = make_map(packed)
+    outer: Any
+    for outer in (Reversed(dataset, CHOSEN), Subset(Reversed(dataset, CHOSEN), range(13))):
+        loader = DataLoader(outer, batch_size=4, sampler=EpochSampler(outer, shuffle=False))
+        assert loader.calls_dataset
+        expected = [dataset[number][2] for number in CHOSEN[::-1]]
+        assert [key for keys in keys_of(loader) for key in keys] == expected
+
+
+def override(name: str, method: str, function: Any) -> Any:
+    return type(name, (ShardMapDataset,), {method: function})
+
+
+def test_the_reason_says_what_is_not_read_as_one_and_why(packed: Path) -> None:
+    def make(**options: Any) -> ShardMapDataset:
+        return ShardMapDataset(packed, **{"fields": ("image", "key"), "transform": CenterCrop(8), **options})
+
+    later = make()
+    later.set_epoch(3)
+    doubled = Subset(override("Doubled", "__getitems__", lambda *_: [("one",), ("other",)])(packed), [1, 2])
+    marked = Subset(override("Marked", "__getitem__", ShardMapDataset.__getitem__)(packed), [1])
+    others = {
+        "its dataset 1 is a TensorDataset,": TensorDataset(torch.zeros(5)),
+        "its dataset 1 is a Subset of a Marked, which overrides __getitem__,": marked,
+        "its dataset 1 is a ConcatDataset,": ConcatDataset([make(), make(transform=CenterCrop(9))]),
+        "its datasets 0 and 1 differ in transform,": make(transform=CenterCrop(9)),
+        "its datasets 0 and 1 differ in fields,": make(fields=("image", "label")),
+        "its datasets 0 and 1 differ in seed_transforms,": make(seed_transforms=False),
+        "its datasets 0 and 1 differ in their epoch (see set_epoch),": later,
+    }
+    subjects: dict[str, Any] = {
+        "the dataset is a Subset of a Subset of a TensorDataset,": Subset(
+            Subset(TensorDataset(torch.zeros(5)), [1, 2]), [0]
+        ),
+        "the dataset is a Subset of a Doubled, which overrides __getitems__,": doubled,
+        "the dataset is a Subset of a ShardDataset,": Subset(ShardDataset(packed), [1, 2]),
+        **{f"the dataset is a ConcatDataset: {why}": ConcatDataset([make(), other]) for why, other in others.items()},
+        "the dataset is a Subset of a ConcatDataset: its datasets 0 and 1 differ in transform,": Subset(
+            ConcatDataset([make(), make(transform=CenterCrop(9))]), [1]
+        ),
+    }
+    for what, dataset in subjects.items():
+        assert f"{what} but shardio's own code reads only" in str(fallback_reason(DataLoader(dataset)))
+    assert list(DataLoader(doubled, batch_size=2, sampler=EpochSampler(doubled))) == [[("one", "other")]]
+
+
+def test_a_transform_that_one_part_gets_is_used(packed: Path, images: Path) -> None:
+    parts = make_parts(packed, images, lambda: CenterCrop(40))
+    both = ConcatDataset[Any]([parts[0], Subset(parts[1], range(21))])
+    loader = DataLoader(both, batch_size=21, num_workers=1, persistent_workers=True)
+    for changed, sizes, is_torchs in [((), [40, 40], False), ((1,), [40, 16], True), ((0,), [16, 16], False)]:
+        for part in changed:
+            parts[part].transform = CenterCrop(16)
+        assert loader.calls_dataset == is_torchs
+        assert [pictures.shape[-1] for pictures, _ in loader] == sizes
+
+
+def test_the_epoch_of_the_parts_is_followed(packed: Path, images: Path) -> None:
+    parts, found = make_parts(packed, images), []
+    loader = DataLoader(ConcatDataset(parts), batch_size=8)
+    for epoch in (1, 2, 1):
+        for part in parts:
+            part.set_epoch(epoch)
+        found.append(batches_of(loader))
+    assert found[0] == found[2] != found[1]
+
+
+@workers
+def test_an_error_names_the_sample(packed: Path, images: Path, tmp_path: Path, num_workers: int) -> None:
+    shards, folder = make_parts(packed, images, lambda: CenterCrop(8))
+    (tmp_path / "bad.jpg").write_bytes(b"no image")
+    folder.samples[13] = (str(tmp_path / "bad.jpg"), 1)
+    with pytest.raises(SampleError, match=r"the image of sample .*bad.jpg in .* cannot be decoded") as caught:
+        list(DataLoader(ConcatDataset[Any]([shards, folder]), batch_size=30, num_workers=num_workers))
+    assert caught.value.key == str(tmp_path / "bad.jpg")
+
+
+class Labelled(ImageFolder):
+    names = "a member of its own"
+
+    def __init__(self, root: Path, label: int, **options: Any) -> None:
+        super().__init__(root, **options)
+        self.samples = [(path, number) for path, number in self.samples if number == label]
+
+
+def test_shardios_worker_processes_read_subclasses_that_only_choose(images: Path) -> None:
+    folder = Labelled(images, 1, transform=CenterCrop(16))
+    loader = DataLoader(folder, 4, num_workers=1)
+    assert not loader.calls_dataset
+    labels = torch.cat([labels for _, labels in loader])
+    assert labels.tolist() == [1] * len(folder.samples)

@@ -19,24 +19,15 @@ import pytest
 import torch
 import torch.utils.data
 import torch.utils.data.dataloader as torchs
-from torch.utils.data import DataLoader as TorchLoader, IterableDataset
+from torch.utils.data import DataLoader as TorchLoader
 
 from shardio import DataLoader, DevicePrefetcher, EpochSampler, ShardDataset, ShardMapDataset
 from shardio.loader.extension import Extension, find_extension
+from tests.loader.programs import Shares
 
-HOOKS = {
-    "__class__",
-    "__initialized",
-    "__multiprocessing_context",
-    "_IterableDataset_len_called",
-    "_auto_collation",
-    "_dataset_kind",
-    "_get_iterator",
-    "_index_sampler",
-    "_iterator",
-    "check_worker_number_rationality",
-    "multiprocessing_context",
-}
+HOOKS = {"__class__", "__initialized", "__multiprocessing_context", "_IterableDataset_len_called", "_auto_collation"}
+HOOKS |= {"_dataset_kind", "_get_iterator", "_index_sampler", "_iterator"}
+HOOKS |= {"check_worker_number_rationality", "multiprocessing_context"}
 """Methods, properties and private attributes that torch's DataLoader, or its iterators, read on a loader."""
 
 
@@ -141,11 +132,6 @@ class Shown:
         self.iterator._reset(loader, first_iter)
 
 
-class Seven:
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(7))
-
-
 class Checked:
     num_checks = 0
 
@@ -159,7 +145,7 @@ class Checked:
 
 class Iterated:
     def __init__(self, dataset: Any, **options: Any) -> None:
-        super().__init__(Seven(), sampler=torchs._InfiniteConstantSampler(), **options)  # type: ignore[call-arg]
+        super().__init__(range(7), sampler=torchs._InfiniteConstantSampler(), **options)  # type: ignore[call-arg]
         self._dataset_kind = torchs._DatasetKind.Iterable
 
 
@@ -197,10 +183,10 @@ OVERRIDES: dict[str, Any] = {
     "started": {"multiprocessing_context": property(_find_context, lambda loader, context: None)},
     "in a thread": InAThread,
 }
-"""The names that a subclass overrides, or a class that is mixed in."""
 
 
 WITH_PROCESSES = ("shown", "torch's own", "started")
+RARELY = [name for name in OVERRIDES if name not in WITH_PROCESSES]
 
 
 def overriding(base: Any, name: str) -> Any:
@@ -209,30 +195,22 @@ def overriding(base: Any, name: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("name", "is_ours", "options"),
     [
-        *((name, {}) for name in OVERRIDES),
-        *((name, PERSISTENT) for name in WITH_PROCESSES),
-        *(pytest.param(name, PERSISTENT, marks=pytest.mark.slow) for name in OVERRIDES if name not in WITH_PROCESSES),
+        *((name, False, {}) for name in OVERRIDES),
+        *((name, False, PERSISTENT) for name in WITH_PROCESSES),
+        *(pytest.param(name, False, PERSISTENT, marks=pytest.mark.slow) for name in RARELY),
+        *((name, True, {}) for name in ("shown", "indexed", "uncollated", "checked")),
+        *((name, True, {"num_workers": 1}) for name in ("torch's own", "shown")),
     ],
 )
-def test_methods_are_called_where_torch_calls_them(name: str, options: dict[str, Any]) -> None:
-    def run(base: Any) -> str:
-        loader = overriding(base, name)(list(range(6)), batch_size=2, **options)
-        return str([list(loader) for _ in range(2)])
-
-    assert run(DataLoader) == run(torchs.DataLoader)
-
-
-@pytest.mark.parametrize(
-    ("name", "num_workers"),
-    [*((name, 0) for name in ("shown", "indexed", "uncollated", "checked")), ("torch's own", 1), ("shown", 1)],
-)
-def test_of_shardios_datasets_too(packed: Path, name: str, num_workers: int) -> None:
-    dataset = ShardMapDataset(packed, fields=("key", "label"))
+def test_methods_are_called_where_torch_calls_them(
+    packed: Path, name: str, is_ours: bool, options: dict[str, Any]
+) -> None:
+    dataset: Any = ShardMapDataset(packed, fields=("key", "label")) if is_ours else list(range(6))
 
     def run(base: Any) -> str:
-        loader = overriding(base, name)(dataset, batch_size=4, num_workers=num_workers)
+        loader = overriding(base, name)(dataset, batch_size=2, **options)
         return str([list(loader) for _ in range(2)])
 
     assert run(DataLoader) == run(torchs.DataLoader)
@@ -261,19 +239,10 @@ def test_an_overridden_index_sampler_decides_instead_of_shardios_order(
     assert "Loader overrides _index_sampler" in caplog.text
 
 
-class Counted(IterableDataset[int]):
-    """An iterable dataset whose length is too small."""
-
-    def __len__(self) -> int:
-        return 2
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(6))
-
-
 def test_a_length_that_a_subclass_notes_is_compared() -> None:
+    counted = type("Counted", (Shares,), {"__len__": lambda dataset: 2})(lambda *_: range(6))
     for base in (torchs.DataLoader, DataLoader):
-        loader: Any = base(Counted(), batch_size=None)
+        loader: Any = base(counted, batch_size=None)
         loader._IterableDataset_len_called = 5
         with pytest.warns(UserWarning, match="was reported to be 5"):
             assert list(loader) == list(range(6))
@@ -364,8 +333,6 @@ def setting(base: Any, value: Any, *, is_late: bool) -> Any:
 
 
 def defining(base: Any) -> Any:
-    """Return a subclass that has a method of each private name that is free."""
-
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("shardio called a method of the user's")
 
@@ -415,7 +382,6 @@ def test_a_set_name_has_the_users_value() -> None:
 
 
 def public(loader: Any) -> dict[str, Any]:
-    """Return the attributes that frameworks read to re-create a loader."""
     return {name: value for name, value in vars(loader).items() if not name.startswith("_")}
 
 
@@ -437,7 +403,6 @@ def test_arguments_of_shardios_are_attributes_if_they_were_passed(tmp_path: Path
 @pytest.mark.parametrize("base", [TorchLoader, DataLoader])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_loader_is_recreated_from_its_attributes_and_another_batch_sampler(base: Any, shuffle: bool) -> None:
-    """As PyTorch-Ignite's deterministic engine does."""
     loader = base(
         range(6), batch_size=2, shuffle=shuffle, **({} if base is TorchLoader else {"worker_method": "thread"})
     )
@@ -448,14 +413,9 @@ def test_a_loader_is_recreated_from_its_attributes_and_another_batch_sampler(bas
     assert public(again).keys() == public(loader).keys()
 
 
-class Remembering(DataLoader[Any]):
-    """A loader that is copied in its own way."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+STATE: dict[str, Any] = {"__getstate__": lambda loader: {**vars(loader)}}
+STATE["__setstate__"] = lambda loader, state: loader.__dict__.update(state)
+Remembering = type("Remembering", (DataLoader,), STATE)
 
 
 @pytest.mark.parametrize(

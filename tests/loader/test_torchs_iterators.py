@@ -1,14 +1,16 @@
-"""An iterator has the interface of torch's, private names included, holds no loader, and never ends in silence."""
+"""Iterators have the interface of torch's, private names included, and obey the laws of executors."""
 
 from __future__ import annotations
 
 import copy
 import gc
 import multiprocessing
+import os
 import pickle
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,13 @@ from torch.utils.data.dataloader import (
 )
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
+from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset, ShardWriter
+from shardio.loader.extension import find_extension
+from shardio.testing.executor import BATCH_SIZE, NUM_SAMPLES, ExecutorTests, Samples, Start
 from shardio.transforms import CenterCrop
 from tests.buffers import find_worker_processes, wait_until, without_collector
 from tests.faults.worker_processes import is_alive
+from tests.loader.programs import Called, Shares, do_nothing
 from tests.processes import run_python
 
 ONE: dict[str, Any] = {"num_workers": 1}
@@ -35,17 +40,11 @@ PERSISTENT: dict[str, Any] = {"num_workers": 1, "persistent_workers": True}
 LOADERS: list[Any] = [TorchLoader, DataLoader]
 
 
-class Eight(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(8))
-
-
 def kinds(packed: Path) -> dict[str, dict[str, Any]]:
-    """Return arguments for each way in which batches are made."""
     mapped = ShardMapDataset(packed, fields=("image", "key"), transform=CenterCrop(8))
     return {
         "any dataset": {"dataset": range(8)},
-        "stream": {"dataset": Eight()},
+        "stream": {"dataset": Shares(lambda *_: range(8))},
         "decoded": {"dataset": mapped},
         "sampled": {"dataset": mapped, "sampler": EpochSampler(mapped)},
         "shards": {"dataset": ShardDataset(packed, fields=("image", "key"), transform=CenterCrop(8))},
@@ -71,7 +70,6 @@ def make(packed: Path, kind: str, loader_class: Any = DataLoader, **options: Any
 
 
 def count_workers() -> int:
-    """Return how many worker processes there are, shardio's or others."""
     return len(multiprocessing.active_children()) + len(find_worker_processes())
 
 
@@ -136,13 +134,15 @@ def begin_several(base: Any, options: dict[str, Any]) -> list[Any]:
 
 def share(base: Any, options: dict[str, Any]) -> list[Any]:
     """All iterators of persistent workers share their batches: in torch, they are one object."""
-    loader = base(range(6), batch_size=2, **options)
+    loader = base(range(24), batch_size=4, **options)
     first, second = iter(loader), iter(loader)
-    return [next(first).tolist(), next(second).tolist(), next(first).tolist()]
+    found = [next(first).tolist(), next(second).tolist(), next(first).tolist()]
+    return [*found, *([one.tolist() for one in pair] for _ in range(2) for pair in zip(loader, loader, strict=True))]
 
 
 @pytest.mark.parametrize(
-    ("use", "options"), [(draw, {}), (draw, PERSISTENT), (begin_several, PERSISTENT), (share, {}), (share, PERSISTENT)]
+    ("use", "options"),
+    [(draw, {}), (draw, PERSISTENT), (begin_several, PERSISTENT), (share, {}), (share, ONE), (share, PERSISTENT)],
 )
 def test_programs_find_the_same_in_it_as_in_torchs(use: Any, options: dict[str, Any]) -> None:
     assert use(DataLoader, options) == use(TorchLoader, options)
@@ -209,8 +209,6 @@ class Stream(IterableDataset[int]):
 
 
 class Failing(Iterator[int]):
-    """An iterator that continues after its error."""
-
     def __init__(self) -> None:
         self._number = 0
 
@@ -224,7 +222,6 @@ class Failing(Iterator[int]):
 
 
 def describe(loader: Any) -> list[str]:
-    """Return an epoch's batches, errors and warnings."""
     batches, seen = iter(loader), list[str]()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -254,26 +251,13 @@ def test_an_iterator_has_the_length_of_torchs() -> None:
             len(iter(each(Stream())))
 
 
-class Made:
-    """A dataset of tensors that are made where torch's default device is."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.ones(2)
-
-
 def test_a_users_tensors_are_made_in_the_users_modes() -> None:
-    torch.set_default_device("meta")
-    try:
-        (batch,) = DataLoader(Made(), batch_size=4)
-    finally:
-        torch.set_default_device(None)
-    assert batch.device.type == "meta"
+    loader = DataLoader(Called(lambda _: torch.ones(2), 4), batch_size=4)
+    with torch.device("meta"):
+        (on_meta,) = loader
     with torch.inference_mode():
-        (batch,) = DataLoader(Made(), batch_size=4)
-    assert batch.is_inference()
+        (for_inference,) = loader
+    assert (on_meta.device.type, on_meta.is_inference(), for_inference.is_inference()) == ("meta", False, True)
 
 
 def test_persistent_workers_end_with_their_loader_and_their_settings() -> None:
@@ -296,6 +280,108 @@ def test_persistent_workers_end_with_their_loader_and_their_settings() -> None:
 
 @pytest.mark.slow
 def test_libraries_use_the_loader_that_is_swapped_in(packed: Path) -> None:
-    """They subclass it without calling its constructor, iterate datapipes and copy loaders."""
     run = run_python(Path(__file__).with_name("swapped_in.py"), packed)
     assert (run.stdout.splitlines()[-1:], run.stderr, run.returncode) == (["all is well"], "", 0)
+
+
+THREAD: dict[str, Any] = {"num_workers": 1, "worker_method": "thread"}
+
+
+def over_shards(packed: Path, samples: Samples, kind: Any = ShardDataset, **options: Any) -> DataLoader:
+    dataset = kind(packed, fields=("txt",), transform_sample=lambda sample: samples(int(sample["txt"])))
+    return DataLoader(dataset, BATCH_SIZE, **options)
+
+
+def over_any(packed: Path, samples: Samples, has_order: bool = False, **options: Any) -> DataLoader:
+    dataset = Called(samples, NUM_SAMPLES)
+    return DataLoader(
+        dataset, BATCH_SIZE, sampler=EpochSampler(dataset, shuffle=False) if has_order else None, **options
+    )
+
+
+in_order = partial(over_any, has_order=True)
+
+
+def from_pipe(packed: Path, samples: Samples, **options: Any) -> DataLoader:
+    return DataLoader(IterableWrapper(range(NUM_SAMPLES)).map(samples), BATCH_SIZE, **options)
+
+
+EXECUTORS: dict[str, Callable[[Path, Samples], DataLoader]] = {
+    "calling process": over_shards,
+    "worker processes": partial(over_shards, num_workers=1),
+    "worker processes, persistent": partial(over_shards, **PERSISTENT),
+    "sampled": partial(over_shards, kind=ShardMapDataset, num_workers=1),
+    "fetching, caller": over_any,
+    "fetching, processes": partial(over_any, num_workers=1),
+    "fetching, persistent": partial(over_any, **PERSISTENT),
+    "fetching, threads": partial(over_any, **THREAD),
+    "ordered shards": partial(over_shards, worker_init_fn=do_nothing, num_workers=1),
+    "ordered shards, threads": partial(over_shards, worker_init_fn=do_nothing, **THREAD),
+    "ordered indices, caller": in_order,
+    "ordered indices": partial(in_order, num_workers=1),
+    "ordered indices, persistent": partial(in_order, **PERSISTENT),
+    "torch": from_pipe,
+    "torch, workers": partial(from_pipe, num_workers=1),
+    "torch, ordered shards": partial(over_shards, **PERSISTENT),
+    "torch, ordered indices": partial(in_order, **PERSISTENT),
+}
+NOT_KNOWING = ("calling process", "fetching, caller", "ordered indices, caller")
+"""Those that do not know whether a batch is there, besides torch's."""
+
+CHUNKED = ("ordered shards", "ordered shards, threads")
+"""Those that read the samples of several batches together."""
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("laws") / "packed"
+    with ShardWriter(folder) as writer:
+        for number in range(NUM_SAMPLES):
+            writer.write({"__key__": f"{number:02d}", "txt": str(number)})
+    return folder
+
+
+def start_executors(loader: DataLoader) -> Any:
+    extension = find_extension(loader)
+    assert extension is not None, "DataLoader's constructor has made it"
+    return extension.find_executor(loader).start(*extension._find_start(loader))
+
+
+def start_users(loader: DataLoader) -> Any:
+    loader.set_epoch(0)
+    return iter(loader)
+
+
+class TestExecutors(ExecutorTests):
+    @pytest.fixture(params=EXECUTORS)
+    def name(self, request: pytest.FixtureRequest) -> str:
+        name: str = request.param
+        return name
+
+    @pytest.fixture(params=[start_executors, start_users])
+    def start(
+        self,
+        samples: Samples,
+        numbers: Path,
+        name: str,
+        request: pytest.FixtureRequest,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> Start:
+        if name.startswith("torch, ordered"):
+            monkeypatch.delattr(os, "memfd_create")  # As outside of Linux.
+        loader = list[DataLoader]()  # Made after the test has changed the samples.
+
+        def start() -> Any:
+            if not loader:
+                loader.append(EXECUTORS[name](numbers, samples))
+            return request.param(loader[0])
+
+        return start
+
+    @pytest.fixture
+    def survives(self, name: str) -> bool:
+        return name not in ("torch", "torch, workers")
+
+    @pytest.fixture
+    def knows(self, name: str) -> bool:
+        return not name.startswith("torch") and name not in NOT_KNOWING and name not in CHUNKED

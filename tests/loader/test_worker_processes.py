@@ -4,32 +4,41 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, strategies as st
 from torch import nn
 from torch.utils.data import Subset
 
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
-from shardio.loader import epoch_iterator
+from shardio.loader import epoch_iterator, pool as pool_module
+from shardio.loader.assembly import Batch, BatchChunk, ChunkQueue, OutcomeHandler
+from shardio.loader.batches import BatchPlan
 from shardio.loader.choice import OwnArguments, find_settings
-from shardio.loader.fork_server import end_kept
+from shardio.loader.executor import Tally
+from shardio.loader.fork_server import ForkServer, end_kept
+from shardio.loader.pool import Death, WorkerPool, divide_threads
+from shardio.loader.wire import Chunk, Made, StageTimes, WorkerSetup, make_pair, receive, send
 from shardio.train import Callback, TrainConfig, train
 from shardio.transforms import CenterCrop, Compose, RandomResizedCrop
 from tests.buffers import (
     assert_same,
+    buffers_of,
     find_fork_servers,
     find_worker_processes,
     has_ended,
@@ -37,7 +46,7 @@ from tests.buffers import (
     make_oracle,
     wait_until,
 )
-from tests.processes import run_python
+from tests.loader.programs import CALLING
 
 pytestmark = pytest.mark.usefixtures("no_process_of_other_tests")
 
@@ -92,17 +101,7 @@ def test_later_epochs_have_new_worker_processes_of_the_same_fork_server(pictures
     assert find_fork_servers() == before
 
 
-@pytest.mark.slow
-def test_epochs_at_the_same_time_have_their_own_fork_servers(pictures: Path) -> None:
-    loader, oracle = make_loader(pictures), make_oracle(pictures)
-    first, second = iter(loader), iter(loader)
-    assert_same(list(zip(first, second, strict=True)), list(zip(list(oracle), list(oracle), strict=True)))
-    assert len(find_fork_servers()) == 2
-    del first
-    assert len(find_fork_servers()) == 1, "the second one's is kept for the next epoch"
-
-
-def test_what_is_started_in_vain_ends_with_the_loader_or_is_not_started(pictures: Path) -> None:
+def test_unused_workers_end_with_the_loader_or_are_not_started(pictures: Path) -> None:
     loader = make_loader(pictures)
     loader.start_workers()
     del loader
@@ -112,7 +111,7 @@ def test_what_is_started_in_vain_ends_with_the_loader_or_is_not_started(pictures
         assert not find_fork_servers()
 
 
-def test_the_training_driver_starts_them_before_all_else(packed: Path) -> None:
+def test_the_training_driver_starts_them_first(packed: Path) -> None:
     seen = list[int]()
 
     class Look(Callback):
@@ -180,26 +179,16 @@ def write_module(folder: Path, value: int) -> None:
 @pytest.mark.parametrize("is_new", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_reloaded_module_is_imported_again(pictures: Path, tmp_path: Path, module: ModuleType, is_new: bool) -> None:
     loader = make_user_loader(pictures, module.fill)
-    for value in (1, 2, 2):
+    for value, is_reloaded, expected in ((1, True, 1), (2, False, 1), (2, True, 2), (2, True, 2)):
         write_module(tmp_path, value)
-        importlib.reload(module)
+        if is_reloaded:  # Otherwise, this process and its worker processes still have the code that it imported.
+            importlib.reload(module)
         if is_new:
             loader = make_user_loader(pictures, module.fill)
         else:
             loader.dataset.transform = module.fill
         values, _ = next(iter(loader))
-        assert values.unique().tolist() == [value]
-
-
-@pytest.mark.slow
-def test_a_file_that_is_edited_during_a_run_changes_nothing(pictures: Path, tmp_path: Path, module: ModuleType) -> None:
-    """This process still has the code that it imported, and so have its worker processes."""
-    loader = make_user_loader(pictures, module.fill)
-    for value in (1, 2):
-        write_module(tmp_path, value)
-        for each in (loader, make_user_loader(pictures, module.fill)):
-            values, _ = next(iter(each))
-            assert values.unique().tolist() == [1]
+        assert values.unique().tolist() == [expected]
 
 
 def as_environment_says() -> Callable[[Any], Any]:
@@ -221,7 +210,7 @@ def test_changed_surroundings_replace_it(pictures: Path, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("make", [make_user_loader, pytest.param(make_loader, marks=pytest.mark.slow)])
-def test_one_that_was_killed_is_replaced_in_silence(pictures: Path, make: Callable[..., DataLoader]) -> None:
+def test_one_that_was_killed_is_replaced_silently(pictures: Path, make: Callable[..., DataLoader]) -> None:
     loader, oracle = make(pictures), make(pictures, num_workers=0)
     for _ in range(2):
         assert_same(list(loader), list(oracle))
@@ -245,37 +234,11 @@ def test_a_forked_child_does_not_keep_it_alive(pictures: Path) -> None:
     os.close(reading)
 
 
-SCRIPT = """
-import sys
-import shardio
-from tests.buffers import find_fork_servers
-
-dataset = shardio.ShardMapDataset(sys.argv[1], fields="image", transform=lambda image: image[:9, :9])
-list(shardio.DataLoader(dataset, 8, num_workers=1))
-print(*find_fork_servers())
-"""
-
-
-@pytest.mark.slow
-def test_python_ends_it(pictures: Path, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    done = run_python(tmp_path / "script.py", pictures)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert not Path(f"/proc/{int(done.stdout)}").exists()
-
-
-@dataclass
-class Mixing:
-    """A collate_fn that cannot be compared by value: a tensor of several elements is neither true nor false."""
-
-    weights: torch.Tensor
-
-    def __call__(self, samples: list[Any]) -> float:
-        return float(self.weights.sum())
-
-
 class Incomparable:
     """Indices, and a collate_fn, that cannot be compared or printed."""
+
+    def __init__(self, value: float = 0) -> None:
+        self.value = value
 
     def __len__(self) -> int:
         return 4
@@ -283,8 +246,8 @@ class Incomparable:
     def __getitem__(self, index: int) -> int:
         return index
 
-    def __call__(self, samples: list[int]) -> list[int]:
-        return samples
+    def __call__(self, samples: list[Any]) -> float:
+        return self.value
 
     def __eq__(self, other: object) -> bool:
         raise ValueError("cannot be compared")
@@ -294,8 +257,6 @@ class Incomparable:
 
 @dataclass
 class Cropping:
-    """A transform of a user's, which is equal to others of its size."""
-
     size: int
 
     def __call__(self, image: Any) -> Any:
@@ -313,17 +274,17 @@ class Collating:
 def test_a_collate_fn_that_cannot_be_compared_can_be_replaced(packed: Path, kind: str) -> None:
     dataset: Any = ShardDataset(packed, fields="key") if kind == "shards" else ShardMapDataset(packed, fields="key")
     sampler = EpochSampler(dataset) if kind == "sampler" else None
-    loader = DataLoader(dataset, batch_size=7, sampler=sampler, collate_fn=Mixing(torch.zeros(3)))
+    loader = DataLoader(dataset, batch_size=7, sampler=sampler, collate_fn=Incomparable())
     for value in (1, 1, 2):
-        loader.collate_fn = Mixing(torch.full((3,), float(value)))
-        assert list(loader) == [3.0 * value] * 3
+        loader.collate_fn = Incomparable(value)
+        assert list(loader) == [value] * 3
 
 
 def test_a_dataset_that_cannot_be_compared_can_be_iterated_again() -> None:
     dataset = Incomparable()
     loader = DataLoader(dataset, batch_size=2, collate_fn=dataset)
     for _ in range(3):
-        assert list(loader) == [[0, 1], [2, 3]]
+        assert list(loader) == [0, 0]
         settings = find_settings(loader, OwnArguments())
         assert settings.is_same(find_settings(loader, OwnArguments()))
         assert not settings.is_same(replace(settings, datasets=(Incomparable(),)))
@@ -380,15 +341,11 @@ def test_any_setting_that_changes_makes_a_difference(packed: Path) -> None:
     assert settings.prefetch_factor == 2, "the default differs from the same number of the user's"
 
 
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> epoch_iterator._Gate:
-    """A gate that waits for an hour."""
+def test_pythons_shutdown_waits_for_batches_of_other_threads_and_not_for_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(epoch_iterator, "PATIENCE_S", 3600.0)
-    return epoch_iterator._Gate()
-
-
-def test_pythons_shutdown_waits_until_other_threads_have_their_batches(gate: epoch_iterator._Gate) -> None:
-    events, is_inside = list[str](), threading.Event()
+    gate, events, is_inside = epoch_iterator._Gate(), list[str](), threading.Event()
 
     def make() -> None:
         gate.enter()
@@ -403,14 +360,175 @@ def test_pythons_shutdown_waits_until_other_threads_have_their_batches(gate: epo
     thread = threading.Thread(target=make)
     thread.start()
     is_inside.wait()
+    gate.enter()  # Ctrl-C came before leave().
     gate.close()
     events.append("closed")
     thread.join()
     assert events == ["left", "closed"]
-
-
-def test_pythons_shutdown_does_not_wait_for_its_own_thread(gate: epoch_iterator._Gate) -> None:
-    gate.enter()  # Ctrl-C came before leave().
-    gate.close()
     with pytest.raises(RuntimeError, match="Python is shutting down"):
         gate.enter()
+
+
+def count_buffers(loader: DataLoader) -> int:
+    """Return how many buffers an epoch takes: those of the batches made ahead, and of the next batch.
+
+    If anything else in this process forks, the loader replaces the buffer that the user holds. So count in two epochs.
+    """
+    return min(len(buffers_of(loader)) for _ in range(2))
+
+
+@pytest.fixture
+def _one_worker_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put all threads into one worker process, which starts sooner than two."""
+    monkeypatch.setattr(pool_module, "divide_threads", lambda num_threads, _: [num_threads])
+
+
+@pytest.mark.usefixtures("_one_worker_process")
+def test_batches_are_made_ahead_until_each_worker_has_two_chunks_or_as_many_as_the_user_says(pictures: Path) -> None:
+    for num_workers, batch_size, prefetch, expected in ((8, 2, None, 16), (8, 2, 5, 5), (1, 16, None, 2)):
+        loader = make_loader(pictures, num_workers=num_workers, batch_size=batch_size, prefetch_factor=prefetch)
+        assert loader.prefetch_factor == (prefetch or 2), "as in torch"
+        assert count_buffers(loader) == expected + 1
+    of_torch = DataLoader(ShardMapDataset(pictures, fields="key"), batch_size=8, num_workers=1, **CALLING)
+    assert of_torch.prefetch_factor == 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_one_worker_process")
+def test_a_prefetch_factor_may_be_set_and_what_is_made_of_attributes_keeps_the_default(pictures: Path) -> None:
+    loader = make_loader(pictures, num_workers=8, batch_size=2, prefetch_factor=None)
+    again = make_loader(pictures, num_workers=8, batch_size=2, prefetch_factor=loader.prefetch_factor)
+    for each in (again, pickle.loads(pickle.dumps(loader))):
+        assert count_buffers(each) == 16 + 1
+    loader = make_loader(pictures, num_workers=8, batch_size=2, prefetch_factor=None, persistent_workers=True)
+    for prefetch, expected in ((None, 16), (1, 1), (None, 16)):
+        loader.prefetch_factor = prefetch
+        assert count_buffers(loader) == expected + 1
+
+
+NUM_BATCHES = 400
+"""A socket's buffer holds fewer than 300 packets."""
+
+
+def make_long_loader(packed: Path, **options: Any) -> DataLoader:
+    dataset = ShardMapDataset(packed, fields=("image", "key"), transform=RandomResizedCrop(48))
+    dataset.set_epoch(0)  # Otherwise, torch's seed decides on the crops.
+    return DataLoader(dataset, sampler=[number % 100 for number in range(NUM_BATCHES)], **options)
+
+
+@pytest.mark.usefixtures("no_process_of_other_tests")
+def test_more_messages_than_a_socket_holds_may_precede_the_start(pictures: Path) -> None:
+    loader = make_long_loader(pictures, num_workers=1, prefetch_factor=1000)
+    iterator = iter(loader)
+    got = list(islice(iterator, 1))
+    before = find_worker_processes()
+    got += islice(iterator, NUM_BATCHES - 2)
+    assert find_worker_processes() == before
+    got += iterator
+    assert_same(got, list(make_long_loader(pictures)))
+
+
+@pytest.mark.usefixtures("no_process_of_other_tests")
+def test_worker_processes_survive_when_many_batches_are_freed_at_once(
+    pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget, forgotten = WorkerPool.forget, list[int]()
+
+    def count(self: WorkerPool, buffer_ids: tuple[int, ...]) -> None:
+        forgotten.append(len(buffer_ids))
+        forget(self, buffer_ids)
+
+    monkeypatch.setattr(WorkerPool, "forget", count)
+    loader = make_long_loader(pictures, num_workers=1, persistent_workers=True)
+    kept = list(loader)
+    before = find_worker_processes()
+    del kept
+    assert len(list(loader)) == NUM_BATCHES
+    assert find_worker_processes() == before
+    assert max(forgotten) > NUM_BATCHES / 2, "one message is enough for many buffers"
+
+
+@pytest.mark.usefixtures("no_process_of_other_tests")
+def test_a_worker_process_that_reads_nothing_is_killed(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = ShardMapDataset(pictures, fields=("image", "key"), transform=RandomResizedCrop(48))
+    pool = WorkerPool(ForkServer(), WorkerSetup(reader=dataset.reader, decoder=dataset.decoder), num_threads=1)
+    try:
+        assert pool.receive(None) == [], "it has started and sent a Pong"
+        monkeypatch.setattr(pool_module, "PATIENCE_S", 0.1)
+        (process_id,) = find_worker_processes()
+        os.kill(process_id, signal.SIGSTOP)
+        for buffer_id in range(NUM_BATCHES):
+            pool.forget((buffer_id,))
+        (death,) = pool.receive(None)
+        assert isinstance(death, Death)
+        assert death.cause.startswith("no message was read for ")
+        assert find_worker_processes().isdisjoint({process_id})
+    finally:
+        pool.close()
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_threads_are_divided_evenly_over_worker_processes(num_threads: int, num_processors: int) -> None:
+    threads = divide_threads(num_threads, num_processors)
+    assert sum(threads) == num_threads
+    assert min(threads) >= 1
+    assert max(threads) - min(threads) <= 1
+    assert len(threads) == min(num_threads, num_processors)
+
+
+def test_messages_that_an_end_sent_before_it_closed_are_received() -> None:
+    ours, theirs = make_pair()
+    with ours:
+        with theirs:
+            send(ours, "not read")
+            send(theirs, "last words")
+        assert receive(ours) == ("last words", [])
+        assert receive(ours) is None
+
+
+def make_chunk(row: int) -> BatchChunk:
+    words = np.zeros(2, np.uint64)
+    indices = np.arange(row, row + 2)
+    return BatchChunk(plan=BatchPlan(indices=indices, rng_keys=words, replacement_rng_keys=words), row=row)
+
+
+def made(chunk: Chunk) -> Made:
+    return Made(chunk_id=chunk.chunk_id, columns=[None], times=StageTimes(), num_images_by_decoder=Counter())
+
+
+def test_a_part_that_arrives_with_a_death_is_redone_with_its_batch() -> None:
+    chunks, answers, calls = list[Chunk](), list[list[Made | Death]](), list[tuple[str, list[int]]]()
+    buffer_ids = count()
+    workers: Any = SimpleNamespace(
+        next_chunk_id=partial(next, count()), submit=chunks.extend, receive=lambda timeout_s: answers.pop()
+    )
+    buffers: Any = SimpleNamespace(
+        take=lambda: SimpleNamespace(buffer_id=next(buffer_ids)),
+        drop=lambda dropped: calls.append(("drop", [buffer.buffer_id for buffer in dropped])),
+        retire=lambda: calls.append(("retire", [])),
+    )
+    tally = Tally(num_workers=2)
+    source: Any = SimpleNamespace(dataset=SimpleNamespace(locate=lambda indices: indices), epoch=0)
+    queue = ChunkQueue(workers, buffers, source, tally)
+    handler = OutcomeHandler(source=source, bad_samples=None, tally=tally)
+    batch = Batch(buffer=buffers.take(), chunks=[make_chunk(0), make_chunk(2)])
+    queue.add(batch, batch.chunks)
+    first, second = chunks
+
+    def apply_all() -> None:
+        for outcome in queue.receive(None):
+            handler.apply(*outcome)
+
+    answers.append([made(first), Death(cause="killed", in_flight=(second.chunk_id,), was_ready=True)])
+    with pytest.warns(RuntimeWarning, match="killed; it was restarted"):
+        apply_all()
+    assert calls == [("retire", []), ("drop", [first.buffer_id])], "the restarted process knows no buffers"
+    assert batch.buffer is not None
+    assert batch.buffer.buffer_id != first.buffer_id
+    assert [chunk.columns for chunk in batch.chunks] == [None, None]
+
+    while not batch.is_made:
+        answers.append([made(chunk) for chunk in chunks[2:]])
+        apply_all()
+    assert {chunk.row for chunk in chunks[2:]} == {0, 2}
+    assert {chunk.buffer_id for chunk in chunks[2:]} == {batch.buffer.buffer_id}

@@ -13,7 +13,7 @@ from torch.utils.data import default_collate
 
 
 class Pair(NamedTuple):
-    """A batch as some people like it."""
+    """A batch as a named tuple."""
 
     images: torch.Tensor
     lengths: list[int]
@@ -33,7 +33,7 @@ def collate_pair(samples: list[Any]) -> Pair:
 
 def collate_mixed(samples: list[Any]) -> dict[str, Any]:
     images, labels = default_collate(samples)
-    weight = float(np.random.beta(1, 1))  # as people do
+    weight = float(np.random.beta(1, 1))  # as users do
     return {"images": weight * images + (1 - weight) * images.flip(0), "labels": [labels, labels], "weight": weight}
 
 
