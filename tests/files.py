@@ -28,7 +28,6 @@ def read_files(folder: Path) -> dict[str, bytes]:
 
 
 def flip(path: Path, offset: int, mask: int = 1) -> None:
-    """Change one bit of a file in place."""
     with path.open("r+b") as file:
         file.seek(offset)
         (byte,) = file.read(1)
@@ -37,12 +36,10 @@ def flip(path: Path, offset: int, mask: int = 1) -> None:
 
 
 def read_parts(folder: Path) -> dict[str, dict[str, bytes]]:
-    """Return the content of each file in each directory of a directory."""
     return {path.name: read_files(path) for path in folder.iterdir()}
 
 
 def count_open_files() -> int:
-    """Return how many descriptors this process holds."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 

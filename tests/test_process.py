@@ -183,7 +183,6 @@ thread.join()
 
 @forks
 def test_objects_are_called_at_forks_while_they_live() -> None:
-    """In the order of os.register_at_fork."""
     done = run(FORK)
     assert done.returncode == 0, done.stderr
     before, child, parent = ["before c", "before a"], ["child a", "child c", "child again"], ["parent a", "parent c"]
@@ -192,7 +191,6 @@ def test_objects_are_called_at_forks_while_they_live() -> None:
 
 @forks
 def test_an_error_of_one_object_is_reported_and_skips_no_other_object() -> None:
-    """Each fork makes all calls: before it, in the parent and in the child."""
     done = run(FAILING)
     assert done.returncode == 0
     assert sorted(done.stdout.split()[0]) == sorted(done.stdout.split()[1]) == sorted(3 * "abcd")

@@ -18,6 +18,7 @@ from shardio.order import Remainder
 from shardio.reading import Verify
 from shardio.train import TrainConfig
 from shardio.values import check_choice, check_integer, parse_json
+from tests.raising import assert_raises
 
 THREE: list[Any] = [3, np.int64(3), np.uint8(3), np.array(3), torch.tensor(3)]
 NO_INTEGERS: list[Any] = [3.0, np.float64(3), torch.tensor(3.0), "3", None, True, np.True_, torch.tensor(True), [3]]
@@ -25,19 +26,16 @@ NO_INTEGERS: list[Any] = [3.0, np.float64(3), torch.tensor(3.0), "3", None, True
 
 def test_integers_of_all_libraries_become_pythons_and_anything_else_is_an_error() -> None:
     checked = [check_integer("seed", value, at_least=3, below=4) for value in THREE]
-    assert checked == [3] * len(THREE)
-    assert {type(value) for value in checked} == {int}
+    assert (checked, {type(value) for value in checked}) == ([3] * len(THREE), {int})
     for value in NO_INTEGERS:
-        with pytest.raises(TypeError, match="seed must be an integer, got"):
-            check_integer("seed", value)
+        assert_raises(TypeError, "seed must be an integer, got", check_integer, "seed", value)
 
 
 @pytest.mark.parametrize("choices", [Orientation, Remainder, Verify, Literal["one"]], ids=str)
 def test_a_choice_becomes_pythons_string_and_anything_else_is_an_error(choices: Any) -> None:
     words = get_args(choices)
     checked = [check_choice("setting", np.str_(word), choices) for word in words]
-    assert checked == list(words)
-    assert {type(word) for word in checked} == {str}
+    assert (checked, {type(word) for word in checked}) == (list(words), {str})
     listed = ", ".join(map(repr, words))
     for other in ("another", "", None, 1):
         with pytest.raises(ValueError, match=f"setting must be one of {listed}, got {other!r}"):
@@ -111,8 +109,7 @@ def test_each_integer_setting_accepts_only_integers(packed: Path, images: Path, 
     assert [type(value) for value in (config.epochs, config.seed, config.accumulate)] == [int] * 3
     for name, several in makes.items():
         for make in several:
-            with pytest.raises(TypeError, match=f"{name} must be an integer, got {wrong!r}"):
-                make()
+            assert_raises(TypeError, f"{name} must be an integer, got {wrong!r}", make)
 
 
 WRONG = {
@@ -131,8 +128,7 @@ WRONG = {
 
 @pytest.mark.parametrize("content", WRONG.values(), ids=WRONG.keys())
 def test_every_defect_of_a_text_is_a_value_error(content: bytes) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        parse_json(content)
+    assert_raises(ValueError, r".", parse_json, content)
 
 
 @pytest.mark.parametrize("value", [None, {"ä": [1, -2.5, True, {}], "b": "é"}, [[[]]], 2**64])

@@ -25,7 +25,6 @@ LINE = re.compile(
 
 
 def run(*arguments: object, code: int | None = 0) -> Result:
-    """Run a command, and check its exit code unless that is None."""
     done = CliRunner().invoke(app, list(map(str, arguments)))
     assert code is None or done.exit_code == code, (done.output, done.exception)
     return done
@@ -37,7 +36,6 @@ def unframed(text: str) -> str:
 
 
 def usage_error(*arguments: object) -> str:
-    """Return the words of a usage error."""
     done = run(*arguments, code=2)
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
@@ -45,8 +43,6 @@ def usage_error(*arguments: object) -> str:
 
 
 class Ended(NamedTuple):
-    """The exit code and the output of the program."""
-
     code: object
     stdout: str
     stderr: str

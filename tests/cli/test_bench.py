@@ -34,7 +34,6 @@ def bench(*arguments: object) -> str:
 
 
 def samples_of(*arguments: object) -> list[int]:
-    """Return the number of samples of each epoch."""
     return [json.loads(line)["num_samples"] for line in bench(*arguments, "--json").splitlines()]
 
 
@@ -95,7 +94,6 @@ size = 3
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of transforms in the working directory."""
     (tmp_path / "bench_recipe.py").write_text(RECIPE)
     monkeypatch.syspath_prepend(tmp_path)  # It is undone, with what the command adds.
     monkeypatch.chdir(tmp_path)
@@ -234,7 +232,6 @@ def test_an_epoch_that_is_mostly_start_up_is_not_judged() -> None:
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_bench_reports_one_of_several_ranks(packed: Path, world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables left over from a launcher make a process load only a part of the dataset."""
     monkeypatch.setenv("RANK", str(world_size - 1))
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
     done = run("bench", packed, "--batch-size", 4, "--num-workers", 0, "--image-size", 32, "--json")
@@ -256,10 +253,7 @@ def test_bench_reports_one_of_several_ranks(packed: Path, world_size: int, monke
         (["a.PNG", "shard.tar"], None),
     ],
 )
-def test_a_directory_without_shards_holds_class_folders(
-    tmp_path: Path, names: list[str], expected: bool | None
-) -> None:
-    """A directory of images and tars is refused."""
+def test_directories_without_shards_hold_class_folders(tmp_path: Path, names: list[str], expected: bool | None) -> None:
     write_files(tmp_path, dict.fromkeys(names, b""))
     if expected is None:
         with pytest.raises(FormatError, match=f"holds both tars, such as {names[1]}, and images, such as {names[0]}"):

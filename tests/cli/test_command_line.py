@@ -61,7 +61,6 @@ def test_the_readme_names_every_command() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_has_an_example_with_arguments_that_it_accepts(name: str) -> None:
-    """Those that take URLs also take settings of their stores."""
     command = COMMANDS[name]
     words = shlex.split(" ".join(command.help.strip().split("\n\n")[-1].split()))
     assert words[:3] == ["Example:", "shardio", name]
@@ -93,7 +92,6 @@ for name in commands:
 
 
 def run_code(code: str, *arguments: object) -> list[str]:
-    """Run code in a new process; return the lines that it prints."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
@@ -287,8 +285,6 @@ def test_a_name_that_is_not_utf8_is_printed_as_its_bytes(tmp_path: Path) -> None
 
 
 class Terminal(io.StringIO):
-    """Standard error of a terminal, in memory."""
-
     def isatty(self) -> bool:
         return True
 
@@ -301,8 +297,7 @@ def test_reports_of_all_threads_add_up(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert (reporter.num_done, reporter.num_bytes, reporter.num_samples) == (100, 2000 * 4950, 300)
     captured = capsys.readouterr()
     lines = captured.err.splitlines()
-    assert captured.out == ""
-    assert len(lines) == 100
+    assert (captured.out, len(lines)) == ("", 100)
     assert all(
         re.fullmatch(r"verifying: \d+ of 100 shards, .+ shards/s, .+/s, about \d+ s left", line) for line in lines[1:]
     )

@@ -23,6 +23,7 @@ from shardio.storage.client import Client, Request, client
 from shardio.testing.store import put
 from tests.cli.commands import LINE, error_of, run, run_main, train_here, usage_error
 from tests.files import read_files, read_objects
+from tests.raising import assert_raises
 from tests.servers.fixtures import seaweedfs_server
 from tests.servers.seaweedfs import SECRET_ACCESS_KEY
 from tests.servers.server import Server
@@ -42,7 +43,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home() -> Location:
-    """A new folder in an object store."""
     return parse_location(f"memory://{uuid.uuid4().hex}/some")
 
 
@@ -59,7 +59,6 @@ LOOKS = [
 
 
 def assert_looks_the_same(local: Path, remote: Location, tmp_path: Path, *options: str) -> None:
-    """Compare what the commands print, and look at images."""
     for command in LOOKS:
         name, *others = command.split()
         by_place = [run(name, local, *others).output, run(name, remote, *others, *options).output]
@@ -81,7 +80,6 @@ def assert_looks_the_same(local: Path, remote: Location, tmp_path: Path, *option
 
 
 def assert_is_changed_the_same(local: Path, remote: Location, tmp_path: Path, *options: str) -> None:
-    """Change a dataset, repair it, and index tars of other tools."""
     home = remote.folder
     done = run("reshard", remote, home / "a", "--max-shard-samples", 5, *options)
     assert done.stdout.startswith(f"{home / 'a'}: 21 samples in 5 shards")
@@ -186,7 +184,6 @@ def served(server: Server, packed: Path) -> Location:
 
 @pytest.fixture
 def options(server: Server) -> list[str]:
-    """The options of commands that reach the server."""
     return [f"--storage-option={name}={value}" for name, value in server.options.items()]
 
 
@@ -204,7 +201,6 @@ def test_options_reach_a_server(packed: Path, served: Location, options: list[st
 
 @pytest.mark.slow
 def test_a_run_is_trained_and_resumed(packed: Path, served: Location, options: list[str], tmp_path: Path) -> None:
-    """It learns what a run of the local dataset learns."""
     cached = [*options, "--num-workers", "1", "--cache", str(tmp_path / "cache"), "--cache-size", "100MB"]
     learned = list[list[tuple[str, str]]]()
     for name, place, settings in (("local", packed, ["--num-workers", "0"]), ("remote", str(served), cached)):
@@ -214,8 +210,7 @@ def test_a_run_is_trained_and_resumed(packed: Path, served: Location, options: l
             losses += [(figures["loss"], figures["val_loss"]) for figures in LINE.finditer(done.stdout)]
         assert "resuming after step 5 (complete epochs: 1)" in done.stdout
         learned.append(losses)
-    assert len(learned[0]) == 2
-    assert learned[0] == learned[1]
+    assert (len(learned[0]), learned[0]) == (2, learned[1])
     assert list((tmp_path / "cache").glob("**/*.copy"))
 
 
@@ -238,9 +233,7 @@ def test_class_folders_are_trained_on(images: Path, server: Server, options: lis
 
 
 @pytest.mark.slow
-def test_samples_are_read_by_key_through_a_cache(
-    packed: Path, served: Location, server: Server, tmp_path: Path
-) -> None:
+def test_samples_by_key_come_through_a_cache(packed: Path, served: Location, server: Server, tmp_path: Path) -> None:
     with (
         shardio.open(packed) as expected,
         shardio.open(str(served), storage_options=server.options, cache=tmp_path, cache_size="1GB") as found,
@@ -248,8 +241,7 @@ def test_samples_are_read_by_key_through_a_cache(
         assert dict(found) == dict(expected)
     assert list(tmp_path.glob("**/*.copy"))
     assert shardio.verify(str(served), storage_options=server.options) == []
-    with pytest.raises(ValueError, match="cache must be a local folder"):
-        shardio.open(str(served), cache="s3://bucket/cache")
+    assert_raises(ValueError, "cache must be a local folder", shardio.open, str(served), cache="s3://bucket/cache")
 
 
 @pytest.fixture
@@ -268,7 +260,7 @@ def profiles(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-def test_profiles_have_credentials(
+def test_profiles_give_credentials(
     served: Location, packed: Path, profiles: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = run("ls", packed).stdout

@@ -48,13 +48,11 @@ def test_each_epoch_prints_one_line_with_its_figures(packed: Path) -> None:
 @pytest.mark.slow
 def test_workers_do_not_change_what_is_learned_but_the_seed_does(packed: Path) -> None:
     first = losses_of(packed, "--num-workers", 0, "--seed", 3)
-    assert len(first) == 1
-    assert losses_of(packed, "--num-workers", 2, "--seed", 3) == first
+    assert (len(first), losses_of(packed, "--num-workers", 2, "--seed", 3)) == (1, first)
     assert losses_of(packed, "--num-workers", 0, "--seed", 4) != first
 
 
 def test_every_setting_has_an_option_with_its_text() -> None:
-    """Except those that make sense only in Python."""
     options = {option.name: option for option in typer.main.get_command(app).commands["train"].params}  # type: ignore[attr-defined]  # a group
     renamed = {"directory": "out", "resume": "fresh"}
     no_options = {"steps_per_epoch", "num_classes", "mean", "std", "data"}
@@ -151,7 +149,6 @@ def make(num_classes, image_size):
 
 
 def test_the_same_command_resumes_a_run(packed: Path, tmp_path: Path) -> None:
-    """With the user's own model and nearly every option. With other settings it is refused."""
     (tmp_path / "model.py").write_text(MODEL)
     folder = tmp_path / "run"
     command = " ".join(
@@ -184,7 +181,6 @@ def test_the_same_command_resumes_a_run(packed: Path, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated:DeprecationWarning")  # It is still supported.
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="torch has no TorchScript on Python 3.14")
 def test_validation_is_of_other_shards_or_left_out(images: Path, packed: Path, tmp_path: Path) -> None:
-    """Class folders can be trained on, also with the user's own transform."""
     (tmp_path / "mine.py").write_text(
         "from shardio.transforms import Compose, RandomInvert, RandomResizedCrop\n"
         "def make(size): return Compose([RandomResizedCrop(size), RandomInvert()])\n"
@@ -233,8 +229,7 @@ def test_torch_leaves_processors_to_workers(packed: Path, tmp_path: Path) -> Non
     (tmp_path / "model.py").write_text(COUNT_THREADS)
     options = "--image-size 16 --device cpu --num-workers 3 --epochs 1 --precision fp32"
     done = run("train", packed, *options.split(), "--model", f"{tmp_path}/model.py:make")
-    assert (tmp_path / "default").read_text() == "6"
-    assert {*(tmp_path / "threads").read_text().split()} == {"5"}
+    assert ((tmp_path / "default").read_text(), {*(tmp_path / "threads").read_text().split()}) == ("6", {"5"})
     (line,) = done.stderr.splitlines()
     assert line.startswith("torch uses 5 of its 6 threads")
 

@@ -18,6 +18,7 @@ import shardio
 from shardio import DataLoader, ImageFolder, PackError, SampleError, ShardDataset, pack
 from shardio.images import IMAGE_FIELDS
 from shardio.libraries import import_torchvision
+from tests.raising import assert_raises
 from tests.sources import encode, write_images
 
 CALLING: dict[str, Any] = {"worker_init_fn": id}
@@ -32,9 +33,7 @@ def test_samples_are_the_files_by_class_directory_and_name(tmp_path: Path) -> No
     folder = ImageFolder(tmp_path)
     names = [(os.path.relpath(path, tmp_path), label) for path, label in folder.samples]
     assert names == [("a/y.webp", 0), ("a/z/1.jpeg", 0), ("b/10.PNG", 1), ("b/2.jpg", 1)]
-    assert folder.classes == ["a", "b"]
-    assert folder.class_to_idx == {"a": 0, "b": 1}
-    assert folder.targets == [0, 0, 1, 1]
+    assert (folder.classes, folder.class_to_idx, folder.targets) == (["a", "b"], {"a": 0, "b": 1}, [0, 0, 1, 1])
     assert len(folder) == 4
     assert isinstance(folder.samples, shardio.SharedList), "a few arrays, which workers share"
 
@@ -45,8 +44,7 @@ def test_an_item_is_the_picture_as_a_tensor_and_its_label(images: Path) -> None:
         image, label = folder[index]
         path, expected = folder.samples[index]
         pixels = np.asarray(Image.open(path).convert("RGB"))
-        assert label == expected
-        assert image.dtype == torch.uint8
+        assert (label, image.dtype) == (expected, torch.uint8)
         assert torch.equal(image, torch.from_numpy(pixels.copy()).permute(2, 0, 1))
     assert ImageFolder(images, transform=lambda image: image.size, decode="pil")[0][0] == (48, 32)
     for index in (21, -22):
@@ -66,15 +64,12 @@ def test_orientation_is_honoured_by_choice(tmp_path: Path) -> None:
 
 
 def test_a_missing_or_flat_directory_and_an_empty_class_are_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"the directory .*nowhere does not exist"):
-        ImageFolder(tmp_path / "nowhere")
+    assert_raises(FileNotFoundError, r"the directory .*nowhere does not exist", ImageFolder, tmp_path / "nowhere")
     (tmp_path / "x.jpg").write_bytes(encode(0))
-    with pytest.raises(FileNotFoundError, match="has no class folders"):
-        ImageFolder(tmp_path)
+    assert_raises(FileNotFoundError, "has no class folders", ImageFolder, tmp_path)
     write_images(tmp_path, classes=1)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"class folder .*empty holds no images: add images"):
-        ImageFolder(tmp_path)
+    assert_raises(FileNotFoundError, r"class folder .*empty holds no images: add images", ImageFolder, tmp_path)
 
 
 def test_a_damaged_or_vanished_image_is_named(tmp_path: Path) -> None:

@@ -50,7 +50,6 @@ def make_shares() -> DataLoader:
 
 
 def train_alone(folder: Path, make: Callable[[], Any]) -> None:
-    """Receive two epochs, with an interruption in the second one."""
     with CoverageRecorder(folder) as recorder:
         loader = make()
         for _ in recorder.watch(loader):

@@ -58,12 +58,10 @@ def expected(source: Path) -> dict[str, dict[str, bytes]]:
 
 def test_all_tools_read_every_sample(shards: list[Path], expected: dict[str, dict[str, bytes]], tmp_path: Path) -> None:
     samples = read_with_webdataset(*shards)
-    assert len(samples) == len(expected)
-    assert dict(samples) == expected
+    assert (len(samples), dict(samples)) == (len(expected), expected)
     members = [member for path in shards for member in read_members(path)]
     names = {f"{key}.{field}": content for key, fields in expected.items() for field, content in fields.items()}
-    assert len(members) == len(names)
-    assert dict(members) == names
+    assert (len(members), dict(members)) == (len(names), names)
     table = open_table(shards[0].parent)
     reader = SampleReader(table)
     read = reader.read(np.arange(table.manifest.num_samples), table.manifest.fields)
@@ -129,7 +127,7 @@ def test_webdataset_pillow_opencv_and_simplejpeg_read_the_original_pixels(photog
 
 
 @pytest.mark.parametrize("antialias", [False, True])
-def test_batches_of_tiled_shards_equal_those_of_copied_ones(
+def test_batches_of_tiled_and_copied_shards_are_equal(
     photographs: Path, tiled: Path, tmp_path: Path, antialias: bool
 ) -> None:
     shardio.pack(photographs, tmp_path / "copied", max_shard_samples=10)

@@ -18,7 +18,6 @@ def shuffle(size: int, key: Words) -> NDArray[np.int64]:
 
 
 def test_it_is_a_permutation_for_every_small_size() -> None:
-    """All are evaluated together, as elements of several bijections may be, and a few alone."""
     sizes = np.arange(1, 300)
     keys = random_words(make_rng_key(0), sizes.astype(np.uint64))
     index = np.concatenate([np.arange(size) for size in sizes])
@@ -44,7 +43,6 @@ def test_it_is_one_to_one_at_sizes_beyond_32_bits(size: int, seed: int) -> None:
 
 
 def images_over_keys(size: int, num_keys: int) -> NDArray[np.int64]:
-    """Return the whole bijection for many keys, int64 [keys, size]."""
     keys = random_words(make_rng_key(7, size), np.arange(num_keys, dtype=np.uint64))
     return permute(np.tile(np.arange(size), num_keys), np.array([size]), np.repeat(keys, size)).reshape(num_keys, size)
 

@@ -28,6 +28,7 @@ from shardio.order import (
 from shardio.order.state import STATE_VERSION
 from shardio.testing.remainder_policy import RemainderPolicyTests
 from tests.order.laws import Case, Group, LawBrokenError, check_laws, check_windows
+from tests.raising import assert_raises
 from tools.freeze_orders import SHARDS
 
 ORDERS = st.one_of(
@@ -84,10 +85,7 @@ def test_the_laws_of_order_and_state_hold(case: Case) -> None:
 
 @pytest.mark.parametrize("remainder", POLICIES)
 @pytest.mark.parametrize("name", ["num_batches", "num_own_samples", "batch", "position_after"])
-def test_a_split_that_is_off_by_one_breaks_a_law(
-    name: str, remainder: Remainder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The laws are not vacuous: the checks detect each of these errors."""
+def test_a_split_off_by_one_breaks_a_law(name: str, remainder: Remainder, monkeypatch: pytest.MonkeyPatch) -> None:
     original = getattr(Split, name)
     if isinstance(original, property):
         monkeypatch.setattr(Split, name, property(lambda split: original.__get__(split) + 1))
@@ -100,8 +98,7 @@ def test_a_split_that_is_off_by_one_breaks_a_law(
 def test_an_order_that_repeats_a_sample_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
     original = EpochOrder.samples_at
     monkeypatch.setattr(EpochOrder, "samples_at", lambda order, positions: original(order, positions) // 2 * 2)
-    with pytest.raises(LawBrokenError, match="permutation"):
-        check_laws(EXAMPLE)
+    assert_raises(LawBrokenError, "permutation", check_laws, EXAMPLE)
 
 
 def test_an_order_of_other_windows_breaks_a_law() -> None:
@@ -127,8 +124,7 @@ GOLDEN = json.loads((Path(__file__).parent / "golden_orders.json").read_text())
 
 
 def test_orders_are_the_frozen_ones() -> None:
-    assert GOLDEN["version"] == STATE_VERSION
-    assert len(GOLDEN["cases"]) == 4 * 3 * 3
+    assert (GOLDEN["version"], len(GOLDEN["cases"])) == (STATE_VERSION, 4 * 3 * 3)
     for case in GOLDEN["cases"]:
         chosen = OrderSettings(shuffle=True, seed=case["seed"], lanes=case["lanes"], window=case["window"])
         order = EpochOrder(np.array(SHARDS[case["dataset"]]), chosen, case["epoch"])
@@ -147,7 +143,6 @@ def test_defaults_are_in_range(sizes: list[int]) -> None:
 
 
 def test_defaults_follow_the_size() -> None:
-    """A small dataset is shuffled as a whole; a large one has several lanes of several windows."""
     assert settings_of(100, 100, 85) == OrderSettings(shuffle=True, seed=0, lanes=1, window=285)
     assert settings_of(*[5000] * 2000) == OrderSettings(shuffle=True, seed=0, lanes=8, window=20_000)
     assert settings_of(10, shuffle=False) == OrderSettings(shuffle=False, seed=0, lanes=1, window=1)
@@ -165,8 +160,7 @@ def test_defaults_follow_the_size() -> None:
     ],
 )
 def test_settings_out_of_range_are_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        settings_of(10, **options)
+    assert_raises(ValueError, words, settings_of, 10, **options)
 
 
 N = 100
@@ -197,7 +191,7 @@ def started(loaded: Cursor | None, *epochs: int) -> list[Cursor]:
         (Cursor(epoch=5, position=40), [6, 5], [Cursor(epoch=5), Cursor(epoch=6)]),
     ],
 )
-def test_epochs_follow_each_other_a_loaded_one_and_the_one_that_is_set(
+def test_epochs_follow_a_loaded_one_and_the_one_that_is_set(
     loaded: Cursor | None, epochs: list[int], expected: list[Cursor]
 ) -> None:
     assert started(loaded, *epochs) == expected
@@ -265,5 +259,4 @@ NO_PARTS: tuple[Any, ...] = ("text", 3, [1], None, {})
     ],
 )
 def test_a_state_that_does_not_match_is_refused_with_the_differences(change: dict[str, Any], words: str) -> None:
-    with pytest.raises(StateError, match=words):
-        read_state({**state(), **change}, SETTINGS, "d1", N)
+    assert_raises(StateError, words, read_state, {**state(), **change}, SETTINGS, "d1", N)

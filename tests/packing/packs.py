@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import shardio
 from shardio import PackError
 from shardio.packing import PackOptions, PackResult, pack_source
 from shardio.progress import WorkProgress
 from tests.processes import forkserver_context
+from tests.raising import assert_raises
 from tests.sources import PILLOW_FORMATS, encode
 from tests.tars import by_key
 
@@ -28,7 +27,6 @@ def write(root: Path, names: Iterable[str]) -> Path:
 
 
 def write_files(root: Path, files: Mapping[str, bytes]) -> Path:
-    """Write files by their names in a directory; return the directory."""
     root.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +40,6 @@ def pack(source: Path, out: Path, progress: WorkProgress | None = None, **option
 
 
 def read_packed(out: Path) -> dict[str, dict[str, bytes]]:
-    """Return the fields of all samples by key, as webdataset reads them."""
     return by_key(*sorted(out.glob("*.tar")))
 
 
@@ -69,15 +66,11 @@ class Change(WorkProgress):
 
 
 def assert_refused(message: str, source: Any, out: str | Path, **options: Any) -> None:
-    """Assert that a pack is refused with a message, which is a pattern."""
-    with pytest.raises(PackError, match=message):
-        shardio.pack(source, out, **options)
+    assert_raises(PackError, message, shardio.pack, source, out, **options)
 
 
 def assert_change_is_refused(source: Path, out: Path, change: Callable[[Path], object], message: str) -> None:
-    """Change a source after its scan, and check that the pack is refused with a message, which is a pattern."""
-    with pytest.raises(PackError, match=message):
-        pack(source, out, Change(lambda: change(source)))
+    assert_raises(PackError, message, pack, source, out, Change(lambda: change(source)))
 
 
 def exit_code_if_killed(

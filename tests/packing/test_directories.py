@@ -17,6 +17,7 @@ from shardio.libraries import import_torchvision
 from shardio.storage import read_and_stat
 from tests.files import read_files
 from tests.packing.packs import pack, read_packed, write, write_files
+from tests.raising import assert_raises
 from tests.sources import encode, write_images
 
 DIRECTORIES: dict[str, tuple[str, str, dict[str, str]]] = {
@@ -111,8 +112,7 @@ def test_pack_counts_images_in_unsupported_formats(tmp_path: Path, caplog: pytes
 
 def test_dots_in_stems_become_underscores_on_request(tmp_path: Path) -> None:
     source = write(tmp_path / "in", ["v1.0/a.b.c.jpg", "v1.0/a.b.c.json", "v1.0/d.jpg"])
-    with pytest.raises(PackError, match=r"--rename-dots \(rename_dots=True\)"):
-        shardio.pack(source, tmp_path / "out")
+    assert_raises(PackError, r"--rename-dots \(rename_dots=True\)", shardio.pack, source, tmp_path / "out")
     shardio.pack(source, tmp_path / "out", rename_dots=True)
     found = {key: sorted(fields) for key, fields in read_packed(tmp_path / "out").items()}
     assert found == {"v1.0/a_b_c": ["cls", "jpg", "json"], "v1.0/d": ["cls", "jpg"]}
@@ -127,7 +127,6 @@ def test_a_class_with_only_broken_images_keeps_its_label(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_images_that_differ_in_the_suffix_are_samples(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As torchvision's ImageFolder takes them."""
     names = ["c/a.JPG", "c/a.jpg", "c/b.jpeg", "c/b.jpg", "c/b.png", "c/d.jpg", "d/a.jpg"]
     source = write(tmp_path / "in", names)
     shardio.pack(source, tmp_path / "out")
@@ -146,7 +145,6 @@ def test_images_that_differ_in_the_suffix_are_samples(tmp_path: Path, caplog: py
 
 
 def test_images_that_differ_in_the_suffix_have_labels_of_their_own(tmp_path: Path) -> None:
-    """In a directory, a file of labels names them by paths. So does a table of paths."""
     names = ["x/a.jpg", "x/a.png", "x/b.c.jpg"]
     source = write(tmp_path / "in", names)
     text = "\n".join(["file,label", *(f"{name},{number}" for number, name in enumerate(names))])
@@ -202,9 +200,7 @@ def test_files_that_cannot_become_samples_are_refused(tmp_path: Path, names: str
 
 
 def assert_refused(root: Path, path: str, **options: Any) -> None:
-    """Assert that ``root/in`` is refused with an error that names a path, and that nothing is written."""
-    with pytest.raises(PackError, match=re.escape(str(root / path))):
-        shardio.pack(root / "in", root / "out", **options)
+    assert_raises(PackError, re.escape(str(root / path)), shardio.pack, root / "in", root / "out", **options)
     assert not (root / "out").exists()
 
 
@@ -217,8 +213,7 @@ def test_a_source_that_is_no_directory_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["b\nc.jpg", "b\x01.jpg", "b\x7f.jpg", os.fsdecode(b"gr\xfc\xdfe.jpg")], ids=ascii)
 def test_a_name_with_unprintable_characters_is_refused(tmp_path: Path, name: str) -> None:
     source = write(tmp_path / "in", ["c/a.jpg", f"c/{name}"])
-    with pytest.raises(PackError, match=re.escape(repr(str(source / "c" / name)))):
-        shardio.pack(source, tmp_path / "out")
+    assert_raises(PackError, re.escape(repr(str(source / "c" / name))), shardio.pack, source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -242,7 +237,6 @@ def test_an_unreadable_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_file_that_is_too_large_for_a_sample_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    """The file is sparse; reading it could need more memory than the test's machine has."""
     source = write(tmp_path / "in", ["c/a.jpg", "c/a.npy"])
     with (source / "c/a.npy").open("r+b") as file:
         file.truncate(2**31 + 1)

@@ -18,19 +18,13 @@ from shardio.errors import PackError
 from shardio.images.converting import convert_image
 from shardio.images.jpeg import has_tiles
 from shardio.images.tiling import NotTileable, tile_jpeg
-from shardio.packing import (
-    REJECTED_NAME,
-    TILED,
-    FileProblem,
-    JpegTally,
-    PackResult,
-    packer,
-)
+from shardio.packing import REJECTED_NAME, TILED, FileProblem, JpegTally, PackResult, packer
 from shardio.progress import WorkProgress
 from tests.files import read_files
 from tests.images.kernel_machines import _not_built, folder
 from tests.images.pictures import exif_of, make_picture, read_by_pillow, save
 from tests.packing.packs import Interrupt, assert_refused, pack, read_packed, write_files
+from tests.raising import assert_raises
 from tests.sources import encode
 from tests.tars import read_members
 
@@ -95,14 +89,12 @@ def test_tiling_rewrites_eligible_jpegs_and_stores_the_rest_unchanged(source: Pa
     assert result.jpegs.num_bytes_after == sum(len(stored[name]) for name in jpegs)
     assert [problem.path for problem in result.jpegs.damaged] == [source / "d/broken.jpg"]
     assert "ends early" in result.jpegs.damaged[0].what
-    assert result.manifest.pack["jpeg"] == "tile"
-    assert result.manifest.pack["num_tiled"] == 5
+    assert (result.manifest.pack["jpeg"], result.manifest.pack["num_tiled"]) == ("tile", 5)
 
 
 def test_copying_keeps_every_byte_and_counts_tiled_jpegs(source: Path, tmp_path: Path) -> None:
     result = pack_jpegs(source, tmp_path / "out")
-    assert read_images(tmp_path / "out") == FILES
-    assert result.jpegs.outcomes == {TILED: 1, "copied": 8}
+    assert (read_images(tmp_path / "out"), result.jpegs.outcomes) == (FILES, {TILED: 1, "copied": 8})
     assert result.manifest.pack["num_tiled"] == 1
 
 
@@ -114,8 +106,7 @@ def test_reencoding_writes_smaller_upright_tiled_jpegs(tmp_path: Path) -> None:
         write_files(tmp_path / "in", files), tmp_path / "out", jpeg="reencode", max_side=150, quality=80
     )
     stored = read_images(tmp_path / "out")
-    assert stored["c.png"] == files["c.png"]
-    assert read_by_pillow(stored["a.jpg"]).shape == (100, 150, 3)
+    assert (stored["c.png"], read_by_pillow(stored["a.jpg"]).shape) == (files["c.png"], (100, 150, 3))
     assert read_by_pillow(stored["b.jpg"]).shape == (150, 100, 3)
     with Image.open(io.BytesIO(stored["a.jpg"])) as image:
         assert image.getexif().get(274, 1) == 1
@@ -132,8 +123,7 @@ def test_reencoding_stores_damaged_and_too_large_images_unchanged(tmp_path: Path
     files = {"broken.jpg": small[:-100], "large.jpg": PLAIN, "small.jpg": small}
     result = pack_jpegs(write_files(tmp_path / "in", files), tmp_path / "out", jpeg="reencode", max_pixels=500)
     stored = read_images(tmp_path / "out")
-    assert [name for name in stored if has_tiles(stored[name])] == ["small.jpg"]
-    assert stored["large.jpg"] == PLAIN
+    assert ([name for name in stored if has_tiles(stored[name])], stored["large.jpg"]) == (["small.jpg"], PLAIN)
     assert result.jpegs.outcomes == {TILED: 1, "more than max_pixels": 1, "damaged": 1}
     assert [problem.path.name for problem in result.jpegs.damaged] == ["broken.jpg"]
 
@@ -176,14 +166,12 @@ def _damage(tiled: bytes) -> bytes:
 
 
 def test_a_resumed_pack_reports_damaged_tiled_jpegs_again(tmp_path: Path) -> None:
-    """The tile table is right but the data is damaged, which only reading all of it shows."""
     damaged = _damage(tile_jpeg(save(make_picture(200, 300), "JPEG")))
     source = write_files(tmp_path / "in", {"a.jpg": damaged, "b.jpg": PLAIN})
     settings: dict[str, Any] = {"jpeg": "tile", "max_shard_samples": 1}
     whole = pack_jpegs(source, tmp_path / "whole", **settings)
     assert [problem.path.name for problem in whole.jpegs.damaged] == ["a.jpg"]
-    with pytest.raises(PackError, match="is damaged"):
-        pack_jpegs(source, tmp_path / "out", strict=True, **settings)
+    assert_raises(PackError, "is damaged", pack_jpegs, source, tmp_path / "out", strict=True, **settings)
     assert pack_jpegs(source, tmp_path / "out", **settings).jpegs == whole.jpegs
     assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
 
@@ -194,8 +182,7 @@ def test_strict_refuses_a_jpeg_that_is_damaged(source: Path, tmp_path: Path, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(packer, "finish", stop)
-        with pytest.raises(PackError, match="stopped before the end"):
-            pack_jpegs(source, tmp_path / "out", jpeg="tile")
+        assert_raises(PackError, "stopped before the end", pack_jpegs, source, tmp_path / "out", jpeg="tile")
     for out in ("out", "new"):
         with pytest.raises(PackError, match=r"d/broken\.jpg is damaged: the data ends early"):
             pack_jpegs(source, tmp_path / out, jpeg="tile", strict=True)
@@ -238,11 +225,10 @@ def test_without_compiled_functions_and_numba_the_error_says_what_to_install_and
         ),
     ],
 )
-def test_invalid_options_are_refused_before_anything_is_written(
+def test_invalid_options_are_refused_first(
     source: Path, tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
-        shardio.pack(source, tmp_path / "out", **settings)
+    assert_raises(ValueError, message, shardio.pack, source, tmp_path / "out", **settings)
     assert not (tmp_path / "out").exists()
 
 
@@ -283,8 +269,7 @@ def test_images_are_converted_unless_they_have_the_format(mixed: Path, tmp_path:
         assert found[name.partition(".")[0]]["jpg"] == convert_image(MIXED[name], "jpeg", quality=90)
     assert found["b/gif"]["json"] == b'{"a": 1}'
     assert result.converted == {"PNG": 1, "WEBP": 1, "BMP": 1, "GIF": 1}
-    assert result.manifest.fields == ("cls", "jpg", "json")
-    assert result.manifest.pack["convert_to"] == "jpeg"
+    assert (result.manifest.fields, result.manifest.pack["convert_to"]) == (("cls", "jpg", "json"), "jpeg")
     (rejected,) = result.rejected
     assert rejected.file == "b/transparent.png"
     assert rejected.reason.startswith("cannot be converted to JPEG: has transparent pixels")
@@ -363,8 +348,7 @@ def test_fields_that_do_not_fit_the_directory_are_refused(sounds: Path, tmp_path
         ([], ValueError, "must be suffixes such as wav and txt"),
     ]
     for fields, kind, message in mistakes:
-        with pytest.raises(kind, match=message):
-            shardio.pack(sounds, tmp_path / "out", fields=fields)
+        assert_raises(kind, message, shardio.pack, sounds, tmp_path / "out", fields=fields)
     (sounds / "en").rename(sounds / "train")
     (sounds / "fr").rename(sounds / "test")
     assert_refused("these look like the splits of a dataset", sounds, tmp_path / "out", fields=["wav"])
@@ -438,8 +422,7 @@ def test_masks_that_have_no_rgb_values_are_sound(tmp_path: Path) -> None:
     for i, mode in enumerate(("I;16", "P", "1", "L")):
         files[f"masks/{i}.png"] = save(make_picture(8, 8)[..., 0], "PNG", mode=mode)
     result = pack(write_files(tmp_path / "in", files), tmp_path / "out", layout="pairs")
-    assert result.rejected == [("4", "masks/4.png", "is not an image")]
-    assert result.manifest.num_samples == 4
+    assert (result.rejected, result.manifest.num_samples) == ([("4", "masks/4.png", "is not an image")], 4)
 
 
 def test_tiling_leaves_out_the_same_images_as_copying(tmp_path: Path) -> None:

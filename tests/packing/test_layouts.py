@@ -15,6 +15,7 @@ from shardio import PackError
 from shardio.cli.main import app
 from shardio.packing import OnIncomplete
 from tests.packing.packs import assert_refused, pack, read_packed, write
+from tests.raising import assert_raises
 
 NUMBERS = [f"{i:04d}" for i in range(4)]
 
@@ -145,7 +146,7 @@ SPLIT_SOURCES: dict[str, tuple[str, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("names", "options", "keys"), SPLIT_SOURCES.values(), ids=SPLIT_SOURCES)
 @pytest.mark.parametrize("labelled", [False, True])
-def test_no_layout_packs_splits_as_one_dataset_unless_that_is_chosen(
+def test_splits_are_packed_apart_unless_chosen(
     tmp_path: Path, names: str, options: dict[str, Any], keys: str, labelled: bool
 ) -> None:
     source, out, all_keys = write(tmp_path / "in", names.split()), tmp_path / "out it", keys.split()
@@ -171,8 +172,7 @@ def test_a_split_must_be_there_and_must_not_be_a_class(tmp_path: Path) -> None:
         with pytest.raises(PackError, match=r"\n  shardio pack \S+/in/train ") as caught:
             shardio.pack(tmp_path / "in", tmp_path / layout, source_split="train", layout=layout)
         follow(str(caught.value))
-    with pytest.raises(ValueError, match="source_split"):
-        shardio.pack(tmp_path / "in", tmp_path / "out", source_split="")
+    assert_raises(ValueError, "source_split", shardio.pack, tmp_path / "in", tmp_path / "out", source_split="")
 
 
 def test_dotted_pairs_of_splits_do_not_become_classes(tmp_path: Path) -> None:
@@ -297,10 +297,9 @@ def test_layout_flat_packs_any_folders_without_classes(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("as_path", [False, True])
-def test_urls_are_refused(
+def test_urls_are_no_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, command: str, as_path: bool
 ) -> None:
-    """URLs are recognised as strings, and as Paths, which drop one of their slashes."""
     write(tmp_path / "in", folders("cats"))
     monkeypatch.chdir(tmp_path)
     name: Any = Path(url) if as_path else url
@@ -400,7 +399,6 @@ VOC = [
 
 
 def test_annotations_for_some_of_the_images(tmp_path: Path) -> None:
-    """As in Pascal VOC, where few of the images are segmented."""
     source = write(tmp_path / "in", VOC)
     assert_refused(r"--layout pairs", source, tmp_path / "out")
     with pytest.raises(PackError, match=r"--on-incomplete skip \(on_incomplete='skip'\).* --on-incomplete keep"):

@@ -104,7 +104,6 @@ def create(method: str, url: str, headers: Mapping[str, str] | None = None) -> N
 
 
 def request(method: str, url: str, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
-    """Send one HTTP request without any proxy of the environment. Return the status and the body."""
     host, _, target = url.removeprefix("http://").partition("/")
     with contextlib.closing(http.client.HTTPConnection(host, timeout=10)) as connection:
         connection.request(method, f"/{target}", headers=dict(headers or {}))

@@ -18,7 +18,6 @@ from tests.servers.server import BUCKET, HOST, INSTALLED, Server, answers, creat
 AZURITE = INSTALLED / "node" / "node_modules" / ".bin" / "azurite-blob"
 MOTO = INSTALLED / "bin" / "moto_server"
 NGINX = shutil.which("nginx", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"]))
-"""Systems install it where only root's searches look."""
 
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="

@@ -26,7 +26,6 @@ WEIGHTS = (4, 8, 8, 1, 8, 4)
 """How often each of the good shards is used: rarely the large one."""
 
 NUMBERS = (-(2**63), -(2**62), -513, -512, -2, -1, 0, 1, 2, 7, 511, 512, 513, 1024, 4096, 2**31, 2**62, 2**63 - 1)
-"""Values for the elements of tensors."""
 
 VALUES: tuple[Any, ...] = (
     *(None, True, False, -1, 0, 1, 2, 3, 512, 2**31, 2**53, 2**63 - 1, 2**64, 10**30, -(2**63), 1.0, 1e308, "", "a"),
@@ -41,12 +40,10 @@ TEXTS = (
     *(b'{"a":1,"a":2}', b'{"__metadata__":{"shardio":"1"}}', b'{"__metadata__":{"shardio":"{}"}}', b"\xef\xbb\xbf{}"),
     *(b" ", b'{"__metadata__":{"shardio":"' + b"[" * 3000 + b'"}}'),
 )
-"""Whole headers."""
 
 Layout = dict[str, Any]
 
 AGREEING: tuple[Layout, ...] = ({"shape": [], "data_offsets": [0, 1]}, {"shape": [0], "data_offsets": [0, 0]})
-"""Layouts that agree with themselves."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +79,6 @@ class HostileShard:
 
 
 def make_shard(rng: random.Random) -> HostileShard:
-    """Return random files."""
     kind = rng.random()
     if kind < 0.65:
         return HostileShard(tar=make_tar(rng))
@@ -108,7 +104,6 @@ def make_shard(rng: random.Random) -> HostileShard:
 
 @cache
 def good_shards() -> tuple[tuple[bytes, bytes], ...]:
-    """Return some tars with their indexes."""
     rng, found = random.Random(1), list[tuple[bytes, bytes]]()
     lists = (
         ["a.txt"],
@@ -127,7 +122,6 @@ def good_shards() -> tuple[tuple[bytes, bytes], ...]:
 
 
 def write_index_of(store: MemoryStore) -> TarContents:
-    """Index the tar of a store; return what it contains."""
     with closing(store.open("a.tar")) as file:
         contents = scan_contents(file)
         write_index(store.at("a.tar.idx"), file, contents.samples, contents.digest)
@@ -135,7 +129,6 @@ def write_index_of(store: MemoryStore) -> TarContents:
 
 
 def fit(index: bytes, num_bytes: int) -> bytes:
-    """Return an index for a tar of another size."""
     return change_metadata(index, lambda values: values.update(num_bytes=num_bytes))
 
 
@@ -209,7 +202,6 @@ def _set_value(layout: Layout, values: Layout, data: bytearray, rng: random.Rand
 
 
 def _set_tensor(layout: Layout, values: Layout, data: bytearray, rng: random.Random) -> None:
-    """Set a value of the layout."""
     name = rng.choice((*layout, "other"))
     if rng.random() < 0.2:
         layout[name] = deepcopy(rng.choice(VALUES))

@@ -8,13 +8,10 @@ from collections.abc import Callable
 from shardio.shards.tar import BLOCK, END
 
 EXTENDED = b"xgXLK"
-"""Types of extended headers."""
 
 MAX_BYTES = 2**20
-"""The maximum size of a tar."""
 
 KINDS = b"0\x007125346xgXLKSDVMNAQ9\xff"
-"""Types of members, known and unknown."""
 
 SIZES = (-(2**94), -(2**63), -(2**31), -513, -512, -1, 1, 511, 513, 4096, 2**20, 2**31 + 1, 8**11, 2**62, 2**63, 2**93)
 """Sizes to claim. Those that fit neither octal digits nor the sign are written in base 256."""
@@ -40,7 +37,6 @@ VALUES = (
 ENDS = (END, b"", bytes(BLOCK), bytes(10240), END + b"x" + bytes(511))
 
 RECORDS = (b"0 a=b\n", b"5 a=b\n", b"99 a=b\n", b"7 a=bcd", b"7 abcd\n", b"x", b"9" * 30, b"-5 a=b\n")
-"""False records of a pax header."""
 
 
 def make_header(rng: random.Random, name: bytes, num_bytes: int, kind: int = 0x30) -> bytearray:
@@ -72,7 +68,6 @@ def fix_checksum(block: bytearray, offset: int = 0) -> bytearray:
 
 
 def pad(content: bytes) -> bytes:
-    """Fill the last block with zeros."""
     return content + bytes(-len(content) % BLOCK)
 
 
@@ -136,7 +131,6 @@ EDITS: tuple[Edit, ...] = (_change_byte, _change_byte, _change_byte, _delete, _i
 
 
 def _extend(rng: random.Random, kind: bytes, payload: bytes) -> bytes:
-    """Return a tar of one member with a large extended header."""
     header = make_header(rng, b"x", len(payload), kind[0])
     return bytes(header) + pad(payload) + bytes(make_header(rng, b"a.txt", 3)) + pad(b"abc") + END
 
@@ -225,7 +219,6 @@ def _make_name(rng: random.Random) -> bytes:
 
 
 def _make_member(rng: random.Random, falsehood: float) -> bytes:
-    """Return a member with its extended headers."""
     name, content, kind = _make_name(rng), _make_content(rng), 0x30
     head = b""
     if len(name) > 100 or rng.random() < 0.25:
@@ -239,7 +232,6 @@ def _make_member(rng: random.Random, falsehood: float) -> bytes:
 
 
 def _make_extended(rng: random.Random, name: bytes, num_bytes: int, falsehood: float) -> bytes:
-    """Return one or several extended headers."""
     found = b""
     for _ in range(rng.choice((1, 1, 1, 2, 3)) if rng.random() > falsehood / 20 else rng.choice((40, 70, 200))):
         kind = rng.choice(EXTENDED)

@@ -36,7 +36,6 @@ from tests.tars import change_metadata
 T = TypeVar("T")
 
 MAX_SAMPLES = 64
-"""The maximum number of samples to read of one shard."""
 
 
 class LawBrokenError(AssertionError):

@@ -15,6 +15,7 @@ from shardio.errors import StaleIndexError
 from shardio.reading import SampleReader
 from shardio.shards import open_table
 from tests.files import files_of_at_most
+from tests.raising import assert_raises
 from tests.tars import change_metadata, index_of, paths_of, write_tar
 
 
@@ -50,9 +51,7 @@ def test_the_index_is_created_once_next_to_the_tar(tar: Path, cache: Path) -> No
     assert not cache.exists()
 
 
-def test_read_only_folders_have_the_same_indexes_in_the_cache(
-    tar: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_indexes_of_read_only_folders_are_in_the_cache(tar: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     beside = open_table(tar).indexes[0].read_whole()
     index_of(tar).unlink()
     forbid_writing_in(tar.parent, monkeypatch)
@@ -73,8 +72,7 @@ def test_tars_of_one_name_have_indexes_of_their_own(tar: Path, cache: Path, monk
     for path in tar, other:
         forbid_writing_in(path.parent, monkeypatch)
     sizes = [open_table(path).manifest.num_samples for path in (tar, other, tar)]
-    assert sizes == [50, 1, 50]
-    assert len([path for path in cache.rglob("*") if path.is_file()]) == 2
+    assert (sizes, len([path for path in cache.rglob("*") if path.is_file()])) == ([50, 1, 50], 2)
 
 
 def members(*numbers: int) -> list[tuple[str, bytes]]:
@@ -89,7 +87,6 @@ def read_all(tar: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("how", ["in place", "by rename, with the time of the old one"])
 def test_a_tar_that_changed_only_in_the_middle_is_indexed_again(tar: Path, how: str) -> None:
-    """Its size, its first member and its last member are the same."""
     write_tar(tar, members(1, 2, 3, 4))
     assert read_all(tar) == {str(number): b"%03d" % number for number in (1, 2, 3, 4)}
     before = tar.stat()
@@ -104,10 +101,7 @@ def test_a_tar_that_changed_only_in_the_middle_is_indexed_again(tar: Path, how: 
 
 
 @pytest.mark.parametrize("order", [(1, 3, 2, 4), (1, 2, 5, 4)], ids=["swapped", "another"])
-def test_a_change_that_the_file_system_hides_is_found_when_the_sample_is_read(
-    tar: Path, order: tuple[int, ...]
-) -> None:
-    """All contents are equal, so only names distinguish the samples."""
+def test_a_change_that_the_file_system_hides_is_found_at_reading(tar: Path, order: tuple[int, ...]) -> None:
     write_tar(tar, [(f"{number}.txt", b"same") for number in (1, 2, 3, 4)])
     open_table(tar)
     before = tar.stat()
@@ -116,8 +110,7 @@ def test_a_change_that_the_file_system_hides_is_found_when_the_sample_is_read(
     reader, index = SampleReader(open_table(tar)), 1 if order[1] == 3 else 2
     assert [sample.key for sample in reader.read(np.array([0, 3]), ["txt"])] == ["1", "4"]
     found = f"'txt' of sample {index + 1} is expected in .*a\\.tar at byte {1024 * index + 512}, but the tar holds "
-    with pytest.raises(StaleIndexError, match=found + rf"{order[index]}\.txt there"):
-        reader.read(np.arange(4), ["txt"])
+    assert_raises(StaleIndexError, found + rf"{order[index]}\.txt there", reader.read, np.arange(4), ["txt"])
 
 
 def rewrite_header(index: Path, **values: object) -> None:
@@ -132,7 +125,6 @@ def rewrite_header(index: Path, **values: object) -> None:
 
 @pytest.mark.parametrize("name", ["a.tar", "shard-000000.tar"])
 def test_an_index_of_unknown_version_is_created_again(tar: Path, name: str) -> None:
-    """The tar's name, or the times of its members, show that ``pack`` did not write it."""
     tar = tar.rename(tar.with_name(name))
     with tarfile.open(tar, "w") as file:
         for member, content in members(1, 2, 3, 4):
@@ -148,13 +140,11 @@ def test_an_index_of_unknown_version_is_created_again(tar: Path, name: str) -> N
 
 
 def test_an_index_that_records_the_tars_time_and_inode_stays_valid(tar: Path) -> None:
-    """Earlier versions of shardio wrote these instead of the version."""
     open_table(tar)
     status = tar.stat()
     rewrite_header(index_of(tar), mtime_ns=status.st_mtime_ns, inode=status.st_ino)
     old = index_of(tar).read_bytes()
-    assert open_table(tar).manifest.num_samples == 50
-    assert index_of(tar).read_bytes() == old
+    assert (open_table(tar).manifest.num_samples, index_of(tar).read_bytes()) == (50, old)
     os.utime(tar, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     assert open_table(tar).manifest.num_samples == 50
     assert index_of(tar).read_bytes() != old
@@ -180,13 +170,11 @@ def test_an_index_on_a_full_disk_names_the_file_and_the_remedy(tar: Path) -> Non
         pytest.raises(OSError, match=r"File too large: cannot write the index of .*a\.tar\. .*a\.tar\.idx'"),
     ):
         open_table(tar)
-    assert list(tar.parent.iterdir()) == [tar]
-    assert open_table(tar).manifest.num_samples == 50
+    assert (list(tar.parent.iterdir()), open_table(tar).manifest.num_samples) == ([tar], 50)
 
 
 def test_a_cache_folder_that_is_a_file_is_named(tar: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forbid_writing_in(tar.parent, monkeypatch)
     cache.touch()
-    with pytest.raises(OSError, match=r"cannot write the index of .*a\.tar\. .* or set XDG_CACHE_HOME .*cache/"):
-        open_table(tar)
+    assert_raises(OSError, r"cannot write the index of .*a\.tar\. .* or set XDG_CACHE_HOME .*cache/", open_table, tar)
     assert list(tar.parent.iterdir()) == [tar]

@@ -28,6 +28,7 @@ from shardio.shards.sources import index_tar
 from shardio.shards.tar import END, MAX_MEMBER
 from shardio.shards.tar_scan import find_member
 from shardio.storage import parse_location
+from tests.raising import assert_raises
 from tests.shards.hostile_shards import HostileShard, make_shard
 from tests.shards.hostile_tars import fix_checksum, make_header as make_block, make_record, pad
 from tests.shards.tar_laws import LawBrokenError, Laws
@@ -85,15 +86,12 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_tar_with_false_headers_is_refused_and_has_problems(tmp_path: Path, name: str) -> None:
-    """Also if it is compressed, and if its index is that of a good tar of the same size, so that all is compared."""
     path, compressed, content = tmp_path / "a.tar", tmp_path / "a.tar.gz", HOSTILE[name] + END
     path.write_bytes(content)
-    with pytest.raises(FormatError, match=r"a\.tar"):
-        open_table(path)
+    assert_raises(FormatError, r"a\.tar", open_table, path)
     assert not index_of(path).exists()
     compressed.write_bytes(gzip.compress(content, 1))
-    with pytest.raises(FormatError, match=r"a\.tar\.gz"):
-        index_tar(parse_location(compressed))
+    assert_raises(FormatError, r"a\.tar\.gz", index_tar, parse_location(compressed))
     path.write_bytes((MEMBER + END).ljust(len(content), b"\0"))
     open_table(path)
     path.write_bytes(content)
@@ -119,12 +117,10 @@ RIGHT = {
 def test_a_tar_with_right_headers_is_read(tmp_path: Path, content: bytes) -> None:
     """The test above proves something only if such headers can be right."""
     (tmp_path / "a.tar").write_bytes(content + END)
-    assert open_table(tmp_path / "a.tar").manifest.num_samples == 1
-    assert shardio.verify(tmp_path / "a.tar") == []
+    assert (open_table(tmp_path / "a.tar").manifest.num_samples, shardio.verify(tmp_path / "a.tar")) == (1, [])
 
 
 def test_extended_headers_in_a_row_hide_a_members_name(tmp_path: Path) -> None:
-    """The name is looked up when a sample is not the one that was indexed."""
     (tmp_path / "a.tar").write_bytes(HOSTILE["pax-headers-in-a-row"] + END)
     with open_file(tmp_path / "a.tar") as file:
         assert find_member(file, 3000 * 1024 + 512) is None
@@ -141,7 +137,6 @@ def test_a_member_that_is_too_large_is_refused_at_indexing(tmp_path: Path) -> No
 
 
 def test_a_field_that_is_too_large_is_refused_at_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shards that were packed elsewhere come with an index. The other fields of the sample are read."""
     fields = {"bin": b"12345678", "txt": b"1"}
     write_shard(parse_location(tmp_path / "a.tar"), [Sample(key=key, fields=fields, origin="") for key in "ab"])
     monkeypatch.setattr("shardio.shards.shard.MAX_MEMBER", 7)
@@ -155,7 +150,6 @@ def test_a_field_that_is_too_large_is_refused_at_reading(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_names_that_lead_outside_are_keys_like_others(tmp_path: Path, tar_format: int) -> None:
-    """A key names no file, except for shardio extract, which refuses such keys."""
     keys = ["/etc/x", "../../x", "a/../../x", "C:\\x", "d" * 90 + "/" + "e" * 60 + "/../x", "\u202ex"]
     write_tar(tmp_path / "a.tar", [(f"{key}.txt", key.encode()) for key in keys], tar_format=tar_format)
     with shardio.open(tmp_path / "a.tar") as samples:
@@ -165,9 +159,7 @@ def test_names_that_lead_outside_are_keys_like_others(tmp_path: Path, tar_format
 
 
 @pytest.mark.parametrize("claimed", [2**31, 2**20])
-def test_an_index_that_claims_more_than_a_compressed_tar_holds_is_refused_with_little_memory(
-    tmp_path: Path, claimed: int
-) -> None:
+def test_an_index_that_claims_more_than_a_compressed_tar_needs_little_memory(tmp_path: Path, claimed: int) -> None:
     tar = tmp_path / "a.tar.gz"
     tar.write_bytes(gzip.compress(MEMBER + END))
     index_tar(parse_location(tar))
@@ -193,20 +185,17 @@ def test_a_tar_of_many_fields_that_hardly_any_sample_has_is_refused(tmp_path: Pa
     with pytest.raises(FormatError, match=r"a\.tar has 1000 different fields, but a sample has only 1\.0 of them"):
         open_table(path)
     path.write_bytes(b"".join(make_header(0, name=f"photo.{i}") for i in range(1025)) + END)
-    with pytest.raises(FormatError, match=r"a\.tar has 1025 different fields, but an index holds at most 1024"):
-        open_table(path)
+    assert_raises(FormatError, r"a\.tar has 1025 different fields, but an index holds at most 1024", open_table, path)
     path.write_bytes(b"".join(make_header(0, name=f"{i}.{i}") for i in range(100)) + END)
     assert open_table(path).manifest.num_samples == 100
 
 
 def test_a_truncated_tar_that_holds_a_field_twice_is_not_rewritten(tmp_path: Path) -> None:
-    """It could not be indexed afterwards."""
     path = tmp_path / "shard-000000.tar"
     content = 2 * (make_header(3, name="a.txt") + pad(b"abc"))
     path.write_bytes(content)
     result = repair(parse_location(tmp_path))
-    assert [problem.kind for problem in result.problems] == ["header"]
-    assert path.read_bytes() == content
+    assert ([problem.kind for problem in result.problems], path.read_bytes()) == (["header"], content)
 
 
 def test_a_member_that_has_another_size_for_other_tools_is_refused(tmp_path: Path) -> None:
@@ -253,16 +242,13 @@ def test_shards_are_those_of_their_seeds_and_neither_all_refused_nor_all_read() 
 
 
 def test_a_wrong_result_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests above prove something only if the laws can be broken."""
     tar = MEMBER + END
     Laws().check(HostileShard(tar=tar), random.Random(0))
     for wrong in (lambda content: None, lambda content: [], lambda content: [("a.txt", 512, 2)]):
         monkeypatch.setattr("tests.shards.tar_laws.read_by_tarfile", wrong)
-        with pytest.raises(LawBrokenError, match="tarfile re"):
-            Laws().check(HostileShard(tar=tar), random.Random(0))
+        assert_raises(LawBrokenError, "tarfile re", Laws().check, HostileShard(tar=tar), random.Random(0))
 
 
 def test_an_error_that_is_not_shardios_own_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.shards.tar_laws.write_index_of", {}.__getitem__)
-    with pytest.raises(LawBrokenError, match="index: KeyError"):
-        Laws().check(HostileShard(tar=b""), random.Random(0))
+    assert_raises(LawBrokenError, "index: KeyError", Laws().check, HostileShard(tar=b""), random.Random(0))

@@ -27,6 +27,7 @@ from shardio.shards.tar import BLOCK, END, StoredField, are_plain_headers, heade
 from shardio.shards.tar_scan import IncompleteTarError, StreamedTar, TarScan
 from shardio.storage import Location, parse_location
 from tests.memory_store import MemoryStore
+from tests.raising import assert_raises
 from tests.shards.hostile_tars import damage
 from tests.shards.test_hostile_tars import HOSTILE, LONG_NAME, MEMBER, RIGHT
 from tests.tars import Samples, open_file, read_members, read_with_webdataset, write_tar
@@ -35,7 +36,6 @@ NAMES = st.text(st.characters(exclude_categories=["C"], exclude_characters="/.")
 
 
 def scan(path: Path) -> tuple[dict[str, StoredField], str]:
-    """Return the members of a tar, and its digest."""
     with open_file(path) as file:
         scanned = TarScan(file)
         return dict(scanned.members()), scanned.digest
@@ -105,8 +105,7 @@ def test_a_tar_with_a_damaged_header_is_refused(tmp_path: Path, header: int) -> 
     write_tar(path, [("a.txt", b"a" * 1000), ("b.txt", b"b" * 1000)])
     content = path.read_bytes()
     path.write_bytes(content[: header + 100] + b"?" * 300 + content[header + 400 :])
-    with pytest.raises(FormatError, match=r"bad\.tar"):
-        scan(path)
+    assert_raises(FormatError, r"bad\.tar", scan, path)
 
 
 @pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
@@ -114,8 +113,7 @@ def test_a_compressed_tar_is_refused(tmp_path: Path, mode: str) -> None:
     path = tmp_path / "a.tar"
     with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]  # The overloads want literal modes.
         tar.addfile(tarfile.TarInfo("a.txt"))
-    with pytest.raises(FormatError, match=r"a\.tar is not a complete, uncompressed tar.*Decompress it"):
-        scan(path)
+    assert_raises(FormatError, r"a\.tar is not a complete, uncompressed tar.*Decompress it", scan, path)
 
 
 @pytest.mark.parametrize("num_zeros", [0, 9216, 2 << 20])
@@ -126,8 +124,7 @@ def test_a_tar_that_continues_after_its_end_is_refused(tmp_path: Path, num_zeros
     write_tar(second, [("b.txt", b"b")])
     first = path.read_bytes() + bytes(num_zeros)
     path.write_bytes(first + second.read_bytes())
-    with pytest.raises(FormatError, match=rf"both\.tar has data after its end mark, at byte {len(first)}, .*--ignore"):
-        scan(path)
+    assert_raises(FormatError, rf"both\.tar has data after its end mark, at byte {len(first)}, .*--ignore", scan, path)
 
 
 def test_tars_that_gnu_tar_joined_are_read_whole(tmp_path: Path) -> None:
@@ -156,12 +153,10 @@ def test_a_field_that_has_no_content_of_its_own_is_refused(tmp_path: Path, kind:
         other = tarfile.TarInfo("b.jpg")
         other.type, other.linkname = kind, "a.jpg"
         tar.addfile(other)
-    with pytest.raises(FormatError, match=message):
-        scan(path)
+    assert_raises(FormatError, message, scan, path)
 
 
 def test_a_header_with_another_folder_does_not_fit() -> None:
-    """Long names are divided: the folder is elsewhere in the header, and what remains may be another member's name."""
     folder, name = "f" * 90, "n" * 20 + ".JPG"
     info = tarfile.TarInfo(f"{folder}/{name}")
     info.size = 35
@@ -205,9 +200,7 @@ def dump(name: str, size: int, tar_format: Format) -> bytes:
 @given(
     members=st.lists(st.tuples(UTF8_NAMES, SIZES, FORMATS), min_size=1, max_size=5), other=st.tuples(UTF8_NAMES, SIZES)
 )
-def test_headers_that_fit_are_read_so_by_tarfile(
-    members: list[tuple[str, int, Format]], other: tuple[str, int]
-) -> None:
+def test_tarfile_agrees_with_headers_that_fit(members: list[tuple[str, int, Format]], other: tuple[str, int]) -> None:
     headers = [dump(*member) for member in members]
     for expected in ([member[:2] for member in members], [other] * len(members)):
         names, sizes = [name.encode() for name, _ in expected], [size for _, size in expected]
@@ -342,6 +335,5 @@ def test_a_damaged_tar_is_read_or_refused_as_by_the_index(seed: int, piece: int)
     ],
 )
 def test_what_is_no_tar_of_samples_is_refused(content: bytes, message: str) -> None:
-    with pytest.raises(FormatError, match=message):
-        stream(content)
+    assert_raises(FormatError, message, stream, content)
     assert unless_refused(partial(index, content)) is None

@@ -24,6 +24,7 @@ from shardio.shards.tar import StoredField, StoredSample
 from shardio.storage import Writer, parse_location, read_pieces
 from shardio.storage.local import LocalStore
 from tests.files import flip, read_files
+from tests.raising import assert_raises
 from tests.sources import encode
 from tests.tars import index_of, open_file, read_members, read_metadata, write_tar
 
@@ -45,7 +46,6 @@ def test_an_intact_pack_has_no_problems_and_nothing_is_written(out: Path) -> Non
 
 
 def test_intact_tars_of_other_tools_have_no_problems(tmp_path: Path) -> None:
-    """Whatever precedes, follows or separates the members: extended headers, directories, skipped members, zeros."""
     long, unicode = "d/" * 80 + "a.txt", "ключ/ü.txt"
     members = [("README", b"1"), (long, b"2"), ("._x.txt", b"3"), (unicode, b"4"), ("b.TXT", b"5" * 700)]
     for name, tar_format in (("pax", tarfile.PAX_FORMAT), ("gnu", tarfile.GNU_FORMAT)):
@@ -81,7 +81,6 @@ def test_a_damaged_content_is_named_by_key_and_offset(out: Path) -> None:
 
 
 def test_each_damaged_header_is_named(out: Path) -> None:
-    """tarfile stops at the first one."""
     tar = out / "shard-000001.tar"
     members = contents_of(tar)
     for member in members[0], members[3], members[-1]:
@@ -112,7 +111,6 @@ def test_a_truncated_tar_names_the_lost_contents(out: Path) -> None:
 
 
 def test_members_that_the_index_lacks_are_named(tmp_path: Path) -> None:
-    """Such as those appended to a tar whose index was then made by hand; here the index is made without them."""
     tar = tmp_path / "a.tar"
     write_tar(tar, [("a.txt", b"1"), ("b.txt", b"2"), ("c.txt", b"3"), ("d.txt", b"4")])
     table = open_table(tar)
@@ -150,8 +148,7 @@ def test_an_index_with_impossible_offsets_is_reported(tmp_path: Path) -> None:
 def test_a_missing_file_is_reported(out: Path, name: str) -> None:
     (out / name).unlink()
     (problem,) = shardio.verify(out)
-    assert problem.kind == "missing"
-    assert problem.where == str(out / "shard-000001.tar")
+    assert (problem.kind, problem.where) == ("missing", str(out / "shard-000001.tar"))
 
 
 def test_a_manifest_that_differs_is_reported(out: Path) -> None:
@@ -181,7 +178,6 @@ def test_an_unreadable_file_does_not_hide_the_problems_of_others(out: Path, name
     is_tar=False, place=0.9, mask=128
 )  # A key that is no longer ASCII, which a plain header might encode otherwise.
 def test_every_changed_bit_is_found(packed: Path, tmp_path: Path, is_tar: bool, place: float, mask: int) -> None:
-    """Also those in the header of an index, which only opening the shard reads."""
     folder = tmp_path / "copy"
     shutil.copytree(packed, folder, dirs_exist_ok=True)
     tar = folder / "shard-000002.tar"
@@ -244,7 +240,6 @@ def test_the_number_of_workers_changes_nothing(out: Path, num_workers: int) -> N
 
 
 def test_contents_and_headers_across_pieces_are_hashed_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members are larger and smaller than the pieces in which a tar is read; oracle: the hashes made at indexing."""
     random = np.random.default_rng(0)
     sizes = [0, 1, 511, 512, 513, 5000, 100_000, 0, 7]
     write_tar(tmp_path / "a.tar", [(f"{i}.bin", random.bytes(size)) for i, size in enumerate(sizes)])
@@ -278,8 +273,7 @@ def state_of(folder: Path) -> dict[str, tuple[int, int]]:
 def test_an_intact_pack_is_not_written(out: Path) -> None:
     before = state_of(out)
     result = run(out)
-    assert (result.actions, result.problems, result.are_classes_lost) == ((), (), False)
-    assert state_of(out) == before
+    assert (result.actions, result.problems, result.are_classes_lost, state_of(out)) == ((), (), False, before)
 
 
 @pytest.mark.parametrize("damage", ["missing", "garbage", "truncated", "of another shard", "one bit"])
@@ -314,9 +308,7 @@ def test_a_whole_dataset_is_restored_from_its_tars(out: Path, packed: Path) -> N
     assert not result.problems
     found, expected = read_files(out), read_files(packed)
     manifests = [json.loads(files.pop("shardio.json")) for files in (found, expected)]
-    assert found == expected
-    assert manifests[0] == {**manifests[1], "pack": {}}
-    assert shardio.verify(out) == []
+    assert (found, manifests[0], shardio.verify(out)) == (expected, {**manifests[1], "pack": {}}, [])
     assert open_table(out).manifest.classes == tuple(CLASSES)
 
 
@@ -390,7 +382,6 @@ def test_a_tar_without_a_complete_sample_is_kept(out: Path) -> None:
 
 @pytest.mark.parametrize("cut", [0, 700])
 def test_a_tar_that_cannot_be_read_is_kept_and_the_others_are_repaired(out: Path, packed: Path, cut: int) -> None:
-    """A damaged header in the middle is not a truncated end, even if the end is truncated, too."""
     tar = out / "shard-000001.tar"
     with tarfile.open(tar) as opened:
         flip(tar, opened.getmembers()[3].offset)
@@ -407,7 +398,6 @@ def test_a_tar_that_cannot_be_read_is_kept_and_the_others_are_repaired(out: Path
 
 @pytest.mark.parametrize(("has_index", "cut"), [(True, 0), (False, 0), (True, 6000)])
 def test_a_damaged_content_is_not_taken_for_good(out: Path, has_index: bool, cut: int) -> None:
-    """Without an index, only the manifest proves the damage: of the whole tar, not of a truncated one."""
     tar = out / "shard-000001.tar"
     with tarfile.open(tar) as opened:
         member = next(member for member in opened.getmembers() if member.name.endswith(".jpg"))
@@ -428,8 +418,7 @@ def test_a_damaged_content_is_not_taken_for_good(out: Path, has_index: bool, cut
 def test_a_tar_that_was_replaced_by_another_gets_a_new_index(out: Path) -> None:
     write_tar(out / "shard-000001.tar", [("class-0/new.jpg", b"1"), ("class-0/new.cls", b"0")])
     assert not run(out).problems
-    assert shardio.verify(out) == []
-    assert open_table(out).manifest.num_samples == 17
+    assert (shardio.verify(out), open_table(out).manifest.num_samples) == ([], 17)
 
 
 def test_missing_and_unlisted_tars_stay_as_they_are(out: Path) -> None:
@@ -437,8 +426,7 @@ def test_missing_and_unlisted_tars_stay_as_they_are(out: Path) -> None:
     write_tar(out / "shard-000009.tar", [("a.jpg", b"")])
     before = state_of(out)
     result = run(out)
-    assert [problem.kind for problem in result.problems] == ["unlisted", "missing"]
-    assert state_of(out) == before
+    assert ([problem.kind for problem in result.problems], state_of(out)) == (["unlisted", "missing"], before)
 
 
 def test_an_index_without_a_tar_is_a_problem_if_nothing_else_knows_the_tar(out: Path) -> None:
@@ -454,8 +442,7 @@ def test_what_is_no_finished_pack_is_refused(tars: Path, out: Path, tmp_path: Pa
     (out / UNFINISHED_NAME).write_text("0")
     for folder, message in ((out, "rerun the same pack command"), (tars, "shardio index")):
         before = state_of(folder)
-        with pytest.raises(FormatError, match=message):
-            run(folder)
+        assert_raises(FormatError, message, run, folder)
         assert state_of(folder) == before
     (tmp_path / "empty").mkdir()
     for folder in tmp_path / "x", tmp_path / "empty":
@@ -469,10 +456,9 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("num_writes", range(5))
 @pytest.mark.parametrize("is_written", [False, True])
-def test_an_interrupted_repair_can_be_run_again(
+def test_an_interrupted_repair_resumes(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_writes: int, is_written: bool
 ) -> None:
-    """It is killed before or after any of its writes."""
     tar = out / "shard-000001.tar"
     tar.write_bytes(tar.read_bytes()[:-3000])
     index_of(out / "shard-000003.tar").unlink()

@@ -101,7 +101,7 @@ def block_range(first: int, last: int) -> tuple[int, int]:
 
 
 @given(st.lists(st.tuples(st.booleans(), blocks), max_size=12), st.lists(ranges, min_size=1, max_size=20))
-def test_a_range_is_present_if_all_its_blocks_were_written(
+def test_a_range_is_present_if_its_blocks_are(
     operations: list[tuple[bool, list[int]]], wanted: list[list[int]]
 ) -> None:
     present = np.zeros(NUM_BLOCKS, np.bool_)  # The model.

@@ -144,7 +144,7 @@ def read_in_another_process(location: Location, end: Connection) -> None:
 
 
 @pytest.mark.slow
-def test_processes_with_a_shared_cache_fetch_a_manifest_once(
+def test_a_shared_cache_fetches_an_object_once(
     seaweedfs_server: Server, behind: Server, proxy: FaultProxy, tmp_path: Path
 ) -> None:
     name = uuid.uuid4().hex
@@ -162,8 +162,7 @@ def test_processes_with_a_shared_cache_fetch_a_manifest_once(
         assert end.recv() == "ready"
     for end in ends:
         end.send("go")
-    assert [end.recv() for end in ends] == [CONTENT] * 3
-    assert bytes_requested(proxy) == len(CONTENT)
+    assert ([end.recv() for end in ends], bytes_requested(proxy)) == ([CONTENT] * 3, len(CONTENT))
 
 
 # Damaged

@@ -15,6 +15,7 @@ from shardio.shards import MANIFEST_NAME, Manifest, open_table, write_manifest, 
 from shardio.storage import RemoteAccess, make_access, parse_location
 from shardio.testing.store import MakeRoot, StoreTests
 from tests.memory_store import MemoryStore
+from tests.raising import assert_raises
 from tests.servers.server import Server
 from tests.storage.conftest import at_server, in_memory, put
 from tests.tars import write_tar
@@ -64,7 +65,6 @@ EXPECTED = [(sample.key, dict(sample.fields)) for sample in SAMPLES]
 
 @pytest.fixture(params=["local", "memory", "cached"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, RemoteAccess]:
-    """A folder's name and the access to it."""
     access = make_access(cache=tmp_path / "cache") if request.param == "cached" else RemoteAccess()
     return str(tmp_path / "root" if request.param == "local" else in_memory("root")), access
 
@@ -83,13 +83,12 @@ def test_a_packed_dataset_is_read_from_any_store(place: tuple[str, RemoteAccess]
     for source in (name, f"{name}/{MANIFEST_NAME}", f"{name}/shard-{{000000..000001}}.tar"):
         assert read_all(source, access) == EXPECTED
     (root / MANIFEST_NAME).remove()
-    with pytest.raises(FormatError, match=r"root holds shards .*\(2, .* but no shardio\.json"):
-        open_table(name, access)
+    assert_raises(FormatError, r"root holds shards .*\(2, .* but no shardio\.json", open_table, name, access)
 
 
 @pytest.mark.filterwarnings("ignore:the members of some samples")
 @pytest.mark.parametrize("is_adjacent", [True, False])
-def test_tars_of_other_tools_are_indexed_in_any_store(
+def test_foreign_tars_are_indexed_in_any_store(
     place: tuple[str, RemoteAccess], tmp_path: Path, is_adjacent: bool
 ) -> None:
     name, access = place
@@ -100,5 +99,4 @@ def test_tars_of_other_tools_are_indexed_in_any_store(
         put(root / "a.tar", (tmp_path / "x").read_bytes())
         assert read_all(name, access) == read_all([f"{name}/a.tar"], access) == EXPECTED
     assert root.list() == ["a.tar", "a.tar.idx"]
-    with pytest.raises(FormatError, match=r"a\.tar is named twice"):
-        open_table([f"{name}/a.tar", f"{name}/a.tar"], access)
+    assert_raises(FormatError, r"a\.tar is named twice", open_table, [f"{name}/a.tar", f"{name}/a.tar"], access)

@@ -17,6 +17,7 @@ from shardio.errors import LocationError, StoreError
 from shardio.storage import Location, ReplacedError, make_access, parse_location
 from shardio.storage.locations import split_url
 from tests.faults.proxy import KINDS, FaultProxy, Script
+from tests.raising import assert_raises
 from tests.servers.seaweedfs import SECRET_ACCESS_KEY
 from tests.servers.server import Server
 from tests.storage.conftest import at_server, put
@@ -68,8 +69,7 @@ def test_uploads_are_right_in_spite_of_faults(root: Location, proxy: FaultProxy,
     proxy.set(Script(faults={kind: 0.2}, methods=("PUT", "POST", "GET", "HEAD")))
     location = put(root / "a", content)
     proxy.set(Script())
-    assert location.read_whole() == content
-    assert root.list() == ["a"]
+    assert (location.read_whole(), root.list()) == (content, ["a"])
 
 
 def test_a_store_that_keeps_failing_is_an_error_that_says_what_was_tried(behind: Server, proxy: FaultProxy) -> None:
@@ -111,7 +111,7 @@ def test_a_store_that_keeps_failing_is_an_error_that_says_what_was_tried(behind:
         ),
     ],
 )
-def test_wrong_options_are_errors_that_do_not_show_secrets(
+def test_errors_do_not_show_secrets(
     seaweedfs_server: Server, options: dict[str, str], error: type[Exception], message: str
 ) -> None:
     began = time.monotonic()
@@ -125,12 +125,10 @@ def test_an_object_that_was_replaced_or_removed_is_not_read_as_the_old_one(root:
     location = put(root / "a", CONTENT)
     with closing(location.open()) as file:
         put(location, CONTENT[::-1])
-        with pytest.raises(ReplacedError, match=str(location)):
-            file.read(0, 10)
+        assert_raises(ReplacedError, str(location), file.read, 0, 10)
     with closing(location.open()) as file:
         location.remove()
-        with pytest.raises(FileNotFoundError, match=str(location)):
-            file.read(0, 10)
+        assert_raises(FileNotFoundError, str(location), file.read, 0, 10)
 
 
 # URLs and options
@@ -201,8 +199,7 @@ def test_a_url_that_no_store_can_name_is_refused(url: str, message: str) -> None
     ],
 )
 def test_invalid_options_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        make_access(**arguments)
+    assert_raises(error, message, make_access, **arguments)
 
 
 def test_credentials_are_not_shown() -> None:
@@ -214,5 +211,4 @@ def test_credentials_are_not_shown() -> None:
 def test_a_name_from_a_manifest_that_no_store_can_request_is_an_error_that_says_so() -> None:
     folder = parse_location("memory://bucket/data")
     for name in ("a\nb.tar", "..", "a//b"):
-        with pytest.raises(LocationError, match="cannot be requested: rename the object"):
-            (folder / name).stat()
+        assert_raises(LocationError, "cannot be requested: rename the object", (folder / name).stat)

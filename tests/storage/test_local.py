@@ -18,6 +18,7 @@ from shardio.storage import PIECE, Location, ReplacedError, parse_location, read
 from shardio.storage.local import LIMITS, open_files
 from shardio.storage.store import read_runs
 from tests.files import count_open_files
+from tests.raising import assert_raises
 
 
 @pytest.fixture
@@ -50,8 +51,7 @@ def test_closing_or_forgetting_a_file_frees_its_descriptor(file: Location, tmp_p
     assert count_open_files() == before
     for _ in range(5):
         file.open()
-    with pytest.raises(IsADirectoryError, match=r"Is a directory: .*test_closing_or"):
-        parse_location(tmp_path).open()
+    assert_raises(IsADirectoryError, r"Is a directory: .*test_closing_or", parse_location(tmp_path).open)
     assert count_open_files() == before
 
 
@@ -63,13 +63,11 @@ def test_what_is_not_a_regular_file_does_not_exist(tmp_path: Path, make: Callabl
     before = count_open_files()
     assert not location.exists()
     for access in location.open, location.stat:
-        with pytest.raises(FileNotFoundError, match=r"Not a regular file: .*other"):
-            access()
+        assert_raises(FileNotFoundError, r"Not a regular file: .*other", access)
     assert count_open_files() == before
 
 
 def close_descriptors() -> None:
-    """Close the descriptors of all open files, as the budget does when others need them."""
     open_files()._shrink(0)
 
 
@@ -83,9 +81,7 @@ def test_a_file_is_opened_again_when_it_is_needed_unless_it_changed(file: Locati
             opened.read(2, 4)
 
 
-def test_a_descriptor_that_another_thread_closes_at_once_is_kept_until_the_file_is_known(
-    file: Location, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_descriptor_is_kept_until_its_file_is_known(file: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     fstat = os.fstat
 
     def close_and_fstat(descriptor: int) -> os.stat_result:
@@ -108,8 +104,7 @@ def test_links_have_the_identity_of_their_file(file: Location) -> None:
 
 def test_files_that_are_being_written_are_not_listed(tmp_path: Path) -> None:
     with write_whole(tmp_path / "file"):
-        assert len(list(tmp_path.iterdir())) == 1
-        assert parse_location(tmp_path).list() == []
+        assert (len(list(tmp_path.iterdir())), parse_location(tmp_path).list()) == (1, [])
     assert parse_location(tmp_path).list() == ["file"]
 
 
@@ -123,8 +118,7 @@ def test_a_walk_is_sorted_within_each_directory_and_follows_links(tmp_path: Path
     (tmp_path / "c").symlink_to(tmp_path / "b")
     found = [str(path.relative_to(tmp_path)) for path in walk_files(tmp_path)]
     expected = ["Z", "a", "b/1", "b/2", "b/c/d/deep", "b.x", "c/1", "c/2", "c/c/d/deep", "loop", "missing"]
-    assert found == expected
-    assert parse_location(tmp_path / "b").list() == [".cache/", "1", "2", "c/"]
+    assert (found, parse_location(tmp_path / "b").list()) == (expected, [".cache/", "1", "2", "c/"])
     assert parse_location(tmp_path).list()[-2:] == ["loop", "missing"]
     (tmp_path / "b" / "circle").symlink_to(tmp_path)
     with pytest.raises(OSError, match="b/circle is a symbolic link to a directory that contains it"):
@@ -145,15 +139,13 @@ def test_paths_are_those_of_their_working_directory(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("name", ["", "a\0b"])
 def test_a_name_that_no_file_has_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="the path"):
-        parse_location(name)
+    assert_raises(ValueError, "the path", parse_location, name)
 
 
 def test_names_that_are_not_utf8_are_read(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"\xff.tar")
     path.write_bytes(b"1")
-    assert parse_location(path).read_whole() == b"1"
-    assert parse_location(tmp_path).list() == [path.name]
+    assert (parse_location(path).read_whole(), parse_location(tmp_path).list()) == (b"1", [path.name])
 
 
 # Ranges and pieces
@@ -185,8 +177,7 @@ def test_any_ranges_in_any_order_are_read(offsets: list[tuple[int, int]]) -> Non
 
 def test_neighbours_are_read_by_one_call() -> None:
     neighbours = [(i * 1536, i * 1536 + 1024) for i in range(512)]
-    assert read(neighbours)[1] == [511 * 1536 + 1024]
-    assert read(neighbours[::-1])[1] == [511 * 1536 + 1024]
+    assert (read(neighbours)[1], read(neighbours[::-1])[1]) == ([511 * 1536 + 1024], [511 * 1536 + 1024])
 
 
 def test_large_ranges_distant_ones_and_long_runs_are_read_apart() -> None:

@@ -21,6 +21,7 @@ from shardio.errors import StoreError
 from shardio.storage import Location, make_access, parse_location
 from shardio.storage.copies import BLOCK, COPY_SUFFIX, CachedCopy, name_copy
 from tests.files import OTHER_USER, as_root, mode_of, umask
+from tests.raising import assert_raises
 from tests.storage.conftest import in_memory, put, write_copy
 
 CONTENT, PLANTED = b"original" * BLOCK, b"planted!" * BLOCK
@@ -62,21 +63,20 @@ def make_fifo(path: Path) -> None:
         make_fifo,
     ],
 )
-def test_a_copy_that_another_user_may_have_written_is_replaced(
+def test_a_doubtful_copy_is_replaced(
     make_doubtful: Callable[[Path], object], location: Location, tmp_path: Path
 ) -> None:
     path = plant(location, tmp_path / "cache")
     assert read(location, tmp_path / "cache") == PLANTED, "the copy is where it is looked for"
     make_doubtful(path)
-    assert read(location, tmp_path / "cache") == CONTENT
-    assert stat.S_IMODE(path.lstat().st_mode) == 0o600
+    assert (read(location, tmp_path / "cache"), stat.S_IMODE(path.lstat().st_mode)) == (CONTENT, 0o600)
     assert path.lstat().st_uid == os.geteuid()
 
 
 @pytest.mark.parametrize(
     ("owner", "mode"), [pytest.param(OTHER_USER, 0o755, marks=as_root), (None, 0o777), (None, 0o775)]
 )
-def test_a_folder_that_other_users_can_write_to_is_refused(
+def test_a_folder_that_others_write_to_is_refused(
     owner: int | None, mode: int, location: Location, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
@@ -87,8 +87,7 @@ def test_a_folder_that_other_users_can_write_to_is_refused(
         os.chown(cache, owner, -1)
     with pytest.raises(StoreError, match=rf"the cache {cache} belongs to .* has mode {mode:04o}.*cache_shared=True"):
         read(location, cache)
-    assert mode_of(cache) == mode
-    assert read(location, cache, shared=True) == CONTENT
+    assert (mode_of(cache), read(location, cache, shared=True)) == (mode, CONTENT)
 
 
 def test_where_all_users_may_create_files_a_cache_has_a_folder_of_its_own(location: Location, tmp_path: Path) -> None:
@@ -99,8 +98,7 @@ def test_where_all_users_may_create_files_a_cache_has_a_folder_of_its_own(locati
     planted.rename(cache / planted.name)
     assert read(location, cache) == CONTENT
     own = cache / f"shardio-{os.geteuid()}"
-    assert (mode_of(own), mode_of(cache)) == (0o700, 0o1777)
-    assert read(location, cache, shared=True) == PLANTED
+    assert (mode_of(own), mode_of(cache), read(location, cache, shared=True)) == (0o700, 0o1777, PLANTED)
 
 
 def test_an_own_folder_for_a_cache_alone_is_closed_to_others(location: Location, tmp_path: Path) -> None:
@@ -111,8 +109,7 @@ def test_an_own_folder_for_a_cache_alone_is_closed_to_others(location: Location,
     shutil.rmtree(cache)
     cache.mkdir()
     cache.chmod(0o775)  # As new folders are where each user has a group.
-    assert read(location, cache) == CONTENT
-    assert mode_of(cache) == 0o755
+    assert (read(location, cache), mode_of(cache)) == (CONTENT, 0o755)
 
 
 def test_a_shared_cache_may_be_deleted_at_any_time(location: Location, tmp_path: Path) -> None:
@@ -123,14 +120,11 @@ def test_a_shared_cache_may_be_deleted_at_any_time(location: Location, tmp_path:
 
 
 def test_a_cache_is_shared_only_if_that_is_wanted_and_it_has_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cache_shared=True needs cache"):
-        make_access(cache_shared=True)
-    with pytest.raises(TypeError, match="cache_shared"):
-        make_access(cache="x", cache_shared="yes")  # type: ignore[arg-type]  # A wrong type on purpose.
+    assert_raises(ValueError, "cache_shared=True needs cache", make_access, cache_shared=True)
+    assert_raises(TypeError, "cache_shared", make_access, cache="x", cache_shared="yes")
     assert read_remote_arguments(None, tmp_path, None, True)["cache_shared"]
     assert not read_remote_arguments(None, tmp_path, None, False)["cache_shared"]
-    with pytest.raises(typer.BadParameter, match="cache_shared=True needs cache"):
-        read_remote_arguments(None, None, None, True)
+    assert_raises(typer.BadParameter, "cache_shared=True needs cache", read_remote_arguments, None, None, None, True)
 
 
 CHANGE_AS_ANOTHER_USER = textwrap.dedent("""

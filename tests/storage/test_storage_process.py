@@ -153,9 +153,7 @@ def test_a_storage_process_that_cannot_start_leaves_no_folder(monkeypatch: pytes
     assert arguments[0][-1] == 1000, "it is told how many ranks start"
 
 
-def test_the_path_of_temporary_folders_may_be_longer_than_that_of_a_socket(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_path_of_temporary_folders_may_exceed_a_sockets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     long = tmp_path / ("ü" * 60)  # 120 bytes. A socket's path has at most 107.
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
@@ -298,7 +296,7 @@ def test_a_storage_process_that_is_suspended_is_replaced(root: Location, monkeyp
 
 
 @pytest.mark.slow
-def test_a_long_answer_is_awaited(
+def test_long_answers_are_awaited(
     root: Location, behind: Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A storage process that works on a request for a long time is left alone, because it greets new connections."""
@@ -306,8 +304,7 @@ def test_a_long_answer_is_awaited(
     location = put(root / "a", CONTENT)
     proxy.set(Script(latency_s=2.0))
     process_id = storage_process_id()
-    assert at_server(behind, location.key).read_whole() == CONTENT
-    assert storage_process_id() == process_id
+    assert (at_server(behind, location.key).read_whole(), storage_process_id()) == (CONTENT, process_id)
 
 
 def test_locks_of_a_suspended_process_stop_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -327,7 +324,6 @@ def test_locks_of_a_suspended_process_stop_nobody(monkeypatch: pytest.MonkeyPatc
 
 
 def test_all_processes_use_the_listing_that_was_kept_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A process that was suspended while it listed the folder does not replace what others use by now."""
     folder = in_memory("images")
     put(folder / "cat/1.jpg", b"1")
 

@@ -28,6 +28,7 @@ from shardio.storage.backends import FailedRequestError, RequestFailure
 from shardio.storage.client import client
 from shardio.storage.locations import RemoteOptions
 from shardio.storage.operations import Attempts
+from tests.raising import assert_raises
 from tests.servers.fixtures import WebServer
 from tests.servers.web_folder import WebFolder, serve_folder
 from tests.sources import write_images
@@ -66,14 +67,11 @@ def check_that_files_are_read_by_ranges(root: Location, folder: Path) -> None:
         assert (file.size, file.version) == (len(CONTENT), location.stat().version)
         for start, stop in [(0, 1), (7, 70_000), (0, len(CONTENT)), (len(CONTENT), len(CONTENT))]:
             assert file.read(start, stop) == CONTENT[start:stop]
-        with pytest.raises(EOFError, match="ends at byte 300000"):
-            file.read(5, 300_001)
+        assert_raises(EOFError, "ends at byte 300000", file.read, 5, 300_001)
         (folder / "a b%20é.tar").write_bytes(CONTENT[::-1][:1000])
-        with pytest.raises(ReplacedError, match="was replaced"):
-            file.read(0, 10)
+        assert_raises(ReplacedError, "was replaced", file.read, 0, 10)
     assert not (root / "a").exists()
-    with pytest.raises(FileNotFoundError, match="a"):
-        (root / "a").read_whole()
+    assert_raises(FileNotFoundError, "a", (root / "a").read_whole)
     (folder / "f").mkdir()
     (folder / "f" / "a").write_bytes(CONTENT)
     assert not (root / "f").is_folder()
@@ -155,8 +153,7 @@ def test_a_server_that_sends_no_parts_needs_a_cache_that_holds_a_shard(root: Pat
             (RemoteAccess(), r"cannot read bytes 0 to 9 .* does not send parts .* nginx"),
         ):
             file = parse_location(f"{url}/packed/shard-000000.tar", access).open()
-            with pytest.raises(StoreError, match=message):
-                file.read(0, 9)
+            assert_raises(StoreError, message, file.read, 0, 9)
 
 
 @pytest.mark.parametrize("is_new_run", [True, False])
@@ -245,12 +242,11 @@ CIRCLE = kind(answer_path=lambda self, path: self.answer(302, b"", ("Location", 
         (answering(511), StoreError, r"the server answered 511 Network Authentication Required\. Check the URL"),
     ],
 )
-def test_what_cannot_succeed_fails_at_once_and_says_why(
+def test_what_cannot_succeed_fails_at_once(
     root: Path, server: type[WebFolder], error: type[Exception], message: str
 ) -> None:
     with serve_folder(root, server) as (url, requests):
-        with pytest.raises(error, match=message):
-            read_all(f"{url}/packed")
+        assert_raises(error, message, read_all, f"{url}/packed")
         num_hops = 11 if server is CIRCLE else 5 if server is NoLength else 2
         assert len(requests) <= 4 * num_hops, "nothing is repeated, except for sizes that may be known soon"
 

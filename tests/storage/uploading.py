@@ -22,5 +22,4 @@ def put_all(folder: Path, target: Location) -> Location:
 
 
 def upload(folder: Path, url: str, options: Mapping[str, str] | None = None) -> Location:
-    """Write each file below a folder to the store of a URL. Return the location of the copies."""
     return put_all(folder, parse_location(url, make_direct_access(options)))

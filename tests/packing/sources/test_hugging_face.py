@@ -55,7 +55,6 @@ def dataset() -> Any:
 
 
 def save(dataset: Any, kind: str, folder: Path) -> Path:
-    """Save a dataset in two files as people do; return what to pack."""
     match kind:
         case "saved":
             dataset.save_to_disk(str(folder / "saved"), num_shards=2)
@@ -84,7 +83,6 @@ def test_every_row_is_packed_with_its_bytes(dataset: Any, kind: str, tmp_path: P
 
 
 def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
-    """Plain Parquet of pyarrow: binary columns, names as labels, and keys that are paths."""
     table = pa.table(
         {
             "left": IMAGES[:4],
@@ -100,10 +98,8 @@ def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
     manifest = shardio.pack(tmp_path / "t.parquet", tmp_path / "out", rename_dots=True, **options)
     assert list(manifest.classes) == ["ant", "bee"]
     found = read_packed(tmp_path / "out")
-    assert set(found) == {"x/a", "x/b", "y/a", "y/b_c"}
-    assert found["x/b"]["jpg"] == IMAGES[1]
-    assert found["x/a"]["right.png"] == IMAGES[4]
-    assert found["y/b_c"]["right.image"] == b""
+    assert (set(found), found["x/b"]["jpg"]) == ({"x/a", "x/b", "y/a", "y/b_c"}, IMAGES[1])
+    assert (found["x/a"]["right.png"], found["y/b_c"]["right.image"]) == (IMAGES[4], b"")
     assert found["x/a"]["cls"] == b"1"
     assert json.loads(found["x/b"]["json"]) == {"when": "2024-01-02", "score": None}
     with pytest.raises(PackError, match=r"several columns of .* may hold the images \(left, right\): choose one by"):
@@ -136,7 +132,6 @@ def test_an_image_that_cannot_be_decoded_is_left_out_with_its_row(dataset: Any, 
 
 
 def test_class_names_are_given_or_absent(dataset: Any, tmp_path: Path) -> None:
-    """They number the labels. A test set without labels has no such field."""
     shardio.pack(save(dataset, "file", tmp_path), tmp_path / "out", classes=["cow", "x", "ant", "bee"])
     found = read_packed(tmp_path / "out")
     assert [found[f"{row:08d}"]["cls"] for row in range(3)] == [b"2", b"3", b"0"]
@@ -160,7 +155,6 @@ def test_several_splits_are_refused_with_what_to_pack(dataset: Any, tmp_path: Pa
 
 
 def test_rows_of_several_splits_are_refused_and_a_split_selects_rows(dataset: Any, tmp_path: Path) -> None:
-    """All splits number their classes in the same way."""
     splits = ["train" if row % 3 else "test" for row in range(NUM)]
     names = [str(dataset.features["label"].names[label]) for label in dataset["label"]]
     rows = dataset.remove_columns("label").add_column("label", names).add_column("split", splits)
@@ -181,7 +175,6 @@ def test_rows_of_several_splits_are_refused_and_a_split_selects_rows(dataset: An
 
 
 def test_files_that_are_missing_by_their_names_are_reported(dataset: Any, tmp_path: Path) -> None:
-    """As after an unfinished download, or with the files of two versions in one folder."""
     source = save(dataset, "folder", tmp_path)
     for number in (0, 2):
         dataset.to_parquet(str(source / "data" / f"train-{number:05d}-of-00003.parquet"))
@@ -203,7 +196,6 @@ def test_images_that_are_files_beside_the_table_are_read(tmp_path: Path) -> None
 
 
 def test_contents_that_are_missing_in_all_rows(tmp_path: Path) -> None:
-    """pyarrow gives such a column the type null. The paths beside it name the files."""
     (tmp_path / "a.jpg").write_bytes(IMAGES[0])
     for path, match in (("b.jpg", r"b\.jpg, which .* names .*No such file"), (None, "is not an image")):
         named = None if path is None else str(tmp_path / path)

@@ -15,6 +15,7 @@ from shardio.errors import PackError
 from shardio.progress import WorkProgress
 from tests.packing.packs import assert_refused, pack, read_packed
 from tests.processes import assert_passes_in_fresh_process
+from tests.raising import assert_raises
 from tests.sources import encode
 
 lmdb = pytest.importorskip("lmdb")
@@ -184,5 +185,4 @@ def test_an_environment_that_changes_during_the_pack_is_refused(tmp_path: Path, 
                 (tmp_path / "done").touch()
                 assert_passes_in_fresh_process(write_in_another_process, str(source))
 
-    with pytest.raises(PackError, match=r"data\.mdb changed"):
-        pack(source, tmp_path / "out", Write(), check=False)
+    assert_raises(PackError, r"data\.mdb changed", pack, source, tmp_path / "out", Write(), check=False)

@@ -33,7 +33,6 @@ litdata = pytest.importorskip("litdata")
 
 
 def write_mds(folder: Path, columns: dict[str, str], samples: Iterable[Any], **options: Any) -> Path:
-    """Write a dataset with several shards."""
     with streaming.MDSWriter(out=str(folder), columns=columns, **{"size_limit": 1 << 16, **options}) as writer:
         for sample in samples:
             writer.write(sample)
@@ -41,7 +40,6 @@ def write_mds(folder: Path, columns: dict[str, str], samples: Iterable[Any], **o
 
 
 def write_litdata(folder: Path, samples: Iterable[Any], **options: Any) -> Path:
-    """Write a dataset with several chunks."""
     from litdata.streaming.writer import BinaryWriter
 
     folder.mkdir(parents=True)
@@ -144,8 +142,7 @@ def make_common(seed: int) -> dict[str, Any]:
 
 def pop_common(found: dict[str, bytes], expected: dict[str, Any], seed: int) -> None:
     """Compare the fields that both kinds have, and remove them."""
-    assert found.pop("jpg") == expected["image"]
-    assert found.pop("cls") == str(seed % 3).encode()
+    assert (found.pop("jpg"), found.pop("cls")) == (expected["image"], str(seed % 3).encode())
     assert found.pop("depth.png") == expected["depth"]
     assert found.pop("raw.webp" if seed % 2 else "raw.bin") == expected["raw"]
     assert read_pixels(found.pop("pixels.png")) == ("PNG", "RGB", expected["pixels"].tobytes())
@@ -157,7 +154,6 @@ def pop_common(found: dict[str, bytes], expected: dict[str, Any], seed: int) -> 
 
 
 def pack_all(source: Path, out: Path) -> dict[str, dict[str, bytes]]:
-    """Pack a source, which must not change, and return its samples."""
     before = read_files(source)
     assert shardio.pack(source, out, max_shard_samples=11, num_workers=1).num_samples == NUM
     assert read_files(source) == before
@@ -230,7 +226,6 @@ def test_every_sample_of_litdata_is_packed_with_its_bytes(compression: str, tmp_
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # LitData does not close files.
 @KINDS
 def test_files_that_a_loader_decompressed_are_read_in_place(kind: Kind, tmp_path: Path) -> None:
-    """StreamingDataset writes them beside the compressed ones, or replaces these by them."""
     source = kind.write(tmp_path / "in", compressed=True)
     shardio.pack(source, tmp_path / "expected", num_workers=1)
     if kind is MDS:
@@ -267,10 +262,9 @@ def test_an_image_that_cannot_be_decoded_is_left_out_with_its_place(kind: Kind, 
 def test_the_error_says_which_package_to_install(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = kind.write(tmp_path / "in", 1)
     monkeypatch.setitem(sys.modules, kind.package, None)
-    with pytest.raises(
-        PackError, match=rf"{kind.install} .*: install it with --no-deps, as docs/packing\.md describes"
-    ):
-        shardio.pack(source, tmp_path / "out")
+    assert_refused(
+        rf"{kind.install} .*: install it with --no-deps, as docs/packing\.md describes", source, tmp_path / "out"
+    )
 
 
 def test_the_disk_must_hold_the_decompressed_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

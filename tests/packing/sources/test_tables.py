@@ -68,7 +68,6 @@ def labels_of(out: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_labels_are_class_names_in_sorted_order_or_integers(source: Path, tmp_path: Path, name: str) -> None:
-    """Images are named by keys and by paths; rows for other images are allowed; two columns need no names."""
     found = {"x/a": "dog", "x/b.JPG": "cat", "y/c.jpg": "dog", "y/z/d": "bee, wild", "elsewhere": "emu"}
     table = write_table(tmp_path, [{"image": key, "label": label, "n": 1} for key, label in found.items()], name)
     manifest = shardio.pack(source, tmp_path / "1", labels=table, key_column="image", label_column="label")
@@ -82,7 +81,6 @@ def test_labels_are_class_names_in_sorted_order_or_integers(source: Path, tmp_pa
 
 
 def test_the_labels_are_part_of_what_a_pack_is(source: Path, tmp_path: Path) -> None:
-    """The same labels from another kind of file give the same bytes; other classes give other labels."""
     rows = [{"id": key, "label": key[0]} for key in ("x/a", "x/b", "y/c", "y/z/d")]
     digests = {
         shardio.pack(source, tmp_path / f"{name}-out", labels=write_table(tmp_path, rows, name)).digest
@@ -112,7 +110,6 @@ FORMS: dict[str, tuple[str, Callable[[int], Any]]] = {
 
 @pytest.mark.parametrize(("name", "form"), FORMS.values(), ids=FORMS)
 def test_integers_are_labels_in_every_form(source: Path, tmp_path: Path, name: str, form: Callable[[int], Any]) -> None:
-    """In files of labels, and in tables of paths. As text, 10 would come before 2."""
     labels = {"x/a.jpg": 1, "x/b.JPG": 2, "y/c.jpg": 10, "y/z/d.jpg": 3}
     rows = [{"file": file, "label": form(label)} for file, label in labels.items()]
     calls: list[dict[str, Any]] = [
@@ -143,7 +140,6 @@ def test_a_missing_label_is_refused_in_every_kind_of_table(source: Path, tmp_pat
 
 
 def test_numbers_that_may_be_names_of_other_classes_are_refused(source: Path, tmp_path: Path) -> None:
-    """Class 1 of a model whose class names are numbers, sorted as text, is not the class called 1."""
     (tmp_path / "t.csv").write_text(ALL)
     with pytest.raises(PackError, match="has the label 1, but the class '1' has the label 0: omit --classes"):
         shardio.pack(source, tmp_path / "out", labels=tmp_path / "t.csv", classes=["1", "10", "2"])
@@ -262,7 +258,6 @@ def key_of(row: int) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder of images without a table."""
     return write_files(tmp_path / "in", {path_of(row): content for row, content in enumerate(IMAGES)})
 
 
@@ -274,7 +269,7 @@ def make_rows() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_every_row_is_packed_with_its_file(
+def test_rows_are_packed_with_their_files(
     folder: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_table(folder, make_rows(), name)
@@ -287,8 +282,7 @@ def test_every_row_is_packed_with_its_file(
     for row, content in enumerate(IMAGES):
         score: Any = str(row / 2) if name == "t.csv" else row / 2
         sample = found[key_of(row)]
-        assert sample["png" if row % 4 == 3 else "jpg"] == content
-        assert sample["cls"] == str(row % 3).encode()
+        assert (sample["png" if row % 4 == 3 else "jpg"], sample["cls"]) == (content, str(row % 3).encode())
         assert json.loads(sample["json"]) == {"caption": f"ä, {row}", "score": score}
     if name == "t.jsonl":  # With a relative path, too.
         monkeypatch.chdir(folder)
@@ -401,7 +395,6 @@ def test_a_file_that_is_damaged_or_changes_is_left_out_or_named(folder: Path, tm
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_rows_of_several_splits_are_refused_and_a_split_selects_rows(folder: Path, tmp_path: Path, name: str) -> None:
-    """Rows of other splits need no labels and no files, and all splits number their classes in the same way."""
     splits = ["train", "val", "train", "test"]
     rows = [row | {"Subset": splits[number % 4], "mode": "test"} for number, row in enumerate(make_rows())]
     for row in rows:

@@ -21,6 +21,7 @@ from shardio.errors import PackError
 from shardio.packing import append, reshard
 from tests.files import read_files
 from tests.packing.packs import assert_refused, pack, read_packed, write_files
+from tests.raising import assert_raises
 from tests.sources import encode, write_images
 from tests.tars import write_tar
 
@@ -108,8 +109,7 @@ def test_tables_that_hold_no_samples_do_not_change_what_is_packed(tmp_path: Path
     if kind != "tars":  # Compressed tars beside others cannot be read.
         (tmp_path / "in" / "images.tar.gz").write_bytes(b"\x1f\x8b")  # What the files were unpacked from.
     after = shardio.pack(tmp_path / "in", tmp_path / "after")
-    assert after.digest == before.digest
-    assert keys_of(tmp_path / "after") == keys
+    assert (after.digest, keys_of(tmp_path / "after")) == (before.digest, keys)
 
 
 def test_a_table_beside_the_images_labels_them(tmp_path: Path) -> None:
@@ -152,8 +152,7 @@ def test_an_option_that_applies_to_one_kind_chooses_it(tmp_path: Path) -> None:
     shardio.pack(tmp_path / "in", tmp_path / "rows", image_column="image")
     assert keys_of(tmp_path / "rows") == READABLE["parquet"][1]
     command = ["pack", str(tmp_path / "in"), str(tmp_path / "tars"), "--source-kind", "tars", "--quiet"]
-    assert CliRunner().invoke(app, command).exit_code == 0
-    assert keys_of(tmp_path / "tars") == READABLE["tars"][1]
+    assert (CliRunner().invoke(app, command).exit_code, keys_of(tmp_path / "tars")) == (0, READABLE["tars"][1])
 
 
 def test_a_folder_of_tables_is_packed_only_if_that_is_chosen(tmp_path: Path) -> None:
@@ -185,15 +184,13 @@ def test_images_beside_tars_are_appended_if_that_is_chosen(tmp_path: Path) -> No
         (tmp_path / "in" / ("cat", "dog")[name == "b"] / f"{name}.jpg").rename(tmp_path / "in" / "cat" / f"{name}2.jpg")
     (tmp_path / "in" / "dog").rmdir()
     write_tars(tmp_path / "in")
-    with pytest.raises(PackError, match=r"--source-kind files \(source_kind='files'\)"):
-        append(tmp_path / "out", tmp_path / "in")
+    assert_raises(PackError, r"--source-kind files \(source_kind='files'\)", append, tmp_path / "out", tmp_path / "in")
     append(tmp_path / "out", tmp_path / "in", source_kind="files")
     assert keys_of(tmp_path / "out") == {"cat/a", "dog/b", "cat/a2", "cat/b2"}
 
 
 @pytest.mark.parametrize("kind", [kind for kind in READABLE if kind != "files"])
 def test_a_folder_of_sources_is_refused_with_commands_that_work(tmp_path: Path, kind: str) -> None:
-    """As validation/0000.parquet and test/0000.parquet, or train/000.tar and val/000.tar."""
     write, keys = READABLE[kind]
     for split in ("train", "val"):
         (tmp_path / "in" / split).mkdir(parents=True)
@@ -217,7 +214,6 @@ LONG = "folder/" * 30
 
 
 def write_foreign(folder: Path) -> dict[str, dict[str, bytes]]:
-    """Write two tars as WebDataset does; return the fields of each sample by key."""
     folder.mkdir()
     samples = {}
     for part in range(2):
