@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+E = TypeVar("E", bound=BaseException)
+
 
 def assert_raises(
-    kind: type[BaseException] | tuple[type[BaseException], ...],
-    message: str,
+    kind: type[E] | tuple[type[E], ...],
+    message: str | None,
     call: Callable[..., object],
     /,
     *arguments: Any,
     **options: Any,
-) -> None:
-    """Call a function, which must raise an error whose text matches a pattern."""
-    with pytest.raises(kind, match=message):
+) -> E:
+    """Return the error that a call must raise. Its text must match a pattern."""
+    with pytest.raises(kind, match=message) as caught:
         call(*arguments, **options)
+    return caught.value

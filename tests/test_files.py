@@ -127,8 +127,7 @@ def test_a_file_is_created_whole_and_only_if_there_is_none(tmp_path: Path) -> No
     assert create_whole(tmp_path / "a", b"first")
     assert not create_whole(tmp_path / "a", b"second")
     assert read_files(tmp_path) == {"a": b"first"}
-    with pytest.raises(FileNotFoundError):
-        create_whole(tmp_path / "missing" / "a", b"")
+    assert_raises(FileNotFoundError, None, create_whole, tmp_path / "missing" / "a", b"")
 
 
 def test_a_suspended_holder_is_named_and_gone_around(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -221,13 +220,11 @@ def test_the_target_of_a_symbolic_link_is_checked(path: Path, tmp_path: Path) ->
     outside.chmod(0o644)
     assert read_trusted(link) == b"others'"
     outside.chmod(0o666)
-    with pytest.raises(UntrustedError):
-        read_trusted(link)
+    assert_raises(UntrustedError, None, read_trusted, link)
     (tmp_path / "alias").symlink_to(path.parent)
     assert read_trusted(tmp_path / "alias" / "code") == b"ours"
     path.parent.chmod(0o777)
-    with pytest.raises(UntrustedError):
-        read_trusted(tmp_path / "alias" / "code")
+    assert_raises(UntrustedError, None, read_trusted, tmp_path / "alias" / "code")
 
 
 @pytest.mark.parametrize("replaced", ["file", "folder"])

@@ -14,6 +14,7 @@ import pytest
 import shardio
 from shardio import process
 from shardio.process import count_processors, is_interruption, start_process
+from tests.raising import assert_raises
 
 PACKAGE = Path(shardio.__file__).parent
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
@@ -219,11 +220,10 @@ class Kind(Enum):
 
 
 def test_other_errors_are_not_interruptions() -> None:
-    with pytest.raises(ValueError, match="is not a valid Kind") as caught:
-        Kind(2)
+    caught = assert_raises(ValueError, "is not a valid Kind", Kind, 2)
     first, second = ValueError("first"), ValueError("second")
     first.__cause__, second.__cause__ = second, first  # Causes may form a cycle.
-    assert not any(map(is_interruption, (caught.value, first)))
+    assert not any(map(is_interruption, (caught, first)))
     first.__cause__ = first
     assert not is_interruption(first)
 
@@ -240,9 +240,8 @@ def test_a_signal_handlers_error_is_an_interruption_even_as_a_cause() -> None:
 
     before = signal.signal(signal.SIGUSR1, handle)
     try:
-        with pytest.raises(ValueError, match="damaged") as caught:
-            decode()
-        assert is_interruption(caught.value)
+        caught = assert_raises(ValueError, "damaged", decode)
+        assert is_interruption(caught)
     finally:
         signal.signal(signal.SIGUSR1, before)
 

@@ -112,8 +112,7 @@ def test_other_values_are_refused_by_name(values: list[Any], message: str) -> No
 
 
 def test_large_integers_are_refused() -> None:
-    with pytest.raises(OverflowError):
-        SharedList([2**63])
+    assert_raises(OverflowError, None, SharedList, [2**63])
 
 
 def test_its_memory_is_in_a_few_buffers_outside_of_its_pickle() -> None:

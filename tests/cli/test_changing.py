@@ -17,6 +17,7 @@ from shardio.cli.main import app
 from shardio.shards import open_table
 from tests.cli.commands import error_of, run, usage_error
 from tests.files import read_files
+from tests.raising import assert_raises
 from tests.sources import write_images
 from tests.tars import index_of, read_members, write_tar
 
@@ -115,9 +116,8 @@ def test_datasets_keep_refusing_compressed_tars(tmp_path: Path) -> None:
     path = compress(tmp_path / "a.tar")
 
     def refusal(source: Path) -> str:
-        with pytest.raises(Exception, match="compress") as caught:
-            open_table(source)
-        return str(caught.value)
+        caught = assert_raises(Exception, "compress", open_table, source)
+        return str(caught)
 
     before = refusal(path), refusal(tmp_path)
     run("index", path)

@@ -145,8 +145,7 @@ def test_a_state_belongs_to_one_concatenation_of_datasets() -> None:
 
 def test_what_it_cannot_do_is_refused() -> None:
     assert_raises(ValueError, "empty", EpochSampler, [])
-    with pytest.raises(ValueError, match=r"requires shardio\.DataLoader"):
-        iter(EpochSampler(range(5), remainder="mask"))
+    assert_raises(ValueError, r"requires shardio\.DataLoader", lambda: iter(EpochSampler(range(5), remainder="mask")))
 
 
 def wait_for(path: Path) -> None:
@@ -230,8 +229,7 @@ def test_an_interrupted_iteration_does_not_end_silently(packed: Path, monkeypatc
 
     with monkeypatch.context() as patched:
         patched.setattr(SampleReader, "read", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            list(iterator)
+        assert_raises(KeyboardInterrupt, None, list, iterator)
     for _ in range(2):
         assert_raises(RuntimeError, r"this epoch ended before its last batch \(KeyboardInterrupt\)", next, iterator)
     dataset.set_epoch(0)

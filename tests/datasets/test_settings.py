@@ -346,9 +346,8 @@ def test_a_bad_sample_is_still_found_among_those_made_one_by_one(images: Path, t
     root = shutil.copytree(images, tmp_path / "images")
     dataset = Inverted(root)
     Path(dataset.samples[3][0]).unlink()
-    with pytest.raises(SampleError) as raised:
-        dataset.__getitems__(range(5))
-    assert raised.value.row == 3
+    raised = assert_raises(SampleError, None, dataset.__getitems__, range(5))
+    assert raised.row == 3
 
 
 class Darkened(RandomHorizontalFlip):

@@ -66,8 +66,7 @@ def test_an_array_of_objects_is_refused_unless_trusted_and_so_are_labels_that_ar
     with pytest.raises(SampleError, match=r"field 'npy' of sample x .*trusted=True"):
         list(ShardDataset(tmp_path / "a.tar", fields="npy"))
     assert next(iter(ShardDataset(tmp_path / "a.tar", fields="npy", trusted=True)))[0] == {"a": 1}
-    with pytest.raises(SampleError, match="ASCII digits, got b'cat'"):
-        next(iter(ShardDataset(tmp_path / "a.tar")))
+    assert_raises(SampleError, "ASCII digits, got b'cat'", lambda: next(iter(ShardDataset(tmp_path / "a.tar"))))
 
 
 @pytest.mark.parametrize(
@@ -111,8 +110,7 @@ def test_errors_name_the_location_of_the_damage(tmp_path: Path, first: str, fiel
     ],
 )
 def test_values_out_of_range_are_refused(packed: Path, options: dict[str, Any], error: type[Exception]) -> None:
-    with pytest.raises(error):
-        ShardDataset(packed, **options)
+    assert_raises(error, None, ShardDataset, packed, **options)
 
 
 def test_drop_without_a_batch_size_is_refused(packed: Path) -> None:
@@ -129,8 +127,7 @@ def test_map_style_holds_the_same_samples_in_manifest_order(packed: Path) -> Non
         for index in (number, number - 21):
             assert by_number[index][:2] == (key, label)
             assert torch.equal(by_number[index][2], image)
-    with pytest.raises(IndexError):
-        by_number[21]
+    assert_raises(IndexError, None, lambda: by_number[21])
     keys = ShardMapDataset(packed, fields="key")
     assert keys.__getitems__([20, 3, 3, -1]) == [keys[20], keys[3], keys[3], keys[-1]]
 

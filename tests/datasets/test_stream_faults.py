@@ -45,11 +45,10 @@ def stream(command: str, **options: Any) -> StreamDataset:
 def read_until_error(dataset: StreamDataset) -> tuple[list[str], ShardioError]:
     """Return the samples that are delivered before an error, and the error."""
     found, samples = list[str](), iter(dataset)
-    with pytest.raises(ShardioError) as caught:
-        found.extend(samples)
+    caught = assert_raises(ShardioError, None, found.extend, samples)
     with pytest.raises(RuntimeError, match="ended before its last batch"):  # The epoch does not seem to be over.
         next(samples)
-    return found, caught.value
+    return found, caught
 
 
 @pytest.mark.parametrize(
@@ -178,8 +177,7 @@ def test_stopping_ends_the_command(
     }
     samples = iter(stream(before + rest.replace("{tar}", str(tar)), shuffle=True, buffer=2, **options))
     if how == "error":
-        with pytest.raises(KeyboardInterrupt):
-            next(samples)
+        assert_raises(KeyboardInterrupt, None, next, samples)
     else:
         next(samples)
     if how == "close":

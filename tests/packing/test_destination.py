@@ -241,12 +241,11 @@ def test_changed_files_are_named_or_their_samples_left_out(root: Path, change: C
         paths = [source / "class-0" / name for name in names]
         changing = ChangeFiles(change, list(paths))
         if out == "raise":
-            with pytest.raises(PackError) as caught:
-                pack(source, root / out, changing, **IN_ORDER)
+            caught = assert_raises(PackError, None, pack, source, root / out, changing, **IN_ORDER)
             for path in paths:
-                assert f"{path} {CHANGES[change].format(len(before[path.name]))}" in str(caught.value)
-            assert "name-003.jpg" not in str(caught.value)
-            assert "--on-changed skip (on_changed='skip')" in str(caught.value)
+                assert f"{path} {CHANGES[change].format(len(before[path.name]))}" in str(caught)
+            assert "name-003.jpg" not in str(caught)
+            assert "--on-changed skip (on_changed='skip')" in str(caught)
             assert not (root / out / "shardio.json").exists()
         else:
             result = pack(source, root / out, changing, **SKIP, **IN_ORDER)
@@ -285,8 +284,7 @@ def test_a_resumed_pack_includes_samples_whose_files_are_back(root: Path) -> Non
                 raise KeyboardInterrupt
 
     moving = MoveFileAndInterrupt(lambda path: path.rename(root / path.name), [moved])
-    with pytest.raises(KeyboardInterrupt):
-        pack(root / "in", root / "out", moving, **SKIP, **IN_ORDER)
+    assert_raises(KeyboardInterrupt, None, pack, root / "in", root / "out", moving, **SKIP, **IN_ORDER)
     (root / "name-001.jpg").rename(moved)
     for out in ("out", "uninterrupted"):
         assert pack(root / "in", root / out, **IN_ORDER).manifest.num_samples == 6

@@ -133,8 +133,7 @@ def test_a_resumed_pack_reports_the_same_as_an_uninterrupted_one(source: Path, t
     whole = pack_jpegs(source, tmp_path / "whole", jpeg=jpeg)
     assert len(whole.manifest.shards) > 3
     settings: dict[str, Any] = {"jpeg": jpeg, "check": False, "max_shard_samples": 3}
-    with pytest.raises(KeyboardInterrupt):
-        pack(source, tmp_path / "out", Interrupt(7), **settings)
+    assert_raises(KeyboardInterrupt, None, pack, source, tmp_path / "out", Interrupt(7), **settings)
     with pytest.raises(PackError, match="different images or with different settings"):
         pack_jpegs(source, tmp_path / "out", jpeg="copy" if jpeg == "tile" else "tile")
     resumed = pack_jpegs(source, tmp_path / "out", jpeg=jpeg)
@@ -149,8 +148,7 @@ def test_a_tally_round_trips_as_json_and_other_values_are_refused() -> None:
     assert JpegTally.load(json.loads(json.dumps(tally.dump()))) == tally
     others: list[Any] = [1, {}, [1, 2], [{}, 1, 2, [3]]]
     for values in others:
-        with pytest.raises((ValueError, TypeError)):
-            JpegTally.load(values)
+        assert_raises((ValueError, TypeError), None, JpegTally.load, values)
 
 
 def _damage(tiled: bytes) -> bytes:
@@ -299,8 +297,7 @@ def test_png_is_lossless_and_webp_keeps_transparency(mixed: Path, tmp_path: Path
 def test_an_interrupted_conversion_resumes(mixed: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"convert_to": "webp", "jpeg": "tile"}
     whole = convert(mixed, tmp_path / "whole", **settings)
-    with pytest.raises(KeyboardInterrupt):
-        convert(mixed, tmp_path / "out", Interrupt(5), **settings)
+    assert_raises(KeyboardInterrupt, None, convert, mixed, tmp_path / "out", Interrupt(5), **settings)
     resumed = convert(mixed, tmp_path / "out", **settings)
     assert resumed.num_kept > 0
     assert resumed.converted == whole.converted

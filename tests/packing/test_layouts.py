@@ -102,9 +102,8 @@ def fields_of(out: Path) -> dict[str, list[str]]:
 def test_another_layout_is_refused_with_commands_that_work(tmp_path: Path, names: list[str], words: str) -> None:
     source, out = tmp_path / "in it", tmp_path / "out"
     write(source, names)
-    with pytest.raises(PackError) as caught:
-        shardio.pack(source, out)
-    message = str(caught.value)
+    caught = assert_raises(PackError, None, shardio.pack, source, out)
+    message = str(caught)
     assert words in message
     assert not out.exists()
     follow(message)
@@ -303,10 +302,9 @@ def test_urls_are_no_sources(
     write(tmp_path / "in", folders("cats"))
     monkeypatch.chdir(tmp_path)
     name: Any = Path(url) if as_path else url
-    with pytest.raises(PackError, match=re.escape(f"{url.replace(':///', '://')} is a URL")) as caught:
-        shardio.pack(name, "out")
-    assert f"\n  {command}" in str(caught.value)
-    assert "\n  shardio pack " in str(caught.value)
+    caught = assert_raises(PackError, re.escape(f"{url.replace(':///', '://')} is a URL"), shardio.pack, name, "out")
+    assert f"\n  {command}" in str(caught)
+    assert "\n  shardio pack " in str(caught)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
     done = CliRunner().invoke(app, ["pack", url, "out"])
     assert done.exit_code != 0
@@ -377,9 +375,8 @@ def test_files_that_are_not_companions_are_ignored_among_pairs(tmp_path: Path, n
 def test_each_remedy_is_named_once(tmp_path: Path) -> None:
     stems = [f"{number:03d}" for number in range(30)]
     write(tmp_path / "in", [*(f"{stem}{end}" for stem in stems for end in (".jpg", ".mask.png")), "v1.0.jpg"])
-    with pytest.raises(PackError) as caught:
-        shardio.pack(tmp_path / "in", tmp_path / "out")
-    *problems, more, first, second = str(caught.value).splitlines()
+    caught = assert_raises(PackError, None, shardio.pack, tmp_path / "in", tmp_path / "out")
+    *problems, more, first, second = str(caught).splitlines()
     assert problems == [
         f"{tmp_path}/in/{stem}.mask.png has a dot in its stem, and the part before the dot is the name of an image in "
         "the same folder"

@@ -87,8 +87,7 @@ def pack_again(source: Path, out: Location, progress: WorkProgress | None = None
 
 def interrupt(source: Path, out: Location) -> None:
     """Pack into three shards of three samples, and stop in the third."""
-    with pytest.raises(KeyboardInterrupt):
-        pack_again(source, out, Interrupt(7))
+    assert_raises(KeyboardInterrupt, None, pack_again, source, out, Interrupt(7))
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
@@ -253,8 +252,7 @@ def test_writers_iterables_and_rewritten_datasets_have_the_same_bytes(tmp_path: 
 
 def test_an_interrupted_iterable_starts_again(out: Location) -> None:
     failing = (sample | {"txt": "text" * (9 // (9 - sample["json"]["i"]))} for sample in samples())
-    with pytest.raises(ZeroDivisionError):
-        shardio.pack(failing, str(out), max_shard_samples=4)
+    assert_raises(ZeroDivisionError, None, shardio.pack, failing, str(out), max_shard_samples=4)
     assert UNFINISHED_NAME in out.list()
     assert (shardio.pack(samples(5), str(out), max_shard_samples=4).num_samples, len(out.list())) == (5, 5)
 
@@ -312,11 +310,9 @@ def test_a_writer_that_fails_leaves_no_dataset(out: Location) -> None:
                 writer.write(sample)
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        fail(3)
+    assert_raises(KeyboardInterrupt, None, fail, 3)
     assert out.list() == []
-    with pytest.raises(KeyboardInterrupt):
-        fail(5)
+    assert_raises(KeyboardInterrupt, None, fail, 5)
     assert out.list() == [UNFINISHED_NAME, "shard-000000.tar", "shard-000000.tar.idx"]
     assert_raises(FormatError, "unfinished", open_table, str(out))
 

@@ -31,6 +31,7 @@ from shardio.storage import Location
 from tests.files import files_of_at_most, read_files
 from tests.packing import kinds
 from tests.packing.packs import Change, Interrupt, assert_refused, exit_code_if_killed, pack
+from tests.raising import assert_raises
 from tests.sources import write_images
 from tests.tars import read_members, write_tar
 
@@ -273,8 +274,7 @@ def test_an_interrupted_pack_is_resumed_by_any_number_of_workers(
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     whole = pack(source, tmp_path / "whole", **settings)
-    with pytest.raises(KeyboardInterrupt):
-        pack(source, tmp_path / "out", Interrupt(10), **settings)
+    assert_raises(KeyboardInterrupt, None, pack, source, tmp_path / "out", Interrupt(10), **settings)
     assert len(list((tmp_path / "out").glob("*.tar"))) == 2
     before = shutil.copytree(tmp_path / "out", tmp_path / "again")
     for number, out in ((1, tmp_path / "out"), (2, Path(before))):

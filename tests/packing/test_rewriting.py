@@ -194,8 +194,7 @@ def test_an_interrupted_pack_resumes_in_all_parts(source: Path, in_parts: Path, 
     with pytest.raises(KeyboardInterrupt):
         pack_parts(source, tmp_path / "out", PARTS, SETTINGS, progress=Interrupt(after))
     for name in PARTS.names:
-        with pytest.raises((shardio.FormatError, FileNotFoundError)):
-            shardio.open(tmp_path / "out" / name)
+        assert_raises((shardio.FormatError, FileNotFoundError), None, shardio.open, tmp_path / "out" / name)
     results = pack_parts(source, tmp_path / "out", PARTS, SETTINGS)
     assert sum(result.num_kept for result in results.values()) > after - 3 * 7
     assert read_parts(tmp_path / "out") == read_parts(in_parts)
@@ -216,8 +215,7 @@ def test_a_pack_that_was_killed_at_its_very_end_is_ended(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", unlink_some)
-        with pytest.raises(KeyboardInterrupt):
-            pack_parts(source, tmp_path / "out", PARTS, SETTINGS)
+        assert_raises(KeyboardInterrupt, None, pack_parts, source, tmp_path / "out", PARTS, SETTINGS)
     with pytest.raises(PackError, match="different images or with different settings"):
         pack_parts(source, tmp_path / "out", PARTS, PackOptions(max_shard_size=1 << 20))
     pack_parts(source, tmp_path / "out", PARTS, SETTINGS)

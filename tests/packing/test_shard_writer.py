@@ -176,8 +176,7 @@ def write_and_raise(out: Path, num_samples: int) -> None:
 
 def test_a_block_that_raises_leaves_finished_shards_that_readers_refuse(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(ZeroDivisionError):
-        write_and_raise(out, 5)
+    assert_raises(ZeroDivisionError, None, write_and_raise, out, 5)
     names = {"shard-000000.tar", "shard-000000.tar.idx", "shard-000001.tar", "shard-000001.tar.idx"}
     assert {name for name in read_files(out) if not name.startswith(".")} == names
     assert_raises(FormatError, "unfinished", open_table, out)
@@ -190,8 +189,7 @@ def test_a_block_that_raises_leaves_finished_shards_that_readers_refuse(tmp_path
 
 
 def test_a_block_that_raises_before_a_shard_is_finished_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError):
-        write_and_raise(tmp_path / "out", 1)
+    assert_raises(ZeroDivisionError, None, write_and_raise, tmp_path / "out", 1)
     with pytest.raises(PackError, match="no samples"), shardio.ShardWriter(tmp_path / "out"):
         pass
     assert not (tmp_path / "out").exists()
@@ -265,8 +263,7 @@ def remove_while_writing(out: Path) -> None:
 
 
 def test_a_directory_that_is_removed_meanwhile_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises((PackError, OSError)):
-        remove_while_writing(tmp_path / "out")
+    assert_raises((PackError, OSError), None, remove_while_writing, tmp_path / "out")
     assert not (tmp_path / "out" / "shardio.json").exists()
 
 
@@ -330,8 +327,7 @@ def test_an_interrupted_call_starts_again(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         shardio.pack(interrupted(), tmp_path / "out", max_shard_samples=4, classes=["ant", "bee"])
-    with pytest.raises((shardio.FormatError, FileNotFoundError)):
-        shardio.open(tmp_path / "out")
+    assert_raises((shardio.FormatError, FileNotFoundError), None, shardio.open, tmp_path / "out")
     shardio.pack(SAMPLES, tmp_path / "out", max_shard_samples=4, classes=["ant", "bee"])
     shardio.pack(SAMPLES, tmp_path / "whole", max_shard_samples=4, classes=["ant", "bee"])
     assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")

@@ -154,8 +154,7 @@ def test_a_shard_of_another_pack_is_refused(packed: Path, images: Path, tmp_path
 @pytest.mark.parametrize("sample", [-1, -21, 21, 10**6])
 def test_an_index_that_no_sample_has_is_refused(packed: Path, sample: int) -> None:
     reader = SampleReader(open_table(packed))
-    with pytest.raises(IndexError):
-        reader.read(np.array([0, sample]), ["jpg"])
+    assert_raises(IndexError, None, reader.read, np.array([0, sample]), ["jpg"])
     reader.close()
 
 
@@ -175,8 +174,7 @@ def test_samples_are_those_that_tarfile_reads(packed: Path) -> None:
         assert "class-0/name-000" in samples
         for unknown in ("", "class-0/name", "class-0/name-000.jpg", "\udc80", 3):
             assert unknown not in samples
-        with pytest.raises(KeyError, match=r"no sample has the key 'dogs/1' in .*packed"):
-            samples["dogs/1"]
+        assert_raises(KeyError, r"no sample has the key 'dogs/1' in .*packed", lambda: samples["dogs/1"])
         assert samples.get("dogs/1") is None
         copy = pickle.loads(pickle.dumps(samples))
         assert dict(copy) == expected
@@ -240,8 +238,7 @@ def test_a_damaged_sample_is_an_error(tmp_path: Path) -> None:
         file.seek(1536)
         file.write(b"x")
     assert samples["a"]["txt"] == b"abc"
-    with pytest.raises(SampleError, match="sample b"):
-        samples["b"]
+    assert_raises(SampleError, "sample b", lambda: samples["b"])
     assert shardio.open(tar, verify="off")["b"]["txt"] == b"xbc"
 
 
@@ -286,9 +283,8 @@ def test_a_flipped_bit_in_a_label_is_an_error_that_names_it(copy: Path, damaged:
     reader = SampleReader(open_table(copy))
     assert len(reader.read(np.arange(7), ["cls", "jpg"])) == 7
     for _ in range(2):  # Reading it again fails, too.
-        with pytest.raises(SampleError, match=damaged[1]) as error_info:
-            reader.read(np.arange(5, 10), ["cls"])
-        assert (error_info.value.row, error_info.value.key) == (2, damaged[0])
+        error_info = assert_raises(SampleError, damaged[1], reader.read, np.arange(5, 10), ["cls"])
+        assert (error_info.row, error_info.key) == (2, damaged[0])
     reader = SampleReader(open_table(copy))
     reader.read(np.arange(21), ["jpg"])
     with pytest.raises(SampleError, match=damaged[1]):  # Fields that were not read before are compared, too.
@@ -311,8 +307,7 @@ def make_loader(kind: str, source: Path, num_workers: int, **options: Any) -> Da
 def test_loaders_raise_or_skip_the_bad_sample(
     kind: str, num_workers: int, copy: Path, damaged: tuple[str, str]
 ) -> None:
-    with pytest.raises(SampleError, match=damaged[1]):
-        list(make_loader(kind, copy, num_workers))
+    assert_raises(SampleError, damaged[1], lambda: list(make_loader(kind, copy, num_workers)))
     unverified = [key for keys, _, _ in make_loader(kind, copy, num_workers, verify="off") for key in keys]
     assert len(set(unverified)) == 21
     loader = make_loader(kind, copy, num_workers, on_error="skip", quarantine=copy / "quarantine")
@@ -328,8 +323,7 @@ def test_a_sample_is_compared_once_in_a_process(copy: Path) -> None:
     flip(tar, find(tar, next(name for name, _ in read_members(tar) if name.endswith(".cls"))))
     found = dataset.__getitems__(range(21))
     assert sum(one != other for one, other in zip(labels, found, strict=True)) == 1
-    with pytest.raises(SampleError, match="is damaged"):
-        ShardMapDataset(copy, fields="label").__getitems__(range(21))
+    assert_raises(SampleError, "is damaged", lambda: ShardMapDataset(copy, fields="label").__getitems__(range(21)))
 
 
 TEXTS = [(f"{i}.txt", b"text %d" % i) for i in range(6)]

@@ -262,8 +262,7 @@ def test_missing_sources_are_not_found(tars: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for folder, remedy in ((tmp_path / "empty", ": pack the images first"), (tmp_path, ", but its folders tars do")):
         assert_raises(FileNotFoundError, rf"holds neither shardio\.json nor any \*\.tar{remedy}", open_table, folder)
-    with pytest.raises(FileNotFoundError):
-        open_table([])
+    assert_raises(FileNotFoundError, None, open_table, [])
     assert_raises(FileNotFoundError, re.escape(f"but {tars} is a directory: pass it by itself"), open_table, [tars])
 
 
@@ -273,9 +272,8 @@ def test_directories_in_a_list_are_refused(tmp_path: Path, pattern: list[str]) -
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         write_tar(tmp_path / name / "x.tar", [("0.txt", b"")])
-    with pytest.raises(FileNotFoundError) as caught:
-        open_table([name.format(tmp_path) for name in pattern])
-    assert str(caught.value) == (
+    caught = assert_raises(FileNotFoundError, None, open_table, [name.format(tmp_path) for name in pattern])
+    assert str(caught) == (
         f"a list may name only tars and patterns of tars, but {tmp_path}/one and {tmp_path}/two are directories: pass "
         "one directory by itself, or list the tars in them"
     )

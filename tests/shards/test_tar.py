@@ -298,14 +298,12 @@ def test_a_tar_that_is_cut_anywhere_is_refused_and_a_stream_ends_after_complete_
 def test_a_compressed_tar_that_is_cut_is_refused(tar: Path) -> None:
     content = gzip.compress(tar.read_bytes())
     for cut in (1, 9, len(content) // 2, len(content) - 5, len(content) - 1):
-        with pytest.raises(IncompleteTarError):
-            stream(content[:cut])
+        assert_raises(IncompleteTarError, None, stream, content[:cut])
 
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
 def test_false_headers_are_refused(content: bytes) -> None:
-    with pytest.raises(FormatError):
-        stream(content + END, 2**16)
+    assert_raises(FormatError, None, stream, content + END, 2**16)
 
 
 @pytest.mark.parametrize("content", RIGHT.values(), ids=RIGHT)

@@ -254,8 +254,7 @@ def test_contents_and_headers_across_pieces_are_hashed_whole(tmp_path: Path, mon
 def test_a_source_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     sources: list[DatasetSource] = [tmp_path / "x", tmp_path / "x.json", tmp_path, []]
     for source in sources:
-        with pytest.raises(FileNotFoundError):
-            shardio.verify(source)
+        assert_raises(FileNotFoundError, None, shardio.verify, source)
 
 
 CLASSES = ["class-0", "class-1", "class-2"]
@@ -446,8 +445,7 @@ def test_what_is_no_finished_pack_is_refused(tars: Path, out: Path, tmp_path: Pa
         assert state_of(folder) == before
     (tmp_path / "empty").mkdir()
     for folder in tmp_path / "x", tmp_path / "empty":
-        with pytest.raises(FileNotFoundError):
-            run(folder)
+        assert_raises(FileNotFoundError, None, run, folder)
 
 
 class Killed(BaseException):
@@ -483,8 +481,7 @@ def test_an_interrupted_repair_resumes(
     with monkeypatch.context() as patch:
         patch.setattr(LocalStore, "write_whole", kill)
         if num_writes < 4:
-            with pytest.raises(Killed):
-                run(out)
+            assert_raises(Killed, None, run, out)
         else:
             run(out)
     run(out)

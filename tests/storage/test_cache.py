@@ -25,6 +25,7 @@ from shardio.storage import Location, make_access, parse_location
 from shardio.storage.client import client
 from shardio.storage.copies import BLOCK, COPY_SUFFIX, name_copy
 from tests.faults.proxy import FaultProxy, Script
+from tests.raising import assert_raises
 from tests.servers.server import Server
 from tests.servers.web_folder import WebFolder, serve_folder
 from tests.storage.conftest import at_server, in_memory, options_of, put
@@ -285,6 +286,5 @@ def test_a_folder_that_cannot_be_a_cache_is_not_an_error_of_the_manifest(tmp_pat
     folder = in_memory("data")
     write_samples(folder, {"0": b"0"})
     message = rf"cannot write to the cache {tmp_path / name}\. Set cache to a folder"
-    with pytest.raises(OSError, match=message) as caught:
-        read_samples(folder, tmp_path / name)
-    assert "manifest" not in str(caught.value)
+    caught = assert_raises(OSError, message, read_samples, folder, tmp_path / name)
+    assert "manifest" not in str(caught)

@@ -168,11 +168,10 @@ def test_those_who_have_the_right_read_what_is_not_public(fake_hub: FakeHub, fil
     assert (at_server(fake_hub.server, name, token=READER) / "a.tar").read_whole() == CONTENT
     for token in False, STRANGER, "hf_wrong":
         location = at_server(fake_hub.server, name, token=token) / "a.tar"
-        with pytest.raises(
-            (PermissionError, LocationError), match=r"does not exist, or it is private or gated"
-        ) as caught:
-            location.read_whole()
-        assert "hf_" not in f"{caught.value} {location!r}"
+        caught = assert_raises(
+            (PermissionError, LocationError), r"does not exist, or it is private or gated", location.read_whole
+        )
+        assert "hf_" not in f"{caught} {location!r}"
 
 
 @pytest.mark.parametrize("from_file", [False, True])
@@ -205,9 +204,8 @@ def test_what_does_not_exist_is_an_error_for_everyone(fake_hub: FakeHub, root: L
     ],
 )
 def test_errors_do_not_show_invalid_options(fake_hub: FakeHub, options: dict[str, str], message: str) -> None:
-    with pytest.raises(LocationError, match=message) as caught:
-        at_server(fake_hub.server, "a/b", **options).stat()
-    assert "hf_secret" not in str(caught.value)
+    caught = assert_raises(LocationError, message, lambda: at_server(fake_hub.server, "a/b", **options).stat())
+    assert "hf_secret" not in str(caught)
 
 
 def test_without_the_hubs_library_an_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,8 +280,7 @@ def test_the_hubs_own_library_reads_all_files(fake_hub: FakeHub, files: Path, tm
     root = "datasets/org/library@feature%2Fnew"
     assert system.find(root) == sorted(f"{root}/{name}" for name in contents)
     assert system.info(f"{root}/ba/3")["size"] == len("ba/3")
-    with pytest.raises(FileNotFoundError):
-        system.info(f"{root}/ba/13")
+    assert_raises(FileNotFoundError, None, system.info, f"{root}/ba/13")
     for name in ["shardio.json", "ü/日本語 😀.tar", "empty", "ba/11"]:
         assert system.cat(f"{root}/{name}") == contents[name]
         with system.open(f"{root}/{name}", block_size=1000) as file:
@@ -315,8 +312,7 @@ def test_the_hubs_library_reports_missing_rights(
     fake_hub.commit("gated", files, is_gated=True)
     endpoint = fake_hub.server.options["endpoint"]
     url = hf_hub_url(f"org/{name}", "shardio.json", repo_type="dataset", endpoint=endpoint)
-    with pytest.raises(error):
-        get_hf_file_metadata(url, token=token)
+    assert_raises(error, None, get_hf_file_metadata, url, token=token)
     assert get_hf_file_metadata(url.replace(name, "private"), token=READER).size == len("shardio.json")
     with pytest.raises(RevisionNotFoundError):
         HfApi(endpoint=endpoint).dataset_info("org/private", revision="none", token=READER)

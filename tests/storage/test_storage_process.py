@@ -38,6 +38,7 @@ from shardio.storage.storage_process import MAX_STORES, StorageProcess
 from tests.faults.proxy import FaultProxy, Script
 from tests.faults.worker_processes import wait_until
 from tests.files import suspended_holder
+from tests.raising import assert_raises
 from tests.servers.server import Server
 from tests.servers.web_folder import serve_folder
 from tests.storage.conftest import at_server, in_memory, put, storage_process_id
@@ -135,8 +136,7 @@ def test_a_private_cache_outlives_a_storage_process_that_cannot_be_replaced() ->
     os.kill(storage_process_id(), signal.SIGKILL)
     with pytest.MonkeyPatch.context() as patch:
         refuse_to_start(patch)
-        with pytest.raises(BlockingIOError):
-            location.stat()
+        assert_raises(BlockingIOError, None, location.stat)
     assert sorted((folder / "cache").iterdir()) == cached
     assert not location.exists(), "the next one starts, and has an empty memory"
     assert client().folder == folder
@@ -147,8 +147,7 @@ def test_a_storage_process_that_cannot_start_leaves_no_folder(monkeypatch: pytes
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "1000")
     arguments = refuse_to_start(monkeypatch)
-    with pytest.raises(BlockingIOError):
-        Client().ask(request("stat"))
+    assert_raises(BlockingIOError, None, lambda: Client().ask(request("stat")))
     assert not list(tmp_path.iterdir())
     assert arguments[0][-1] == 1000, "it is told how many ranks start"
 

@@ -23,6 +23,7 @@ from shardio.cli.main import app
 from shardio.errors import PackError
 from tests.files import read_files
 from tests.packing.packs import Change, assert_refused, pack, read_packed, write_files
+from tests.raising import assert_raises
 from tests.sources import encode
 
 Rows = Sequence[dict[str, Any]]
@@ -180,9 +181,8 @@ BAD = {
 def test_bad_files_of_labels_are_refused(source: Path, tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(PackError, match=message) as caught:
-        shardio.pack(source, tmp_path / "out", labels=path)
-    assert str(path) in str(caught.value)
+    caught = assert_raises(PackError, message, shardio.pack, source, tmp_path / "out", labels=path)
+    assert str(path) in str(caught)
     assert not (tmp_path / "out").exists()
 
 
@@ -318,9 +318,8 @@ def test_keys_are_chosen(folder: Path, tmp_path: Path) -> None:
 def test_all_files_that_cannot_be_packed_are_named(folder: Path, tmp_path: Path) -> None:
     (folder / "notes.txt").write_text("notes")
     rows = make_rows() + [{"path": path} for path in ("gone.jpg", "notes.txt", "photos 0", "https://x.org/a.jpg")]
-    with pytest.raises(PackError) as caught:
-        shardio.pack(write_table(folder, rows), tmp_path / "out")
-    first, *lines, last = str(caught.value).splitlines()
+    caught = assert_raises(PackError, None, shardio.pack, write_table(folder, rows), tmp_path / "out")
+    first, *lines, last = str(caught).splitlines()
     assert first == f"4 of {NUM + 4} rows of {folder}/t.jsonl name files that cannot be packed:"
     assert lines[0] == f"row {NUM + 1}: {folder}/gone.jpg does not exist"
     assert lines[1].startswith(f"row {NUM + 2}: {folder}/notes.txt is not an image (supported: jpg")
