@@ -21,4 +21,7 @@ def assert_raises(
     """Return the error that a call must raise. Its text must match a pattern."""
     with pytest.raises(kind, match=message) as caught:
         call(*arguments, **options)
-    return caught.value
+    try:
+        return caught.value
+    finally:
+        del caught  # Or the frames of the error would keep what they refer to until a collection of cycles.

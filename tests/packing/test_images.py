@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from shardio.errors import PackError
 from shardio.images.converting import convert_image
 from shardio.images.jpeg import has_tiles
 from shardio.images.tiling import NotTileable, tile_jpeg
-from shardio.packing import REJECTED_NAME, TILED, FileProblem, JpegTally, PackResult, packer
+from shardio.packing import REJECTED_NAME, TILED, JpegTally, PackResult, packer
 from shardio.progress import WorkProgress
 from tests.files import read_files
 from tests.images.kernel_machines import _not_built, folder
@@ -128,27 +127,28 @@ def test_reencoding_stores_damaged_and_too_large_images_unchanged(tmp_path: Path
     assert [problem.path.name for problem in result.jpegs.damaged] == ["broken.jpg"]
 
 
-@pytest.mark.parametrize("jpeg", ["copy", "tile", "reencode"])
-def test_a_resumed_pack_reports_the_same_as_an_uninterrupted_one(source: Path, tmp_path: Path, jpeg: str) -> None:
-    whole = pack_jpegs(source, tmp_path / "whole", jpeg=jpeg)
+MODES: list[dict[str, Any]] = [{"jpeg": jpeg, "check": False} for jpeg in ("copy", "tile", "reencode")]
+
+
+@pytest.mark.parametrize("settings", [*MODES, {"convert_to": "webp", "jpeg": "tile"}], ids=str)
+def test_a_resumed_pack_reports_the_same_as_a_whole_one(source: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+    settings = {"max_shard_samples": 3 if "check" in settings else 2, **settings}
+    whole = pack(source, tmp_path / "whole", **settings)
     assert len(whole.manifest.shards) > 3
-    settings: dict[str, Any] = {"jpeg": jpeg, "check": False, "max_shard_samples": 3}
-    assert_raises(KeyboardInterrupt, None, pack, source, tmp_path / "out", Interrupt(7), **settings)
+    with pytest.raises(KeyboardInterrupt):
+        pack(source, tmp_path / "out", Interrupt(7), **settings)
     with pytest.raises(PackError, match="different images or with different settings"):
-        pack_jpegs(source, tmp_path / "out", jpeg="copy" if jpeg == "tile" else "tile")
-    resumed = pack_jpegs(source, tmp_path / "out", jpeg=jpeg)
+        pack(source, tmp_path / "out", **settings | {"jpeg": "copy" if settings["jpeg"] == "tile" else "tile"})
+    resumed = pack(source, tmp_path / "out", **settings)
     assert resumed.num_kept > 0
-    assert resumed.jpegs == whole.jpegs
+    assert (resumed.jpegs, resumed.converted) == (whole.jpegs, whole.converted)
     assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
 
 
-def test_a_tally_round_trips_as_json_and_other_values_are_refused() -> None:
-    damaged = [FileProblem(Path("in/a.jpg"), "is damaged")]
-    tally = JpegTally(outcomes=Counter(tiled=3), num_bytes_before=5, num_bytes_after=4, damaged=damaged)
-    assert JpegTally.load(json.loads(json.dumps(tally.dump()))) == tally
-    others: list[Any] = [1, {}, [1, 2], [{}, 1, 2, [3]]]
-    for values in others:
-        assert_raises((ValueError, TypeError), None, JpegTally.load, values)
+@pytest.mark.parametrize("values", [1, {}, [1, 2], [{}, 1, 2, [3]]])
+def test_a_damaged_tally_is_refused(values: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        JpegTally.load(values)
 
 
 def _damage(tiled: bytes) -> bytes:
@@ -292,16 +292,6 @@ def test_png_is_lossless_and_webp_keeps_transparency(mixed: Path, tmp_path: Path
         np.testing.assert_array_equal(read_by_pillow(found[name.partition(".")[0]]["png"]), read_by_pillow(MIXED[name]))
     convert(mixed, tmp_path / "webp", convert_to="webp", quality=50)
     assert Image.open(io.BytesIO(read_packed(tmp_path / "webp")["b/transparent"]["webp"])).mode == "RGBA"
-
-
-def test_an_interrupted_conversion_resumes(mixed: Path, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"convert_to": "webp", "jpeg": "tile"}
-    whole = convert(mixed, tmp_path / "whole", **settings)
-    assert_raises(KeyboardInterrupt, None, convert, mixed, tmp_path / "out", Interrupt(5), **settings)
-    resumed = convert(mixed, tmp_path / "out", **settings)
-    assert resumed.num_kept > 0
-    assert resumed.converted == whole.converted
-    assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
 
 
 def test_masks_are_never_converted(tmp_path: Path) -> None:

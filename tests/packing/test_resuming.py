@@ -13,14 +13,13 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import shardio
-from shardio.cli.main import app
 from shardio.errors import PackError
 from shardio.files import find_target
 from shardio.packing import JpegMode, executors
@@ -28,7 +27,8 @@ from shardio.packing.folders import JOURNAL_NAME
 from shardio.sample import Sample
 from shardio.shards import write_shard
 from shardio.storage import Location
-from tests.files import files_of_at_most, read_files
+from tests.cli.commands import run
+from tests.files import files_of_at_most, flip, read_files
 from tests.packing import kinds
 from tests.packing.packs import Change, Interrupt, assert_refused, exit_code_if_killed, pack
 from tests.raising import assert_raises
@@ -65,84 +65,74 @@ def unfinished(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return tmp_path / "out"
 
 
-def resume(source: Path, out: Path) -> str:
-    """Resume the pack on the command line; return the output and errors."""
-    done = CliRunner().invoke(app, ["pack", str(source), str(out), "--max-shard-samples", "3"])
-    assert done.exit_code == 0, done.output
-    return done.output
+Resume = Callable[[Path], str]
+
+
+@pytest.fixture
+def resume(source: Path, uninterrupted: dict[str, bytes]) -> Resume:
+    """Complete a pack on the command line, with the same bytes; return the output."""
+
+    def complete(out: Path) -> str:
+        output = run("pack", source, out, "--max-shard-samples", 3).output
+        assert read_files(out) == uninterrupted
+        return output
+
+    return complete
 
 
 def flip_a_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    flip(path, path.stat().st_size // 2)
 
 
-DAMAGES: list[tuple[str, Callable[[Path], None]]] = [
-    ("shard-000001.tar", flip_a_bit),
-    ("shard-000001.tar", Path.unlink),
-    ("shard-000001.tar.idx", flip_a_bit),
-]
-
-
-@pytest.mark.parametrize(("name", "damage"), DAMAGES)
-def test_damaged_shards_are_packed_again(
-    source: Path, uninterrupted: dict[str, bytes], unfinished: Path, name: str, damage: Callable[[Path], None]
-) -> None:
-    damage(unfinished / name)
-    output = resume(source, unfinished)
-    assert output.count("packed again: ") == 1
-    assert f"packed again: {unfinished / 'shard-000001.tar'} was damaged after it was written" in output
-    assert "kept 3 samples from an earlier run" in output
-    assert read_files(unfinished) == uninterrupted
-
-
-@pytest.mark.parametrize("ending", [b"", b"}", b'{"entry": 1}\n', b"\x00\xff\n"], ids=repr)
-def test_a_shard_with_a_damaged_record_is_made_again(
-    source: Path, uninterrupted: dict[str, bytes], unfinished: Path, ending: bytes
-) -> None:
-    journal = unfinished / JOURNAL_NAME
+def end_journal(ending: bytes, journal: Path) -> None:
+    """Damage the second line. A run that is killed while it writes a line leaves a part of it."""
     first, second = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(first + (ending or second[:-9]))
-    output = resume(source, unfinished)
-    assert "packed again" not in output
-    assert "kept 3 samples from an earlier run" in output
-    assert read_files(unfinished) == uninterrupted
 
 
-def test_intact_shards_remain_the_same_files(source: Path, uninterrupted: dict[str, bytes], unfinished: Path) -> None:
-    finished = {path.name: path.stat().st_ino for path in unfinished.glob("shard-*")}
-    assert len(finished) == 4
-    output = resume(source, unfinished)
-    assert "packed again" not in output
-    assert "kept 6 samples from an earlier run" in output
-    assert {name: (unfinished / name).stat().st_ino for name in finished} == finished
-    assert read_files(unfinished) == uninterrupted
+DAMAGES: list[tuple[str, Callable[[Path], object], int, bool]] = [
+    ("shard-000001.tar", flip_a_bit, 3, True),
+    ("shard-000001.tar", Path.unlink, 3, True),
+    ("shard-000001.tar.idx", flip_a_bit, 3, True),
+    *((JOURNAL_NAME, partial(end_journal, end), 3, False) for end in (b"", b"}", b'{"entry": 1}\n', b"\x00\xff\n")),
+    ("", Path.exists, 6, False),
+]
+"""The file, its damage, the number of samples that are kept, and whether a damaged shard is named."""
+
+
+@pytest.mark.parametrize(("name", "damage", "num_kept", "is_named"), DAMAGES)
+def test_only_a_damaged_shard_is_packed_again(
+    resume: Resume, unfinished: Path, name: str, damage: Callable[[Path], object], num_kept: int, is_named: bool
+) -> None:
+    kept = [f"shard-00000{number}.tar{suffix}" for number in range(num_kept // 3) for suffix in ("", ".idx")]
+    inodes = [(unfinished / each).stat().st_ino for each in kept]
+    damage(unfinished / name)
+    output = resume(unfinished)
+    again = f"packed again: {unfinished / 'shard-000001.tar'} was damaged after it was written"
+    assert (output.count("packed again: "), output.count(again)) == (is_named, is_named)
+    assert f"kept {num_kept} samples from an earlier run" in output
+    assert [(unfinished / each).stat().st_ino for each in kept] == inodes
 
 
 @pytest.mark.parametrize("name", ["shard-000000.tar", "shard-000002.tar", "no tar, shard-000002.tar", "other.tar"])
-def test_a_tar_that_is_not_part_of_the_pack_is_refused(
-    source: Path, uninterrupted: dict[str, bytes], unfinished: Path, tmp_path: Path, name: str
-) -> None:
+def test_a_foreign_tar_is_refused(source: Path, resume: Resume, unfinished: Path, tmp_path: Path, name: str) -> None:
     write_tar(tmp_path / "foreign.tar", [("class-7/a.jpg", b"precious")])
     is_tar, name = "no tar" not in name, name.rpartition(" ")[2]
     (unfinished / name).write_bytes((tmp_path / "foreign.tar").read_bytes() if is_tar else b"precious")
     before = read_files(unfinished)
-    with pytest.raises(PackError, match=f"{name} is not a shard of the unfinished pack in .*Move it away"):
-        shardio.pack(source, unfinished, max_shard_samples=3, num_workers=1)
+    message = f"{name} is not a shard of the unfinished pack in .*Move it away"
+    assert_refused(message, source, unfinished, max_shard_samples=3, num_workers=1)
     assert read_files(unfinished) == before
     (unfinished / name).unlink()
-    resume(source, unfinished)
-    assert read_files(unfinished) == uninterrupted
+    resume(unfinished)
 
 
-def test_a_pack_that_cannot_write_can_be_resumed(source: Path, uninterrupted: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_pack_that_cannot_write_can_be_resumed(source: Path, resume: Resume, tmp_path: Path) -> None:
     message = r"shard-00000\d\.tar'\. 0 of 3 shards are finished and kept\. Fix the .*rerun the same"
-    with files_of_at_most(3000), pytest.raises(PackError, match=message):
-        shardio.pack(source, tmp_path / "out", max_shard_samples=3)
+    with files_of_at_most(3000):
+        assert_refused(message, source, tmp_path / "out", max_shard_samples=3)
     assert not list((tmp_path / "out").glob("shard-*"))
-    resume(source, tmp_path / "out")
-    assert read_files(tmp_path / "out") == uninterrupted
+    resume(tmp_path / "out")
 
 
 NUM_RENAMES = 8

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -12,6 +14,7 @@ from shardio.packing import PackSource
 from shardio.packing.sources import directory, litdata, lmdb, mds, tables, tars
 from shardio.testing.pack_source import PackSourceTests
 from tests.packing import kinds
+from tests.packing.packs import pack
 from tests.sources import write_images
 
 
@@ -71,3 +74,27 @@ class TestTars(OfImages):
 
 class TestLmdbEnvironment(OfImages):
     kind, write, own_files = lmdb.LmdbEnvironment(), kinds.write_lmdb, "data.mdb"
+
+
+PLACES: dict[kinds.Write, str] = {
+    kinds.write_folders: "cannot be decoded",
+    kinds.write_table: "cannot be decoded",
+    kinds.write_parquet: "row 2, field 'jpg': cannot be decoded",
+    kinds.write_saved: "row 2, field 'jpg': cannot be decoded",
+    kinds.write_mds: r"sample \d of shard.0000\d.mds, field 'jpg': cannot be decoded",
+    kinds.write_litdata: r"sample 2 of chunk-0-0.bin, field 'jpg': cannot be decoded",
+    kinds.write_tars: r"sample \d of shard-000000.tar, field 'jpg': cannot be decoded",
+    kinds.write_lmdb: r"sample 2 \('.*'\), field 'jpg': cannot be decoded",
+}
+
+
+@pytest.mark.parametrize("write", PLACES)
+def test_an_image_that_cannot_be_decoded_is_left_out_with_its_place(write: kinds.Write, tmp_path: Path) -> None:
+    images = write_images(tmp_path / "images", classes=1, per_class=5)
+    images["class-0/name-002"] = images["class-0/name-002"][:200]
+    (tmp_path / "images" / "class-0" / "name-002.jpg").write_bytes(images["class-0/name-002"])
+    result = pack(write(images, tmp_path), tmp_path / "out")
+    (line,) = (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()
+    assert result.manifest.num_samples == 4
+    assert json.loads(line) == result.rejected[0]._asdict()
+    assert re.match(PLACES[write], result.rejected[0].reason)

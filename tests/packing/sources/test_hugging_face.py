@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -113,22 +112,6 @@ def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
     with pytest.raises(PackError, match=r"row 0 and row 2 have the same key 'bee'"):
         shardio.pack(tmp_path / "t.parquet", tmp_path / "other", image_column="left", key_column="kind")
     assert not (tmp_path / "other").exists()
-
-
-def _break_the_third(row: dict[str, Any], number: int) -> dict[str, Any]:
-    file = io.BytesIO()
-    row["image"].save(file, "JPEG")
-    return {"image": {"bytes": file.getvalue()[:200] if number == 2 else file.getvalue(), "path": None}}
-
-
-def test_an_image_that_cannot_be_decoded_is_left_out_with_its_row(dataset: Any, tmp_path: Path) -> None:
-    rows = dataset.select(range(6)).map(_break_the_third, with_indices=True, features=dataset.features)
-    source = save(rows, "file", tmp_path)
-    manifest = shardio.pack(source, tmp_path / "out")
-    assert manifest.num_samples == 5
-    (line,) = (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()
-    assert json.loads(line)["file"] == "all.parquet"
-    assert json.loads(line)["reason"].startswith("row 2, field 'jpg': cannot be decoded")
 
 
 def test_class_names_are_given_or_absent(dataset: Any, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from shardio.cli.main import app
 from shardio.errors import PackError
 from shardio.packing import append, reshard
 from tests.files import read_files
-from tests.packing.packs import assert_refused, pack, read_packed, write_files
+from tests.packing.packs import assert_refused, read_packed, write_files
 from tests.raising import assert_raises
 from tests.sources import encode, write_images
 from tests.tars import write_tar
@@ -283,14 +283,6 @@ def test_class_names_of_foreign_tars_name_their_labels(tmp_path: Path) -> None:
     write_tar(tmp_path / "unlabelled.tar", [("a.jpg", encode(0))])
     with pytest.raises(PackError, match=r"classes are given, but .* has no labels"):
         shardio.pack(tmp_path / "unlabelled.tar", tmp_path / "bad", classes=names)
-
-
-def test_an_image_that_cannot_be_decoded_is_left_out_with_its_tar(tmp_path: Path) -> None:
-    write_tar(tmp_path / "in.tar", [("a.jpg", encode(0)), ("b.jpg", encode(1)[:200]), ("c.jpg", encode(2))])
-    result = pack(tmp_path / "in.tar", tmp_path / "out")
-    (rejected,) = result.rejected
-    assert rejected.key == "b"
-    assert rejected.reason.startswith("sample 1 of in.tar, field 'jpg': cannot be decoded")
 
 
 def test_a_damaged_tar_is_refused(tmp_path: Path) -> None:
