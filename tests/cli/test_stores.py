@@ -25,8 +25,8 @@ from tests.cli.commands import LINE, error_of, run, run_main, train_here, usage_
 from tests.files import read_files, read_objects
 from tests.raising import assert_raises
 from tests.servers.fixtures import seaweedfs_server
-from tests.servers.seaweedfs import SECRET_ACCESS_KEY
 from tests.servers.server import Server
+from tests.servers.stores import SECRET_ACCESS_KEY
 from tests.sources import write_images
 from tests.storage.uploading import put_all, upload
 from tests.tars import write_tar

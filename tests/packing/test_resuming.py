@@ -29,7 +29,7 @@ from shardio.shards import write_shard
 from shardio.storage import Location
 from tests.cli.commands import run
 from tests.files import files_of_at_most, flip, read_files
-from tests.packing import kinds
+from tests.packing import packs
 from tests.packing.packs import Change, Interrupt, assert_refused, exit_code_if_killed, pack
 from tests.raising import assert_raises
 from tests.sources import write_images
@@ -248,16 +248,16 @@ def test_after_an_error_only_whole_files_are_left(tmp_path: Path, num_workers: i
     assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
 
 
-MAKERS = {kinds.write_folders: "tile", kinds.write_table: "copy"}
-SLOW = {kinds.write_parquet: "tile"}
-SLOW |= dict.fromkeys((kinds.write_lmdb, kinds.write_tars, kinds.write_mds, kinds.write_litdata), "copy")
+MAKERS = {packs.write_folders: "tile", packs.write_table: "copy"}
+SLOW = {packs.write_parquet: "tile"}
+SLOW |= dict.fromkeys((packs.write_lmdb, packs.write_tars, packs.write_mds, packs.write_litdata), "copy")
 
 
 @pytest.mark.parametrize(
     ("make", "jpeg"), [*MAKERS.items(), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW.items())]
 )
 def test_an_interrupted_pack_is_resumed_by_any_number_of_workers(
-    tmp_path: Path, make: kinds.Write, jpeg: JpegMode, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, make: packs.Write, jpeg: JpegMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = make(write_images(tmp_path / "images"), tmp_path)
     settings: dict[str, Any] = {"max_shard_size": 1 << 20, "max_shard_samples": 4, "jpeg": jpeg}
@@ -271,6 +271,6 @@ def test_an_interrupted_pack_is_resumed_by_any_number_of_workers(
         resumed = pack(source, out, num_workers=number, **settings)
         assert (resumed.num_kept, resumed.jpegs) == (8, whole.jpegs)
         assert read_files(out) == read_files(tmp_path / "whole")
-    pack(kinds.write_folders({}, tmp_path), tmp_path / "other")  # It closes the source.
+    pack(packs.write_folders({}, tmp_path), tmp_path / "other")  # It closes the source.
     gc.collect()
     assert not list((tmp_path / "temporary").iterdir())

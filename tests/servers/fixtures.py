@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from tests.servers.fake_hub import FakeHub, run_fake_hub
-from tests.servers.seaweedfs import PROGRAM, run_seaweedfs
 from tests.servers.server import Server
-from tests.servers.stores import AZURITE, MOTO, NGINX, run_azurite, run_fake_gcs, run_nginx
+from tests.servers.stores import AZURITE, MOTO, NGINX, PROGRAM, run_azurite, run_fake_gcs, run_nginx, run_seaweedfs
 
 MISSING = "{} is not installed: run bash tools/servers.sh"
 

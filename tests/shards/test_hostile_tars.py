@@ -29,8 +29,7 @@ from shardio.shards.tar import END, MAX_MEMBER
 from shardio.shards.tar_scan import find_member
 from shardio.storage import parse_location
 from tests.raising import assert_raises
-from tests.shards.hostile_shards import HostileShard, make_shard
-from tests.shards.hostile_tars import fix_checksum, make_header as make_block, make_record, pad
+from tests.shards.hostile import HostileShard, fix_checksum, make_header as make_block, make_record, make_shard, pad
 from tests.shards.tar_laws import LawBrokenError, Laws
 from tests.tars import index_of, open_file, open_shard, read_metadata, write_tar
 

@@ -28,7 +28,7 @@ from shardio.shards.tar_scan import IncompleteTarError, StreamedTar, TarScan
 from shardio.storage import Location, parse_location
 from tests.memory_store import MemoryStore
 from tests.raising import assert_raises
-from tests.shards.hostile_tars import damage
+from tests.shards.hostile import damage
 from tests.shards.test_hostile_tars import HOSTILE, LONG_NAME, MEMBER, RIGHT
 from tests.tars import Samples, open_file, read_members, read_with_webdataset, write_tar
 

@@ -18,8 +18,8 @@ from shardio.storage import Location, ReplacedError, make_access, parse_location
 from shardio.storage.locations import split_url
 from tests.faults.proxy import KINDS, FaultProxy, Script
 from tests.raising import assert_raises
-from tests.servers.seaweedfs import SECRET_ACCESS_KEY
 from tests.servers.server import Server
+from tests.servers.stores import SECRET_ACCESS_KEY
 from tests.storage.conftest import at_server, put
 
 CONTENT = np.random.default_rng(0).bytes(3_000_000)
