@@ -19,6 +19,13 @@ import shardio
 from shardio.images.kernel.building import build
 from shardio.images.kernel.source import BUILT_FOLDER, built_path
 from shardio.images.kernel.targets import find_targets
+from tests.servers.fixtures import (  # noqa: F401  # Fixtures.
+    azurite_server,
+    fake_gcs_server,
+    fake_hub,
+    nginx_server,
+    seaweedfs_server,
+)
 from tests.sources import write_images
 
 hypothesis.settings.register_profile("change", deadline=None, derandomize=True, max_examples=50)

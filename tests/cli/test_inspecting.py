@@ -23,14 +23,10 @@ from shardio.values import format_bytes
 from tests.cli.commands import error_of, run, run_main, usage_error
 from tests.faults.proxy import FaultProxy, Script
 from tests.files import read_files
-from tests.servers.fixtures import seaweedfs_server
 from tests.servers.server import Server
 from tests.sources import write_images, write_mixed
 from tests.storage.uploading import upload
 from tests.tars import read_members, write_tar
-
-__all__ = ["seaweedfs_server"]
-
 
 BY_KERNEL = "by the kernel (by libjpeg-turbo if a crop has more than a million pixels, or without a crop)"
 

@@ -18,10 +18,8 @@ from shardio.errors import StoreError
 from shardio.storage import ReplacedError
 from tests.files import count_open_files
 from tests.raising import assert_raises
-from tests.servers.fixtures import WebServer, nginx_server
+from tests.servers.fixtures import WebServer
 from tests.tars import by_key, write_tar
-
-__all__ = ["nginx_server"]
 
 KEYS = [f"sample-{number:02d}" for number in range(20)]
 

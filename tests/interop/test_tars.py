@@ -126,16 +126,6 @@ def test_members_are_gathered_or_refused(
         assert_raises(FormatError, "no samples", open_table, path)
 
 
-def test_a_tar_by_webdatasets_writer_is_read(tmp_path: Path) -> None:
-    webdataset = pytest.importorskip("webdataset")
-    path = tmp_path / "a.tar"
-    with webdataset.TarWriter(str(path)) as writer:
-        for i in range(20):
-            writer.write({"__key__": f"s/{i:03d}", "jpg": bytes([i]) * 700, "cls": i, "json": {"i": i}})
-    assert_equal_to_webdataset(path, 20)
-    assert read_with_shardio(path)[7] == ("s/007", {"jpg": b"\x07" * 700, "cls": b"7", "json": b'{"i": 7}'})
-
-
 def test_a_tar_by_gnu_tar_is_read(tmp_path: Path, images: Path) -> None:
     for tar_format in ["gnu", "pax", "ustar", "v7"]:
         tar = tmp_path / f"{tar_format}.tar"
@@ -210,16 +200,6 @@ def test_all_tools_read_every_sample(shards: list[Path], expected: dict[str, dic
     for path in shards:
         unpacked |= extract_with_gnu_tar(path, tmp_path / path.stem)
     assert unpacked == names
-
-
-def test_a_samples_members_are_adjacent_and_sorted(shards: list[Path]) -> None:
-    for path in shards:
-        names = [name for name, _ in read_members(path)]
-        keys = [str(Path(name).with_suffix("")) for name in names]
-        starts = [key for i, key in enumerate(keys) if i == 0 or keys[i - 1] != key]
-        assert len(starts) == len(set(keys))
-        fields = [[name for name in names if str(Path(name).with_suffix("")) == key] for key in starts]
-        assert all(members == sorted(members) for members in fields)
 
 
 # Shards packed with ``--jpeg tile``: other tools decode the original pixels, and crops are exact

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import shardio
 from shardio import PackError
-from shardio.cli.main import app
 from shardio.packing import OnIncomplete
+from tests.cli.commands import run
 from tests.packing.packs import assert_refused, pack, read_packed, write
 from tests.raising import assert_raises
 
@@ -86,7 +85,7 @@ def follow(message: str) -> None:
     for command in commands:
         program, *arguments = shlex.split(command)
         assert program == "shardio"
-        done = CliRunner().invoke(app, arguments)
+        done = run(*arguments, code=None)
         if isinstance(done.exception, PackError):
             assert command not in str(done.exception)
             follow(str(done.exception))
@@ -306,8 +305,7 @@ def test_urls_are_no_sources(
     assert f"\n  {command}" in str(caught)
     assert "\n  shardio pack " in str(caught)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
-    done = CliRunner().invoke(app, ["pack", url, "out"])
-    assert done.exit_code != 0
+    assert run("pack", url, "out", code=None).exit_code != 0
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 

@@ -29,11 +29,8 @@ from tests.files import files_of_at_most, read_files, read_objects, read_parts
 from tests.packing.packs import Interrupt, assert_refused, pack
 from tests.processes import forkserver_context
 from tests.raising import assert_raises
-from tests.servers.fixtures import seaweedfs_server
 from tests.servers.server import Server
 from tests.sources import write_images
-
-__all__ = ["seaweedfs_server"]
 
 
 @pytest.fixture(scope="module")

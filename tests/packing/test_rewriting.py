@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import xxhash
-from typer.testing import CliRunner
 
 import shardio
-from shardio.cli.main import app
 from shardio.errors import FormatError, PackError, SampleError
 from shardio.packing import PackOptions, make_parts, pack_parts, pack_source
 from shardio.packing.sources import tars
 from shardio.shards import UNFINISHED_NAME, open_table
+from tests.cli.commands import run, usage_error
 from tests.files import read_files, read_parts
 from tests.packing.packs import Interrupt, exit_code_if_killed, read_packed
 from tests.raising import assert_raises
@@ -231,16 +230,11 @@ def test_a_part_without_samples_is_refused_before_anything_is_written(source: Pa
 
 
 def test_the_command_divides_with_usual_names(source: Path, tmp_path: Path) -> None:
-    command = ["pack", str(source), str(tmp_path / "out"), "--split"]
-    found = CliRunner().invoke(app, [*command, "0.8,0.2", "--json"])
-    assert found.exit_code == 0, found.output
-    train, val = json.loads(found.stdout)
+    train, val = json.loads(run("pack", source, tmp_path / "out", "--split", "0.8,0.2", "--json").stdout)
     assert (train["out"], val["out"]) == (str(tmp_path / "out" / "train"), str(tmp_path / "out" / "val"))
     assert train["samples"] + val["samples"] == 120
-    command[2] = str(tmp_path / "other")
-    found = CliRunner().invoke(app, [*command, "0.8,0.3"])
-    assert found.exit_code == 2
-    assert "must be positive and sum to 1" in " ".join(found.stderr.replace("│", " ").split())
+    error = usage_error("pack", source, tmp_path / "other", "--split", "0.8,0.3")
+    assert "must be positive and sum to 1" in error
     assert not (tmp_path / "other").exists()
 
 

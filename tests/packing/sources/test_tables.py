@@ -16,11 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 import shardio
-from shardio.cli.main import app
 from shardio.errors import PackError
+from tests.cli.commands import run
 from tests.files import read_files
 from tests.packing.packs import Change, assert_refused, pack, read_packed, write_files
 from tests.raising import assert_raises
@@ -88,9 +87,7 @@ def test_the_labels_are_part_of_what_a_pack_is(source: Path, tmp_path: Path) -> 
         for name in WRITERS
     }
     assert len(digests) == 1
-    command = ["pack", str(source), str(tmp_path / "cli"), "--labels", str(tmp_path / "t.csv"), "--quiet"]
-    run = CliRunner().invoke(app, command)
-    assert run.exit_code == 0, run.output
+    run("pack", source, tmp_path / "cli", "--labels", tmp_path / "t.csv", "--quiet")
     assert shardio.ShardDataset(tmp_path / "cli").table.manifest.digest in digests
     shardio.pack(source, tmp_path / "other", labels=tmp_path / "t.csv", classes=["y", "w", "x"])
     assert labels_of(tmp_path / "other") == {"x/a": b"2", "x/b": b"2", "y/c": b"0", "y/z/d": b"0"}

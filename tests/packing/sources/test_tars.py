@@ -13,12 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 import shardio
-from shardio.cli.main import app
 from shardio.errors import PackError
 from shardio.packing import append, reshard
+from tests.cli.commands import run
 from tests.files import read_files
 from tests.packing.packs import assert_refused, read_packed, write_files
 from tests.raising import assert_raises
@@ -150,8 +149,8 @@ def test_an_option_that_applies_to_one_kind_chooses_it(tmp_path: Path) -> None:
     assert keys_of(tmp_path / "files") == READABLE["files"][1]
     shardio.pack(tmp_path / "in", tmp_path / "rows", image_column="image")
     assert keys_of(tmp_path / "rows") == READABLE["parquet"][1]
-    command = ["pack", str(tmp_path / "in"), str(tmp_path / "tars"), "--source-kind", "tars", "--quiet"]
-    assert (CliRunner().invoke(app, command).exit_code, keys_of(tmp_path / "tars")) == (0, READABLE["tars"][1])
+    run("pack", tmp_path / "in", tmp_path / "tars", "--source-kind", "tars", "--quiet")
+    assert keys_of(tmp_path / "tars") == READABLE["tars"][1]
 
 
 def test_a_folder_of_tables_is_packed_only_if_that_is_chosen(tmp_path: Path) -> None:
@@ -199,7 +198,7 @@ def test_a_folder_of_sources_is_refused_with_commands_that_work(tmp_path: Path, 
     commands = [line.split()[1:] for line in str(caught.value).splitlines()[1:]]
     assert [command[-1] for command in commands] == [str(tmp_path / "out" / split) for split in ("train", "val")]
     for command in commands:
-        assert CliRunner().invoke(app, command).exit_code == 0
+        run(*command)
     assert keys_of(tmp_path / "out" / "val") == keys
     with pytest.raises(FileNotFoundError, match=rf"its folders train, val do: pass one .* {tmp_path}/out/train"):
         shardio.ShardDataset(tmp_path / "out")
@@ -313,9 +312,7 @@ def test_tars_with_the_same_keys_are_packed_with_prefixes(tmp_path: Path) -> Non
     assert found == {key.removeprefix("a/"): fields for key, fields in expected.items() if key.startswith("a/")}
     with shardio.open(tmp_path / "1") as opened:
         assert len(opened) == len(found)
-    command = ["pack", f"{tmp_path}/in/{{a,b.c}}/left-0.tar", str(tmp_path / "out"), "--prefix-keys"]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, done.output
+    run("pack", f"{tmp_path}/in/{{a,b.c}}/left-0.tar", tmp_path / "out", "--prefix-keys")
     assert read_packed(tmp_path / "out") == {key: fields for key, fields in expected.items() if "left" in key}
 
 
