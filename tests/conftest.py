@@ -19,7 +19,7 @@ import shardio
 from shardio.images.kernel.building import build
 from shardio.images.kernel.source import BUILT_FOLDER, built_path
 from shardio.images.kernel.targets import find_targets
-from tests.servers.fixtures import (  # noqa: F401  # Fixtures.
+from tests.servers.stores import (  # noqa: F401  # Fixtures.
     azurite_server,
     fake_gcs_server,
     fake_hub,

@@ -23,9 +23,8 @@ from shardio.values import format_bytes
 from tests.cli.commands import error_of, run, run_main, usage_error
 from tests.faults.proxy import FaultProxy, Script
 from tests.files import read_files
-from tests.servers.server import Server
+from tests.servers.server import Server, upload
 from tests.sources import write_images, write_mixed
-from tests.storage.uploading import upload
 from tests.tars import read_members, write_tar
 
 BY_KERNEL = "by the kernel (by libjpeg-turbo if a crop has more than a million pixels, or without a crop)"

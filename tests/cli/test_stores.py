@@ -24,10 +24,9 @@ from shardio.testing.store import put
 from tests.cli.commands import LINE, error_of, run, run_main, train_here, usage_error
 from tests.files import read_files, read_objects
 from tests.raising import assert_raises
-from tests.servers.server import Server
+from tests.servers.server import Server, put_all, upload
 from tests.servers.stores import SECRET_ACCESS_KEY
 from tests.sources import write_images
-from tests.storage.uploading import put_all, upload
 from tests.tars import write_tar
 
 

@@ -28,8 +28,8 @@ from shardio.storage import parse_location
 from shardio.streams import find_streams
 from shardio.transforms import RandomResizedCrop
 from tests.raising import assert_raises
+from tests.servers.server import put_all
 from tests.sources import encode
-from tests.storage.uploading import put_all
 from tests.tars import by_key, write_tar
 
 FIELDS = ("key", "label", "image")

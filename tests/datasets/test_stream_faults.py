@@ -18,7 +18,7 @@ from shardio.errors import StoreError
 from shardio.storage import ReplacedError
 from tests.files import count_open_files
 from tests.raising import assert_raises
-from tests.servers.fixtures import WebServer
+from tests.servers.stores import WebServer
 from tests.tars import by_key, write_tar
 
 KEYS = [f"sample-{number:02d}" for number in range(20)]

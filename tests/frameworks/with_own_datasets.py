@@ -18,17 +18,9 @@ from torch.utils.data import DistributedSampler
 from shardio import DataLoader
 from shardio.check import CoverageRecorder
 from shardio.world import find_world
-from tests.frameworks.launch import record_epochs
+from tests.frameworks.launch import Own, record_epochs
 
-NUM_SAMPLES = 24
-
-
-class Own(torch.utils.data.Dataset[str]):
-    def __len__(self) -> int:
-        return NUM_SAMPLES
-
-    def __getitem__(self, index: int) -> str:
-        return f"number {index}"
+NUM_SAMPLES = len(Own())
 
 
 class Shares(torch.utils.data.IterableDataset[str]):

@@ -11,8 +11,11 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from shardio.storage import Location, make_direct_access, parse_location
 
 INSTALLED = Path(__file__).parents[2] / ".venv" / "servers"  # By tools/servers.sh.
 HOST = "127.0.0.1"
@@ -109,3 +112,19 @@ def request(method: str, url: str, headers: Mapping[str, str] | None = None) -> 
         connection.request(method, f"/{target}", headers=dict(headers or {}))
         answer = connection.getresponse()
         return answer.status, answer.read()
+
+
+def put_all(folder: Path, target: Location) -> Location:
+    """Write each file below a folder to a store, several at a time. Return the location of the copies."""
+
+    def write(path: Path) -> None:
+        with (target / path.relative_to(folder).as_posix()).write_whole() as file:
+            file.write(path.read_bytes())
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(write, filter(Path.is_file, folder.rglob("*"))))
+    return target
+
+
+def upload(folder: Path, url: str, options: Mapping[str, str] | None = None) -> Location:
+    return put_all(folder, parse_location(url, make_direct_access(options)))

@@ -1,4 +1,4 @@
-"""Object stores and web servers: real programs, and emulations of those that cannot be installed."""
+"""Object stores and web servers: real programs, emulations of those that cannot be installed, and fixtures of them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ import hmac
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.servers import fake_gcs_program
+from tests.servers.fake_hub import FakeHub, run_fake_hub
 from tests.servers.server import BUCKET, HOST, INSTALLED, Server, answers, create, find_free_port, request, run_server
 
-PROGRAM = INSTALLED / "bin" / "weed"
+WEED = INSTALLED / "bin" / "weed"
 
 ACCESS_KEY_ID, SECRET_ACCESS_KEY = "shardio-tests", "a-secret-of-the-tests"
 
@@ -35,10 +41,6 @@ PORT_OPTIONS = [f"{name}.port{kind}" for name in PORTS for kind in ("", ".grpc")
 SOCKETS = Path("/tmp")  # The program has this folder built in.
 
 
-def is_installed() -> bool:
-    return PROGRAM.exists()
-
-
 @contextlib.contextmanager
 def run_seaweedfs(folder: Path) -> Iterator[Server]:
     data = folder / "data"
@@ -48,7 +50,7 @@ def run_seaweedfs(folder: Path) -> Iterator[Server]:
     ports = {option: find_free_port() for option in PORT_OPTIONS}
     url = f"http://{HOST}:{ports['s3.port']}"
     command: list[str | Path] = [
-        PROGRAM,
+        WEED,
         "-logtostderr=true",
         "mini",
         f"-dir={data}",
@@ -172,3 +174,45 @@ def run_nginx(folder: Path, files: Path) -> Iterator[Server]:
     command: list[str | Path] = [NGINX or "nginx", "-e", "stderr", "-p", folder, "-c", configuration]
     with run_server(command, folder, lambda: answers(url)):
         yield Server(url=url, options={"allow_http": "true"}, port=port)
+
+
+MISSING = "{} is not installed: run bash tools/servers.sh"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebServer:
+    server: Server
+    files: Path
+
+
+def _fixture_of(program: Path, run: Callable[[Path], AbstractContextManager[Server]]) -> Any:
+    """Return the fixture of a server with an empty bucket."""
+
+    @pytest.fixture(scope="session")
+    def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+        if not program.exists():
+            pytest.skip(MISSING.format(program.name))
+        with run(tmp_path_factory.mktemp("server")) as running:
+            yield running
+
+    return server
+
+
+seaweedfs_server = _fixture_of(WEED, run_seaweedfs)
+fake_gcs_server = _fixture_of(MOTO, run_fake_gcs)
+azurite_server = _fixture_of(AZURITE, run_azurite)
+
+
+@pytest.fixture(scope="session")
+def nginx_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
+    if NGINX is None:
+        pytest.skip(MISSING.format("nginx"))
+    files = tmp_path_factory.mktemp("nginx-files")
+    with run_nginx(tmp_path_factory.mktemp("nginx"), files) as server:
+        yield WebServer(server=server, files=files)
+
+
+@pytest.fixture(scope="session")
+def fake_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
+    with run_fake_hub(tmp_path_factory.mktemp("fake-hub")) as hub:
+        yield hub

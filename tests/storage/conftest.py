@@ -13,8 +13,7 @@ from shardio.storage.client import client
 from shardio.storage.copies import CachedCopy
 from shardio.testing.store import put
 from tests.faults.proxy import FaultProxy, Script
-from tests.servers.server import Server
-from tests.storage.uploading import put_all
+from tests.servers.server import Server, put_all
 
 __all__ = ["put", "put_all"]
 

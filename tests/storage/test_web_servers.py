@@ -29,7 +29,7 @@ from shardio.storage.client import client
 from shardio.storage.locations import RemoteOptions
 from shardio.storage.operations import Attempts
 from tests.raising import assert_raises
-from tests.servers.fixtures import WebServer
+from tests.servers.stores import WebServer
 from tests.servers.web_folder import WebFolder, serve_folder
 from tests.sources import write_images
 from tests.storage.conftest import storage_process_id
