@@ -46,7 +46,7 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keep what is imported and collected from the collector of cycles: gc.collect() in tests searches the rest."""
+    """Exclude imported and collected objects from garbage collection: gc.collect() in tests searches only the rest."""
     gc.disable()
     try:
         return (yield)

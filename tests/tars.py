@@ -59,7 +59,7 @@ def read_with_webdataset(*paths: Path) -> Samples:
     webdataset = pytest.importorskip("webdataset")
     samples, refusal = [], ""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # It leaves the closing of its files to the collector.
+        warnings.simplefilter("ignore", ResourceWarning)  # It leaves files open for the garbage collector.
         try:
             samples = list(webdataset.WebDataset([str(path) for path in paths], shardshuffle=False, empty_check=False))
         except ValueError as error:

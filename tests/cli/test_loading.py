@@ -483,7 +483,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def six_of_eight(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make torch use six threads on a machine with eight processors, without a choice of the user."""
+    """Make torch use six threads on a machine with eight processors, as if the user had chosen no number."""
     monkeypatch.setattr(command, "count_processors", lambda: 8)
     for name in (*VARIABLES, "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)

@@ -1,4 +1,4 @@
-"""``shardio pack``, ``tile`` and ``untile``, and what is printed about images that decoders change or complain of."""
+"""``shardio pack``, ``tile`` and ``untile``, and messages about images that decoders change or complain about."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ UNCLIPPED = {"e.png": write_png(make_values("uint16", 32, 24, 3)), "f.tif": writ
 
 @pytest.fixture(scope="module")
 def clipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Gray images of other numbers than uint8, which become white or black, as in torchvision, and two others."""
+    """Gray images whose values are not uint8, which become white or black as in torchvision, and two others."""
     files = {name: content for name, (content, _) in FILES.items()} | UNCLIPPED
     return write_files(tmp_path_factory.mktemp("images"), {f"class/{name}": content for name, content in files.items()})
 
@@ -417,7 +417,7 @@ NOISY = {
 
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images of which the libraries print lines that name no file."""
+    """Images about which libraries print lines without a file name."""
     root = tmp_path_factory.mktemp("odd")
     return write_files(root, {f"class/{name}": content for name, content in NOISY.items()})
 

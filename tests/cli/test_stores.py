@@ -44,7 +44,7 @@ def home() -> Location:
 
 @pytest.fixture
 def remote(packed: Path, home: Location) -> Location:
-    """The packed dataset in an object store, uploaded by other means."""
+    """The packed dataset in an object store, uploaded without shardio pack."""
     return put_all(packed, home / "out")
 
 
@@ -164,7 +164,7 @@ CREDENTIALS = ("access_key_id", "secret_access_key")
 
 @pytest.fixture
 def server(seaweedfs_server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A real S3 server. The storage process finds no settings, such as the developer's own."""
+    """A real S3 server. The storage process does not see the developer's own AWS settings."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -242,7 +242,7 @@ def test_samples_by_key_come_through_a_cache(packed: Path, served: Location, ser
 
 @pytest.fixture
 def profiles(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """AWS's configuration files with some profiles. Return the options of commands that reach the server otherwise."""
+    """Write AWS configuration files with profiles. Return the other options that commands need to reach the server."""
     pytest.importorskip("boto3")
     right, wrong = server.options, {"access_key_id": "a-wrong-id", "secret_access_key": "a-wrong-secret"}
     texts = ["[profile empty]\n"]

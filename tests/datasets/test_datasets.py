@@ -297,7 +297,7 @@ NETPBM = {
     "plain.ppm": b"P3\n16 24\n255\n" + b" ".join(b"%d" % value for value in (PIXELS >> 8).ravel()),
     "16-bits.pgm": b"P5\n16 24\n65535\n" + PIXELS[..., 0].astype(">u2").tobytes(),
 }
-"""Files of Netpbm, as its specification (netpbm.sourceforge.net/doc/ppm.html) describes them."""
+"""Files in Netpbm's formats, as its specification (netpbm.sourceforge.net/doc/ppm.html) describes them."""
 
 
 def test_files_of_netpbm_are_images(tmp_path: Path) -> None:

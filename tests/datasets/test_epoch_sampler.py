@@ -1,4 +1,4 @@
-"""EpochSampler, and ShardDatasets in torch's loader: order, split, epochs and state, as the design's §5 has them."""
+"""EpochSampler, and ShardDataset in torch's loader: order, split, epochs and state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings, class names, indices and overrides: what is passed and defined counts, however the samples are read."""
+"""Settings, class names, indices and overridden methods apply no matter how the samples are read."""
 
 from __future__ import annotations
 

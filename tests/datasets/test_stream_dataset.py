@@ -264,7 +264,7 @@ def test_other_readers_name_stream_dataset() -> None:
 
 def test_a_wrapper_that_splits_over_ranks_again_is_refused(tars: list[Path]) -> None:
     class IterableDatasetShard:
-        """Named as Accelerate's and Transformers' wrappers are."""
+        """It has the name of Accelerate's and Transformers' wrappers."""
 
         num_processes = 2
 
@@ -285,7 +285,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWa
 
 
 def make_dataset(packed: Path, log: Path | None = None, **options: Any) -> StreamDataset:
-    """Return a dataset of stored tars or, with a log, of commands that note there which tar they read."""
+    """Return a dataset of stored tars or, with a log, of commands that record in it which tar they read."""
     note = f"echo {{}} >> {shlex.quote(str(log))}; "
     tars = sorted(packed.glob("*.tar"))
     sources = tars if log is None else [f"pipe:{note.format(path.name)}cat {path}" for path in tars]

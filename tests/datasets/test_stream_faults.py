@@ -134,7 +134,7 @@ def test_a_stored_tar_is_not_read_again(tmp_path: Path, tar: Path, monkeypatch: 
 
 @pytest.fixture
 def living(tmp_path: Path) -> Iterator[tuple[str, Any]]:
-    """A command's beginning that opens a FIFO in all of its processes, and a function that waits for their end."""
+    """Return the start of a command that opens a FIFO in all its processes, and a function that waits for their end."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     descriptor = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)

@@ -129,7 +129,7 @@ def trainer(folder: Path, **options: Any) -> Trainer:
 
 
 def copy_combined(packed: str) -> None:
-    """Copy loaders that Lightning combines in the middle of an epoch, as its loops do: without their iterators."""
+    """In the middle of an epoch, copy loaders that Lightning combines, without their iterators, as its loops do."""
     for make in MAKERS.values():
         loaders = make(packed)
         combined = CombinedLoader(list(loaders), "min_size")

@@ -65,7 +65,7 @@ def _set_epoch(loader: Any, epoch: int) -> None:
 
 
 def train_with_accelerate(folder: Path, **options: Any) -> None:
-    """Receive an epoch, one of which a part is skipped and, if Accelerate keeps a state, one that is resumed."""
+    """Receive a whole epoch, one with skipped batches and, if Accelerate keeps a state, a resumed one."""
     set_seed(5)  # Accelerate's sampler needs the same one on all ranks.
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, **options))
 

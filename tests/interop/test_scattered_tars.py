@@ -1,4 +1,4 @@
-"""Tars whose samples' members are not adjacent, as after ``tar`` without ``--sort=name``: they are read, or refused."""
+"""Tars with scattered members, as ``tar`` writes them without ``--sort=name``, are read or refused."""
 
 from __future__ import annotations
 

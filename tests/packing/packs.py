@@ -22,7 +22,7 @@ from tests.tars import by_key
 
 
 def write(root: Path, names: Iterable[str]) -> Path:
-    """Write a file under each name: an image if the suffix is an image's, otherwise a text. Return the directory."""
+    """Write a file under each name: an image if the suffix names a format, otherwise text. Return the directory."""
     for i, name in enumerate(names):
         suffix = Path(name).suffix[1:].lower().replace("tiff", "tif")
         write_files(root, {name: encode(i, suffix=suffix) if suffix in PILLOW_FORMATS else name.encode()})
@@ -47,7 +47,7 @@ def read_packed(out: Path) -> dict[str, dict[str, bytes]]:
 
 
 class Interrupt(WorkProgress):
-    """Interrupts a pack after more than some samples, as Ctrl-C does."""
+    """Interrupts a pack after a number of samples, as Ctrl-C does."""
 
     def __init__(self, after: int) -> None:
         self._num_left = after
@@ -79,7 +79,7 @@ def assert_change_is_refused(source: Path, out: Path, change: Callable[[Path], o
 def exit_code_if_killed(
     n: int, moment: str, call: Callable[..., object], *arguments: Path, **options: Any
 ) -> int | None:
-    """Call a function in a process that is killed right before or after the n-th time that it gives a file a name."""
+    """Call a function in a process that is killed right before or after the n-th rename or link of a file."""
     process = forkserver_context().Process(target=_call_and_die, args=(n, moment, call, arguments, options))
     process.start()
     process.join()

@@ -1,4 +1,4 @@
-"""Sources that look like another layout than class folders are refused, with commands that pack them."""
+"""Sources that do not look like class folders are refused with commands that pack them."""
 
 from __future__ import annotations
 

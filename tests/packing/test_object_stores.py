@@ -1,4 +1,4 @@
-"""Packs and writers in object stores: the same bytes as local ones, and nothing that looks finished before it is."""
+"""Packs and writers in object stores write the same bytes as local ones, and nothing looks finished too early."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def out() -> Location:
 
 @contextmanager
 def noting_changes(note: Callable[[str, str], object]) -> Iterator[None]:
-    """Call a function with the kind and the name of each object before this process changes it."""
+    """Call a function with the kind of change and the object's name before this process changes an object."""
     ask = Client.ask
 
     def note_and_ask(client: Client, request: Request) -> Any:
@@ -193,7 +193,6 @@ def test_a_full_disk_is_that_of_the_temporary_file(source: Path, expected: dict[
 
 
 def test_two_runs_of_one_pack_write_one_dataset(source: Path, expected: dict[str, bytes], out: Location) -> None:
-
     class Running(WorkProgress):
         num_packed = 0
 
@@ -369,7 +368,7 @@ def test_the_test_above_covers_every_change(source: Path, out: Location) -> None
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few files, the first of which is larger than a part of an upload."""
+    """A few files. The first is larger than one part of an upload."""
     folder = tmp_path_factory.mktemp("servers") / "in"
     folder.mkdir()
     for number, num_bytes in enumerate([PART + 1, 1000, 1000, 1000]):

@@ -1,4 +1,4 @@
-"""A pack that ends at any moment leaves nothing that looks finished; the same call resumes it and keeps shards."""
+"""A pack that stops at any moment leaves nothing that looks finished. The same call resumes it and keeps its shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ShardWriter and ``shardio.pack`` of an iterable store what they are given, as a pack would, or refuse it."""
+"""ShardWriter, and ``shardio.pack`` of an iterable, store what they receive as other packs do, or refuse it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ wait "$server"; status=$?
 kill "$reader" 2>/dev/null
 exit "$status"
 """
-"""A shell script that runs a server until its own standard input ends, also because the test process is killed."""
+"""A shell script that runs a server until its own standard input ends, even if the test process is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Server:
 
 
 def find_free_port() -> int:
-    """Return a port at which nothing listens. It is below those that the system gives to outgoing connections."""
+    """Return a port where nothing listens, below the range of outgoing connections."""
     for port in random.SystemRandom().sample(range(10_000, 32_000), k=1_000):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((HOST, port))

@@ -395,7 +395,7 @@ def fit(index: bytes, num_bytes: int) -> bytes:
 
 
 def make_index(index: bytes, rng: random.Random) -> bytes:
-    """Return an index made false.
+    """Return an index with false values.
 
     Args:
         index: An index.

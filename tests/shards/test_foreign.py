@@ -42,7 +42,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def forbid_writing_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answer as the operating system answers users other than root."""
+    """Answer as the operating system does for users other than root."""
     access = os.access
     monkeypatch.setattr(
         os, "access", lambda path, mode: (Path(path) != folder or not mode & os.W_OK) and access(path, mode)
@@ -229,7 +229,7 @@ def test_dalis_index_locates_each_member(out: Path) -> None:
     assert shardio.verify(out) == []
 
 
-# A process of its own, because DALI loads libraries of 500 MB.
+# It runs in its own process, because DALI loads libraries of 500 MB.
 DALI = """
 import sys
 from pathlib import Path
@@ -366,7 +366,7 @@ def test_the_sizes_of_webdatasets_count_the_samples(out: Path) -> None:
     assert sizes == {name: len(read_with_webdataset(out / name)) for name in TARS}
 
 
-# A process of its own, because timm leaves the tars open.
+# It runs in its own process, because timm leaves the tars open.
 TIMM = """
 import sys
 from shardio.libraries import import_library

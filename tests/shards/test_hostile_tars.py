@@ -44,7 +44,7 @@ def make_pax(keyword: str, value: str, kind: bytes = tarfile.XHDTYPE) -> bytes:
 
 
 def make_sparse() -> bytes:
-    """Return the header of a sparse file whose map goes on in the next block."""
+    """Return the header of a sparse file whose map continues in the next block."""
     block = bytearray(make_header(3, tarfile.GNUTYPE_SPARSE))
     block[482] = 1
     return bytes(fix_checksum(block))

@@ -165,7 +165,7 @@ NAMES = st.lists(st.sampled_from(["a", "B", "é", "0", ".", "..", "/", "__", "_"
 
 
 def is_meta(name: str) -> bool:
-    """What WebDataset skips: a first path component that begins and ends with two underscores."""
+    """Return whether WebDataset skips a name: its first component begins and ends with two underscores."""
     first = name.split("/", 1)[0]
     return first.startswith("__") and first.endswith("__") and len(first) >= 4
 

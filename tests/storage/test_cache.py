@@ -104,7 +104,7 @@ def write_tars(folder: Path, texts: dict[str, str]) -> None:
 
 
 class Dated(WebFolder):
-    """As nginx, whose ETags have the time in seconds."""
+    """Like nginx, whose ETags contain the time in seconds."""
 
     def describe(self, content: bytes) -> list[tuple[str, str]]:
         return [("ETag", f'"{(self.root / self.path[1:]).stat().st_mtime_ns // 10**9}-{len(content)}"')]
@@ -234,7 +234,7 @@ def test_a_tar_that_is_damaged_in_the_cache_is_indexed_as_it_is_in_the_store(tmp
     write_tar(tmp_path / "a.tar", [(f"{key}.bin", value) for key, value in expected.items()])
     location = put(in_memory("x/a.tar"), (tmp_path / "a.tar").read_bytes())
     with closing(parse_location(str(location), make_access(cache=tmp_path)).open()) as file:
-        file.read(0, file.size)  # As an indexing that was interrupted.
+        file.read(0, file.size)  # Like interrupted indexing.
     (copy,) = tmp_path.glob(f"*{COPY_SUFFIX}")
     copy.write_bytes(copy.read_bytes().replace(bytes([3]) * BLOCK, bytes(BLOCK)))
     assert read_samples(location, tmp_path) == expected

@@ -62,7 +62,7 @@ def run(program: str, *arguments: str) -> str:
     return subprocess.check_output([sys.executable, "-c", textwrap.dedent(program), *arguments], text=True)
 
 
-# Who shares it
+# Sharing
 
 
 class Locations(list[Location]):
@@ -96,7 +96,7 @@ def test_a_pickled_location_leads_to_the_same_storage_process_or_a_new_one(root:
     assert copy.read_whole() == b"content"
 
 
-# It dies
+# Death
 
 
 def test_a_storage_process_that_was_killed_is_replaced(root: Location) -> None:
@@ -192,7 +192,7 @@ def test_stores_that_are_not_used_any_more_cost_neither_connections_nor_threads(
         wait_until(lambda: all(count(what) <= most[what] + 4 for what in most), "those being closed are closed")
 
 
-# It starts with many ranks
+# Start with many ranks
 
 
 def test_the_first_requests_of_many_ranks_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +212,7 @@ def test_the_first_requests_of_many_ranks_are_spread(monkeypatch: pytest.MonkeyP
         assert len(waits) == num_waits
 
 
-# It ends
+# End
 
 WRITE = """
 import os, signal, sys
@@ -253,7 +253,7 @@ def test_it_lives_on_for_children_that_use_it() -> None:
     wait_until(lambda: not folder.exists(), "it ends")
 
 
-# It is suspended
+# Suspension
 
 
 def within(call: Callable[[], object]) -> None:

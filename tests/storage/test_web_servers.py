@@ -96,7 +96,7 @@ def answer_unless_head(self: WebFolder, path: str, answer: Any) -> None:
 
 
 KINDS: dict[str, type[WebFolder]] = {
-    # As of servers that compress what they can.
+    # Like servers that compress when they can.
     "weak ETags": kind(describe=lambda self, content: [("ETag", f'W/"{hash(content):x}"'), MODIFIED]),
     "dates": kind(describe=lambda self, content: [MODIFIED]),
     "no versions": kind(describe=lambda self, content: []),
@@ -113,7 +113,7 @@ def test_a_dataset_is_read_like_the_local_one(root: Path, name: str) -> None:
 
 
 class PythonsOwn(SimpleHTTPRequestHandler, WebFolder):
-    """As of ``python -m http.server``, which ignores ranges and sends no ETags."""
+    """Like ``python -m http.server``, which ignores ranges and sends no ETags."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments, directory=str(self.root))
@@ -183,7 +183,7 @@ def pack_images_that_end_with(last: int, folder: Path) -> Path:
 
 
 class NoLength(WebFolder):
-    """As of servers that compress or generate answers."""
+    """Like servers that compress or generate answers."""
 
     def answer_file(self, content: bytes) -> None:
         self.answer_head(200, ("Connection", "close"))
@@ -192,7 +192,7 @@ class NoLength(WebFolder):
 
 
 class FillingCache(NoLength):
-    """As of a cache in front of a server: it knows how long a file is when it has fetched all of it."""
+    """Like a cache in front of a server, which knows the length of a file once it has fetched all of it."""
 
     def answer_file(self, content: bytes) -> None:
         is_early = self.requests.count(self.requests[-1]) <= 3 and "Range" not in self.headers
@@ -231,7 +231,7 @@ CIRCLE = kind(answer_path=lambda self, path: self.answer(302, b"", ("Location", 
             StoreError,
             r"invalid date \(Last-Modified: yesterday\)\. Correct the server's settings",
         ),
-        # As of a network that wants a login first.
+        # Like a network that requires a login.
         (kind(answer_path=lambda self, path: self.answer(200, LOGIN)), FormatError, r"it is a web page.*log in"),
         (answering(400), StoreError, r"the server answered 400 Bad Request\. Check the URL"),
         (answering(401), PermissionError, r"the server answered 401 Unauthorized\. shardio does not log in"),

@@ -1,4 +1,4 @@
-"""Datasets that MosaicML Streaming's ``MDSWriter`` and LitData's writer, which ``litdata.optimize`` uses, wrote."""
+"""Datasets written by MosaicML Streaming's ``MDSWriter`` and by LitData's writer, which ``litdata.optimize`` uses."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_the_labels_are_part_of_what_a_pack_is(source: Path, tmp_path: Path) -> 
     assert labels_of(tmp_path / "other") == {"x/a": b"2", "x/b": b"2", "y/c": b"0", "y/z/d": b"0"}
 
 
-# How programs write integers. pandas makes floats of them once a column has held a missing value.
+# How programs write integers. pandas turns them into floats if a column has had missing values.
 FORMS: dict[str, tuple[str, Callable[[int], Any]]] = {
     "floats in CSV": ("t.csv", "{}.0".format),
     "spaces in CSV": ("t.csv", " {} ".format),

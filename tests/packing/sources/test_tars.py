@@ -73,7 +73,7 @@ READABLE: dict[str, tuple[Callable[[Path], Path], set[str]]] = {
     "parquet": (write_parquet, {"00000000"}),
     "lmdb": (write_lmdb, {"e"}),
 }
-"""How to write a source of each kind, and its keys."""
+"""The writer and the keys of each kind of source."""
 
 
 KINDS = {kind: write for kind, (write, _) in READABLE.items()} | {
@@ -88,7 +88,7 @@ def keys_of(out: Path) -> set[str]:
 
 
 def write_tables(folder: Path) -> None:
-    """Write tables that lie beside images and shards: they name or describe samples, but do not hold them."""
+    """Write tables beside images and shards that describe samples but do not contain them."""
     rows = [{"file": "cat/a.jpg", "label": 3, "hash": "ab"}, {"file": "dog/b.jpg", "label": 5, "hash": "cd"}]
     pq.write_table(pa.Table.from_pylist(rows), folder / "labels.parquet")
     pq.write_table(pa.Table.from_pylist(rows), folder / "000.parquet")
@@ -106,7 +106,7 @@ def test_tables_that_hold_no_samples_do_not_change_what_is_packed(tmp_path: Path
     before = shardio.pack(tmp_path / "in", tmp_path / "before")
     write_tables(tmp_path / "in")
     if kind != "tars":  # Compressed tars beside others cannot be read.
-        (tmp_path / "in" / "images.tar.gz").write_bytes(b"\x1f\x8b")  # What the files were unpacked from.
+        (tmp_path / "in" / "images.tar.gz").write_bytes(b"\x1f\x8b")  # The archive that the files came from.
     after = shardio.pack(tmp_path / "in", tmp_path / "after")
     assert (after.digest, keys_of(tmp_path / "after")) == (before.digest, keys)
 
