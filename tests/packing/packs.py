@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -68,8 +69,11 @@ class Change(WorkProgress):
         self._change()
 
 
-def assert_refused(message: str, source: Any, out: str | Path, **options: Any) -> None:
-    assert_raises(PackError, message, shardio.pack, source, out, **options)
+def assert_refused(message: str, source: Any, out: str | Path | None = None, **options: Any) -> None:
+    """Check that a pack is refused with a message, which is a pattern, and by default that nothing is written."""
+    with TemporaryDirectory() as folder:
+        assert_raises(PackError, message, shardio.pack, source, out or f"{folder}/out", **options)
+        assert not list(Path(folder).iterdir())
 
 
 def assert_change_is_refused(source: Path, out: Path, change: Callable[[Path], object], message: str) -> None:

@@ -321,7 +321,7 @@ def test_samples_are_the_files_with_the_first_field(sounds: Path, tmp_path: Path
 
 def test_two_images_of_one_sample_are_fields_if_both_are_named(tmp_path: Path) -> None:
     source = write_files(tmp_path / "in", {"a.jpg": JPEG, "a.png": encode(2, suffix="png")})
-    assert_refused("have the same stem", source, tmp_path / "out")
+    assert_refused("have the same stem", source)
     shardio.pack(source, tmp_path / "out", fields=[".JPG", "png"])
     (sample,) = read_packed(tmp_path / "out").values()
     assert set(sample) == {"jpg", "png"}
@@ -338,7 +338,7 @@ def test_fields_that_do_not_fit_the_directory_are_refused(sounds: Path, tmp_path
         assert_raises(kind, message, shardio.pack, sounds, tmp_path / "out", fields=fields)
     (sounds / "en").rename(sounds / "train")
     (sounds / "fr").rename(sounds / "test")
-    assert_refused("these look like the splits of a dataset", sounds, tmp_path / "out", fields=["wav"])
+    assert_refused("these look like the splits of a dataset", sounds, fields=["wav"])
     assert not (tmp_path / "out").exists()
 
 

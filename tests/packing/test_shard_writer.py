@@ -338,9 +338,9 @@ def test_wrong_samples_and_options_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(TypeError, match="sample 1 is a tuple: an iterable must yield mappings such as"):
         shardio.pack([SAMPLES[0] | {"cls": 0}, (1, 2)], out)  # type: ignore[list-item]
-    assert_refused("the key 'x/00' of sample 1 is also the key of sample 0", [SAMPLES[0] | {"cls": 0}] * 2, out)
-    assert_refused(r"no sample can be packed: 00000000\.jpg is not an image", [{"jpg": b"none"}], out)
-    assert_refused("no samples were written", [], out)
+    assert_refused("the key 'x/00' of sample 1 is also the key of sample 0", [SAMPLES[0] | {"cls": 0}] * 2)
+    assert_refused(r"no sample can be packed: 00000000\.jpg is not an image", [{"jpg": b"none"}])
+    assert_refused("no samples were written", [])
     options = {"layout": "flat", "num_workers": 2, "on_changed": "skip", "labels": "x.csv", "key_column": "key"}
     for name, value in options.items():
         with pytest.raises(ValueError, match=f"{name} does not apply to an iterable of samples: omit it"):

@@ -132,7 +132,7 @@ def test_a_missing_label_is_refused_in_every_kind_of_table(source: Path, tmp_pat
     values: Any = {"t.csv": ["1", " "], "t.jsonl": [1.0, None], "t.parquet": [1.0, float("nan")]}[name]
     rows = [{"file": file, "label": label} for file, label in zip(("x/a.jpg", "x/b.JPG"), values, strict=True)]
     for src, labels in ((source, write_table(tmp_path, rows, name)), (write_table(source, rows, name), None)):
-        assert_refused(r"row 2 of .* has no label", src, tmp_path / "out", labels=labels)
+        assert_refused(r"row 2 of .* has no label", src, labels=labels)
     rows = [{"file": "x/a.jpg", "label": values[1]}, {"file": "x/b.JPG", "label": -1.0}]
     assert shardio.pack(write_table(source, rows, name), tmp_path / "unlabelled").fields == ("jpg",)
 
@@ -197,10 +197,9 @@ def test_other_mistakes_are_refused(source: Path, tmp_path: Path, monkeypatch: p
     Path("t.csv").write_text(ALL)
     Path("cp1252.csv").write_text("key,label\nx/a,ä\n", encoding="cp1252")
     for options, message in MISTAKES:
-        assert_refused(message, source, tmp_path / "out", **{"labels": "t.csv"} | options)
+        assert_refused(message, source, **{"labels": "t.csv"} | options)
     (source / "x" / "a.cls").write_text("3")
-    with pytest.raises(PackError, match=r"x/a\.cls is a label, but .*t\.csv already defines one: remove the file"):
-        shardio.pack(source, tmp_path / "out", labels="t.csv")
+    assert_refused(r"x/a\.cls is a label, but .*t\.csv already defines one: remove the file", source, labels="t.csv")
 
 
 def test_images_that_a_column_assigns_to_several_splits_are_not_merged_without_a_word(tmp_path: Path) -> None:
@@ -211,8 +210,7 @@ def test_images_that_a_column_assigns_to_several_splits_are_not_merged_without_a
         "key_column": "file",
         "label_column": "label",
     }
-    with pytest.raises(PackError, match=r"column 'split' of .*t\.csv .* of the splits test, train, but .* one dataset"):
-        shardio.pack(source, tmp_path / "out", **options)
+    assert_refused(r"column 'split' of .*t\.csv .* of the splits test, train, but .* one dataset", source, **options)
     assert shardio.pack(source, tmp_path / "all", source_split="all", **options).num_samples == 4
     for number in (1, 3):
         (source / f"{number}.jpg").unlink()
@@ -301,8 +299,7 @@ def test_keys_are_chosen(folder: Path, tmp_path: Path) -> None:
     os.link(folder / path_of(0), folder / "photos 0" / "a.b.jpg")
     rows = [{"path": path_of(0), "id": 7}, {"path": "photos 0/a.b.jpg", "id": 8}]
     source = write_table(folder, rows)
-    with pytest.raises(PackError, match=r"row 2 has 'photos 0/a\.b\.jpg' in the column 'path', which cannot be a key"):
-        shardio.pack(source, tmp_path / "out")
+    assert_refused(r"row 2 has 'photos 0/a\.b\.jpg' in the column 'path', which cannot be a key", source)
     shardio.pack(source, tmp_path / "renamed", rename_dots=True)
     assert set(read_packed(tmp_path / "renamed")) == {key_of(0), "photos 0/a_b"}
     shardio.pack(source, tmp_path / "numbers", key_column="id")
@@ -324,10 +321,9 @@ def test_all_files_that_cannot_be_packed_are_named(folder: Path, tmp_path: Path)
     assert lines[3] == f"row {NUM + 4}: https://x.org/a.jpg is a URL: download the files"
     assert last == f"Paths are relative to {folder}/, or absolute. Correct or remove these rows"
     rows = [{"path": f"gone-{number}.jpg"} for number in range(30)]
-    with pytest.raises(PackError, match=r"(?s)30 of 30 rows.*gone-19\.jpg does not exist\nand 10 more"):
-        shardio.pack(write_table(folder, rows), tmp_path / "out")
+    assert_refused(r"(?s)30 of 30 rows.*gone-19\.jpg does not exist\nand 10 more", write_table(folder, rows))
     rows = [row | {"path": row["path"].replace("/", "\\")} for row in make_rows()]
-    assert_refused(r"does not exist: separate folders by / instead of \\", write_table(folder, rows), tmp_path / "out")
+    assert_refused(r"does not exist: separate folders by / instead of \\", write_table(folder, rows))
     assert not (tmp_path / "out").exists()
 
 
@@ -351,15 +347,14 @@ UNCLEAR: list[tuple[list[dict[str, Any]] | str, str]] = [
 
 def test_columns_must_be_clear(folder: Path, tmp_path: Path) -> None:
     source = write_table(folder, [{"path": path_of(0), "file": path_of(1), "kind": 3}])
-    assert_refused(r"several columns of .* may hold the images \(path, file\): choose one by", source, tmp_path / "out")
+    assert_refused(r"several columns of .* may hold the images \(path, file\): choose one by", source)
     shardio.pack(source, tmp_path / "chosen", image_column="file", label_column="kind")
     expected = {"jpg": IMAGES[1], "cls": b"3", "json": json.dumps({"path": path_of(0)}, ensure_ascii=False).encode()}
     assert read_packed(tmp_path / "chosen") == {key_of(1): expected}
     for rows, message in UNCLEAR:
         if isinstance(rows, str):
             (folder / "bad.csv").write_text(rows)
-        with pytest.raises(PackError, match=message):
-            shardio.pack(folder / "bad.csv" if isinstance(rows, str) else write_table(folder, rows), tmp_path / "out")
+        assert_refused(message, folder / "bad.csv" if isinstance(rows, str) else write_table(folder, rows))
 
 
 def test_labels_and_class_names_are_given(folder: Path, tmp_path: Path) -> None:
@@ -371,8 +366,7 @@ def test_labels_and_class_names_are_given(folder: Path, tmp_path: Path) -> None:
     paths = [{"path": row["path"]} for row in rows]
     assert shardio.pack(write_table(folder, paths), tmp_path / "labelled", labels=labels).classes == ()
     assert read_packed(tmp_path / "labelled")[key_of(11)] == {"png": IMAGES[11], "cls": b"11"}
-    with pytest.raises(PackError, match=r"classes are given, but .* has no labels"):
-        shardio.pack(write_table(folder, paths), tmp_path / "bad", classes=["a"])
+    assert_refused(r"classes are given, but .* has no labels", write_table(folder, paths), classes=["a"])
     shardio.pack(write_table(folder, [row | {"label": ""} for row in rows], "t.csv"), tmp_path / "test")
     assert not any("cls" in sample for sample in read_packed(tmp_path / "test").values())
 
@@ -399,16 +393,15 @@ def test_rows_of_several_splits_are_refused_and_a_split_selects_rows(folder: Pat
             (folder / row["path"]).unlink()
     rows[0]["label"] = "aardvark"  # In train alone: val's labels count it all the same.
     source = write_table(folder, rows, name)
-    with pytest.raises(PackError, match=r"column 'Subset' of .* of the splits test, train, val\..*--source-split all"):
-        shardio.pack(source, tmp_path / "out")
+    assert_refused(r"column 'Subset' of .* of the splits test, train, val\..*--source-split all", source)
     for split in ("train", "val"):
         manifest = shardio.pack(source, tmp_path / split, source_split=split)
         assert manifest.classes == ("aardvark", *CLASSES)
         found = {key: manifest.classes[int(sample["cls"])] for key, sample in read_packed(tmp_path / split).items()}
         assert found == {row["path"].rpartition(".")[0]: row["label"] for row in rows if row["Subset"] == split}
-    assert_refused(r"--source-split dev does not select rows of", source, tmp_path / "out", source_split="dev")
+    assert_refused(r"--source-split dev does not select rows of", source, source_split="dev")
     (folder / rows[5]["path"]).unlink()
-    assert_refused(r"1 of 4 rows of .*\nrow 6: .* does not exist", source, tmp_path / "out", source_split="val")
+    assert_refused(r"1 of 4 rows of .*\nrow 6: .* does not exist", source, source_split="val")
 
 
 @pytest.mark.parametrize(
@@ -427,11 +420,10 @@ def test_values_tell_a_column_of_splits(folder: Path, tmp_path: Path, splits: li
     rows = [row | {"x": splits[number % len(splits)]} for number, row in enumerate(make_rows())]
     source = write_table(folder, rows, "t.csv")
     if is_refused:
-        assert_refused("the column 'x' of", source, tmp_path / "out")
+        assert_refused("the column 'x' of", source)
     assert shardio.pack(source, tmp_path / "out", source_split="all" if is_refused else None).num_samples == NUM
     if not is_refused and splits[0] != "train":
-        with pytest.raises(PackError, match=r"no column of .* names the splits of its rows"):
-            shardio.pack(source, tmp_path / "other", source_split="train")
+        assert_refused(r"no column of .* names the splits of its rows", source, source_split="train")
 
 
 @pytest.mark.parametrize(
@@ -445,7 +437,7 @@ def test_flags_name_splits(folder: Path, tmp_path: Path, name: str, column: str,
     is_training = "train" in column
     rows = [row | {column: (number % 3 > 0) is is_training} for number, row in enumerate(make_rows())]
     source = write_table(folder, rows, name)
-    assert_refused(f"the column {column!r} of .* of the splits (test, train|train, val)", source, tmp_path / "out")
+    assert_refused(f"the column {column!r} of .* of the splits (test, train|train, val)", source)
     for split in ("train", others):
         shardio.pack(source, tmp_path / split, source_split=split)
         wanted = {row["path"].rpartition(".")[0] for n, row in enumerate(rows) if (n % 3 > 0) == (split == "train")}
