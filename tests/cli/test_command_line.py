@@ -73,7 +73,6 @@ def test_each_command_has_an_example_with_arguments_that_it_accepts(name: str) -
 
 MODULE_OF = {name: f"shardio.cli.{module}" for names in PANELS.values() for name, module in names.items()}
 
-
 FOR_TERMINALS_OR_PIXELS = {"torch", "matplotlib", "rich", "PIL", "cv2", "simplejpeg", "shardio.images.kernel"}
 """Copying files needs none of these, unless it shows a bar on a terminal."""
 
@@ -201,10 +200,7 @@ def test_shardios_warnings_are_shown_without_their_location(tmp_path: Path) -> N
 
 
 NAMES = ["Müller/größe.jpg", "Müller/b.jpg", "日本/写真.jpg", "日本/x.jpg", "plain/a.jpg", "plain/ü.jpg", "plain/é.txt"]
-
-
 C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-
 
 PROGRAM = """
 import sys

@@ -317,14 +317,12 @@ def test_pack_reports_how_many_jpegs_are_tiled_and_why_others_are_not(tmp_path: 
 
 GRAY = np.linspace(2000, 60000, 32 * 24).reshape(32, 24).astype(np.uint16)
 
-
 FILES = {
     "a.png": (write_png(GRAY), "uint16"),
     "b.tif": (write_tiff(GRAY), "uint16"),
     "c.tif": (write_tiff((GRAY / 65535).astype(np.float32)), "float32"),
     "d.tif": (write_tiff(make_values("int8", 32, 24)), "int8"),
 }
-
 
 UNCLIPPED = {"e.png": write_png(make_values("uint16", 32, 24, 3)), "f.tif": write_tiff(make_values("uint8", 32, 24))}
 

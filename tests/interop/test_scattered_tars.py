@@ -39,7 +39,6 @@ from tests.tars import (
 
 NOT_ADJACENT = "ignore:the members of some samples"
 pytestmark = pytest.mark.filterwarnings(NOT_ADJACENT)
-
 NUM_SAMPLES = 12
 FIELDS = ("key", "image", "json", "cls")
 

@@ -367,7 +367,6 @@ def test_unit_numbers_are_even_and_below_one() -> None:
 
 
 Integers = NDArray[np.int64]
-
 SIZES = st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any).map(np.array)
 SHARDS_OF_SAMPLES = st.lists(st.integers(0, 5), min_size=1, max_size=40).map(np.array)
 

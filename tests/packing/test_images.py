@@ -28,10 +28,7 @@ from tests.sources import encode
 from tests.tars import read_members
 
 __all__ = ["_not_built", "folder"]
-
-
 PLAIN = save(make_picture(70, 90), "JPEG")
-
 
 FILES = {
     "c/plain.jpg": PLAIN,
@@ -46,7 +43,6 @@ FILES = {
     "d/masked.jpg": save(make_picture(71, 91), "JPEG"),
     "d/masked.json": b'{"mask": 1}',
 }
-
 
 BROKEN = "damaged: the data ends early or contains an unknown code"
 

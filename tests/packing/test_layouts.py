@@ -17,8 +17,6 @@ from tests.packing.packs import assert_refused, pack, read_packed, write
 from tests.raising import assert_raises
 
 NUMBERS = [f"{i:04d}" for i in range(4)]
-
-
 LETTERS = ["bridge", "church", "tower", "wall"]
 
 

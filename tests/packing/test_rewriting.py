@@ -151,8 +151,6 @@ def test_wrong_parts_are_refused(packed: Path, tmp_path: Path, by: list[Any], na
 
 
 SETTINGS = PackOptions(max_shard_size=1 << 30, max_shard_samples=7, num_workers=1)
-
-
 PARTS = make_parts(["0.7", "0.2", "0.1"], ["train", "val", "test"])
 
 

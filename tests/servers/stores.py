@@ -22,7 +22,6 @@ from tests.servers.fake_hub import FakeHub, run_fake_hub
 from tests.servers.server import BUCKET, HOST, INSTALLED, Server, answers, create, find_free_port, request, run_server
 
 WEED = INSTALLED / "bin" / "weed"
-
 ACCESS_KEY_ID, SECRET_ACCESS_KEY = "shardio-tests", "a-secret-of-the-tests"
 
 IDENTITIES = [
@@ -37,7 +36,6 @@ IDENTITIES = [
 
 PORTS = ("s3", "master", "volume", "filer", "admin")
 PORT_OPTIONS = [f"{name}.port{kind}" for name in PORTS for kind in ("", ".grpc")]
-
 SOCKETS = Path("/tmp")  # The program has this folder built in.
 
 
@@ -89,7 +87,6 @@ def run_seaweedfs(folder: Path) -> Iterator[Server]:
 AZURITE = INSTALLED / "node" / "node_modules" / ".bin" / "azurite-blob"
 MOTO = INSTALLED / "bin" / "moto_server"
 NGINX = shutil.which("nginx", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"]))
-
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """Azurite's account, whose key Microsoft has published:

@@ -19,9 +19,7 @@ from tests.memory_store import MemoryStore
 from tests.tars import change_metadata
 
 EXTENDED = b"xgXLK"
-
 MAX_BYTES = 2**20
-
 KINDS = b"0\x007125346xgXLKSDVMNAQ9\xff"
 
 SIZES = (-(2**94), -(2**63), -(2**31), -513, -512, -1, 1, 511, 513, 4096, 2**20, 2**31 + 1, 8**11, 2**62, 2**63, 2**93)
@@ -46,7 +44,6 @@ RECORD_VALUES = (
 )
 
 ENDS = (END, b"", bytes(BLOCK), bytes(10240), END + b"x" + bytes(511))
-
 RECORDS = (b"0 a=b\n", b"5 a=b\n", b"99 a=b\n", b"7 a=bcd", b"7 abcd\n", b"x", b"9" * 30, b"-5 a=b\n")
 
 
@@ -137,7 +134,6 @@ def _append(content: bytearray, rng: random.Random) -> None:
 
 
 Edit = Callable[[bytearray, random.Random], None]
-
 EDITS: tuple[Edit, ...] = (_change_byte, _change_byte, _change_byte, _delete, _insert, _repeat, _cut, _cut, _append)
 
 
@@ -304,7 +300,6 @@ TEXTS = (
 )
 
 Layout = dict[str, Any]
-
 AGREEING: tuple[Layout, ...] = ({"shape": [], "data_offsets": [0, 1]}, {"shape": [0], "data_offsets": [0, 0]})
 
 

@@ -34,7 +34,6 @@ from tests.shards.hostile import WEIGHTS, HostileShard, fit, good_shards, write_
 from tests.tars import change_metadata
 
 T = TypeVar("T")
-
 MAX_SAMPLES = 64
 
 

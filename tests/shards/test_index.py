@@ -29,9 +29,7 @@ from tests.raising import assert_raises
 from tests.tars import change_layout, index_of, open_shard, read_members, read_metadata
 
 KEYS = st.text(st.characters(exclude_categories=["C"], exclude_characters="/."), min_size=1, max_size=120)
-
 CONTENTS = st.dictionaries(st.sampled_from(["jpg", "cls", "json", "seg.png"]), st.binary(max_size=600), min_size=1)
-
 SAMPLES = st.dictionaries(KEYS, CONTENTS, min_size=1, max_size=6)
 
 
@@ -128,9 +126,7 @@ def test_the_index_of_a_changed_tar_is_stale(tmp_path: Path, change: str) -> Non
 
 
 Tensors = dict[str, NDArray[Any]]
-
 Header = dict[str, Any]
-
 Damage = Callable[[Tensors, Header], object]
 
 

@@ -36,8 +36,6 @@ from tests.sources import encode
 from tests.tars import write_tar
 
 base_plus_ext = pytest.importorskip("webdataset.tariterators").base_plus_ext
-
-
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 ENTRIES = st.builds(
@@ -47,7 +45,6 @@ ENTRIES = st.builds(
     num_samples=st.integers(0, 2**40),
     digest=st.text("0123456789abcdef", min_size=32, max_size=32),
 )
-
 
 MANIFESTS = st.builds(
     Manifest,

@@ -391,12 +391,8 @@ def test_a_header_with_another_folder_does_not_fit() -> None:
 
 
 UTF8_NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=130)
-
-
 SIZES = st.integers(0, 2**34)
-
 Format = Literal[0, 1, 2]
-
 FORMATS = st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 
 

@@ -375,7 +375,6 @@ def test_a_listing_finds_its_files_and_no_others(sizes: dict[str, int], other: s
 SIZE = 20 * BLOCK + 77
 COPIED = np.random.default_rng(0).bytes(SIZE)
 NUM_BLOCKS = 21
-
 blocks = st.tuples(st.integers(0, NUM_BLOCKS), st.integers(0, NUM_BLOCKS)).map(sorted)
 ranges = st.tuples(st.integers(0, SIZE), st.integers(0, SIZE)).map(sorted)
 

@@ -20,14 +20,8 @@ from tests.sources import encode
 from tests.tars import by_key
 
 datasets = pytest.importorskip("datasets")
-
-
 NUM = 40
-
-
 IMAGES = [encode(seed, suffix="png" if seed % 5 == 4 else "jpg") for seed in range(NUM)]
-
-
 NAMES = ["ant", "bee", "cow"]
 
 

@@ -19,11 +19,7 @@ from tests.raising import assert_raises
 from tests.sources import encode
 
 lmdb = pytest.importorskip("lmdb")
-
-
 NUM = 12
-
-
 IMAGES = [encode(seed, suffix="png" if seed % 4 == 3 else "jpg") for seed in range(NUM)]
 
 

@@ -156,7 +156,6 @@ def test_values_of_csv_have_any_size(source: Path, tmp_path: Path) -> None:
 
 ALL = "key,label\nx/a,1\nx/b,1\ny/c,1\ny/z/d,1\n"
 
-
 BAD = {
     "missing": ("key,label\nx/a,1\n", "has no label for 3 of 4 samples: x/b, y/c, y/z/d"),
     "two": (ALL + "x/a.jpg,2\n", "labels 'x/a' as 1 in row 1 and as 2 in row 5"),
@@ -235,11 +234,7 @@ def test_spreadsheets_are_read(source: Path, tmp_path: Path, name: str, delimite
 
 
 NUM = 14
-
-
 IMAGES = [encode(seed, suffix="png" if seed % 4 == 3 else "jpg") for seed in range(NUM)]
-
-
 CLASSES = ("ant", "bee", "cow")
 
 

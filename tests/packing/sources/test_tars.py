@@ -25,7 +25,6 @@ from tests.sources import encode, write_images
 from tests.tars import write_tar
 
 webdataset = pytest.importorskip("webdataset")
-
 IMAGES = [encode(seed) for seed in range(4)]
 
 
@@ -205,7 +204,6 @@ def test_a_folder_of_sources_is_refused_with_commands_that_work(tmp_path: Path, 
 
 
 NUM = 23
-
 
 LONG = "folder/" * 30
 """With it, a member's name does not fit a plain header."""
