@@ -103,7 +103,7 @@ def test_info_shows_the_decoders_that_the_loader_will_use(mixed: Path) -> None:
 @pytest.mark.parametrize(
     ("missing", "why"), [("numba", "shardio was built without it for this processor"), (None, "it is n")]
 )
-def test_libjpeg_replaces_a_kernel(mixed: Path, missing: str | None, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libjpeg_replaces_kernels(mixed: Path, missing: str | None, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding, "load_functions", lambda: None)
     monkeypatch.setattr(finding, "_finder", finding._Finder())
     if missing:

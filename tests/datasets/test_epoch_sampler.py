@@ -40,7 +40,7 @@ from tests.raising import assert_raises
     shuffle=st.booleans(),
     remainder=st.sampled_from(["pad", "keep", "drop"]),
 )
-def test_ranks_cover_it_all(
+def test_ranks_cover_the_dataset(
     num_samples: int, world_size: int, batch_size: int, shuffle: bool, remainder: Remainder
 ) -> None:
     options: dict[str, Any] = {"batch_size": batch_size, "shuffle": shuffle, "remainder": remainder}
