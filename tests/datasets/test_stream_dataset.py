@@ -230,7 +230,7 @@ def test_what_cannot_be_read_is_refused_at_once(tmp_path: Path, tars: list[Path]
         assert_raises(kind, message, StreamDataset, source)
     for options in ({"buffer": 0}, {"retries": -1}, {"timeout_s": 0}, {"seed": -1}, {"shuffle": "no"}):
         assert_raises((TypeError, ValueError), next(iter(options)), StreamDataset, tars, **options)
-    with pytest.raises(ValueError, match=r"2 tars cannot be dealt to 3 ranks.*shardio index"):
+    with pytest.raises(ValueError, match=r"2 tars cannot be split over 3 ranks.*shardio index"):
         iter(streams(tars[:2], rank=0, world_size=3))
 
 

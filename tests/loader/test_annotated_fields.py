@@ -235,7 +235,7 @@ BAD_FILES: dict[str, tuple[str, bytes, str]] = {
     "a damaged second picture": ("right.jpg", b"no JPEG", "the image 'right.jpg' of sample 002 in .* cannot be"),
     "one that is damaged inside": (
         "right.jpg",
-        make_sample(2)["right.jpg"][:-200] + b"\xff\xd9",
+        make_sample(2)["right.jpg"][:-700] + b"\xff\xd9",
         r"the image 'right.jpg' of sample 002 in .*a.tar",
     ),
 }

@@ -51,7 +51,7 @@ def test_a_wrong_pixel_of_a_crop_is_found(croppable: Path, monkeypatch: pytest.M
         return is_rendered
 
     monkeypatch.setattr(rendering, "render_by_kernel", change_one)
-    with pytest.raises(AssertionError, match="other pixels by CropPlan"):
+    with pytest.raises(AssertionError, match="wrong pixels by CropPlan"):
         crop_campaign.main(croppable, crops=200, seed=1)
 
 

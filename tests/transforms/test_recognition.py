@@ -159,7 +159,8 @@ def test_only_the_crop_is_decoded_and_the_log_says_so(packed: Path, caplog: pyte
     assert sum(len(batch) for batch in loader) == len(dataset)
     assert loader.stats().num_images_by_decoder["kernel"] > 0
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith("shardio's transforms replace what this dataset's transform begins with: RandomResizedCrop(")
+    replaced = "shardio's transforms replace the first steps of this dataset's transform: "
+    assert said.startswith(f"{replaced}RandomResizedCrop(")
 
 
 ALBUMENTATIONS: dict[str, tuple[Any, Any]] = {

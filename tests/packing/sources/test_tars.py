@@ -192,7 +192,7 @@ def test_a_folder_of_sources_is_refused_with_commands_that_work(tmp_path: Path, 
     for split in ("train", "val"):
         (tmp_path / "in" / split).mkdir(parents=True)
         write(tmp_path / "in" / split)
-    with pytest.raises(PackError, match="holds no samples itself, but in its folders") as caught:
+    with pytest.raises(PackError, match="holds no samples itself, but its folders do") as caught:
         shardio.pack(tmp_path / "in", tmp_path / "out")
     commands = [line.split()[1:] for line in str(caught.value).splitlines()[1:]]
     assert [command[-1] for command in commands] == [str(tmp_path / "out" / split) for split in ("train", "val")]
@@ -340,11 +340,11 @@ def test_tars_of_several_splits_are_refused_with_what_to_pack(tmp_path: Path) ->
     for split in ("train", "val"):
         write_tar(tmp_path / "in" / f"pets-{split}-0.tar", [(f"{split}.jpg", encode(0))])
     for source in (tmp_path / "in", tmp_path / "in" / "*.tar"):
-        assert_refused(r"files of the splits train, val\. Pack each one, .*--source-split train", source)
+        assert_refused(r"files of the splits train, val\. Pack each split .*--source-split train", source)
         shardio.pack(source, tmp_path / f"{source.name} one", source_split="train")
         assert list(read_packed(tmp_path / f"{source.name} one")) == ["train"]
         assert shardio.pack(source, tmp_path / f"{source.name} all", source_split="all").num_samples == 2
     for source, split in ((tmp_path / "in", "test"), (tmp_path / "in" / "pets-val-0.tar", "val")):
-        assert_refused(f"has {split!r} in its name, as --source-split says", source, source_split=split)
+        assert_refused(rf"has the split {split!r} \(--source-split\) in its name", source, source_split=split)
     shardio.pack(tmp_path / "in" / "pets-val*.tar", tmp_path / "out")
     assert list(read_packed(tmp_path / "out")) == ["val"]
