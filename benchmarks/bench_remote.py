@@ -31,9 +31,8 @@ from benchmarks.remote_loaders import PACKED, RAW, write_litdata
 from benchmarks.timing import ratios, summarise
 from shardio.storage import walk_files
 from tests.faults.proxy import FaultProxy, Script
-from tests.servers.seaweedfs import run_seaweedfs
-from tests.servers.server import Server
-from tests.storage.uploading import upload
+from tests.servers.server import Server, upload
+from tests.servers.stores import run_seaweedfs
 
 MAX_TRIES = 3
 LOADERS_ON, STORE_ON = {0}, {1}

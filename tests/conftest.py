@@ -19,6 +19,13 @@ import shardio
 from shardio.images.kernel.building import build
 from shardio.images.kernel.source import BUILT_FOLDER, built_path
 from shardio.images.kernel.targets import find_targets
+from tests.servers.stores import (  # noqa: F401  # Fixtures.
+    azurite_server,
+    fake_gcs_server,
+    fake_hub,
+    nginx_server,
+    seaweedfs_server,
+)
 from tests.sources import write_images
 
 hypothesis.settings.register_profile("change", deadline=None, derandomize=True, max_examples=50)
@@ -39,7 +46,7 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keep what is imported and collected from the collector of cycles: gc.collect() in tests searches the rest."""
+    """Exclude imported and collected objects from garbage collection: gc.collect() in tests searches only the rest."""
     gc.disable()
     try:
         return (yield)

@@ -28,7 +28,6 @@ def read_files(folder: Path) -> dict[str, bytes]:
 
 
 def flip(path: Path, offset: int, mask: int = 1) -> None:
-    """Change one bit of a file in place."""
     with path.open("r+b") as file:
         file.seek(offset)
         (byte,) = file.read(1)
@@ -37,18 +36,16 @@ def flip(path: Path, offset: int, mask: int = 1) -> None:
 
 
 def read_parts(folder: Path) -> dict[str, dict[str, bytes]]:
-    """Return the content of each file in each directory of a directory."""
     return {path.name: read_files(path) for path in folder.iterdir()}
 
 
 def count_open_files() -> int:
-    """Return how many descriptors this process holds."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @contextmanager
 def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """Let every write fail that makes a file larger; Python ignores the signal that the system sends as well."""
+    """Make writes beyond a file size fail. Python ignores the signal that the system also sends."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
     try:

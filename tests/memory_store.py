@@ -77,7 +77,7 @@ class MemoryFile(StoredFile):
         self._content = content
 
     def read(self, start: int, stop: int) -> bytes:
-        if start < 0 or stop < start:  # What a local file raises.
+        if start < 0 or stop < start:  # As a local file does.
             raise OSError(f"cannot read the bytes from {start} to {stop}")
         if stop > self.size and stop > start:
             raise ends_early(self.location, self.size, start, stop)

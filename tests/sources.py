@@ -45,7 +45,7 @@ def write_mixed(root: Path) -> None:
     4 baseline and 3 tiled JPEGs are for the kernel, 2 progressive ones for libjpeg-turbo, a CMYK one and 2 PNGs for
     Pillow; that is so where there is a kernel, and crops are not much smaller.
     """
-    from shardio.images.tiling import tile_jpeg  # It imports numba, which each process of a test would do at its start.
+    from shardio.images.tiling import tile_jpeg  # It imports numba, which would slow the start of each process.
 
     size: dict[str, Any] = {"width": 96, "height": 64}
     files = [("jpg", encode(seed, **size)) for seed in range(4)]

@@ -20,7 +20,6 @@ from shardio.shards import Shard
 from shardio.storage import Location, StoredFile, parse_location
 
 Member = tuple[str, bytes]
-"""A member's name and content."""
 
 Samples = list[tuple[str, dict[str, bytes]]]
 """Samples in their order: key, and content by field."""
@@ -36,7 +35,6 @@ def write_tar(path: Path, members: Iterable[Member], *, tar_format: int = tarfil
 
 
 def read_members(path: Path) -> list[Member]:
-    """Return the regular files of a tar as the standard library reads them."""
     members = []
     with tarfile.open(path, "r:") as tar:
         for info in tar:
@@ -47,7 +45,6 @@ def read_members(path: Path) -> list[Member]:
 
 
 def extract_with_gnu_tar(path: Path, into: Path) -> dict[str, bytes]:
-    """Return the files that GNU tar unpacks, by name."""
     into.mkdir()
     subprocess.run(["tar", "-xf", path, "-C", into], check=True, env={"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"})
     return {str(file.relative_to(into)): file.read_bytes() for file in into.rglob("*") if file.is_file()}
@@ -62,7 +59,7 @@ def read_with_webdataset(*paths: Path) -> Samples:
     webdataset = pytest.importorskip("webdataset")
     samples, refusal = [], ""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # It leaves the closing of its files to the collector.
+        warnings.simplefilter("ignore", ResourceWarning)  # It leaves files open for the garbage collector.
         try:
             samples = list(webdataset.WebDataset([str(path) for path in paths], shardshuffle=False, empty_check=False))
         except ValueError as error:
@@ -74,17 +71,14 @@ def read_with_webdataset(*paths: Path) -> Samples:
 
 
 def by_key(*paths: Path) -> dict[str, dict[str, bytes]]:
-    """Return the fields of all samples in tars by key, as webdataset reads them."""
     return dict(read_with_webdataset(*paths))
 
 
 def paths_of(locations: Iterable[Location]) -> list[Path]:
-    """Return the paths of local files."""
     return [Path(location.key) for location in locations]
 
 
 def index_of(tar: Path) -> Path:
-    """Return the path of a tar's index."""
     return tar.with_name(tar.name + ".idx")
 
 
@@ -109,7 +103,6 @@ def change_metadata(index: bytes, change: Callable[[dict[str, Any]], object]) ->
 
 
 def read_metadata(tar: Path) -> dict[str, Any]:
-    """Return the metadata of a tar's index, as safetensors reads it."""
     with safetensors.safe_open(index_of(tar), framework="numpy") as file:
         values: dict[str, Any] = json.loads(file.metadata()["shardio"])
     return values

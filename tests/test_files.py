@@ -25,6 +25,7 @@ from shardio.files import (
     write_whole,
 )
 from tests.files import OTHER_USER, as_root, files_of_at_most, mode_of, read_files, suspended_holder, umask
+from tests.raising import assert_raises
 
 
 def test_a_file_does_not_appear_and_replaces_none_before_it_is_whole(tmp_path: Path) -> None:
@@ -40,9 +41,7 @@ def test_a_file_does_not_appear_and_replaces_none_before_it_is_whole(tmp_path: P
 
 @pytest.mark.parametrize("old", [{}, {"file": b"old"}])
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_failed_write_leaves_what_was_there(
-    tmp_path: Path, old: dict[str, bytes], error: type[BaseException]
-) -> None:
+def test_a_failed_write_changes_nothing(tmp_path: Path, old: dict[str, bytes], error: type[BaseException]) -> None:
     for name, content in old.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(error), write_whole(tmp_path / "file") as file:  # noqa: PT012  # The write fails in between.
@@ -66,7 +65,7 @@ def test_two_writers_of_one_path_do_not_mix(tmp_path: Path) -> None:
     assert read_files(tmp_path) == {"file": b"first" * 1000}
 
 
-def test_a_file_is_synced_before_it_is_renamed_and_its_directory_after(
+def test_a_file_is_synced_before_its_renaming_and_its_directory_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine that loses power keeps the old file or the whole new one."""
@@ -90,10 +89,9 @@ def test_a_file_is_synced_before_it_is_renamed_and_its_directory_after(
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
-def test_a_file_system_that_cannot_sync_directories_is_written_to(
+def test_a_file_system_may_refuse_to_sync_directories(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """An error of the disk is still raised."""
     fsync = os.fsync
 
     def refuse_directories(descriptor: int) -> None:
@@ -129,8 +127,7 @@ def test_a_file_is_created_whole_and_only_if_there_is_none(tmp_path: Path) -> No
     assert create_whole(tmp_path / "a", b"first")
     assert not create_whole(tmp_path / "a", b"second")
     assert read_files(tmp_path) == {"a": b"first"}
-    with pytest.raises(FileNotFoundError):
-        create_whole(tmp_path / "missing" / "a", b"")
+    assert_raises(FileNotFoundError, None, create_whole, tmp_path / "missing" / "a", b"")
 
 
 def test_a_suspended_holder_is_named_and_gone_around(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -208,8 +205,7 @@ def test_what_other_users_may_have_written_is_not_read(path: Path, which: str) -
     for mode in (0o664, 0o646, 0o666, 0o777, 0o620, 0o1777):
         checked.chmod(mode | 0o100 if which == "folder" else mode)
         found = f"the {which} {checked} belongs to .* and has mode {mode_of(checked):04o}"
-        with pytest.raises(UntrustedError, match=found):
-            read_trusted(path)
+        assert_raises(UntrustedError, found, read_trusted, path)
     if os.geteuid() == 0:  # Only root can change the owner of a file.
         checked.chmod(mode_before)
         os.chown(checked, OTHER_USER, -1)
@@ -224,13 +220,11 @@ def test_the_target_of_a_symbolic_link_is_checked(path: Path, tmp_path: Path) ->
     outside.chmod(0o644)
     assert read_trusted(link) == b"others'"
     outside.chmod(0o666)
-    with pytest.raises(UntrustedError):
-        read_trusted(link)
+    assert_raises(UntrustedError, None, read_trusted, link)
     (tmp_path / "alias").symlink_to(path.parent)
     assert read_trusted(tmp_path / "alias" / "code") == b"ours"
     path.parent.chmod(0o777)
-    with pytest.raises(UntrustedError):
-        read_trusted(tmp_path / "alias" / "code")
+    assert_raises(UntrustedError, None, read_trusted, tmp_path / "alias" / "code")
 
 
 @pytest.mark.parametrize("replaced", ["file", "folder"])
@@ -252,8 +246,7 @@ def test_a_replacement_after_the_check_is_not_read(path: Path, monkeypatch: pyte
 def test_a_pipe_is_refused_without_waiting_for_it(path: Path) -> None:
     path.unlink()
     os.mkfifo(path, 0o600)
-    with pytest.raises(UntrustedError, match="not a regular file"):
-        read_trusted(path)
+    assert_raises(UntrustedError, "not a regular file", read_trusted, path)
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o002, 0o077])
@@ -279,6 +272,5 @@ def test_a_folder_of_another_user_is_left_alone(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     folder.chmod(0o777)
     os.chown(folder, OTHER_USER, -1)
-    with pytest.raises(UntrustedError, match=f"belongs to uid {OTHER_USER} and has mode 0777"):
-        make_folder(folder)
+    assert_raises(UntrustedError, f"belongs to uid {OTHER_USER} and has mode 0777", make_folder, folder)
     assert mode_of(folder) == 0o777

@@ -14,6 +14,7 @@ import pytest
 import shardio
 from shardio import process
 from shardio.process import count_processors, is_interruption, start_process
+from tests.raising import assert_raises
 
 PACKAGE = Path(shardio.__file__).parent
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
@@ -183,7 +184,6 @@ thread.join()
 
 @forks
 def test_objects_are_called_at_forks_while_they_live() -> None:
-    """In the order of os.register_at_fork."""
     done = run(FORK)
     assert done.returncode == 0, done.stderr
     before, child, parent = ["before c", "before a"], ["child a", "child c", "child again"], ["parent a", "parent c"]
@@ -192,7 +192,6 @@ def test_objects_are_called_at_forks_while_they_live() -> None:
 
 @forks
 def test_an_error_of_one_object_is_reported_and_skips_no_other_object() -> None:
-    """Each fork makes all calls: before it, in the parent and in the child."""
     done = run(FAILING)
     assert done.returncode == 0
     assert sorted(done.stdout.split()[0]) == sorted(done.stdout.split()[1]) == sorted(3 * "abcd")
@@ -221,11 +220,10 @@ class Kind(Enum):
 
 
 def test_other_errors_are_not_interruptions() -> None:
-    with pytest.raises(ValueError, match="is not a valid Kind") as caught:
-        Kind(2)
+    caught = assert_raises(ValueError, "is not a valid Kind", Kind, 2)
     first, second = ValueError("first"), ValueError("second")
     first.__cause__, second.__cause__ = second, first  # Causes may form a cycle.
-    assert not any(map(is_interruption, (caught.value, first)))
+    assert not any(map(is_interruption, (caught, first)))
     first.__cause__ = first
     assert not is_interruption(first)
 
@@ -242,9 +240,8 @@ def test_a_signal_handlers_error_is_an_interruption_even_as_a_cause() -> None:
 
     before = signal.signal(signal.SIGUSR1, handle)
     try:
-        with pytest.raises(ValueError, match="damaged") as caught:
-            decode()
-        assert is_interruption(caught.value)
+        caught = assert_raises(ValueError, "damaged", decode)
+        assert is_interruption(caught)
     finally:
         signal.signal(signal.SIGUSR1, before)
 

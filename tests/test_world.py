@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader as TorchLoader, Dataset
 
 from shardio import DataLoader, ShardDataset
 from shardio.world import CarriedWorld, Worker, World, find_worker, find_world, find_world_size
+from tests.raising import assert_raises
 
 ALONE = World(rank=0, world_size=1)
 
@@ -42,9 +43,7 @@ def group(tmp_path: Path) -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def test_by_default_a_process_is_rank_0_of_1_and_torchruns_variables_set_the_world(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_process_is_rank_0_of_1_unless_torchruns_variables_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_world() == ALONE
     assert find_worker() == Worker(worker_id=0, num_workers=1)
     set_environment(monkeypatch, "3", "7")
@@ -61,7 +60,6 @@ def test_a_process_group_overrides_the_variables_and_arguments_override_both(mon
 
 
 def test_the_world_size_is_known_without_torch() -> None:
-    """It is 1 where the variables make no sense."""
     cases = [(None, None, 1), ("3", "7", 7), ("3", None, 1), (None, "7", 1), ("3", "x", 1), ("7", "7", 1)]
     program = f"""
 import os, sys
@@ -96,8 +94,7 @@ def test_only_one_of_rank_and_world_size_is_an_error(rank: int | None, world_siz
 def test_a_rank_out_of_range_is_an_error(rank: int, world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     set_environment(monkeypatch, str(rank), str(world_size))
     for arguments in ((rank, world_size), ()):
-        with pytest.raises(ValueError, match=f"got {rank} of {world_size}"):
-            find_world(*arguments)
+        assert_raises(ValueError, f"got {rank} of {world_size}", find_world, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +115,7 @@ def test_half_an_environment_and_an_invalid_variable_are_errors_that_name_it(
     dataset = ShardDataset(packed, fields="key")  # The process may join a group before it needs the world.
     makes: list[Any] = [find_world, lambda: len(TorchLoader(dataset)), lambda: iter(DataLoader(dataset))]
     for read in (*makes, lambda: iter(dataset)):
-        with pytest.raises(ValueError, match=words):
-            read()
+        assert_raises(ValueError, words, read)
     assert find_world(1, 2) == World(rank=1, world_size=2)
 
 

@@ -24,7 +24,6 @@ from tests.processes import run_python
 
 ROOT = Path(__file__).parents[1]
 RENDEZVOUS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "test"]
-"""What ``--standalone`` stands for."""
 
 
 def run_by_torchrun(target: str, *arguments: Any, num_ranks: int) -> subprocess.CompletedProcess[str]:

@@ -33,8 +33,8 @@ from shardio.storage import make_access, parse_location
 from shardio.storage.client import client
 from shardio.storage.copies import BLOCK, COPY_SUFFIX, name_copy
 from shardio.storage.listing import cut_bundles, list_files, make_tail
-from tests.servers.seaweedfs import run_seaweedfs
-from tests.storage.uploading import upload
+from tests.servers.server import upload
+from tests.servers.stores import run_seaweedfs
 
 NUM_READERS = 3
 NUM_SAMPLES = 3000

@@ -25,9 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are no
 
 from shardio import DataLoader, ShardDataset, ShardWriter
 from tests.faults.proxy import KINDS, FaultProxy, Script
-from tests.servers.seaweedfs import run_seaweedfs
-from tests.servers.server import Server
-from tests.storage.uploading import upload
+from tests.servers.server import Server, upload
+from tests.servers.stores import run_seaweedfs
 
 STALL_S = 0.5
 """The time-out of a request that makes no progress."""

@@ -142,7 +142,7 @@ def run_seeds(seeds: range, reports: Connection, current: Any, folder: Path) -> 
 
 def check_seed(seed: int, limits: Limits, outcomes: Counter[str], folder: Path) -> str | None:
     """Read the input of a seed; add the outcomes, and return the law that it breaks, or None."""
-    from tests.shards.hostile_shards import make_shard
+    from tests.shards.hostile import make_shard
     from tests.shards.tar_laws import Laws
 
     rng = random.Random(seed)
@@ -240,7 +240,7 @@ def main(
 
 def _replay(seed: int | None, path: Path | None, folder: Path) -> Counter[str]:
     """Read one input without limits, so a debugger can show where it hangs."""
-    from tests.shards.hostile_shards import HostileShard, make_shard
+    from tests.shards.hostile import HostileShard, make_shard
     from tests.shards.tar_laws import Laws
 
     rng, laws = random.Random(seed or 0), Laws()
@@ -252,7 +252,7 @@ def _replay(seed: int | None, path: Path | None, folder: Path) -> Counter[str]:
 
 def _save(seed: int, folder: Path) -> str:
     """Save the input of a seed. Return a message with the command to read it again."""
-    from tests.shards.hostile_shards import make_shard
+    from tests.shards.hostile import make_shard
 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"seed-{seed}.hostile"
@@ -267,7 +267,7 @@ def run_atheris(options: list[str], save: Path) -> None:
     except ImportError:
         raise typer.BadParameter("--atheris needs the package atheris: pip install atheris") from None
     with atheris.instrument_imports(include=["shardio.shards", "shardio.values", "tarfile", "gzip"]):
-        from tests.shards.hostile_shards import HostileShard, make_shard
+        from tests.shards.hostile import HostileShard, make_shard
         from tests.shards.tar_laws import Laws
 
         Laws().check(make_shard(random.Random(0)), random.Random(0))

@@ -1,4 +1,4 @@
-"""Commands in the tests' own process, which is much faster than to start another one."""
+"""Commands run in the test process, which is much faster than starting another one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ LINE = re.compile(
 
 
 def run(*arguments: object, code: int | None = 0) -> Result:
-    """Run a command, and check its exit code unless that is None."""
     done = CliRunner().invoke(app, list(map(str, arguments)))
     assert code is None or done.exit_code == code, (done.output, done.exception)
     return done
@@ -37,7 +36,6 @@ def unframed(text: str) -> str:
 
 
 def usage_error(*arguments: object) -> str:
-    """Return the words of a usage error."""
     done = run(*arguments, code=2)
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
@@ -45,8 +43,6 @@ def usage_error(*arguments: object) -> str:
 
 
 class Ended(NamedTuple):
-    """The exit code and the output of the program."""
-
     code: object
     stdout: str
     stderr: str
@@ -75,7 +71,7 @@ def error_of(*arguments: object) -> str:
 
 
 def pack_with_bad_image(folder: Path) -> Path:
-    """Pack images, one of which is cut off: that of sample class-1/name-003."""
+    """Pack images, of which class-1/name-003 is truncated."""
     write_images(folder / "in")
     broken = folder / "in" / "class-1" / "name-003.jpg"
     broken.write_bytes(broken.read_bytes()[:-100])

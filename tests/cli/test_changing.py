@@ -10,13 +10,12 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import shardio
-from shardio.cli.main import app
 from shardio.shards import open_table
 from tests.cli.commands import error_of, run, usage_error
 from tests.files import read_files
+from tests.raising import assert_raises
 from tests.sources import write_images
 from tests.tars import index_of, read_members, write_tar
 
@@ -58,8 +57,7 @@ def test_keys_that_occur_twice_or_are_not_adjacent_are_named(tmp_path: Path) -> 
         assert "a.tar: 3 samples" in done.stdout
         assert text in done.stdout
         (tar,) = json.loads(run("index", tmp_path / "a.tar", "--json", code=code).stdout)["tars"]
-        assert tar["repeated"] == [name[0] for name in added]
-        assert tar["not_adjacent"] == ["a"]
+        assert (tar["repeated"], tar["not_adjacent"]) == ([name[0] for name in added], ["a"])
 
 
 def test_a_tar_that_cannot_be_indexed_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -116,15 +114,13 @@ def test_datasets_keep_refusing_compressed_tars(tmp_path: Path) -> None:
     path = compress(tmp_path / "a.tar")
 
     def refusal(source: Path) -> str:
-        with pytest.raises(Exception, match="compress") as caught:
-            open_table(source)
-        return str(caught.value)
+        caught = assert_raises(Exception, "compress", open_table, source)
+        return str(caught)
 
     before = refusal(path), refusal(tmp_path)
     run("index", path)
     index = index_of(path).read_bytes()
-    assert (refusal(path), refusal(tmp_path)) == before
-    assert index_of(path).read_bytes() == index
+    assert ((refusal(path), refusal(tmp_path)), index_of(path).read_bytes()) == (before, index)
 
 
 def test_a_damaged_compressed_tar_is_an_error(tmp_path: Path) -> None:
@@ -144,14 +140,12 @@ def test_a_compressed_tar_that_changed_needs_a_new_index(tmp_path: Path) -> None
     run("index", path)
     write_tar(tmp_path / "a.tar", MEMBERS[:1])
     compress(tmp_path / "a.tar")
-    found = CliRunner().invoke(app, ["ls", str(path)])
-    assert "no current index: create one with shardio index" in str(found.exception)
+    assert "no current index: create one with shardio index" in str(run("ls", path, code=1).exception)
     run("index", path)
     assert run("ls", path).stdout == "a\n"
 
 
 def test_a_decompression_bomb_needs_little_memory(tmp_path: Path) -> None:
-    """A member of 100 MiB in 0.5 MB. Its content is neither kept nor read at once."""
     path = tmp_path / "a.tgz"
     info = tarfile.TarInfo("a.bin")
     info.size = 100 * 2**20
@@ -167,7 +161,6 @@ def test_a_decompression_bomb_needs_little_memory(tmp_path: Path) -> None:
 
 @pytest.fixture
 def out(packed: Path, tmp_path: Path) -> Path:
-    """A copy of the packed directory to damage and repair."""
     return Path(shutil.copytree(packed, tmp_path / "out"))
 
 
@@ -180,8 +173,7 @@ def test_problems_are_printed_and_counted(packed: Path, out: Path) -> None:
     assert lines[0].startswith(f"missing: {out / 'shard-000002.tar'}: it has no index")
     assert lines[-1].startswith("1 problem (1 missing) in 5 shards, 16 samples")
     values = json.loads(run("verify", out, "--json", code=1).stdout)
-    assert values["kinds"] == {"missing": 1}
-    assert values["problems"][0]["where"] == str(out / "shard-000002.tar")
+    assert (values["kinds"], values["problems"][0]["where"]) == ({"missing": 1}, str(out / "shard-000002.tar"))
 
 
 def test_the_output_is_bounded_unless_it_is_json(tmp_path: Path) -> None:
@@ -189,8 +181,7 @@ def test_the_output_is_bounded_unless_it_is_json(tmp_path: Path) -> None:
         write_tar(tmp_path / f"{name}.tar", [(f"{i}.txt", name.encode()) for i in range(30)])
     open_table(tmp_path)
     lines = run("verify", tmp_path, code=1).stdout.splitlines()
-    assert len(lines) == 22
-    assert lines[20] == "duplicate: 10 more (--json prints all)"
+    assert (len(lines), lines[20]) == (22, "duplicate: 10 more (--json prints all)")
     assert len(json.loads(run("verify", tmp_path, "--json", code=1).stdout)["problems"]) == 30
 
 
@@ -204,8 +195,7 @@ def test_lost_classes_are_given_again(out: Path, packed: Path, tmp_path: Path) -
     assert f"shardio repair {out} --classes FILE" in done.stderr
     (tmp_path / "names.txt").write_text("a\nb\nc\n")
     for source, names in ((tmp_path / "names.txt", ("a", "b", "c")), (packed, open_table(packed).manifest.classes)):
-        assert run("repair", out, "--classes", source).stderr == ""
-        assert open_table(out).manifest.classes == names
+        assert (run("repair", out, "--classes", source).stderr, open_table(out).manifest.classes) == ("", names)
 
 
 def test_dropped_samples_and_problems_are_printed(out: Path) -> None:

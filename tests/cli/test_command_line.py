@@ -61,7 +61,6 @@ def test_the_readme_names_every_command() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_has_an_example_with_arguments_that_it_accepts(name: str) -> None:
-    """Those that take URLs also take settings of their stores."""
     command = COMMANDS[name]
     words = shlex.split(" ".join(command.help.strip().split("\n\n")[-1].split()))
     assert words[:3] == ["Example:", "shardio", name]
@@ -73,7 +72,6 @@ def test_each_command_has_an_example_with_arguments_that_it_accepts(name: str) -
 
 
 MODULE_OF = {name: f"shardio.cli.{module}" for names in PANELS.values() for name, module in names.items()}
-
 
 FOR_TERMINALS_OR_PIXELS = {"torch", "matplotlib", "rich", "PIL", "cv2", "simplejpeg", "shardio.images.kernel"}
 """Copying files needs none of these, unless it shows a bar on a terminal."""
@@ -93,7 +91,6 @@ for name in commands:
 
 
 def run_code(code: str, *arguments: object) -> list[str]:
-    """Run code in a new process; return the lines that it prints."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
@@ -203,10 +200,7 @@ def test_shardios_warnings_are_shown_without_their_location(tmp_path: Path) -> N
 
 
 NAMES = ["Müller/größe.jpg", "Müller/b.jpg", "日本/写真.jpg", "日本/x.jpg", "plain/a.jpg", "plain/ü.jpg", "plain/é.txt"]
-
-
 C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-
 
 PROGRAM = """
 import sys
@@ -287,8 +281,6 @@ def test_a_name_that_is_not_utf8_is_printed_as_its_bytes(tmp_path: Path) -> None
 
 
 class Terminal(io.StringIO):
-    """Standard error of a terminal, in memory."""
-
     def isatty(self) -> bool:
         return True
 
@@ -301,8 +293,7 @@ def test_reports_of_all_threads_add_up(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert (reporter.num_done, reporter.num_bytes, reporter.num_samples) == (100, 2000 * 4950, 300)
     captured = capsys.readouterr()
     lines = captured.err.splitlines()
-    assert captured.out == ""
-    assert len(lines) == 100
+    assert (captured.out, len(lines)) == ("", 100)
     assert all(
         re.fullmatch(r"verifying: \d+ of 100 shards, .+ shards/s, .+/s, about \d+ s left", line) for line in lines[1:]
     )

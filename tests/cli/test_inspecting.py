@@ -23,20 +23,14 @@ from shardio.values import format_bytes
 from tests.cli.commands import error_of, run, run_main, usage_error
 from tests.faults.proxy import FaultProxy, Script
 from tests.files import read_files
-from tests.servers.fixtures import seaweedfs_server
-from tests.servers.server import Server
+from tests.servers.server import Server, upload
 from tests.sources import write_images, write_mixed
-from tests.storage.uploading import upload
 from tests.tars import read_members, write_tar
-
-__all__ = ["seaweedfs_server"]
-
 
 BY_KERNEL = "by the kernel (by libjpeg-turbo if a crop has more than a million pixels, or without a crop)"
 
 
 def rows_of(source: Path) -> dict[str, str]:
-    """Return the rows that info shows."""
     return dict(line.split(maxsplit=1) for line in run("info", source).stdout.splitlines())
 
 
@@ -47,15 +41,12 @@ def json_of(source: Path) -> dict[str, Any]:
 
 def test_info_shows_what_a_dataset_contains(images: Path, packed: Path, tmp_path: Path) -> None:
     rows = rows_of(packed)
-    assert rows["samples"] == "21"
-    assert rows["shards"] == "5, 1 to 5 samples each"
-    assert rows["classes"] == "3: class-0, class-1, class-2"
-    assert rows["fields"] == "cls, jpg"
+    assert (rows["samples"], rows["shards"]) == ("21", "5, 1 to 5 samples each")
+    assert (rows["classes"], rows["fields"]) == ("3: class-0, class-1, class-2", "cls, jpg")
     assert rows["digest"] == open_table(packed).manifest.digest
     assert "max_shard_samples 5" in rows["packed"]
     assert rows["size"].endswith(" per sample")
-    assert rows["decoders"] == f"21 {BY_KERNEL}"
-    assert rows_of(packed / "shardio.json") == rows
+    assert (rows["decoders"], rows_of(packed / "shardio.json")) == (f"21 {BY_KERNEL}", rows)
     shardio.pack(images, tmp_path, max_shard_samples=7)
     assert rows_of(tmp_path)["shards"] == "3, 7 samples each"
 
@@ -98,7 +89,6 @@ def decoded(source: Path) -> str:
 
 
 def test_info_shows_the_decoders_that_the_loader_will_use(mixed: Path) -> None:
-    """A loader that crops or resizes: whole images are left to libjpeg-turbo."""
     by_others = "2 by libjpeg-turbo (2 × progressive); 3 by Pillow (2 × PNG, 1 × 4 components)"
     assert decoded(mixed) == f"7 {BY_KERNEL}; {by_others}"
     found = json_of(mixed)["decoded"]
@@ -111,12 +101,9 @@ def test_info_shows_the_decoders_that_the_loader_will_use(mixed: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "why"),
-    [("numba", "shardio was built without it for this processor"), (None, "it is n")],
+    ("missing", "why"), [("numba", "shardio was built without it for this processor"), (None, "it is n")]
 )
-def test_libjpeg_replaces_the_kernel(
-    mixed: Path, missing: str | None, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_libjpeg_replaces_kernels(mixed: Path, missing: str | None, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding, "load_functions", lambda: None)
     monkeypatch.setattr(finding, "_finder", finding._Finder())
     if missing:
@@ -204,8 +191,7 @@ def test_ls_prints_fields_with_sizes(tar: Path) -> None:
 
 def test_cat_writes_the_bytes_of_a_field(tar: Path) -> None:
     assert run("cat", tar, "a/1", "--field", "jpg").stdout_bytes == b"\xff\x00\n"
-    assert run("cat", tar, "a/2").stdout_bytes == b"two"
-    assert run("cat", tar, "b").stdout_bytes == b""
+    assert (run("cat", tar, "a/2").stdout_bytes, run("cat", tar, "b").stdout_bytes) == (b"two", b"")
     for arguments, error in (
         (["a/1"], "sample a/1 has several fields: choose one with --field: cls, jpg"),
         (["a/1", "--field", "png"], "has no field 'png': choose one with --field: cls, jpg"),
@@ -290,8 +276,7 @@ def rows(*arguments: object) -> dict[str, str]:
 def test_order_prints_the_settings_and_the_measurements(packed: Path) -> None:
     found = rows(packed)
     assert found["epoch"] == "0, seed 0: 21 samples in 5 shards"
-    assert (found["lanes"], found["window"]) == ("1", "21 samples")
-    assert found["read by"] == "1 rank, batches of 256"
+    assert (found["lanes"], found["window"], found["read by"]) == ("1", "21 samples", "1 rank, batches of 256")
     assert found["moved by"].endswith("of the epoch on average (ideal 0.333)")
     assert found["neighbours"].endswith("of the epoch apart (ideal 0.333)")
     # One batch has all 21 samples, so its probability is the ideal one.
@@ -305,8 +290,7 @@ def test_options_change_the_order(packed: Path) -> None:
     options = ("--lanes", 2, "--window", 3, "--world-size", 2, "--batch-size", 4)
     found = rows(packed, *options, "--seed", 5, "--epoch", 7)
     assert found["epoch"] == "7, seed 5: 21 samples in 5 shards"
-    assert (found["lanes"], found["window"]) == ("2", "3 samples")
-    assert found["read by"] == "2 ranks, batches of 4"
+    assert (found["lanes"], found["window"], found["read by"]) == ("2", "3 samples", "2 ranks, batches of 4")
     assert found != rows(packed, *options)
     assert rows(packed, "--world-size", 50)["shards open"] == "1.0 per rank on average, 1 at most"
     for name, value in (("--lanes", 0), ("--window", -1), ("--world-size", 0), ("--epoch", -1)):

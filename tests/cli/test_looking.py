@@ -60,7 +60,6 @@ def gray_tiff_of_float64() -> bytes:
 
 
 def test_a_tiff_that_cannot_be_decoded_is_a_cell_of_the_page(doubled: Path, tmp_path: Path) -> None:
-    """The header of a TIFF is read in another way than those of other formats."""
     (doubled / "class-2" / "name-001.jpg").unlink()
     (doubled / "class-2" / "float64.tif").write_bytes(gray_tiff_of_float64())
     assert shardio.pack(doubled, tmp_path / "packed", check=False).num_samples == 7
@@ -111,8 +110,7 @@ def test_dups_between_sources(doubled: Path, images: Path, tmp_path: Path) -> No
     assert group["samples"][0]["shard"] == "shard-000000.tar"
     assert (group["same_bytes"], group["classes"]) == (True, ["class-2", "class-9"])
     page = Page((tmp_path / "page.html").read_bytes())
-    assert len(page.find("img")) == 2
-    assert page.addresses() == {"data"}
+    assert (len(page.find("img")), page.addresses()) == (2, {"data"})
     assert "class-9/<b>.jpg" in page.text
 
 
@@ -127,7 +125,6 @@ COMMANDS: dict[str, list[str]] = {
 
 
 def test_images_beside_tars_are_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every command that takes class folders or tars says that a folder holds both."""
     monkeypatch.chdir(tmp_path)
     for name in ("in", "val"):
         write_images(tmp_path / name, classes=2, per_class=1)
@@ -167,7 +164,6 @@ def enlarge(image: Any, factor: int) -> Pixels:
 
 @pytest.fixture
 def photo(tmp_path: Path) -> Path:
-    """An image file of 40×40 pixels."""
     path = tmp_path / "photo.png"
     path.write_bytes(encode(0, width=40, height=40, suffix="png"))
     return path
@@ -246,7 +242,6 @@ def invert(image):
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file with transforms."""
     path = tmp_path / "own_transforms.py"
     path.write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)  # It is undone, with what the command adds.
@@ -278,9 +273,7 @@ def test_other_values_than_bytes_are_stretched(photo: Path, own: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_torchvisions_transforms_are_shown_as_loaded(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchvisions_transforms_are_shown(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import_library("torchvision")
     crop = import_module("torchvision.transforms.v2").RandomCrop(16)
     monkeypatch.syspath_prepend(tmp_path)

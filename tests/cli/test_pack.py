@@ -1,4 +1,4 @@
-"""``shardio pack``, ``tile`` and ``untile``, and what is printed about images that decoders change or complain of."""
+"""``shardio pack``, ``tile`` and ``untile``, and messages about images that decoders change or complain about."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from tests.images.pictures import make_picture, read_by_pillow, save
 from tests.images.stored_values import chunk, make_values, write_png, write_tiff
 from tests.images.test_value_formats import EXACT
 from tests.packing.packs import write_files
+from tests.raising import assert_raises
 from tests.sources import encode, write_images
 from tests.tars import read_members
 
@@ -52,7 +53,7 @@ __all__ = ["_not_built", "folder"]
     ],
     ids=str,
 )
-def test_the_command_writes_the_same_files_as_the_function(
+def test_command_and_function_write_equal_files(
     images: Path, tmp_path: Path, options: list[str], settings: dict[str, int | None]
 ) -> None:
     done = run("pack", images, tmp_path / "a", *options)
@@ -74,12 +75,10 @@ def test_a_file_of_classes_with_an_empty_line_or_that_is_not_text_is_refused(tmp
     error = usage_error("pack", tmp_path, tmp_path / "out", "--classes", tmp_path / "names.txt")
     assert "line 2 of" in error
     (tmp_path / "names.txt").write_bytes(b"\xff")
-    with pytest.raises(ValueError, match=r"names\.txt is not a UTF-8 text file"):
-        read_classes(tmp_path / "names.txt")
+    assert_raises(ValueError, r"names\.txt is not a UTF-8 text file", read_classes, tmp_path / "names.txt")
 
 
 def test_classes_define_the_labels(tmp_path: Path) -> None:
-    """A file of names, class folders, or a packed dataset gives validation data the labels of the training data."""
     for name in ("train", "val"):
         write_images(tmp_path / name, classes=3, per_class=1)
     shutil.rmtree(tmp_path / "val" / "class-1")
@@ -95,8 +94,7 @@ def test_classes_define_the_labels(tmp_path: Path) -> None:
     whole, out = tmp_path / "train", tmp_path / "out"
     with pytest.raises(PackError, match=r"has classes that are not among the given ones \(class-0, class-2\): class-1"):
         shardio.pack(whole, out, classes=["class-0", "class-2"])
-    with pytest.raises(PackError, match="is packed without class folders"):
-        shardio.pack(whole, out, classes=train, layout="flat")
+    assert_raises(PackError, "is packed without class folders", shardio.pack, whole, out, classes=train, layout="flat")
     assert not out.exists()
 
 
@@ -319,7 +317,6 @@ def test_pack_reports_how_many_jpegs_are_tiled_and_why_others_are_not(tmp_path: 
 
 GRAY = np.linspace(2000, 60000, 32 * 24).reshape(32, 24).astype(np.uint16)
 
-
 FILES = {
     "a.png": (write_png(GRAY), "uint16"),
     "b.tif": (write_tiff(GRAY), "uint16"),
@@ -327,23 +324,17 @@ FILES = {
     "d.tif": (write_tiff(make_values("int8", 32, 24)), "int8"),
 }
 
-
-UNCLIPPED = {
-    "e.png": write_png(make_values("uint16", 32, 24, 3)),
-    "f.tif": write_tiff(make_values("uint8", 32, 24)),
-}
+UNCLIPPED = {"e.png": write_png(make_values("uint16", 32, 24, 3)), "f.tif": write_tiff(make_values("uint8", 32, 24))}
 
 
 @pytest.fixture(scope="module")
 def clipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Gray images of other numbers than uint8, which become white or black, as in torchvision, and two others."""
+    """Gray images whose values are not uint8, which become white or black as in torchvision, and two others."""
     files = {name: content for name, (content, _) in FILES.items()} | UNCLIPPED
     return write_files(tmp_path_factory.mktemp("images"), {f"class/{name}": content for name, content in files.items()})
 
 
-def test_pack_and_info_say_how_many_are_clipped(
-    clipped: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pack_and_info_count_clipped_images(clipped: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     said = "4 gray images store other numbers than uint8 (2 × uint16, 1 × float32, 1 × int8): as images they become RGB"
     packed = run("pack", clipped, tmp_path / "out")
     assert packed.stderr.count(said) == 1
@@ -368,8 +359,7 @@ def test_the_loader_says_it_once_an_epoch(clipped: Path, tmp_path: Path, kind: s
     loader = DataLoader(dataset, batch_size=2, num_workers=num_workers)
     with pytest.warns(UserWarning, match=r"other numbers than uint8: as images they become RGB of 8 bits") as caught:
         list(loader)
-    assert len(caught) == 1
-    assert loader.stats().num_images_by_decoder == {"kernel": 0, "libjpeg": 0, "pillow": 6}
+    assert (len(caught), loader.stats().num_images_by_decoder) == (1, {"kernel": 0, "libjpeg": 0, "pillow": 6})
 
 
 def test_other_images_and_fields_of_their_own_cause_no_warning(clipped: Path, tmp_path: Path) -> None:
@@ -425,7 +415,7 @@ NOISY = {
 
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images of which the libraries print lines that name no file."""
+    """Images about which libraries print lines without a file name."""
     root = tmp_path_factory.mktemp("odd")
     return write_files(root, {f"class/{name}": content for name, content in NOISY.items()})
 
@@ -435,8 +425,7 @@ def test_nothing_of_the_libraries_is_printed(noisy: Path, tmp_path: Path, capfd:
     done = run_main("verify", "--deep", tmp_path / "out")
     assert (done.code, done.stderr) == (0, "")
     batches = list(DataLoader(ImageFolder(noisy, orientation="apply"), batch_size=2, num_workers=1))
-    assert sum(len(labels) for _, labels in batches) == len(NOISY)
-    assert capfd.readouterr().err == ""
+    assert (sum(len(labels) for _, labels in batches), capfd.readouterr().err) == (len(NOISY), "")
 
 
 @pytest.mark.parametrize("transparency", [3, bytes(range(16)), bytes(3)], ids=str)
@@ -451,7 +440,6 @@ def test_a_transparent_palette_becomes_rgb_without_a_warning(transparency: int |
 
 
 def test_the_users_own_filters_take_precedence() -> None:
-    """A user who turns Pillow's warnings into errors has them everywhere."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.resetwarnings()
         decode_image(NOISY["exif.jpg"], orientation="apply")
@@ -462,5 +450,4 @@ def test_the_users_own_filters_take_precedence() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Corrupt EXIF")
         ignore_pillows_warnings()
-        with pytest.raises(ValueError, match="Corrupt EXIF data"):
-            decode_image(NOISY["exif.jpg"], orientation="apply")
+        assert_raises(ValueError, "Corrupt EXIF data", decode_image, NOISY["exif.jpg"], orientation="apply")

@@ -23,14 +23,11 @@ from shardio.storage.client import Client, Request, client
 from shardio.testing.store import put
 from tests.cli.commands import LINE, error_of, run, run_main, train_here, usage_error
 from tests.files import read_files, read_objects
-from tests.servers.fixtures import seaweedfs_server
-from tests.servers.seaweedfs import SECRET_ACCESS_KEY
-from tests.servers.server import Server
+from tests.raising import assert_raises
+from tests.servers.server import Server, put_all, upload
+from tests.servers.stores import SECRET_ACCESS_KEY
 from tests.sources import write_images
-from tests.storage.uploading import put_all, upload
 from tests.tars import write_tar
-
-__all__ = ["seaweedfs_server"]
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +39,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home() -> Location:
-    """A new folder in an object store."""
     return parse_location(f"memory://{uuid.uuid4().hex}/some")
 
 
 @pytest.fixture
 def remote(packed: Path, home: Location) -> Location:
-    """The packed dataset in an object store, uploaded by other means."""
+    """The packed dataset in an object store, uploaded without shardio pack."""
     return put_all(packed, home / "out")
 
 
@@ -59,7 +55,6 @@ LOOKS = [
 
 
 def assert_looks_the_same(local: Path, remote: Location, tmp_path: Path, *options: str) -> None:
-    """Compare what the commands print, and look at images."""
     for command in LOOKS:
         name, *others = command.split()
         by_place = [run(name, local, *others).output, run(name, remote, *others, *options).output]
@@ -81,7 +76,6 @@ def assert_looks_the_same(local: Path, remote: Location, tmp_path: Path, *option
 
 
 def assert_is_changed_the_same(local: Path, remote: Location, tmp_path: Path, *options: str) -> None:
-    """Change a dataset, repair it, and index tars of other tools."""
     home = remote.folder
     done = run("reshard", remote, home / "a", "--max-shard-samples", 5, *options)
     assert done.stdout.startswith(f"{home / 'a'}: 21 samples in 5 shards")
@@ -170,7 +164,7 @@ CREDENTIALS = ("access_key_id", "secret_access_key")
 
 @pytest.fixture
 def server(seaweedfs_server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A real S3 server. The storage process finds no settings, such as the developer's own."""
+    """A real S3 server. The storage process does not see the developer's own AWS settings."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -186,7 +180,6 @@ def served(server: Server, packed: Path) -> Location:
 
 @pytest.fixture
 def options(server: Server) -> list[str]:
-    """The options of commands that reach the server."""
     return [f"--storage-option={name}={value}" for name, value in server.options.items()]
 
 
@@ -204,7 +197,6 @@ def test_options_reach_a_server(packed: Path, served: Location, options: list[st
 
 @pytest.mark.slow
 def test_a_run_is_trained_and_resumed(packed: Path, served: Location, options: list[str], tmp_path: Path) -> None:
-    """It learns what a run of the local dataset learns."""
     cached = [*options, "--num-workers", "1", "--cache", str(tmp_path / "cache"), "--cache-size", "100MB"]
     learned = list[list[tuple[str, str]]]()
     for name, place, settings in (("local", packed, ["--num-workers", "0"]), ("remote", str(served), cached)):
@@ -214,8 +206,7 @@ def test_a_run_is_trained_and_resumed(packed: Path, served: Location, options: l
             losses += [(figures["loss"], figures["val_loss"]) for figures in LINE.finditer(done.stdout)]
         assert "resuming after step 5 (complete epochs: 1)" in done.stdout
         learned.append(losses)
-    assert len(learned[0]) == 2
-    assert learned[0] == learned[1]
+    assert (len(learned[0]), learned[0]) == (2, learned[1])
     assert list((tmp_path / "cache").glob("**/*.copy"))
 
 
@@ -238,9 +229,7 @@ def test_class_folders_are_trained_on(images: Path, server: Server, options: lis
 
 
 @pytest.mark.slow
-def test_samples_are_read_by_key_through_a_cache(
-    packed: Path, served: Location, server: Server, tmp_path: Path
-) -> None:
+def test_samples_by_key_come_through_a_cache(packed: Path, served: Location, server: Server, tmp_path: Path) -> None:
     with (
         shardio.open(packed) as expected,
         shardio.open(str(served), storage_options=server.options, cache=tmp_path, cache_size="1GB") as found,
@@ -248,13 +237,12 @@ def test_samples_are_read_by_key_through_a_cache(
         assert dict(found) == dict(expected)
     assert list(tmp_path.glob("**/*.copy"))
     assert shardio.verify(str(served), storage_options=server.options) == []
-    with pytest.raises(ValueError, match="cache must be a local folder"):
-        shardio.open(str(served), cache="s3://bucket/cache")
+    assert_raises(ValueError, "cache must be a local folder", shardio.open, str(served), cache="s3://bucket/cache")
 
 
 @pytest.fixture
 def profiles(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """AWS's configuration files with some profiles. Return the options of commands that reach the server otherwise."""
+    """Write AWS configuration files with profiles. Return the other options that commands need to reach the server."""
     pytest.importorskip("boto3")
     right, wrong = server.options, {"access_key_id": "a-wrong-id", "secret_access_key": "a-wrong-secret"}
     texts = ["[profile empty]\n"]
@@ -268,7 +256,7 @@ def profiles(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-def test_profiles_have_credentials(
+def test_profiles_give_credentials(
     served: Location, packed: Path, profiles: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = run("ls", packed).stdout

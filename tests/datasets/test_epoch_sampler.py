@@ -1,4 +1,4 @@
-"""EpochSampler, and ShardDatasets in torch's loader: order, split, epochs and state, as the design's §5 has them."""
+"""EpochSampler, and ShardDataset in torch's loader: order, split, epochs and state."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ import shardio
 from shardio import EpochSampler, ShardDataset, ShardMapDataset, StateError
 from shardio.order import Remainder
 from shardio.reading import SampleReader
+from tests.raising import assert_raises
 
 
 @given(
@@ -104,8 +105,7 @@ def test_its_state_resumes_after_the_samples_that_it_yielded() -> None:
     resumed = make()
     resumed.load_state_dict(state)
     resumed.set_epoch(3)
-    assert sorted(before + list(resumed)) == list(range(40))
-    assert resumed.state_dict()["position"] == 40
+    assert (sorted(before + list(resumed)), resumed.state_dict()["position"]) == (list(range(40)), 40)
     with pytest.raises(StateError, match="samples is 40 in the state and 41 here"):
         EpochSampler(range(41), seed=2).load_state_dict(state)
 
@@ -140,15 +140,12 @@ def test_a_state_belongs_to_one_concatenation_of_datasets() -> None:
                 if reader is writer:
                     load(writer.state_dict())
                 else:
-                    with pytest.raises(StateError, match=r"dataset\.digest is"):
-                        load(writer.state_dict())
+                    assert_raises(StateError, r"dataset\.digest is", load, writer.state_dict())
 
 
 def test_what_it_cannot_do_is_refused() -> None:
-    with pytest.raises(ValueError, match="empty"):
-        EpochSampler([])
-    with pytest.raises(ValueError, match=r"requires shardio\.DataLoader"):
-        iter(EpochSampler(range(5), remainder="mask"))
+    assert_raises(ValueError, "empty", EpochSampler, [])
+    assert_raises(ValueError, r"requires shardio\.DataLoader", lambda: iter(EpochSampler(range(5), remainder="mask")))
 
 
 def wait_for(path: Path) -> None:
@@ -183,7 +180,7 @@ def epochs_of(packed: Path, num_epochs: int) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("is_persistent", [False, True])
-def test_an_epoch_that_is_set_while_workers_start_is_that_of_the_next_iteration(
+def test_an_epoch_set_while_workers_start_is_that_of_the_next_iteration(
     packed: Path, tmp_path: Path, is_persistent: bool
 ) -> None:
     begun = tmp_path / "begun"
@@ -232,11 +229,9 @@ def test_an_interrupted_iteration_does_not_end_silently(packed: Path, monkeypatc
 
     with monkeypatch.context() as patched:
         patched.setattr(SampleReader, "read", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            list(iterator)
+        assert_raises(KeyboardInterrupt, None, list, iterator)
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"this epoch ended before its last batch \(KeyboardInterrupt\)"):
-            next(iterator)
+        assert_raises(RuntimeError, r"this epoch ended before its last batch \(KeyboardInterrupt\)", next, iterator)
     dataset.set_epoch(0)
     assert list(islice(iter(dataset), 3)) == first
 

@@ -1,4 +1,4 @@
-"""Settings, class names, indices and overrides: what is passed and defined counts, however the samples are read."""
+"""Settings, class names, indices and overridden methods apply no matter how the samples are read."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from shardio.decoding.codecs import choose_decoder
 from shardio.sample import count_classes, warn_of_other_classes
 from shardio.train import TrainConfig, train
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
+from tests.raising import assert_raises
 from tests.sources import encode, write_images
 
 OF_ORDERS = {"seed": 7, "shuffle": True, "lanes": 2, "window": 5, "rank": 1, "world_size": 3}
@@ -57,8 +58,7 @@ def test_fixed_settings_can_be_read_and_copied_and_not_set(packed: Path, images:
             assert {name: getattr(other, name) for name in settings} == settings
         for name, value in settings.items():
             assert getattr(subject, name) == value
-            with pytest.raises(AttributeError, match=r"no setter|can't set"):
-                setattr(subject, name, value)
+            assert_raises(AttributeError, r"no setter|can't set", setattr, subject, name, value)
     datasets: list[Any] = [ShardDataset(packed), ShardMapDataset(packed), ImageFolder(images)]
     for dataset in datasets:
         with pytest.raises(AttributeError, match=r"no setter|can't set"):
@@ -86,8 +86,7 @@ def test_a_flag_is_not_a_string(packed: Path, flag: Any) -> None:
         ("trusted", lambda: ShardDataset(packed, trusted=flag)),
     ]
     for name, make in makes:
-        with pytest.raises(TypeError, match=f"{name} must be True or False, got"):
-            make()
+        assert_raises(TypeError, f"{name} must be True or False, got", make)
 
 
 @pytest.mark.parametrize("flag", [True, 1, np.True_, torch.tensor(True)], ids=repr)
@@ -115,8 +114,7 @@ def test_an_index_that_is_not_an_integer_is_refused(packed: Path, images: Path, 
         lambda: EpochSampler(Subset(dataset, [0, index])),
     ]
     for take in takes:
-        with pytest.raises(TypeError, match="index must be an integer, got"):
-            take()
+        assert_raises(TypeError, "index must be an integer, got", take)
 
 
 def test_any_librarys_integers_and_arrays_of_any_width_are_indices(packed: Path) -> None:
@@ -173,13 +171,10 @@ def read(dataset: Any, **options: Any) -> list[tuple[str, ...]]:
     ("kind", "options"),
     [*((kind, {}) for kind in KINDS), ("map", {"num_workers": 1}), ("folder", {"collate_fn": default_collate})],
 )
-def test_labels_follow_the_list_and_nothing_else_changes(
-    sources: dict[str, Path], kind: str, options: dict[str, Any]
-) -> None:
+def test_labels_alone_follow_the_list(sources: dict[str, Path], kind: str, options: dict[str, Any]) -> None:
     plain = KINDS[kind](sources[kind])
     dataset = KINDS[kind](sources[kind], classes=CLASSES)
-    assert (plain.classes, dataset.classes) == (["class-0", "class-2"], CLASSES)
-    assert dataset.digest == plain.digest
+    assert (plain.classes, dataset.classes, dataset.digest) == (["class-0", "class-2"], CLASSES, plain.digest)
     number = {"0": "3", "1": "1"}  # By the names that the labels had.
     assert read(dataset, **options) == [(pixels, number[label]) for pixels, label in read(plain)]
 
@@ -211,13 +206,12 @@ def test_another_dataset_may_provide_the_list(sources: dict[str, Path], images: 
         (["a", "class-0", "a"], ValueError, "must not repeat a name, got a more"),
     ],
 )
-def test_a_list_without_a_class_and_anything_but_a_list_is_refused(
+def test_what_is_no_list_of_all_classes_is_refused(
     sources: dict[str, Path], classes: Any, error: type[Exception], words: str
 ) -> None:
     for kind, make in KINDS.items():
         where = f"{re.escape(str(sources[kind]))} has classes that are " if "class-2" in words else ""
-        with pytest.raises(error, match=where + words):
-            make(sources[kind], classes=classes)
+        assert_raises(error, where + words, make, sources[kind], classes=classes)
 
 
 def test_a_dataset_without_class_names_cannot_follow_any(tmp_path: Path) -> None:
@@ -225,21 +219,17 @@ def test_a_dataset_without_class_names_cannot_follow_any(tmp_path: Path) -> None
     (tmp_path / "flat" / "1.jpg").write_bytes(encode(1))
     (tmp_path / "flat" / "1.cls").write_text("1")
     shardio.pack(tmp_path / "flat", tmp_path / "out")
-    with pytest.raises(ValueError, match=r"out has no class names"):
-        ShardDataset(tmp_path / "out", classes=CLASSES)
+    assert_raises(ValueError, r"out has no class names", ShardDataset, tmp_path / "out", classes=CLASSES)
 
 
 def test_the_error_of_a_stored_label_outside_the_classes_names_the_sample(sources: dict[str, Path]) -> None:
     decode = choose_decoder("cls", ShardMapDataset(sources["map"], classes=CLASSES).decoder)
     assert decode is not None
     for content in (b"2", b"-1"):
-        with pytest.raises(ValueError, match="outside the dataset's 2 classes"):
-            decode(content)
+        assert_raises(ValueError, "outside the dataset's 2 classes", decode, content)
 
 
-def test_datasets_that_disagree_are_warned_of_where_they_are_used_together(
-    sources: dict[str, Path], images: Path
-) -> None:
+def test_datasets_that_disagree_are_warned_of_where_they_meet(sources: dict[str, Path], images: Path) -> None:
     whole = ImageFolder(images, transform=Resize((8, 8)))
     part = ShardMapDataset(sources["map"], transform=Resize((8, 8)))
     words = "label 1 is 'class-1' in the ImageFolder with 3 classes and 'class-2' in the ShardMapDataset with 2 classes"
@@ -315,16 +305,12 @@ class MarkedOneByOne(ShardMapDataset):
 
 
 class MarkedAbove(Marked):
-    """Has one method from its base, and overrides the other, which calls the base's."""
-
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         return list(super().__getitems__(indices))
 
 
 @pytest.mark.parametrize("kind", [Marked, MarkedInBatches, MarkedOneByOne, MarkedAbove])
-def test_an_overridden_method_makes_the_samples_however_they_are_read(
-    packed: Path, kind: type[ShardMapDataset]
-) -> None:
+def test_an_overridden_method_makes_all_samples(packed: Path, kind: type[ShardMapDataset]) -> None:
     plain = ShardMapDataset(packed, fields="key")
     expected = [plain[number] + "!" for number in range(4)]
     dataset = kind(packed, fields="key")
@@ -360,9 +346,8 @@ def test_a_bad_sample_is_still_found_among_those_made_one_by_one(images: Path, t
     root = shutil.copytree(images, tmp_path / "images")
     dataset = Inverted(root)
     Path(dataset.samples[3][0]).unlink()
-    with pytest.raises(SampleError) as raised:
-        dataset.__getitems__(range(5))
-    assert raised.value.row == 3
+    raised = assert_raises(SampleError, None, dataset.__getitems__, range(5))
+    assert raised.row == 3
 
 
 class Darkened(RandomHorizontalFlip):
@@ -394,8 +379,7 @@ def test_transforms_cannot_override_what_nothing_calls() -> None:
             def __call__(self, image: Any) -> Any:
                 return super().__call__(image) // 2
 
-    with pytest.raises(TypeError, match=f"Mixed {message}"):
-        type("Mixed", (torch.nn.Module, RandomHorizontalFlip), {})
+    assert_raises(TypeError, f"Mixed {message}", type, "Mixed", (torch.nn.Module, RandomHorizontalFlip), {})
 
     with pytest.raises(TypeError, match=r"Composed overrides __call__.* Move its code to a function in the list"):
 

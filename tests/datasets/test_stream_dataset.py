@@ -27,8 +27,9 @@ from shardio.order import StreamOrder
 from shardio.storage import parse_location
 from shardio.streams import find_streams
 from shardio.transforms import RandomResizedCrop
+from tests.raising import assert_raises
+from tests.servers.server import put_all
 from tests.sources import encode
-from tests.storage.uploading import put_all
 from tests.tars import by_key, write_tar
 
 FIELDS = ("key", "label", "image")
@@ -79,8 +80,7 @@ def test_contents_are_those_of_webdatasets_pipeline(tmp_path: Path) -> None:
     dataset = StreamDataset(source, fields=("key", *fields), **options)
     pipeline = webdataset.WebDataset(source, shardshuffle=False)
     expected = {sample["__key__"]: tuple(map(sample.get, fields)) for sample in pipeline}
-    assert {key: tuple(rest) for key, *rest in dataset} == expected
-    assert len(expected) == 30
+    assert ({key: tuple(rest) for key, *rest in dataset}, len(expected)) == (expected, 30)
 
 
 def test_the_settings_of_decoding_are_those_of_shard_dataset(packed: Path, tars: list[Path]) -> None:
@@ -118,7 +118,7 @@ def test_each_tar_is_read_by_one_worker(shuffle: bool, num_shards: int, world_si
 
 
 @pytest.mark.parametrize(("loader", "num_workers"), [(DataLoader, 0), (DataLoader, 2), (TorchLoader, 2)])
-def test_each_sample_is_delivered_once_over_ranks_and_workers(
+def test_ranks_and_workers_deliver_each_sample_once(
     tars: list[Path], packed: Path, loader: Any, num_workers: int
 ) -> None:
     expected = Counter(by_key(*tars))
@@ -145,12 +145,10 @@ def test_the_order_is_a_function_of_seed_and_epoch(tars: list[Path]) -> None:
 
     assert order(1, 4) == order(1, 4, transform=RandomResizedCrop(8))  # It decodes other chunks.
     different = [order(1, 4), order(1, 5), order(2, 4), order(1, 4, buffer=3), keys_of(streams(tars))]
-    assert len(set(map(tuple, different))) == 5
-    assert len({frozenset(each) for each in different}) == 1
+    assert (len(set(map(tuple, different))), len({frozenset(each) for each in different})) == (5, 1)
 
 
 def test_windows_of_the_buffer_are_shuffled(tars: list[Path]) -> None:
-    """In the order of reading, a sample is moved only within its window."""
     dataset = streams(tars, shuffle=True, buffer=6)
     shards = order_of(len(tars), True, 0, 1, 0, 1).own_shards(0)
     read = [key for shard in shards.tolist() for key in by_key(tars[shard])]
@@ -185,8 +183,7 @@ def test_bad_samples_raise_and_the_others_are_delivered(tmp_path: Path) -> None:
         except SampleError as error:  # noqa: PERF203  # Each sample may fail.
             errors.append(error)
     assert next(samples, None) is None
-    assert found == ["a", "c", "e"]
-    assert [error.key for error in errors] == ["b", "d"]
+    assert (found, [error.key for error in errors]) == (["a", "c", "e"], ["b", "d"])
     assert "sample b in stream 0 (pipe:cat … a.tar) at byte" in str(errors[0])
 
 
@@ -230,11 +227,9 @@ def test_what_cannot_be_read_is_refused_at_once(tmp_path: Path, tars: list[Path]
         ("nothing://x/a.tar", LocationError, "nothing:// is not supported"),
     ]
     for source, kind, message in refused:
-        with pytest.raises(kind, match=message):
-            StreamDataset(source)
+        assert_raises(kind, message, StreamDataset, source)
     for options in ({"buffer": 0}, {"retries": -1}, {"timeout_s": 0}, {"seed": -1}, {"shuffle": "no"}):
-        with pytest.raises((TypeError, ValueError), match=next(iter(options))):
-            StreamDataset(tars, **options)
+        assert_raises((TypeError, ValueError), next(iter(options)), StreamDataset, tars, **options)
     with pytest.raises(ValueError, match=r"2 tars cannot be split over 3 ranks.*shardio index"):
         iter(streams(tars[:2], rank=0, world_size=3))
 
@@ -242,8 +237,7 @@ def test_what_cannot_be_read_is_refused_at_once(tmp_path: Path, tars: list[Path]
 def test_without_webdataset_only_stored_tars_are_read(tars: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "webdataset.gopen", None)
     assert keys_of(StreamDataset(tars, fields=("key",))) == list(by_key(*tars))
-    with pytest.raises(ImportError, match=r"pip install 'shardio-loader\[webdataset\]'"):
-        StreamDataset("pipe:cat x")
+    assert_raises(ImportError, r"pip install 'shardio-loader\[webdataset\]'", StreamDataset, "pipe:cat x")
     assert str(StreamDataset("s3://bucket/{0..1}.tar").sources[1]) == "s3://bucket/1.tar"
 
 
@@ -263,16 +257,14 @@ def test_schemes_that_users_register_are_opened(tars: list[Path], monkeypatch: p
 def test_other_readers_name_stream_dataset() -> None:
     calls = (ShardDataset, shardio.ShardMapDataset, shardio.open)
     for call in calls:
-        with pytest.raises(LocationError, match=r"shardio\.StreamDataset") as caught:
-            call("pipe:cat secret")
-        assert "secret" not in str(caught.value)
-    with pytest.raises(shardio.PackError, match=r"the source is a pipe:"):
-        shardio.pack("pipe:cat x", "out")
+        caught = assert_raises(LocationError, r"shardio\.StreamDataset", call, "pipe:cat secret")
+        assert "secret" not in str(caught)
+    assert_raises(shardio.PackError, r"the source is a pipe:", shardio.pack, "pipe:cat x", "out")
 
 
 def test_a_wrapper_that_splits_over_ranks_again_is_refused(tars: list[Path]) -> None:
     class IterableDatasetShard:
-        """Named as Accelerate's and Transformers' wrappers are."""
+        """It has the name of Accelerate's and Transformers' wrappers."""
 
         num_processes = 2
 
@@ -293,7 +285,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWa
 
 
 def make_dataset(packed: Path, log: Path | None = None, **options: Any) -> StreamDataset:
-    """Return a dataset of stored tars or, with a log, of commands that note there which tar they read."""
+    """Return a dataset of stored tars or, with a log, of commands that record in it which tar they read."""
     note = f"echo {{}} >> {shlex.quote(str(log))}; "
     tars = sorted(packed.glob("*.tar"))
     sources = tars if log is None else [f"pipe:{note.format(path.name)}cat {path}" for path in tars]
@@ -302,7 +294,6 @@ def make_dataset(packed: Path, log: Path | None = None, **options: Any) -> Strea
 
 
 def describe(batches: Any) -> list[Any]:
-    """Return batches as values that can be compared."""
     return [(list(keys), images.tolist()) for keys, images in batches]
 
 
@@ -332,9 +323,7 @@ def test_an_iterator_resumes_after_any_sample(packed: Path, shuffle: bool) -> No
         pytest.param(StatefulDataLoader, 2, True, marks=pytest.mark.slow),
     ],
 )
-def test_a_resumed_run_is_the_rest_of_an_uninterrupted_one(
-    packed: Path, loader: Any, num_workers: int, shuffle: bool
-) -> None:
+def test_a_resumed_run_is_the_rest_of_a_whole_one(packed: Path, loader: Any, num_workers: int, shuffle: bool) -> None:
     def make() -> Any:
         dataset = make_dataset(packed, shuffle=shuffle, rank=0, world_size=1)
         return loader(dataset, batch_size=2, num_workers=num_workers)
@@ -354,8 +343,7 @@ def test_a_resumed_run_is_the_rest_of_an_uninterrupted_one(
         del batches
         resumed = make()
         resumed.load_state_dict(state)
-        assert before + run(resumed, 0) == epochs[0]
-        assert run(resumed, 1) == epochs[1]
+        assert (before + run(resumed, 0), run(resumed, 1)) == (epochs[0], epochs[1])
 
 
 def test_a_resumed_worker_opens_no_tar_that_was_consumed(packed: Path, tmp_path: Path) -> None:
@@ -399,8 +387,7 @@ def test_a_state_of_other_samples_is_refused(tmp_path: Path, names: str, buffer:
         assert list(resumed) == ["X", "Y", "Z"]
     resumed = begin(names)
     resumed.load_state_dict(state)
-    with pytest.raises(StateError, match=message):
-        next(resumed)
+    assert_raises(StateError, message, next, resumed)
     with pytest.raises(RuntimeError, match="ended before its last batch"):  # Not the end of the epoch.
         next(resumed)
 
@@ -412,8 +399,7 @@ def test_what_is_no_state_of_this_order_is_refused(packed: Path) -> None:
     parts: list[dict[str, Any]] = [{"version": 99}, {"dataset": {}}, {"epoch": -1}, {"place": {}}]
     parts += [{"place": {**place, "turn": "1"}}, {"place": {**place, "digest": "xyz"}}]
     for damaged in (None, {}, *({**state, **part} for part in parts)):
-        with pytest.raises(StateError):
-            iterator.load_state_dict(damaged)  # type: ignore[arg-type]
+        assert_raises(StateError, None, iterator.load_state_dict, damaged)
     others: list[tuple[dict[str, Any], str]] = [
         ({"seed": 2}, r"order.seed is 1 in the state and 2 here"),
         ({"shuffle": False}, r"order.shuffle is True"),

@@ -17,10 +17,9 @@ from shardio import DataLoader, FormatError, ShardioError, StreamDataset, stream
 from shardio.errors import StoreError
 from shardio.storage import ReplacedError
 from tests.files import count_open_files
-from tests.servers.fixtures import WebServer, nginx_server
+from tests.raising import assert_raises
+from tests.servers.stores import WebServer
 from tests.tars import by_key, write_tar
-
-__all__ = ["nginx_server"]
 
 KEYS = [f"sample-{number:02d}" for number in range(20)]
 
@@ -44,11 +43,10 @@ def stream(command: str, **options: Any) -> StreamDataset:
 def read_until_error(dataset: StreamDataset) -> tuple[list[str], ShardioError]:
     """Return the samples that are delivered before an error, and the error."""
     found, samples = list[str](), iter(dataset)
-    with pytest.raises(ShardioError) as caught:
-        found.extend(samples)
+    caught = assert_raises(ShardioError, None, found.extend, samples)
     with pytest.raises(RuntimeError, match="ended before its last batch"):  # The epoch does not seem to be over.
         next(samples)
-    return found, caught.value
+    return found, caught
 
 
 @pytest.mark.parametrize(
@@ -102,33 +100,27 @@ def fail_twice(tar: Path, counter: Path, *, first: str) -> str:
         ("head -c 9000 {tar}; exit 1", True),
     ],
 )
-def test_a_command_that_works_the_third_time_delivers_each_sample_once(
+def test_a_third_attempt_that_works_delivers_each_sample_once(
     tar: Path, tmp_path: Path, first: str, shuffle: bool
 ) -> None:
     command = fail_twice(tar, tmp_path / "counter", first=first.replace("{tar}", str(tar)))
     found = list(stream(command, shuffle=shuffle, buffer=7))
-    assert (found if not shuffle else sorted(found)) == KEYS
-    assert (tmp_path / "counter").read_text() == "\n" * 3
+    assert (found if not shuffle else sorted(found), (tmp_path / "counter").read_text()) == (KEYS, "\n" * 3)
 
 
 def test_attempts_are_counted_from_the_last_sample(tar: Path, tmp_path: Path) -> None:
-    """Each attempt yields two more samples, and fails: many attempts, but never two in a row without a sample."""
     counter = tmp_path / "counter"
     counter.write_text("")
     command = f"echo >> {counter}; n=$(wc -l < {counter}); head -c $((n * 3072)) {tar}; [ $n -gt 10 ]"  # Two samples.
-    assert list(stream(command, retries=1)) == KEYS
-    assert len(counter.read_text()) == 11
+    assert (list(stream(command, retries=1)), len(counter.read_text())) == (KEYS, 11)
 
 
 @pytest.mark.parametrize("names", [["other", *KEYS[1:]], KEYS[:3], [*KEYS[:3], "new", *KEYS[3:]]])
-def test_another_content_of_a_stream_that_is_opened_again_is_noticed(
-    tar: Path, tmp_path: Path, names: list[str]
-) -> None:
+def test_another_content_of_a_reopened_stream_is_noticed(tar: Path, tmp_path: Path, names: list[str]) -> None:
     write_tar(tmp_path / "b.tar", [(f"{name}.bin", name.encode() * 100) for name in names])
     command = fail_twice(tmp_path / "b.tar", tmp_path / "counter", first=f"head -c 9000 {tar}; exit 1")
     found = list[str]()
-    with pytest.raises(ReplacedError, match="does not begin with the same 4 samples"):
-        found.extend(stream(command))
+    assert_raises(ReplacedError, "does not begin with the same 4 samples", found.extend, stream(command))
     assert not found  # They were read ahead, and not delivered yet.
 
 
@@ -142,7 +134,7 @@ def test_a_stored_tar_is_not_read_again(tmp_path: Path, tar: Path, monkeypatch: 
 
 @pytest.fixture
 def living(tmp_path: Path) -> Iterator[tuple[str, Any]]:
-    """A command's beginning that opens a FIFO in all of its processes, and a function that waits for their end."""
+    """Return the start of a command that opens a FIFO in all its processes, and a function that waits for their end."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     descriptor = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
@@ -166,7 +158,7 @@ def living(tmp_path: Path) -> Iterator[tuple[str, Any]]:
         ("trap '' TERM PIPE; cat {tar}; while true; do sleep 1000; done", "close"),
     ],
 )
-def test_stopping_early_ends_the_command(
+def test_stopping_ends_the_command(
     tar: Path, living: tuple[str, Any], rest: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardio.streams.TERMINATION_S", 0.1)
@@ -183,8 +175,7 @@ def test_stopping_early_ends_the_command(
     }
     samples = iter(stream(before + rest.replace("{tar}", str(tar)), shuffle=True, buffer=2, **options))
     if how == "error":
-        with pytest.raises(KeyboardInterrupt):
-            next(samples)
+        assert_raises(KeyboardInterrupt, None, next, samples)
     else:
         next(samples)
     if how == "close":
@@ -223,9 +214,7 @@ def test_a_fork_does_not_end_the_command(tar: Path, tmp_path: Path) -> None:
     os.close(descriptor)
 
 
-def test_a_finished_epoch_leaves_nothing_open_and_a_command_reads_nothing_of_the_programs_input(
-    tar: Path, living: tuple[str, Any]
-) -> None:
+def test_a_finished_epoch_leaves_nothing_open_and_a_command_has_no_input(tar: Path, living: tuple[str, Any]) -> None:
     before, assert_all_ended = living
     num_descriptors = count_open_files()
     dataset = stream(f"{before} cat; cat {tar}")

@@ -32,9 +32,8 @@ from shardio.storage.client import client
 from tests.faults.worker_processes import is_alive, wait_until
 from tests.loader.programs import Called, Shares
 from tests.processes import forkserver_context
-from tests.servers.fixtures import seaweedfs_server
-from tests.servers.server import Server
-from tests.storage.uploading import upload
+from tests.servers.server import Server, upload
+from tests.servers.stores import seaweedfs_server
 
 __all__ = ["seaweedfs_server"]
 

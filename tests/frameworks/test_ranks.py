@@ -1,23 +1,25 @@
-"""Real ranks deliver each sample of two epochs once, also resumed: user-defined datasets, Lightning and the Trainer."""
+"""Real ranks deliver each sample once, also resumed, and the code in docs/frameworks.md works when pasted."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState, GradientState
 
 from shardio import DataLoader, ShardDataset
 from tests.frameworks.launch import check_epochs, launch, returned
 from tests.torchrun import run_by_torchrun
 
-pytestmark = pytest.mark.slow
-
 EPOCHS = {"distributed": 2, "shares": 2, "accelerate": 2, "accelerate-stateful": 3}
 
 
+@pytest.mark.slow
 def test_user_defined_datasets_on_two_ranks_of_torchrun(tmp_path: Path) -> None:
     done = run_by_torchrun("tests.frameworks.with_own_datasets:be_rank", tmp_path, num_ranks=2)
     assert done.returncode == 0, done.stderr
@@ -25,6 +27,7 @@ def test_user_defined_datasets_on_two_ranks_of_torchrun(tmp_path: Path) -> None:
         check_epochs(tmp_path / name, [f"number {number}" for number in range(24)], num_epochs=num_epochs)
 
 
+@pytest.mark.slow
 def test_lightning_on_one_rank_and_two(packed: Path, tmp_path: Path) -> None:
     keys = list(ShardDataset(packed, fields="key"))
     launch("tests.frameworks.with_lightning:run", tmp_path, packed, world_sizes=[2, 1])
@@ -49,6 +52,7 @@ SPLITTERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     torch.__version__ < "2.7", reason="torch 2.6 cannot load to cpu:0, as the Trainer does on two ranks"
 )
@@ -72,3 +76,39 @@ def test_the_trainer_on_one_rank_and_two_delivers_or_fails(packed: Path, tmp_pat
     # Skipping batches without the loader's state is an error.
     for rank in (*returned(tmp_path, 1), *returned(tmp_path, 2)):
         assert "instead of using skip_first_batches()" in rank["skipped"]
+
+
+HERE = Path(__file__).parent
+PAGE = (HERE.parents[1] / "docs" / "frameworks.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture
+def _one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, packed: Path) -> Any:
+    (tmp_path / "packed").symlink_to(packed)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "1")
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_one_process")
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it in torch.
+def test_whole_scripts_work_when_pasted(packed: Path) -> None:
+    accelerate, torchdata = (block for block in BLOCKS if block.startswith("import"))
+    exec(accelerate, names := dict[str, Any]())
+    state = names["loader"].state_dict()
+    assert (state["epoch"], state["position"]) == (1, 21)
+    exec(accelerate, names := dict[str, Any]())  # It has nothing left to do.
+    assert names["loader"].state_dict() == state
+    exec(torchdata, names := dict[str, Any]())
+    assert sorted(names["received"]) == sorted(ShardDataset(packed, fields="key"))
+
+
+def test_parts_are_what_ranks_run() -> None:
+    scripts = [path.read_text() for path in HERE.glob("with_*.py")]
+    parts = [block for block in BLOCKS if not block.startswith("import")]
+    assert len(parts) == 2
+    assert all(any(part in script for script in scripts) for part in parts)

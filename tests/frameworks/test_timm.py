@@ -21,9 +21,7 @@ data = pytest.importorskip("timm.data")
 
 @pytest.mark.parametrize("is_training", [False, True])
 @pytest.mark.parametrize("use_prefetcher", [False, True])
-def test_its_batches_are_those_of_torchvisions_image_folder(
-    images: Path, is_training: bool, use_prefetcher: bool
-) -> None:
+def test_batches_are_those_of_torchvisions_folder(images: Path, is_training: bool, use_prefetcher: bool) -> None:
     def load(dataset: Any) -> list[torch.Tensor]:
         loader = data.create_loader(
             dataset,
@@ -69,10 +67,7 @@ PIPELINES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ("name", "num_workers"),
     [*((name, 0) for name in PIPELINES), pytest.param("own code for Pillow images", 1, marks=pytest.mark.slow)],
 )
-def test_torchvisions_transforms_work_as_they_are_when_only_the_dataset_changes(
-    images: Path, name: str, num_workers: int
-) -> None:
-    """Transforms for torchvision's datasets get the same Pillow images, and their first steps are recognised."""
+def test_torchvisions_transforms_work_when_only_the_dataset_changes(images: Path, name: str, num_workers: int) -> None:
     make, recognised = PIPELINES[name]
     expected = torch.stack([torch.as_tensor(image) for image, _ in datasets.ImageFolder(images, make())])
     loader = DataLoader(ImageFolder(images, make()), 4, num_workers=num_workers)

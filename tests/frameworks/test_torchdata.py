@@ -12,6 +12,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardio import EpochSampler, ShardDataset, ShardMapDataset, StateError
 from shardio.check import Coverage, Delivery, ExpectedSamples, make_report
+from tests.raising import assert_raises
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it in torch.
 
@@ -119,15 +120,13 @@ def test_a_state_of_another_share_is_refused(make: Any, packed: Path) -> None:
     state = loader.state_dict()
     other, _ = make(packed, rank=0, world_size=3)
     other.load_state_dict(state)
-    with pytest.raises(StateError, match=r"rank is 1 in the state and 0 here; world_size is 2 .* and 3 here"):
-        iter(other)
+    assert_raises(StateError, r"rank is 1 in the state and 0 here; world_size is 2 .* and 3 here", iter, other)
 
 
 def test_a_state_of_another_order_is_refused(packed: Path) -> None:
     iterator: Any = iter(ShardDataset(packed, fields="key", shuffle=True, seed=1))
     other: Any = iter(ShardDataset(packed, fields="key", shuffle=True))
-    with pytest.raises(StateError, match=r"order\.seed is 1 in the state and 0 here"):
-        other.load_state_dict(iterator.state_dict())
+    assert_raises(StateError, r"order\.seed is 1 in the state and 0 here", other.load_state_dict, iterator.state_dict())
     for yielded in (-1, None):
         with pytest.raises(StateError, match="'yielded' must be an integer"):
             other.load_state_dict({**other.state_dict(), "yielded": yielded})

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader as TorchLoader
 
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
 from shardio.check import CoverageRecorder
+from tests.frameworks.launch import error_of
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -115,22 +116,17 @@ def refusals(packed: str) -> dict[str, str]:
     mapped = ShardMapDataset(packed, fields="label")
     shards = ShardDataset(packed, fields="label", shuffle=True)
     sampler = EpochSampler(mapped)
-    loaders = {
-        "torch-shards-dispatch": lambda: prepare(TorchLoader(shards, 4)),
-        "torch-shards-dispatch-workers": lambda: prepare(TorchLoader(shards, 4, num_workers=1)),
-        "torch-shards": lambda: prepare(TorchLoader(shards, 4), dispatch_batches=False),
-        "torch-shards-workers": lambda: prepare(TorchLoader(shards, 4, num_workers=1), dispatch_batches=False),
-        "torch-sampler": lambda: prepare(TorchLoader(mapped, 4, sampler=sampler)),
-        "torch-sampler-dispatch": lambda: prepare(TorchLoader(mapped, 4, sampler=sampler), dispatch_batches=True),
-        "skip-shards": lambda: skip_first_batches(prepare(make_shards(packed)), 1),
-        "skip-sampled": lambda: skip_first_batches(prepare(make_sampled(packed)), 1),
+    return {
+        "torch-shards-dispatch": error_of(lambda: list(prepare(TorchLoader(shards, 4)))),
+        "torch-shards-dispatch-workers": error_of(lambda: list(prepare(TorchLoader(shards, 4, num_workers=1)))),
+        "torch-shards": error_of(lambda: list(prepare(TorchLoader(shards, 4), dispatch_batches=False))),
+        "torch-shards-workers": error_of(
+            lambda: list(prepare(TorchLoader(shards, 4, num_workers=1), dispatch_batches=False))
+        ),
+        "torch-sampler": error_of(lambda: list(prepare(TorchLoader(mapped, 4, sampler=sampler)))),
+        "torch-sampler-dispatch": error_of(
+            lambda: list(prepare(TorchLoader(mapped, 4, sampler=sampler), dispatch_batches=True))
+        ),
+        "skip-shards": error_of(lambda: list(skip_first_batches(prepare(make_shards(packed)), 1))),
+        "skip-sampled": error_of(lambda: list(skip_first_batches(prepare(make_sampled(packed)), 1))),
     }
-    return {name: error_of(make) for name, make in loaders.items()}
-
-
-def error_of(make: Callable[[], Any]) -> str:
-    try:
-        list(make())
-    except RuntimeError as error:
-        return str(error)
-    return ""

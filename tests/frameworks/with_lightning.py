@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import nn
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
 from shardio.libraries import import_library
 from shardio.world import find_world
-from tests.frameworks.launch import record_epochs
+from tests.frameworks.launch import Own, record_epochs
 
 import_library("torchvision")  # Lightning imports torchvision. Not every build of it loads with every torch.
 from lightning.pytorch import LightningModule, Trainer  # noqa: E402
@@ -33,16 +32,6 @@ def make_sampled(packed: str) -> tuple[DataLoader, DataLoader]:
     return DataLoader(dataset, batch_size=4, sampler=EpochSampler(dataset)), validation
 
 
-class Own(torch.utils.data.Dataset[tuple[int, str]]):
-    """A dataset of the user's, whose samples fill the batches of two ranks."""
-
-    def __len__(self) -> int:
-        return 24
-
-    def __getitem__(self, index: int) -> tuple[int, str]:
-        return index, f"number {index}"
-
-
 def make_own(packed: str) -> tuple[DataLoader, DataLoader]:
     return DataLoader(Own(), batch_size=4, shuffle=True, num_workers=2), DataLoader(Own(), batch_size=4)
 
@@ -55,28 +44,27 @@ def make_in_threads(packed: str) -> tuple[DataLoader, DataLoader]:
 MAKERS = {"shards": make_loaders, "sampled": make_sampled, "own": make_own, "in threads": make_in_threads}
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    epoch: int
-    number: int
-    keys: list[str]
+def keys_of(batch: Any) -> list[str]:
+    """Return the keys in a batch of labels and keys, or of keys alone."""
+    return list(batch if isinstance(batch[0], str) else batch[1])
 
 
 class Recorded(LightningModule):
+    """Records the epoch, the number and the keys of each batch."""
+
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Linear(1, 1)
-        self.training_batches: list[Received] = []
-        self.validation_batches: list[Received] = []
+        self.training_batches: list[tuple[int, int, list[str]]] = []
+        self.validation_batches: list[tuple[int, int, list[str]]] = []
 
     def training_step(self, batch: Any, number: int) -> torch.Tensor:
-        labels, keys = batch
-        self.training_batches.append(Received(self.current_epoch, number, list(keys)))
-        loss: torch.Tensor = self.weight(labels.float()[:, None]).square().mean()
+        self.training_batches.append((self.current_epoch, number, keys_of(batch)))
+        loss: torch.Tensor = self.weight(torch.ones(1, 1)).square().mean()
         return loss
 
     def validation_step(self, batch: Any, number: int) -> None:
-        self.validation_batches.append(Received(self.current_epoch, number, list(batch[1])))
+        self.validation_batches.append((self.current_epoch, number, keys_of(batch)))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.01)
@@ -97,13 +85,13 @@ def fit(folder: Path, packed: str, kind: str) -> None:
     checkpoint = f"{folder / kind}.ckpt"
     trainer(folder, enable_checkpointing=False).fit(rest, *make(packed), ckpt_path=checkpoint)
     before = whole.training_batches[:step]
-    assert (before[-1].epoch, before[-1].number) == (1, 1)
+    assert before[-1][:2] == (1, 1)
     for name, batches in {
         "training": whole.training_batches,
         "validation": whole.validation_batches,
         "resumed": before + rest.training_batches,
     }.items():
-        epochs = [[batch.keys for batch in batches if batch.epoch == epoch] for epoch in range(2)]
+        epochs = [[keys for each, _, keys in batches if each == epoch] for epoch in range(2)]
         record_epochs(folder / f"{kind}-{name}", epochs)
 
 
@@ -120,7 +108,7 @@ def reload(folder: Path, packed: str) -> list[list[str]]:
     """Train for two epochs, each with its own loader. Return the keys of both epochs."""
     model = Reloading(packed)
     trainer(folder, enable_checkpointing=False, reload_dataloaders_every_n_epochs=1).fit(model)
-    epochs = [[batch.keys for batch in model.training_batches if batch.epoch == epoch] for epoch in range(2)]
+    epochs = [[keys for each, _, keys in model.training_batches if each == epoch] for epoch in range(2)]
     record_epochs(folder / "shards-reloaded", epochs)
     return [[key for keys in epoch for key in keys] for epoch in epochs]
 
@@ -141,7 +129,7 @@ def trainer(folder: Path, **options: Any) -> Trainer:
 
 
 def copy_combined(packed: str) -> None:
-    """Copy loaders that Lightning combines in the middle of an epoch, as its loops do: without their iterators."""
+    """In the middle of an epoch, copy loaders that Lightning combines, without their iterators, as its loops do."""
     for make in MAKERS.values():
         loaders = make(packed)
         combined = CombinedLoader(list(loaders), "min_size")

@@ -18,17 +18,9 @@ from torch.utils.data import DistributedSampler
 from shardio import DataLoader
 from shardio.check import CoverageRecorder
 from shardio.world import find_world
-from tests.frameworks.launch import record_epochs
+from tests.frameworks.launch import Own, record_epochs
 
-NUM_SAMPLES = 24
-
-
-class Own(torch.utils.data.Dataset[str]):
-    def __len__(self) -> int:
-        return NUM_SAMPLES
-
-    def __getitem__(self, index: int) -> str:
-        return f"number {index}"
+NUM_SAMPLES = len(Own())
 
 
 class Shares(torch.utils.data.IterableDataset[str]):
@@ -50,7 +42,6 @@ def make_shares() -> DataLoader:
 
 
 def train_alone(folder: Path, make: Callable[[], Any]) -> None:
-    """Receive two epochs, with an interruption in the second one."""
     with CoverageRecorder(folder) as recorder:
         loader = make()
         for _ in recorder.watch(loader):
@@ -74,7 +65,7 @@ def _set_epoch(loader: Any, epoch: int) -> None:
 
 
 def train_with_accelerate(folder: Path, **options: Any) -> None:
-    """Receive an epoch, one of which a part is skipped and, if Accelerate keeps a state, one that is resumed."""
+    """Receive a whole epoch, one with skipped batches and, if Accelerate keeps a state, a resumed one."""
     set_seed(5)  # Accelerate's sampler needs the same one on all ranks.
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, **options))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
 from shardio.libraries import import_library
 from shardio.world import find_world
 from tests.frameworks.collation import collate
-from tests.frameworks.launch import record_epochs
+from tests.frameworks.launch import error_of, record_epochs
 
 import_library("torchvision")  # Transformers imports torchvision. Not every build of it loads with every torch.
 from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
@@ -133,14 +132,6 @@ def train(
 
 
 def by_hand(packed: str) -> None:
-    """Wrap a dataset of one rank of two as older versions of Trainer did."""
+    """Wrap the dataset of one of two ranks as older versions of Trainer did."""
     dataset = ShardDataset(packed, fields="label", rank=0, world_size=2)
     list(TorchLoader(IterableDatasetShard(dataset, 4, num_processes=2), 4))
-
-
-def error_of(function: Callable[[], Any]) -> str:
-    try:
-        function()
-    except RuntimeError as error:
-        return str(error)
-    return ""

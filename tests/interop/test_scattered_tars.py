@@ -1,4 +1,4 @@
-"""Tars whose samples' members are not adjacent, as after ``tar`` without ``--sort=name``: they are read, or refused."""
+"""Tars with scattered members, as ``tar`` writes them without ``--sort=name``, are read or refused."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 from xxhash import xxh3_64_intdigest
 
 import shardio
 from shardio import FormatError, PackError, SampleError, ShardDataset, ShardMapDataset, StreamDataset
-from shardio.cli.main import app
 from shardio.shards import ExportFormat, export_index, open_table
 from shardio.shards.repairing import repair
 from shardio.shards.shard import write_index
 from shardio.shards.tar import StoredField, StoredSample
 from shardio.storage import parse_location
+from tests.cli.commands import run
+from tests.raising import assert_raises
 from tests.sources import encode
 from tests.tars import (
     Member,
@@ -39,7 +39,6 @@ from tests.tars import (
 
 NOT_ADJACENT = "ignore:the members of some samples"
 pytestmark = pytest.mark.filterwarnings(NOT_ADJACENT)
-
 NUM_SAMPLES = 12
 FIELDS = ("key", "image", "json", "cls")
 
@@ -128,7 +127,6 @@ def test_opening_says_what_it_costs(tar: Path, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_whole_samples_with_the_same_key_stay_separate(tmp_path: Path) -> None:
-    """WebDataset reads them so, and what needs different keys refuses them."""
     tar = tmp_path / "a.tar"
     members = [(f"{key}.{field}", key.encode()) for key in "abacb" for field in ("txt", "cls")]
     write_tar(tar, members)
@@ -137,8 +135,7 @@ def test_whole_samples_with_the_same_key_stay_separate(tmp_path: Path) -> None:
     assert found == [(key, fields["txt"]) for key, fields in expected]
     assert list(StreamDataset(tar, fields=("key", "txt"), decoders={"txt": bytes})) == found
     assert [problem.kind for problem in shardio.verify(tar)] == ["duplicate", "duplicate"]
-    with pytest.raises(PackError, match="two samples have the key 'a'"):
-        shardio.pack(tar, tmp_path / "out")
+    assert_raises(PackError, "two samples have the key 'a'", shardio.pack, tar, tmp_path / "out")
     with shardio.open(tar) as samples, pytest.raises(FormatError, match="two samples have the key"):
         samples["a"]
 
@@ -148,8 +145,7 @@ def test_members_that_may_belong_to_several_samples_are_refused(tmp_path: Path, 
     write_tar(tmp_path / "x.tar", [(name, b"") for name in names])
     message = r"x\.tar holds field 'jpg' of sample a twice, at bytes 512 and \d+, and .* not adjacent"
     for read in (lambda: open_table(tmp_path / "x.tar"), lambda: shardio.pack(tmp_path / "x.tar", tmp_path / "out")):
-        with pytest.raises((FormatError, PackError), match=message):
-            read()
+        assert_raises((FormatError, PackError), message, read)
     with pytest.raises(FormatError, match="not adjacent"):
         list(StreamDataset(tmp_path / "x.tar", fields=("jpg",), decoders={"jpg": bytes}, missing=None))
     assert [path.name for path in tmp_path.iterdir()] == ["x.tar"]
@@ -186,20 +182,19 @@ def test_an_index_of_an_early_version_is_created_again(tar: Path) -> None:
     problems = shardio.verify(tar)
     assert problems[0].kind == "index"
     assert "create it again with shardio index" in problems[0].message
-    assert open_table(tar).manifest.num_samples == NUM_SAMPLES
-    assert index_of(tar).read_bytes() == new
+    assert (open_table(tar).manifest.num_samples, index_of(tar).read_bytes()) == (NUM_SAMPLES, new)
     list_parts(tar)
-    assert CliRunner().invoke(app, ["index", str(tar)]).exit_code == 0
+    run("index", tar)
     assert index_of(tar).read_bytes() == new
 
 
 def test_a_compressed_tar_is_gathered_too(tar: Path) -> None:
     path = tar.with_name("a.tar.gz")
     path.write_bytes(gzip.compress(tar.read_bytes()))
-    assert f"{NUM_SAMPLES} samples" in CliRunner().invoke(app, ["index", str(path)]).stdout
+    assert f"{NUM_SAMPLES} samples" in run("index", path).stdout
     for key, fields in SAMPLES[::5]:
         for field, content in fields.items():
-            assert CliRunner().invoke(app, ["cat", str(path), key, "--field", field]).stdout_bytes == content
+            assert run("cat", path, key, "--field", field).stdout_bytes == content
     assert shardio.verify(path) == []
 
 
@@ -207,13 +202,11 @@ def test_indexes_that_only_know_adjacent_members_are_not_exported(tar: Path, tmp
     names: list[ExportFormat] = ["wids", "timm", "energon", "webdataset-sizes"]
     for name in names:
         message = rf"not adjacent, but readers of the format {name} expect .*pack the tars"
-        with pytest.raises(FormatError, match=message):
-            export_index(open_table(tar), name, parse_location(tmp_path / "out"))
+        assert_raises(FormatError, message, export_index, open_table(tar), name, parse_location(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
 def test_dalis_index_locates_each_member(tar: Path) -> None:
-    """DALI's reader seeks to each of them."""
     export_index(open_table(tar), "dali")
     with tarfile.open(tar) as file:
         infos = {info.name: info for info in file}
@@ -225,16 +218,13 @@ def test_dalis_index_locates_each_member(tar: Path) -> None:
 
 
 def test_repair_gathers_whole_tars_and_keeps_truncated_ones(tar: Path, tmp_path: Path) -> None:
-    """A truncated tar may lack some members of any sample."""
     shardio.pack(tar, tmp_path / "out", shuffle_seed=None)
     shard = tmp_path / "out" / "shard-000000.tar"
     shutil.copy(tar, shard)
     result = repair(parse_location(tmp_path / "out"))
-    assert result.problems == ()
-    assert read_metadata(shard)["num_scattered"] == NUM_SAMPLES
+    assert (result.problems, read_metadata(shard)["num_scattered"]) == ((), NUM_SAMPLES)
     assert [sample[0] for sample in ShardDataset(tmp_path / "out", fields=FIELDS)] == [key for key, _ in SAMPLES]
-    with pytest.raises(FormatError, match="not adjacent"):
-        export_index(open_table(tmp_path / "out"), "wids")
+    assert_raises(FormatError, "not adjacent", export_index, open_table(tmp_path / "out"), "wids")
     content = tar.read_bytes()
     write_tar(tar, [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.cls", b"3"), ("b.cls", b"4")])
     cuts = [(True, content[:3000]), (True, content[:-11_000]), (False, content[:-11_000])]

@@ -91,7 +91,6 @@ def check_laws(case: Case) -> None:
 
 
 def check_order(case: Case, order: EpochOrder, samples: list[int]) -> None:
-    """Check that an epoch's order is a permutation that follows the settings, and is the same from any start."""
     size = case.num_samples
     _hold("an epoch's order is a permutation", sorted(samples), list(range(size)))
     if not case.settings.shuffle:
@@ -104,7 +103,6 @@ def check_order(case: Case, order: EpochOrder, samples: list[int]) -> None:
 
 
 def check_windows(case: Case, samples: list[int]) -> None:
-    """Check that the tape is a permutation of the shards, and that each lane's windows are shuffled slices of it."""
     starts = list(np.cumsum(case.shard_sizes) - case.shard_sizes)
     stops = list(np.cumsum(case.shard_sizes))
     unfinished: int | None = None  # The shard in which the last window ended, and where
@@ -131,7 +129,6 @@ def check_windows(case: Case, samples: list[int]) -> None:
 
 
 def check_remainder(case: Case, splits: list[Split]) -> list[list[list[int]]]:
-    """Check that the ranks share what the policy requires; return the positions of their batches."""
     batches = check_shares(splits)
     num_dealt = case.num_samples - splits[0].start
     if case.remainder == "drop":
@@ -143,7 +140,6 @@ def check_remainder(case: Case, splits: list[Split]) -> list[list[list[int]]]:
 
 
 def check_global_batches(case: Case, splits: list[Split], batches: list[list[list[int]]]) -> None:
-    """Check that another world size with the same number of samples per step has the same global batches."""
     step_size = len(splits) * splits[0].batch_size
     world_size = gcd(step_size, case.other_world_size)
     others = [
@@ -227,7 +223,6 @@ def _split(case: Case, start: int, rank: int, world_size: int, batch_size: int) 
 
 
 def _step(batches: list[list[list[int]]], step: int) -> Iterable[int]:
-    """Return the positions of all ranks in one step."""
     return chain.from_iterable(of_rank[step] for of_rank in batches if step < len(of_rank))
 
 

@@ -1,4 +1,4 @@
-"""Packs with the usual settings, what happens during them, and what they hold."""
+"""Packs with the usual settings, what happens during them, and the same images as each kind of source."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 import shardio
 from shardio import PackError
+from shardio.libraries import import_torchvision
 from shardio.packing import PackOptions, PackResult, pack_source
 from shardio.progress import WorkProgress
 from tests.processes import forkserver_context
+from tests.raising import assert_raises
 from tests.sources import PILLOW_FORMATS, encode
 from tests.tars import by_key
 
 
 def write(root: Path, names: Iterable[str]) -> Path:
-    """Write a file under each name: an image if the suffix is an image's, otherwise a text. Return the directory."""
+    """Write a file under each name: an image if the suffix names a format, otherwise text. Return the directory."""
     for i, name in enumerate(names):
         suffix = Path(name).suffix[1:].lower().replace("tiff", "tif")
         write_files(root, {name: encode(i, suffix=suffix) if suffix in PILLOW_FORMATS else name.encode()})
@@ -28,7 +31,6 @@ def write(root: Path, names: Iterable[str]) -> Path:
 
 
 def write_files(root: Path, files: Mapping[str, bytes]) -> Path:
-    """Write files by their names in a directory; return the directory."""
     root.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -42,12 +44,11 @@ def pack(source: Path, out: Path, progress: WorkProgress | None = None, **option
 
 
 def read_packed(out: Path) -> dict[str, dict[str, bytes]]:
-    """Return the fields of all samples by key, as webdataset reads them."""
     return by_key(*sorted(out.glob("*.tar")))
 
 
 class Interrupt(WorkProgress):
-    """Interrupts a pack after more than some samples, as Ctrl-C does."""
+    """Interrupts a pack after a number of samples, as Ctrl-C does."""
 
     def __init__(self, after: int) -> None:
         self._num_left = after
@@ -68,22 +69,21 @@ class Change(WorkProgress):
         self._change()
 
 
-def assert_refused(message: str, source: Any, out: str | Path, **options: Any) -> None:
-    """Assert that a pack is refused with a message, which is a pattern."""
-    with pytest.raises(PackError, match=message):
-        shardio.pack(source, out, **options)
+def assert_refused(message: str, source: Any, out: str | Path | None = None, **options: Any) -> None:
+    """Check that a pack is refused with a message, which is a pattern, and by default that nothing is written."""
+    with TemporaryDirectory() as folder:
+        assert_raises(PackError, message, shardio.pack, source, out or f"{folder}/out", **options)
+        assert not list(Path(folder).iterdir())
 
 
 def assert_change_is_refused(source: Path, out: Path, change: Callable[[Path], object], message: str) -> None:
-    """Change a source after its scan, and check that the pack is refused with a message, which is a pattern."""
-    with pytest.raises(PackError, match=message):
-        pack(source, out, Change(lambda: change(source)))
+    assert_raises(PackError, message, pack, source, out, Change(lambda: change(source)))
 
 
 def exit_code_if_killed(
     n: int, moment: str, call: Callable[..., object], *arguments: Path, **options: Any
 ) -> int | None:
-    """Call a function in a process that is killed right before or after the n-th time that it gives a file a name."""
+    """Call a function in a process that is killed right before or after the n-th rename or link of a file."""
     process = forkserver_context().Process(target=_call_and_die, args=(n, moment, call, arguments, options))
     process.start()
     process.join()
@@ -109,3 +109,66 @@ def _call_and_die(n: int, moment: str, call: Callable[..., object], arguments: A
     Path.replace = dying(Path.replace)  # type: ignore[method-assign]  # in a process of its own
     os.link = dying(os.link)
     call(*arguments, **options)
+
+
+Write = Callable[[Mapping[str, bytes], Path], Path]
+"""Writes images by key below a folder; returns what to pack."""
+
+
+def write_lmdb(images: Mapping[str, bytes], folder: Path) -> Path:
+    lmdb = pytest.importorskip("lmdb")
+    with lmdb.open(str(folder / "in"), map_size=1 << 24) as environment, environment.begin(write=True) as transaction:
+        for key, content in images.items():
+            transaction.put(f"{key}.jpg".encode(), content)
+    return folder / "in"
+
+
+def write_tars(images: Mapping[str, bytes], folder: Path) -> Path:
+    shardio.pack(folder / "images", folder / "in", max_shard_samples=5, check=False)
+    return folder / "in"
+
+
+def write_table(images: Mapping[str, bytes], folder: Path) -> Path:
+    (folder / "in.csv").write_text("\n".join(["path,rank", *(f"images/{key}.jpg,{len(key)}" for key in images)]))
+    return folder / "in.csv"
+
+
+def write_parquet(images: Mapping[str, bytes], folder: Path) -> Path:
+    pytest.importorskip("datasets")
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pa.table({"image": list(images.values())}), folder / "in.parquet")
+    return folder / "in.parquet"
+
+
+def write_saved(images: Mapping[str, bytes], folder: Path) -> Path:
+    datasets = pytest.importorskip("datasets")
+    rows = {"image": [{"bytes": content, "path": None} for content in images.values()], "key": list(images)}
+    dataset = datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image())
+    dataset.save_to_disk(str(folder / "in"), num_shards=2)
+    return folder / "in"
+
+
+def write_mds(images: Mapping[str, bytes], folder: Path) -> Path:
+    import_torchvision()  # Streaming imports it.
+    streaming = pytest.importorskip("streaming")
+    options = {"columns": {"x": "jpeg"}, "size_limit": 1 << 12, "compression": "gz"}
+    with streaming.MDSWriter(out=str(folder / "in"), **options) as mds:
+        for content in images.values():
+            mds.write({"x": content})
+    return folder / "in"
+
+
+def write_litdata(images: Mapping[str, bytes], folder: Path) -> Path:
+    writers = pytest.importorskip("litdata.streaming.writer")
+    (folder / "in").mkdir()
+    compressed = {"compression": "zstd", "compression_level": "chunk"}
+    writer = writers.BinaryWriter(str(folder / "in"), chunk_size=5, **compressed)
+    for number, content in enumerate(images.values()):
+        writer[number] = content
+    writer.done()
+    writer.merge(1)
+    return folder / "in"
+
+
+def write_folders(images: Mapping[str, bytes], folder: Path) -> Path:
+    return folder / "images"

@@ -24,6 +24,7 @@ from shardio.shards import ShardEntry, write_shard
 from shardio.storage import Location
 from tests.files import read_files
 from tests.packing.packs import Change, pack, read_packed, write_files
+from tests.raising import assert_raises
 from tests.sources import encode, write_images
 
 
@@ -39,8 +40,7 @@ def snapshot(folder: Path) -> dict[str, bytes | None]:
 
 def assert_refused(source: Path, out: Path) -> None:
     before = snapshot(source.parent)
-    with pytest.raises(PackError, match=re.escape(str(out))):
-        shardio.pack(source, out)
+    assert_raises(PackError, re.escape(str(out)), shardio.pack, source, out)
     assert snapshot(source.parent) == before
 
 
@@ -78,10 +78,7 @@ def test_a_packed_directory_holds_only_its_files_and_may_be_moved(source: Path, 
     assert shardio.ShardDataset(tmp_path / "moved").table.manifest.digest == digest
 
 
-def test_a_removed_destination_does_not_become_a_dataset(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its first shards are lost."""
+def test_a_removed_destination_is_no_dataset(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finished = list[Location]()
 
     def write_and_remove(tar: Location, samples: Iterable[Sample]) -> tuple[ShardEntry, tuple[str, ...]]:
@@ -115,8 +112,7 @@ def test_an_empty_name_is_not_the_working_directory(
 ) -> None:
     monkeypatch.chdir(source.parent)
     before = snapshot(source.parent)
-    with pytest.raises(ValueError, match="the path is empty"):
-        shardio.pack(*names)
+    assert_raises(ValueError, "the path is empty", shardio.pack, *names)
     assert snapshot(source.parent) == before
 
 
@@ -136,8 +132,7 @@ def test_a_pack_that_ends_during_a_scan_is_kept(tmp_path: Path, first: int, monk
     monkeypatch.setattr(packer, "scan_source", pack_after_the_scan)
     with pytest.raises(PackError, match=re.escape(f"{out} already holds a packed dataset")):
         shardio.pack(tmp_path / str(first), out)
-    assert len(shardio.ShardDataset(out)) == 3 - first
-    assert shardio.verify(out) == []
+    assert (len(shardio.ShardDataset(out)), shardio.verify(out)) == (3 - first, [])
 
 
 # Packs, and waits for a line of input at one point: after the scan, or while it holds the lock.
@@ -166,7 +161,6 @@ except PackError as error:
 
 
 def pack_until(point: str, source: Path, out: Path) -> subprocess.Popen[str]:
-    """Start a pack, and return when it has reached a point."""
     pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     process = subprocess.Popen([sys.executable, "-c", PACK_AND_WAIT, source, out, point], text=True, **pipes)
     assert process.stdout is not None
@@ -181,8 +175,7 @@ def test_a_pack_that_starts_writing_while_another_process_writes_is_refused(sour
     writing = pack_until("locked", source, out)
     _, message = late.communicate("\n", timeout=60)
     assert message.startswith(f"refused: another process is writing to {out}")
-    with pytest.raises(PackError, match=r"holds an unfinished pack|another process is writing"):
-        shardio.pack(source, out)
+    assert_raises(PackError, r"holds an unfinished pack|another process is writing", shardio.pack, source, out)
     assert writing.communicate("\n", timeout=60)[0] == "4\n"
     assert sorted(read_files(out)) == ["shard-000000.tar", "shard-000000.tar.idx", "shardio.json"]
 
@@ -233,16 +226,14 @@ SKIP: dict[str, Any] = {"on_changed": "skip"}
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """With the directory ``in``, whose class has six images, and a text for the third."""
+    """A folder with the directory ``in``: one class of six images, and a text for the third."""
     write_images(tmp_path / "in", classes=1, per_class=6)
     (tmp_path / "in" / "class-0" / "name-002.json").write_text('{"a": 1}'.ljust(200))
     return tmp_path
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_changed_files_are_all_named_or_their_samples_are_left_out(
-    root: Path, change: Callable[[Path], object]
-) -> None:
+def test_changed_files_are_named_or_their_samples_left_out(root: Path, change: Callable[[Path], object]) -> None:
     before = {path.name: path.read_bytes() for path in (root / "in" / "class-0").iterdir()}
     names = ["name-005.jpg", "name-001.jpg", "name-002.json"]
     for out in ("raise", "skip"):
@@ -250,12 +241,11 @@ def test_changed_files_are_all_named_or_their_samples_are_left_out(
         paths = [source / "class-0" / name for name in names]
         changing = ChangeFiles(change, list(paths))
         if out == "raise":
-            with pytest.raises(PackError) as caught:
-                pack(source, root / out, changing, **IN_ORDER)
+            caught = assert_raises(PackError, None, pack, source, root / out, changing, **IN_ORDER)
             for path in paths:
-                assert f"{path} {CHANGES[change].format(len(before[path.name]))}" in str(caught.value)
-            assert "name-003.jpg" not in str(caught.value)
-            assert "--on-changed skip (on_changed='skip')" in str(caught.value)
+                assert f"{path} {CHANGES[change].format(len(before[path.name]))}" in str(caught)
+            assert "name-003.jpg" not in str(caught)
+            assert "--on-changed skip (on_changed='skip')" in str(caught)
             assert not (root / out / "shardio.json").exists()
         else:
             result = pack(source, root / out, changing, **SKIP, **IN_ORDER)
@@ -285,7 +275,6 @@ def test_changed_files_are_sorted_by_name_and_not_all_may_change(tmp_path: Path)
 
 
 def test_a_resumed_pack_includes_samples_whose_files_are_back(root: Path) -> None:
-    """A resumed pack keeps only shards from which no sample was left out."""
     moved = root / "in" / "class-0" / "name-001.jpg"
 
     class MoveFileAndInterrupt(ChangeFiles):
@@ -295,8 +284,7 @@ def test_a_resumed_pack_includes_samples_whose_files_are_back(root: Path) -> Non
                 raise KeyboardInterrupt
 
     moving = MoveFileAndInterrupt(lambda path: path.rename(root / path.name), [moved])
-    with pytest.raises(KeyboardInterrupt):
-        pack(root / "in", root / "out", moving, **SKIP, **IN_ORDER)
+    assert_raises(KeyboardInterrupt, None, pack, root / "in", root / "out", moving, **SKIP, **IN_ORDER)
     (root / "name-001.jpg").rename(moved)
     for out in ("out", "uninterrupted"):
         assert pack(root / "in", root / out, **IN_ORDER).manifest.num_samples == 6
@@ -312,7 +300,6 @@ def test_an_error_names_twenty_files_and_counts_the_rest(tmp_path: Path) -> None
 
 
 def test_a_file_that_changes_while_it_is_read_is_detected(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another program overwrites the file between reading and the check after it."""
     fstat = os.fstat
 
     def write_before_the_check(descriptor: int) -> os.stat_result:
@@ -322,5 +309,4 @@ def test_a_file_that_changes_while_it_is_read_is_detected(root: Path, monkeypatc
         return fstat(descriptor)
 
     monkeypatch.setattr(os, "fstat", write_before_the_check)
-    with pytest.raises(shardio.PackError, match=r"name-003\.jpg changed"):
-        shardio.pack(root / "in", root / "out")
+    assert_raises(shardio.PackError, r"name-003\.jpg changed", shardio.pack, root / "in", root / "out")

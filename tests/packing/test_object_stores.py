@@ -1,4 +1,4 @@
-"""Packs and writers in object stores: the same bytes as local ones, and nothing that looks finished before it is."""
+"""Packs and writers in object stores write the same bytes as local ones, and nothing looks finished too early."""
 
 from __future__ import annotations
 
@@ -28,11 +28,9 @@ from tests.faults.proxy import FaultProxy, Script
 from tests.files import files_of_at_most, read_files, read_objects, read_parts
 from tests.packing.packs import Interrupt, assert_refused, pack
 from tests.processes import forkserver_context
-from tests.servers.fixtures import seaweedfs_server
+from tests.raising import assert_raises
 from tests.servers.server import Server
 from tests.sources import write_images
-
-__all__ = ["seaweedfs_server"]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +57,7 @@ def out() -> Location:
 
 @contextmanager
 def noting_changes(note: Callable[[str, str], object]) -> Iterator[None]:
-    """Call a function with the kind and the name of each object before this process changes it."""
+    """Call a function with the kind of change and the object's name before this process changes an object."""
     ask = Client.ask
 
     def note_and_ask(client: Client, request: Request) -> Any:
@@ -86,19 +84,17 @@ def pack_again(source: Path, out: Location, progress: WorkProgress | None = None
 
 def interrupt(source: Path, out: Location) -> None:
     """Pack into three shards of three samples, and stop in the third."""
-    with pytest.raises(KeyboardInterrupt):
-        pack_again(source, out, Interrupt(7))
+    assert_raises(KeyboardInterrupt, None, pack_again, source, out, Interrupt(7))
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_the_bytes_equal_those_of_a_local_pack(
+def test_the_bytes_are_those_of_a_local_pack(
     source: Path, expected: dict[str, bytes], out: Location, num_workers: int
 ) -> None:
     manifest = shardio.pack(source, str(out), max_shard_samples=3, num_workers=num_workers)
     assert read_objects(out) == expected
     assert "rejected.jsonl" in expected
-    assert open_table(str(out)).manifest == manifest
-    assert len(shardio.ShardDataset(str(out))) == 8
+    assert (open_table(str(out)).manifest, len(shardio.ShardDataset(str(out)))) == (manifest, 8)
 
 
 def test_parts_equal_those_of_a_local_pack(source: Path, tmp_path: Path, out: Location) -> None:
@@ -113,8 +109,7 @@ def test_parts_equal_those_of_a_local_pack(source: Path, tmp_path: Path, out: Lo
 def test_the_manifest_is_written_last(source: Path, out: Location, changes: list[tuple[str, str]]) -> None:
     shardio.pack(source, str(out), max_shard_samples=3, num_workers=1)
     manifest = changes.index(("write", MANIFEST_NAME))
-    assert changes[0] == ("create", UNFINISHED_NAME)
-    assert {kind for kind, _ in changes[1:manifest]} == {"write"}
+    assert (changes[0], {kind for kind, _ in changes[1:manifest]}) == (("create", UNFINISHED_NAME), {"write"})
     assert changes[manifest + 1] == ("remove", UNFINISHED_NAME)
     assert {kind for kind, _ in changes[manifest + 1 :]} == {"remove"}
     for number in range(3):
@@ -127,8 +122,7 @@ def test_an_interrupted_pack_is_resumed_and_keeps_finished_shards(
     source: Path, expected: dict[str, bytes], out: Location, changes: list[tuple[str, str]]
 ) -> None:
     interrupt(source, out)
-    with pytest.raises(FormatError, match="holds an unfinished pack"):
-        open_table(str(out))
+    assert_raises(FormatError, "holds an unfinished pack", open_table, str(out))
     with pytest.raises(PackError, match="unfinished pack of different images or with different settings"):
         shardio.pack(source, str(out), max_shard_samples=4)
     changes.clear()
@@ -154,8 +148,7 @@ def test_a_damaged_record_is_not_used(source: Path, expected: dict[str, bytes], 
     interrupt(source, out)
     put(out / f"{RECORD_PREFIX}shard-000001.tar.json", content)
     result = pack_again(source, out)
-    assert result.num_kept == result.manifest.shards[0].num_samples
-    assert read_objects(out) == expected
+    assert (result.num_kept, read_objects(out)) == (result.manifest.shards[0].num_samples, expected)
 
 
 @pytest.mark.parametrize("name", ["shard-000000.tar", "shard-000002.tar", "other.tar"])
@@ -184,8 +177,7 @@ def test_a_destination_that_is_not_empty_is_refused(source: Path, out: Location)
 
 def test_of_two_writers_that_begin_at_the_same_time_one_is_refused(out: Location) -> None:
     choose_folder(out).mark(b"one")
-    with pytest.raises(PackError, match="another program has just begun to write"):
-        choose_folder(out).mark(b"other")
+    assert_raises(PackError, "another program has just begun to write", choose_folder(out).mark, b"other")
     assert (out / UNFINISHED_NAME).read_whole() == b"one"
 
 
@@ -201,8 +193,6 @@ def test_a_full_disk_is_that_of_the_temporary_file(source: Path, expected: dict[
 
 
 def test_two_runs_of_one_pack_write_one_dataset(source: Path, expected: dict[str, bytes], out: Location) -> None:
-    """One begins and ends while the other one runs. No lock can exclude it, and the bytes are the same."""
-
     class Running(WorkProgress):
         num_packed = 0
 
@@ -219,12 +209,10 @@ def test_a_read_only_server_and_urls_that_name_no_store_are_refused(source: Path
     assert_refused("are read-only for shardio", source, "http://127.0.0.1:9/out")
     with pytest.raises(PackError, match="are read-only for shardio"):
         shardio.ShardWriter("http://127.0.0.1:9/out").__enter__()
-    with pytest.raises(LocationError, match="ftp:// is not supported"):
-        shardio.pack(source, "ftp://host/out")
+    assert_raises(LocationError, "ftp:// is not supported", shardio.pack, source, "ftp://host/out")
     with pytest.raises(PackError, match=r"the source s3://bucket/in is a URL(.|\n)*aws s3 sync"):
         shardio.pack("s3://bucket/in", source.parent / "elsewhere")
-    with pytest.raises(PackError, match=r"cannot append to s3://bucket/out"):
-        shardio.append("s3://bucket/out", source)
+    assert_raises(PackError, r"cannot append to s3://bucket/out", shardio.append, "s3://bucket/out", source)
 
 
 def samples(num: int = 10) -> Iterator[dict[str, Any]]:
@@ -260,11 +248,9 @@ def test_writers_iterables_and_rewritten_datasets_have_the_same_bytes(tmp_path: 
 
 def test_an_interrupted_iterable_starts_again(out: Location) -> None:
     failing = (sample | {"txt": "text" * (9 // (9 - sample["json"]["i"]))} for sample in samples())
-    with pytest.raises(ZeroDivisionError):
-        shardio.pack(failing, str(out), max_shard_samples=4)
+    assert_raises(ZeroDivisionError, None, shardio.pack, failing, str(out), max_shard_samples=4)
     assert UNFINISHED_NAME in out.list()
-    assert shardio.pack(samples(5), str(out), max_shard_samples=4).num_samples == 5
-    assert len(out.list()) == 5
+    assert (shardio.pack(samples(5), str(out), max_shard_samples=4).num_samples, len(out.list())) == (5, 5)
 
 
 def test_a_part_is_written_again_and_a_missing_one_is_named(out: Location) -> None:
@@ -276,22 +262,18 @@ def test_a_part_is_written_again_and_a_missing_one_is_named(out: Location) -> No
         shardio.ShardWriter(str(out), worker=1, num_workers=2),
     ):
         pass
-    with pytest.raises(PackError, match=r"1 of the 2 workers of .* have not ended \(0\)"):
-        shardio.finalize(str(out))
-    with pytest.raises(PackError, match="does not exist"):
-        shardio.finalize(str(out / "nothing"))
+    assert_raises(PackError, r"1 of the 2 workers of .* have not ended \(0\)", shardio.finalize, str(out))
+    assert_raises(PackError, "does not exist", shardio.finalize, str(out / "nothing"))
 
 
 def test_a_dataset_is_replaced_with_overwrite(tmp_path: Path, out: Location, changes: list[tuple[str, str]]) -> None:
     write(out, num=20)
-    with pytest.raises(PackError, match=r"is not empty .*pass --overwrite"):
-        write(out)
+    assert_raises(PackError, r"is not empty .*pass --overwrite", write, out)
     changes.clear()
     with shardio.ShardWriter(str(out), max_shard_samples=4, overwrite=True) as writer:
         assert out.list() == [UNFINISHED_NAME]
         assert next(name for kind, name in changes if kind == "remove") == MANIFEST_NAME
-        with pytest.raises(FormatError, match="unfinished"):
-            open_table(str(out))
+        assert_raises(FormatError, "unfinished", open_table, str(out))
         for sample in samples():
             writer.write(sample)
     write(tmp_path / "out")
@@ -302,8 +284,7 @@ def test_a_dataset_is_replaced_with_overwrite(tmp_path: Path, out: Location, cha
 def test_a_writer_that_another_one_replaces_makes_no_dataset_and_keeps_its_mark(out: Location, writes: bool) -> None:
     first, second = shardio.ShardWriter(str(out)), shardio.ShardWriter(str(out), overwrite=True)
     first.__enter__()
-    with pytest.raises(PackError, match="holds an unfinished dataset"):
-        shardio.ShardWriter(str(out)).__enter__()
+    assert_raises(PackError, "holds an unfinished dataset", shardio.ShardWriter(str(out)).__enter__)
     second.__enter__()
     if writes:
         first.write({"__key__": "a", "txt": "first"})
@@ -325,14 +306,11 @@ def test_a_writer_that_fails_leaves_no_dataset(out: Location) -> None:
                 writer.write(sample)
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        fail(3)
+    assert_raises(KeyboardInterrupt, None, fail, 3)
     assert out.list() == []
-    with pytest.raises(KeyboardInterrupt):
-        fail(5)
+    assert_raises(KeyboardInterrupt, None, fail, 5)
     assert out.list() == [UNFINISHED_NAME, "shard-000000.tar", "shard-000000.tar.idx"]
-    with pytest.raises(FormatError, match="unfinished"):
-        open_table(str(out))
+    assert_raises(FormatError, "unfinished", open_table, str(out))
 
 
 NUM_CHANGES = 16
@@ -365,9 +343,7 @@ def exit_code_of_pack(source: Path, out: Location, n: int) -> int | None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", range(1, NUM_CHANGES + 1))
-def test_a_pack_killed_before_any_change_can_be_resumed(
-    source: Path, expected: dict[str, bytes], out: Location, n: int
-) -> None:
+def test_a_pack_killed_at_any_change_resumes(source: Path, expected: dict[str, bytes], out: Location, n: int) -> None:
     assert exit_code_of_pack(source, out, n) == -signal.SIGKILL
     found = read_objects(out)
     assert {name: content for name, content in found.items() if not name.startswith(".")}.items() <= expected.items()
@@ -392,7 +368,7 @@ def test_the_test_above_covers_every_change(source: Path, out: Location) -> None
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few files, the first of which is larger than a part of an upload."""
+    """A few files. The first is larger than one part of an upload."""
     folder = tmp_path_factory.mktemp("servers") / "in"
     folder.mkdir()
     for number, num_bytes in enumerate([PART + 1, 1000, 1000, 1000]):

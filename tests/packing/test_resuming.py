@@ -1,4 +1,4 @@
-"""A pack that ends at any moment leaves nothing that looks finished; the same call resumes it and keeps shards."""
+"""A pack that stops at any moment leaves nothing that looks finished. The same call resumes it and keeps its shards."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import shardio
-from shardio.cli.main import app
 from shardio.errors import PackError
 from shardio.files import find_target
 from shardio.packing import JpegMode, executors
@@ -28,9 +27,11 @@ from shardio.packing.folders import JOURNAL_NAME
 from shardio.sample import Sample
 from shardio.shards import write_shard
 from shardio.storage import Location
-from tests.files import files_of_at_most, read_files
-from tests.packing import kinds
+from tests.cli.commands import run
+from tests.files import files_of_at_most, flip, read_files
+from tests.packing import packs
 from tests.packing.packs import Change, Interrupt, assert_refused, exit_code_if_killed, pack
+from tests.raising import assert_raises
 from tests.sources import write_images
 from tests.tars import read_members, write_tar
 
@@ -64,86 +65,74 @@ def unfinished(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return tmp_path / "out"
 
 
-def resume(source: Path, out: Path) -> str:
-    """Resume the pack on the command line; return the output and errors."""
-    done = CliRunner().invoke(app, ["pack", str(source), str(out), "--max-shard-samples", "3"])
-    assert done.exit_code == 0, done.output
-    return done.output
+Resume = Callable[[Path], str]
+
+
+@pytest.fixture
+def resume(source: Path, uninterrupted: dict[str, bytes]) -> Resume:
+    """Complete a pack on the command line, with the same bytes; return the output."""
+
+    def complete(out: Path) -> str:
+        output = run("pack", source, out, "--max-shard-samples", 3).output
+        assert read_files(out) == uninterrupted
+        return output
+
+    return complete
 
 
 def flip_a_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    flip(path, path.stat().st_size // 2)
 
 
-DAMAGES: list[tuple[str, Callable[[Path], None]]] = [
-    ("shard-000001.tar", flip_a_bit),
-    ("shard-000001.tar", Path.unlink),
-    ("shard-000001.tar.idx", flip_a_bit),
-]
-
-
-@pytest.mark.parametrize(("name", "damage"), DAMAGES)
-def test_a_damaged_shard_is_packed_again(
-    source: Path, uninterrupted: dict[str, bytes], unfinished: Path, name: str, damage: Callable[[Path], None]
-) -> None:
-    damage(unfinished / name)
-    output = resume(source, unfinished)
-    assert output.count("packed again: ") == 1
-    assert f"packed again: {unfinished / 'shard-000001.tar'} was damaged after it was written" in output
-    assert "kept 3 samples from an earlier run" in output
-    assert read_files(unfinished) == uninterrupted
-
-
-@pytest.mark.parametrize("ending", [b"", b"}", b'{"entry": 1}\n', b"\x00\xff\n"], ids=repr)
-def test_a_damaged_line_of_the_journal_makes_its_shard_again(
-    source: Path, uninterrupted: dict[str, bytes], unfinished: Path, ending: bytes
-) -> None:
-    """A run that is killed while it writes a line leaves a part of it."""
-    journal = unfinished / JOURNAL_NAME
+def end_journal(ending: bytes, journal: Path) -> None:
+    """Damage the second line. A run that is killed while it writes a line leaves a part of it."""
     first, second = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(first + (ending or second[:-9]))
-    output = resume(source, unfinished)
-    assert "packed again" not in output
-    assert "kept 3 samples from an earlier run" in output
-    assert read_files(unfinished) == uninterrupted
 
 
-def test_intact_shards_remain_the_same_files(source: Path, uninterrupted: dict[str, bytes], unfinished: Path) -> None:
-    finished = {path.name: path.stat().st_ino for path in unfinished.glob("shard-*")}
-    assert len(finished) == 4
-    output = resume(source, unfinished)
-    assert "packed again" not in output
-    assert "kept 6 samples from an earlier run" in output
-    assert {name: (unfinished / name).stat().st_ino for name in finished} == finished
-    assert read_files(unfinished) == uninterrupted
+DAMAGES: list[tuple[str, Callable[[Path], object], int, bool]] = [
+    ("shard-000001.tar", flip_a_bit, 3, True),
+    ("shard-000001.tar", Path.unlink, 3, True),
+    ("shard-000001.tar.idx", flip_a_bit, 3, True),
+    *((JOURNAL_NAME, partial(end_journal, end), 3, False) for end in (b"", b"}", b'{"entry": 1}\n', b"\x00\xff\n")),
+    ("", Path.exists, 6, False),
+]
+"""The file, its damage, the number of samples that are kept, and whether a damaged shard is named."""
+
+
+@pytest.mark.parametrize(("name", "damage", "num_kept", "is_named"), DAMAGES)
+def test_only_a_damaged_shard_is_packed_again(
+    resume: Resume, unfinished: Path, name: str, damage: Callable[[Path], object], num_kept: int, is_named: bool
+) -> None:
+    kept = [f"shard-00000{number}.tar{suffix}" for number in range(num_kept // 3) for suffix in ("", ".idx")]
+    inodes = [(unfinished / each).stat().st_ino for each in kept]
+    damage(unfinished / name)
+    output = resume(unfinished)
+    again = f"packed again: {unfinished / 'shard-000001.tar'} was damaged after it was written"
+    assert (output.count("packed again: "), output.count(again)) == (is_named, is_named)
+    assert f"kept {num_kept} samples from an earlier run" in output
+    assert [(unfinished / each).stat().st_ino for each in kept] == inodes
 
 
 @pytest.mark.parametrize("name", ["shard-000000.tar", "shard-000002.tar", "no tar, shard-000002.tar", "other.tar"])
-def test_a_tar_that_is_not_part_of_the_pack_is_refused(
-    source: Path, uninterrupted: dict[str, bytes], unfinished: Path, tmp_path: Path, name: str
-) -> None:
-    """It may have the name of a finished shard, of an unfinished shard, or another name."""
+def test_a_foreign_tar_is_refused(source: Path, resume: Resume, unfinished: Path, tmp_path: Path, name: str) -> None:
     write_tar(tmp_path / "foreign.tar", [("class-7/a.jpg", b"precious")])
     is_tar, name = "no tar" not in name, name.rpartition(" ")[2]
     (unfinished / name).write_bytes((tmp_path / "foreign.tar").read_bytes() if is_tar else b"precious")
     before = read_files(unfinished)
-    with pytest.raises(PackError, match=f"{name} is not a shard of the unfinished pack in .*Move it away"):
-        shardio.pack(source, unfinished, max_shard_samples=3, num_workers=1)
+    message = f"{name} is not a shard of the unfinished pack in .*Move it away"
+    assert_refused(message, source, unfinished, max_shard_samples=3, num_workers=1)
     assert read_files(unfinished) == before
     (unfinished / name).unlink()
-    resume(source, unfinished)
-    assert read_files(unfinished) == uninterrupted
+    resume(unfinished)
 
 
-def test_a_pack_that_cannot_write_can_be_resumed(source: Path, uninterrupted: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_pack_that_cannot_write_can_be_resumed(source: Path, resume: Resume, tmp_path: Path) -> None:
     message = r"shard-00000\d\.tar'\. 0 of 3 shards are finished and kept\. Fix the .*rerun the same"
-    with files_of_at_most(3000), pytest.raises(PackError, match=message):
-        shardio.pack(source, tmp_path / "out", max_shard_samples=3)
+    with files_of_at_most(3000):
+        assert_refused(message, source, max_shard_samples=3)
     assert not list((tmp_path / "out").glob("shard-*"))
-    resume(source, tmp_path / "out")
-    assert read_files(tmp_path / "out") == uninterrupted
+    resume(tmp_path / "out")
 
 
 NUM_RENAMES = 8
@@ -167,7 +156,7 @@ def assert_only_whole_files(out: Path, uninterrupted: dict[str, bytes]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("n", range(1, NUM_RENAMES + 1))
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_killed_pack_can_be_resumed(
+def test_a_killed_pack_resumes(
     source: Path, uninterrupted: dict[str, bytes], tmp_path: Path, n: int, moment: str
 ) -> None:
     out = tmp_path / "out"
@@ -194,7 +183,6 @@ def start_pack(source: Path, out: Path, *options: str) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 def test_a_pack_that_is_interrupted_or_killed_from_outside_leaves_only_whole_shards(tmp_path: Path) -> None:
-    """By Ctrl-C after some of its 200 shards, and by SIGKILL at its start and after 100 shards."""
     source, out = tmp_path / "in", tmp_path / "out"
     write_images(source, classes=4, per_class=100, width=8, height=8)
     shardio.pack(source, tmp_path / "whole", max_shard_samples=2)
@@ -212,8 +200,7 @@ def test_a_pack_that_is_interrupted_or_killed_from_outside_leaves_only_whole_sha
         assert "shardio.json" not in read_files(out)
         assert_only_whole_files(out, whole)
     resumed = start_pack(source, out, "--num-workers", "2")
-    assert (resumed.communicate()[1], resumed.returncode) == ("", 0)
-    assert read_files(out) == whole
+    assert (resumed.communicate()[1], resumed.returncode, read_files(out)) == ("", 0, whole)
 
 
 @pytest.mark.slow
@@ -261,31 +248,29 @@ def test_after_an_error_only_whole_files_are_left(tmp_path: Path, num_workers: i
     assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
 
 
-MAKERS = {kinds.write_folders: "tile", kinds.write_table: "copy"}
-SLOW = {kinds.write_parquet: "tile"}
-SLOW |= dict.fromkeys((kinds.write_lmdb, kinds.write_tars, kinds.write_mds, kinds.write_litdata), "copy")
+MAKERS = {packs.write_folders: "tile", packs.write_table: "copy"}
+SLOW = {packs.write_parquet: "tile"}
+SLOW |= dict.fromkeys((packs.write_lmdb, packs.write_tars, packs.write_mds, packs.write_litdata), "copy")
 
 
 @pytest.mark.parametrize(
     ("make", "jpeg"), [*MAKERS.items(), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW.items())]
 )
 def test_an_interrupted_pack_is_resumed_by_any_number_of_workers(
-    tmp_path: Path, make: kinds.Write, jpeg: JpegMode, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, make: packs.Write, jpeg: JpegMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With equal bytes and an equal report. Nothing temporary is left behind."""
     source = make(write_images(tmp_path / "images"), tmp_path)
     settings: dict[str, Any] = {"max_shard_size": 1 << 20, "max_shard_samples": 4, "jpeg": jpeg}
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     whole = pack(source, tmp_path / "whole", **settings)
-    with pytest.raises(KeyboardInterrupt):
-        pack(source, tmp_path / "out", Interrupt(10), **settings)
+    assert_raises(KeyboardInterrupt, None, pack, source, tmp_path / "out", Interrupt(10), **settings)
     assert len(list((tmp_path / "out").glob("*.tar"))) == 2
     before = shutil.copytree(tmp_path / "out", tmp_path / "again")
     for number, out in ((1, tmp_path / "out"), (2, Path(before))):
         resumed = pack(source, out, num_workers=number, **settings)
         assert (resumed.num_kept, resumed.jpegs) == (8, whole.jpegs)
         assert read_files(out) == read_files(tmp_path / "whole")
-    pack(kinds.write_folders({}, tmp_path), tmp_path / "other")  # It closes the source.
+    pack(packs.write_folders({}, tmp_path), tmp_path / "other")  # It closes the source.
     gc.collect()
     assert not list((tmp_path / "temporary").iterdir())

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 import xxhash
-from typer.testing import CliRunner
 
 import shardio
-from shardio.cli.main import app
 from shardio.errors import FormatError, PackError, SampleError
 from shardio.packing import PackOptions, make_parts, pack_parts, pack_source
 from shardio.packing.sources import tars
 from shardio.shards import UNFINISHED_NAME, open_table
+from tests.cli.commands import run, usage_error
 from tests.files import read_files, read_parts
 from tests.packing.packs import Interrupt, exit_code_if_killed, read_packed
+from tests.raising import assert_raises
 from tests.sources import write_images
 from tests.tars import Samples, read_with_webdataset, write_tar
 
@@ -74,8 +74,7 @@ def test_shuffling_does_not_depend_on_buffers(packed: Path, tmp_path: Path, monk
 def test_foreign_tars_become_a_packed_dataset(foreign: Path, tmp_path: Path) -> None:
     manifest = shardio.reshard(foreign, tmp_path / "out")
     assert samples_of(tmp_path / "out") == samples_of(foreign)
-    assert manifest.fields == ("cls", "jpg", "seg.png")
-    assert shardio.verify(tmp_path / "out") == []
+    assert (manifest.fields, shardio.verify(tmp_path / "out")) == (("cls", "jpg", "seg.png"), [])
 
 
 def test_merging_puts_one_dataset_after_another(packed: Path, foreign: Path, tmp_path: Path) -> None:
@@ -90,12 +89,9 @@ def test_merging_puts_one_dataset_after_another(packed: Path, foreign: Path, tmp
 def test_datasets_that_do_not_fit_are_not_merged(packed: Path, foreign: Path, tmp_path: Path) -> None:
     with pytest.raises(PackError, match="two samples have the key 'class-"):
         shardio.merge(tmp_path / "out", [packed, shutil.copytree(packed, tmp_path / "copy")])
-    with pytest.raises(PackError, match="labels without class names"):
-        shardio.merge(tmp_path / "out", [packed, foreign])
-    with pytest.raises(ValueError, match="a list"):
-        shardio.merge(tmp_path / "out", packed)  # type: ignore[arg-type]  # the mistake
-    with pytest.raises(PackError, match="holds tars that would be read"):
-        shardio.merge(packed, [packed], overwrite=True)
+    assert_raises(PackError, "labels without class names", shardio.merge, tmp_path / "out", [packed, foreign])
+    assert_raises(ValueError, "a list", shardio.merge, tmp_path / "out", packed)
+    assert_raises(PackError, "holds tars that would be read", shardio.merge, packed, [packed], overwrite=True)
     assert not (tmp_path / "out").exists()
     assert shardio.verify(packed) == []
 
@@ -110,8 +106,7 @@ def test_damage_is_found_while_copying(packed: Path, tmp_path: Path, monkeypatch
     with pytest.raises(SampleError, match=r"shard-000003\.tar.*xxh3-64"):
         shardio.reshard(damaged, tmp_path / "out", max_shard_samples=5)
     assert not (tmp_path / "out" / "shardio.json").exists()
-    with pytest.raises(FormatError, match="unfinished"):
-        open_table(tmp_path / "out")
+    assert_raises(FormatError, "unfinished", open_table, tmp_path / "out")
     shardio.reshard(packed, tmp_path / "out", max_shard_samples=5, overwrite=True)
     assert shardio.verify(tmp_path / "out") == []
 
@@ -151,14 +146,11 @@ def test_a_split_depends_on_keys_alone(packed: Path, tmp_path: Path) -> None:
     ],
 )
 def test_wrong_parts_are_refused(packed: Path, tmp_path: Path, by: list[Any], names: list[str], message: str) -> None:
-    with pytest.raises((ValueError, PackError), match=message):
-        shardio.split(packed, tmp_path / "out", by=by, names=names)
+    assert_raises((ValueError, PackError), message, shardio.split, packed, tmp_path / "out", by=by, names=names)
     assert not (tmp_path / "out").exists()
 
 
 SETTINGS = PackOptions(max_shard_size=1 << 30, max_shard_samples=7, num_workers=1)
-
-
 PARTS = make_parts(["0.7", "0.2", "0.1"], ["train", "val", "test"])
 
 
@@ -176,7 +168,6 @@ def in_parts(source: Path) -> Path:
 
 
 def test_parts_are_those_of_a_split_of_the_whole_dataset(source: Path, in_parts: Path, tmp_path: Path) -> None:
-    """The hash of the key decides, so that samples stay in their parts when others are added."""
     pack_source(source, tmp_path / "whole", SETTINGS)
     shardio.split(tmp_path / "whole", tmp_path / "split", by=[0.7, 0.2, 0.1], names=PARTS.names)
     shutil.copytree(source, tmp_path / "more")
@@ -200,8 +191,7 @@ def test_an_interrupted_pack_resumes_in_all_parts(source: Path, in_parts: Path, 
     with pytest.raises(KeyboardInterrupt):
         pack_parts(source, tmp_path / "out", PARTS, SETTINGS, progress=Interrupt(after))
     for name in PARTS.names:
-        with pytest.raises((shardio.FormatError, FileNotFoundError)):
-            shardio.open(tmp_path / "out" / name)
+        assert_raises((shardio.FormatError, FileNotFoundError), None, shardio.open, tmp_path / "out" / name)
     results = pack_parts(source, tmp_path / "out", PARTS, SETTINGS)
     assert sum(result.num_kept for result in results.values()) > after - 3 * 7
     assert read_parts(tmp_path / "out") == read_parts(in_parts)
@@ -222,14 +212,12 @@ def test_a_pack_that_was_killed_at_its_very_end_is_ended(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", unlink_some)
-        with pytest.raises(KeyboardInterrupt):
-            pack_parts(source, tmp_path / "out", PARTS, SETTINGS)
+        assert_raises(KeyboardInterrupt, None, pack_parts, source, tmp_path / "out", PARTS, SETTINGS)
     with pytest.raises(PackError, match="different images or with different settings"):
         pack_parts(source, tmp_path / "out", PARTS, PackOptions(max_shard_size=1 << 20))
     pack_parts(source, tmp_path / "out", PARTS, SETTINGS)
     assert read_parts(tmp_path / "out") == read_parts(in_parts)
-    with pytest.raises(PackError, match="already holds a packed dataset"):
-        pack_parts(source, tmp_path / "out", PARTS, SETTINGS)
+    assert_raises(PackError, "already holds a packed dataset", pack_parts, source, tmp_path / "out", PARTS, SETTINGS)
 
 
 def test_a_part_without_samples_is_refused_before_anything_is_written(source: Path, tmp_path: Path) -> None:
@@ -240,16 +228,11 @@ def test_a_part_without_samples_is_refused_before_anything_is_written(source: Pa
 
 
 def test_the_command_divides_with_usual_names(source: Path, tmp_path: Path) -> None:
-    command = ["pack", str(source), str(tmp_path / "out"), "--split"]
-    found = CliRunner().invoke(app, [*command, "0.8,0.2", "--json"])
-    assert found.exit_code == 0, found.output
-    train, val = json.loads(found.stdout)
+    train, val = json.loads(run("pack", source, tmp_path / "out", "--split", "0.8,0.2", "--json").stdout)
     assert (train["out"], val["out"]) == (str(tmp_path / "out" / "train"), str(tmp_path / "out" / "val"))
     assert train["samples"] + val["samples"] == 120
-    command[2] = str(tmp_path / "other")
-    found = CliRunner().invoke(app, [*command, "0.8,0.3"])
-    assert found.exit_code == 2
-    assert "must be positive and sum to 1" in " ".join(found.stderr.replace("│", " ").split())
+    error = usage_error("pack", source, tmp_path / "other", "--split", "0.8,0.3")
+    assert "must be positive and sum to 1" in error
     assert not (tmp_path / "other").exists()
 
 
@@ -275,8 +258,7 @@ def test_shards_are_linked_under_the_next_names(out: Path, tmp_path: Path) -> No
     assert (out / f"shard-{first:06d}.tar").samefile(more / "shard-000000.tar")
     assert (manifest.fields, manifest.classes) == (("cls", "jpg", "txt"), before.classes)
     assert manifest.pack == {name: value for name, value in before.pack.items() if name != "num_tiled"}
-    assert shardio.open(out).manifest == manifest
-    assert shardio.verify(out) == []
+    assert (shardio.open(out).manifest, shardio.verify(out)) == (manifest, [])
     found = read_with_webdataset(*sorted(out.glob("*.tar")))
     assert found[before.num_samples :] == [(key, {"txt": key.encode()}) for key in ("x/1", "x/2", "x/3")]
     assert not [path.name for path in out.iterdir() if path.name.startswith(".")]
@@ -314,10 +296,8 @@ def test_images_are_packed_with_the_same_settings_and_classes(images: Path, out:
         assert opened["class-1/new-name-001"]["jpg"] == contents["class-1/name-001"]
     assert not [path.name for path in out.iterdir() if path.name.startswith(".")]
     (tmp_path / "new" / "class-1").rename(tmp_path / "new" / "class-9")
-    with pytest.raises(PackError, match="class-9"):
-        shardio.append(out, tmp_path / "new")
-    with pytest.raises(PackError, match="two samples have the key 'class-"):
-        shardio.append(out, images, num_workers=1)
+    assert_raises(PackError, "class-9", shardio.append, out, tmp_path / "new")
+    assert_raises(PackError, "two samples have the key 'class-", shardio.append, out, images, num_workers=1)
     assert not [path.name for path in out.iterdir() if path.name.startswith(".")]
 
 
@@ -336,8 +316,7 @@ def test_class_names_must_agree(out: Path, tmp_path: Path, classes: list[str] | 
     if isinstance(expected, int):
         assert len(shardio.append(out, more).classes) == expected
         return
-    with pytest.raises(PackError, match=expected):
-        shardio.append(out, more)
+    assert_raises(PackError, expected, shardio.append, out, more)
     assert read_files(out) == before
 
 
@@ -347,8 +326,7 @@ def test_repeated_keys_are_refused(out: Path, tmp_path: Path) -> None:
     with pytest.raises(PackError, match=rf"'class-1/name-003': one in {out}/.* one in {more}/shard-000001"):
         shardio.append(out, more)
     other = write_more(tmp_path / "other", ["x"])
-    with pytest.raises(PackError, match="'x'"):
-        shardio.append(out, [other, write_more(tmp_path / "third", ["x"])])
+    assert_raises(PackError, "'x'", shardio.append, out, [other, write_more(tmp_path / "third", ["x"])])
     assert read_files(out) == before
 
 
@@ -356,23 +334,17 @@ def test_what_cannot_be_appended_is_refused(out: Path, tmp_path: Path) -> None:
     (tmp_path / "foreign").mkdir()
     write_tar(tmp_path / "foreign" / "a.tar", [("a.txt", b"")])
     more = write_more(tmp_path / "more", ["x"])
-    with pytest.raises(PackError, match="shardio reshard"):
-        shardio.append(out, tmp_path / "foreign")
-    with pytest.raises(PackError, match="not a packed directory"):
-        shardio.append(tmp_path / "foreign", more)
-    with pytest.raises(FileNotFoundError, match="does not exist"):
-        shardio.append(out, tmp_path / "nothing")
-    with pytest.raises(ValueError, match="is empty"):
-        shardio.append(out, [])
+    assert_raises(PackError, "shardio reshard", shardio.append, out, tmp_path / "foreign")
+    assert_raises(PackError, "not a packed directory", shardio.append, tmp_path / "foreign", more)
+    assert_raises(FileNotFoundError, "does not exist", shardio.append, out, tmp_path / "nothing")
+    assert_raises(ValueError, "is empty", shardio.append, out, [])
     (out / "shard-000005.tar").write_bytes(b"mine")
-    with pytest.raises(PackError, match="exists but is not in the manifest"):
-        shardio.append(out, more)
+    assert_raises(PackError, "exists but is not in the manifest", shardio.append, out, more)
     assert (out / "shard-000005.tar").read_bytes() == b"mine"
     (out / "shard-000005.tar").unlink()
     for suffix in "", ".idx":
         shutil.copy(write_more(tmp_path / f"z{suffix}", ["z"]) / f"shard-000000.tar{suffix}", more)
-    with pytest.raises(PackError, match="not the shard that its manifest lists"):
-        shardio.append(out, more)
+    assert_raises(PackError, "not the shard that its manifest lists", shardio.append, out, more)
 
 
 @pytest.mark.slow

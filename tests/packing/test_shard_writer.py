@@ -1,4 +1,4 @@
-"""ShardWriter and ``shardio.pack`` of an iterable store what they are given, as a pack would, or refuse it."""
+"""ShardWriter, and ``shardio.pack`` of an iterable, store what they receive as other packs do, or refuse it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from shardio.shards import open_table
 from tests.files import files_of_at_most, read_files
 from tests.packing.packs import assert_refused, read_packed
 from tests.processes import forkserver_context
+from tests.raising import assert_raises
 from tests.sources import encode, write_images
 from tests.tars import read_members, read_with_webdataset
 
@@ -48,10 +49,7 @@ def test_webdataset_and_shardio_read_back_what_was_written(tmp_path: Path) -> No
     assert (manifest.fields, manifest.classes) == (("cls", "jpg", "json", "txt"), ("cat", "dog"))
     found = read_with_webdataset(*sorted((tmp_path / "out").glob("*.tar")))
     assert found == [
-        (
-            f"d/{i}",
-            {"cls": b"%d" % (i % 2), "jpg": encode(i), "json": b'{"i": %d}' % i, "txt": f"ü {i}".encode()},
-        )
+        (f"d/{i}", {"cls": b"%d" % (i % 2), "jpg": encode(i), "json": b'{"i": %d}' % i, "txt": f"ü {i}".encode()})
         for i in range(10)
     ]
     assert shardio.verify(tmp_path / "out") == []
@@ -98,8 +96,7 @@ def test_values_are_encoded_by_the_last_suffix(tmp_path: Path) -> None:
     assert Image.open(io.BytesIO(fields["webp"])).format == "WEBP"
     assert np.array_equal(np.load(io.BytesIO(fields["left.npy"])), array)
     assert json.loads(fields["json"]) == {"ä": [1, None]}
-    assert (fields["cls"], fields["bin"], fields["pkl"]) == (b"3", b"raw", b"as it is")
-    assert len(fields) == 9
+    assert (fields["cls"], fields["bin"], fields["pkl"], len(fields)) == (b"3", b"raw", b"as it is", 9)
 
 
 @pytest.mark.parametrize(
@@ -143,10 +140,8 @@ def test_a_sample_that_readers_would_change_is_refused_and_the_writer_goes_on(
     tmp_path: Path, fields: dict[Any, Any], kind: type[Exception], message: str
 ) -> None:
     with shardio.ShardWriter(tmp_path / "out") as writer:
-        with pytest.raises(kind, match=message):
-            writer.write({"__key__": "a/1", **fields})
-        with pytest.raises(ValueError, match="needs '__key__'"):
-            writer.write({"txt": ""})
+        assert_raises(kind, message, writer.write, {"__key__": "a/1", **fields})
+        assert_raises(ValueError, "needs '__key__'", writer.write, {"txt": ""})
         writer.write({"__key__": "d.d/ü 2", "txt": "x"})
     assert [name for name, _ in read_members(tmp_path / "out" / "shard-000000.tar")] == ["d.d/ü 2.txt"]
 
@@ -181,12 +176,10 @@ def write_and_raise(out: Path, num_samples: int) -> None:
 
 def test_a_block_that_raises_leaves_finished_shards_that_readers_refuse(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(ZeroDivisionError):
-        write_and_raise(out, 5)
+    assert_raises(ZeroDivisionError, None, write_and_raise, out, 5)
     names = {"shard-000000.tar", "shard-000000.tar.idx", "shard-000001.tar", "shard-000001.tar.idx"}
     assert {name for name in read_files(out) if not name.startswith(".")} == names
-    with pytest.raises(FormatError, match="unfinished"):
-        open_table(out)
+    assert_raises(FormatError, "unfinished", open_table, out)
     with pytest.raises(PackError, match=r"unfinished.*--overwrite"), shardio.ShardWriter(out):
         pass
     write_images(tmp_path / "in", classes=1, per_class=1)
@@ -196,15 +189,13 @@ def test_a_block_that_raises_leaves_finished_shards_that_readers_refuse(tmp_path
 
 
 def test_a_block_that_raises_before_a_shard_is_finished_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError):
-        write_and_raise(tmp_path / "out", 1)
+    assert_raises(ZeroDivisionError, None, write_and_raise, tmp_path / "out", 1)
     with pytest.raises(PackError, match="no samples"), shardio.ShardWriter(tmp_path / "out"):
         pass
     assert not (tmp_path / "out").exists()
 
 
 def test_a_write_that_fails_ends_the_dataset(tmp_path: Path) -> None:
-    """Even if the program ignores the error."""
     errors = list[Exception]()
 
     def write_too_much() -> None:
@@ -215,8 +206,7 @@ def test_a_write_that_fails_ends_the_dataset(tmp_path: Path) -> None:
                 except (OSError, PackError) as error:  # noqa: PERF203  # Programs do this.
                     errors.append(error)
 
-    with pytest.raises(PackError, match="an earlier write"):
-        write_too_much()
+    assert_raises(PackError, "an earlier write", write_too_much)
     assert isinstance(errors[0], OSError)
     assert errors[0].filename == str(tmp_path / "out" / "shard-000000.tar")
     assert {type(error) for error in errors[1:]} == {PackError}
@@ -251,12 +241,9 @@ def test_two_writers_exclude_each_other(tmp_path: Path) -> None:
 def test_webdatasets_arguments_are_accepted(tmp_path: Path) -> None:
     samples = [{"__key__": str(i), "txt": "x"} for i in range(4)]
     assert len(write_all(tmp_path / "a", samples, maxcount=1, maxsize=3e9).shards) == 4
-    with pytest.raises(ValueError, match="only one of them"):
-        shardio.ShardWriter(tmp_path / "b", maxcount=1, max_shard_samples=1)
-    with pytest.raises(ValueError, match="must be a directory"):
-        shardio.ShardWriter(tmp_path / "b" / "shard-%06d.tar")
-    with pytest.raises(ValueError, match="256MiB"):
-        shardio.ShardWriter(tmp_path / "b", max_shard_size="big")
+    assert_raises(ValueError, "only one of them", shardio.ShardWriter, tmp_path / "b", maxcount=1, max_shard_samples=1)
+    assert_raises(ValueError, "must be a directory", shardio.ShardWriter, tmp_path / "b" / "shard-%06d.tar")
+    assert_raises(ValueError, "256MiB", shardio.ShardWriter, tmp_path / "b", max_shard_size="big")
     with pytest.raises(RuntimeError, match="context manager"):
         shardio.ShardWriter(tmp_path / "b").write({"__key__": "a", "txt": "x"})
 
@@ -276,8 +263,7 @@ def remove_while_writing(out: Path) -> None:
 
 
 def test_a_directory_that_is_removed_meanwhile_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises((PackError, OSError)):
-        remove_while_writing(tmp_path / "out")
+    assert_raises((PackError, OSError), None, remove_while_writing, tmp_path / "out")
     assert not (tmp_path / "out" / "shardio.json").exists()
 
 
@@ -322,8 +308,7 @@ def test_samples_are_numbered_checked_and_tiled(tmp_path: Path, caplog: pytest.L
     assert set(found) == {"00000000", "00000002"}
     assert all(has_tiles(sample["jpg"]) for sample in found.values())
     (line,) = (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()
-    assert json.loads(line)["key"] == "00000001"
-    assert json.loads(line)["file"] == "00000001.jpg"
+    assert (json.loads(line)["key"], json.loads(line)["file"]) == ("00000001", "00000001.jpg")
     assert "00000001.jpg cannot be decoded" in caplog.text
 
 
@@ -342,8 +327,7 @@ def test_an_interrupted_call_starts_again(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         shardio.pack(interrupted(), tmp_path / "out", max_shard_samples=4, classes=["ant", "bee"])
-    with pytest.raises((shardio.FormatError, FileNotFoundError)):
-        shardio.open(tmp_path / "out")
+    assert_raises((shardio.FormatError, FileNotFoundError), None, shardio.open, tmp_path / "out")
     shardio.pack(SAMPLES, tmp_path / "out", max_shard_samples=4, classes=["ant", "bee"])
     shardio.pack(SAMPLES, tmp_path / "whole", max_shard_samples=4, classes=["ant", "bee"])
     assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
@@ -354,9 +338,9 @@ def test_wrong_samples_and_options_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(TypeError, match="sample 1 is a tuple: an iterable must yield mappings such as"):
         shardio.pack([SAMPLES[0] | {"cls": 0}, (1, 2)], out)  # type: ignore[list-item]
-    assert_refused("the key 'x/00' of sample 1 is also the key of sample 0", [SAMPLES[0] | {"cls": 0}] * 2, out)
-    assert_refused(r"no sample can be packed: 00000000\.jpg is not an image", [{"jpg": b"none"}], out)
-    assert_refused("no samples were written", [], out)
+    assert_refused("the key 'x/00' of sample 1 is also the key of sample 0", [SAMPLES[0] | {"cls": 0}] * 2)
+    assert_refused(r"no sample can be packed: 00000000\.jpg is not an image", [{"jpg": b"none"}])
+    assert_refused("no samples were written", [])
     options = {"layout": "flat", "num_workers": 2, "on_changed": "skip", "labels": "x.csv", "key_column": "key"}
     for name, value in options.items():
         with pytest.raises(ValueError, match=f"{name} does not apply to an iterable of samples: omit it"):
@@ -390,16 +374,14 @@ def parts(tmp_path: Path) -> Path:
 
 
 def test_finalize_joins_the_parts_in_the_order_of_the_workers(parts: Path) -> None:
-    with pytest.raises(FormatError, match="unfinished"):
-        open_table(parts)
+    assert_raises(FormatError, "unfinished", open_table, parts)
     manifest = shardio.finalize(parts)
     names = [f"shard-{worker:05d}-{number:06d}.tar" for worker in range(NUM_WORKERS) for number in range(3)]
     assert [entry.name for entry in manifest.shards] == names
     assert sorted(read_files(parts)) == sorted([*names, *(f"{name}.idx" for name in names), "shardio.json"])
     found = read_with_webdataset(*(parts / name for name in names))
     assert [key for key, _ in found] == [key_of(worker, i) for worker in range(NUM_WORKERS) for i in range(5)]
-    assert shardio.verify(parts) == []
-    assert manifest.classes == ("a", "b")
+    assert (shardio.verify(parts), manifest.classes) == ([], ("a", "b"))
     assert shardio.finalize(parts) == manifest  # As after an interruption.
 
 
@@ -414,10 +396,8 @@ def test_workers_at_the_same_time_write_the_same_and_may_be_killed(parts: Path, 
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0, -signal.SIGKILL, 0]
-    with pytest.raises(PackError, match=r"1 of the 3 workers .* \(1\)"):
-        shardio.finalize(out)
-    with pytest.raises(PackError, match="files of worker 1"):
-        write_part(out, 1)
+    assert_raises(PackError, r"1 of the 3 workers .* \(1\)", shardio.finalize, out)
+    assert_raises(PackError, "files of worker 1", write_part, out, 1)
     write_part(out, 1, overwrite=True)
     shardio.finalize(out)
     shardio.finalize(parts)
@@ -434,12 +414,10 @@ def test_keys_that_two_workers_wrote_are_refused(parts: Path) -> None:
 
 def test_a_changed_or_foreign_shard_is_refused(parts: Path) -> None:
     shutil.copy(parts / "shard-00000-000000.tar", parts / "shard-00007-000000.tar")
-    with pytest.raises(PackError, match="belongs to no worker"):
-        shardio.finalize(parts)
+    assert_raises(PackError, "belongs to no worker", shardio.finalize, parts)
     (parts / "shard-00007-000000.tar").unlink()
     (parts / "shard-00000-000001.tar").unlink()
-    with pytest.raises(PackError, match=r"shard-00000-000001\.tar cannot be read"):
-        shardio.finalize(parts)
+    assert_raises(PackError, r"shard-00000-000001\.tar cannot be read", shardio.finalize, parts)
 
 
 def test_parts_of_other_runs_are_refused(parts: Path, tmp_path: Path) -> None:
@@ -448,16 +426,13 @@ def test_parts_of_other_runs_are_refused(parts: Path, tmp_path: Path) -> None:
         shardio.ShardWriter(parts, worker=3, num_workers=4),
     ):
         pass
-    with pytest.raises(PackError, match="no finished part"):
-        shardio.finalize(tmp_path)
+    assert_raises(PackError, "no finished part", shardio.finalize, tmp_path)
     (tmp_path / "notes").write_text("")
     with pytest.raises(PackError, match="no worker wrote"), shardio.ShardWriter(tmp_path, worker=0, num_workers=1):
         pass
     shardio.finalize(parts)
-    with pytest.raises(PackError, match="already holds a packed dataset"):
-        write_part(parts, 1)
-    with pytest.raises(ValueError, match="belong together"):
-        shardio.ShardWriter(parts, worker=3)
+    assert_raises(PackError, "already holds a packed dataset", write_part, parts, 1)
+    assert_raises(ValueError, "belong together", shardio.ShardWriter, parts, worker=3)
 
 
 def test_workers_without_samples_are_fine_but_not_all_of_them(tmp_path: Path) -> None:
@@ -465,5 +440,4 @@ def test_workers_without_samples_are_fine_but_not_all_of_them(tmp_path: Path) ->
         write_part(tmp_path / "some", worker, num_samples)
         write_part(tmp_path / "none", worker, 0)
     assert shardio.finalize(tmp_path / "some").num_samples == 3
-    with pytest.raises(PackError, match="no worker wrote a sample"):
-        shardio.finalize(tmp_path / "none")
+    assert_raises(PackError, "no worker wrote a sample", shardio.finalize, tmp_path / "none")

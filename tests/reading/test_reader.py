@@ -27,6 +27,7 @@ from shardio.reading.reader import SeenSamples
 from shardio.shards import ShardTable, open_table
 from shardio.storage.local import MAX_DESCRIPTORS, LocalFile
 from tests.files import count_open_files, flip
+from tests.raising import assert_raises
 from tests.shards.conftest import tars as tars  # A fixture.
 from tests.tars import index_of, paths_of, read_members, read_with_webdataset, write_tar
 
@@ -65,7 +66,7 @@ def many_shards(tmp_path_factory: pytest.TempPathFactory) -> ShardTable:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("max_open", [10, 1024])
-def test_few_files_are_open_however_many_shards_there_are(
+def test_few_files_are_open_for_many_shards(
     many_shards: ShardTable, max_open: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardio.reading.reader.MAX_OPEN_SHARDS", max_open)
@@ -97,8 +98,7 @@ def test_a_reader_frees_its_descriptors_and_opens_again_also_after_pickling(pack
     for each in (reader, reader, copy):
         each.close()
         each.close()
-        assert count_open_files() == before
-        assert list(each.read(np.arange(21), ["cls", "jpg"])) == first
+        assert (count_open_files(), list(each.read(np.arange(21), ["cls", "jpg"]))) == (before, first)
         each.close()
     for _ in range(3):
         SampleReader(open_table(packed)).read(np.arange(21), ["cls"])
@@ -123,7 +123,6 @@ assert os.waitpid(child, 0)[1] == 0
 
 @pytest.mark.slow
 def test_a_forked_process_reads_at_its_own_offsets(packed: Path) -> None:
-    """Parent and child share descriptors, but no file offset."""
     subprocess.run([sys.executable, "-c", FORK, packed], check=True)
 
 
@@ -138,28 +137,24 @@ def test_a_tar_truncated_before_or_during_reading_is_named(packed: Path, tmp_pat
     key = read_with_webdataset(*paths_of(open_table(packed).tars))[4][0]
     with pytest.raises(SampleError, match=rf"sample {key} cannot be read from .*shard-000000\.tar at byte \d+"):
         reader.read(np.array([4]), ["jpg"])
-    with pytest.raises(StaleIndexError, match=r"shard-000001\.tar has changed"):
-        reader.read(np.array([5]), ["jpg"])
+    assert_raises(StaleIndexError, r"shard-000001\.tar has changed", reader.read, np.array([5]), ["jpg"])
     reader.close()
 
 
 def test_a_shard_of_another_pack_is_refused(packed: Path, images: Path, tmp_path: Path) -> None:
-    """It fits its index, but not the manifest."""
     copy = shutil.copytree(packed, tmp_path / "copy")
     shardio.pack(images, tmp_path / "other", max_shard_samples=4)
     for name in "shard-000001.tar", "shard-000001.tar.idx":
         shutil.copy(tmp_path / "other" / name, copy / name)
     reader = SampleReader(open_table(copy))
-    with pytest.raises(FormatError, match=r"shard-000001\.tar"):
-        reader.read(np.arange(21), ["jpg"])
+    assert_raises(FormatError, r"shard-000001\.tar", reader.read, np.arange(21), ["jpg"])
     reader.close()
 
 
 @pytest.mark.parametrize("sample", [-1, -21, 21, 10**6])
 def test_an_index_that_no_sample_has_is_refused(packed: Path, sample: int) -> None:
     reader = SampleReader(open_table(packed))
-    with pytest.raises(IndexError):
-        reader.read(np.array([0, sample]), ["jpg"])
+    assert_raises(IndexError, None, reader.read, np.array([0, sample]), ["jpg"])
     reader.close()
 
 
@@ -174,15 +169,12 @@ def test_samples_are_those_that_tarfile_reads(packed: Path) -> None:
             expected.setdefault(key, {"__key__": key})[field] = content
     with shardio.open(packed) as samples:
         assert list(samples) == list(samples.keys()) == list(expected)
-        assert dict(samples) == expected
-        assert len(samples) == len(expected)
-        assert samples.fields == ("cls", "jpg")
+        assert (dict(samples), len(samples), samples.fields) == (expected, len(expected), ("cls", "jpg"))
         assert samples.manifest == open_table(packed).manifest
         assert "class-0/name-000" in samples
         for unknown in ("", "class-0/name", "class-0/name-000.jpg", "\udc80", 3):
             assert unknown not in samples
-        with pytest.raises(KeyError, match=r"no sample has the key 'dogs/1' in .*packed"):
-            samples["dogs/1"]
+        assert_raises(KeyError, r"no sample has the key 'dogs/1' in .*packed", lambda: samples["dogs/1"])
         assert samples.get("dogs/1") is None
         copy = pickle.loads(pickle.dumps(samples))
         assert dict(copy) == expected
@@ -191,7 +183,6 @@ def test_samples_are_those_that_tarfile_reads(packed: Path) -> None:
 
 
 def test_lookups_read_no_tar(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening a shard reads the headers of two samples; nothing else is read before a sample is wanted."""
     read = list[tuple[str, int]]()
     original = LocalFile.read
 
@@ -247,8 +238,7 @@ def test_a_damaged_sample_is_an_error(tmp_path: Path) -> None:
         file.seek(1536)
         file.write(b"x")
     assert samples["a"]["txt"] == b"abc"
-    with pytest.raises(SampleError, match="sample b"):
-        samples["b"]
+    assert_raises(SampleError, "sample b", lambda: samples["b"])
     assert shardio.open(tar, verify="off")["b"]["txt"] == b"xbc"
 
 
@@ -293,9 +283,8 @@ def test_a_flipped_bit_in_a_label_is_an_error_that_names_it(copy: Path, damaged:
     reader = SampleReader(open_table(copy))
     assert len(reader.read(np.arange(7), ["cls", "jpg"])) == 7
     for _ in range(2):  # Reading it again fails, too.
-        with pytest.raises(SampleError, match=damaged[1]) as error_info:
-            reader.read(np.arange(5, 10), ["cls"])
-        assert (error_info.value.row, error_info.value.key) == (2, damaged[0])
+        error_info = assert_raises(SampleError, damaged[1], reader.read, np.arange(5, 10), ["cls"])
+        assert (error_info.row, error_info.key) == (2, damaged[0])
     reader = SampleReader(open_table(copy))
     reader.read(np.arange(21), ["jpg"])
     with pytest.raises(SampleError, match=damaged[1]):  # Fields that were not read before are compared, too.
@@ -315,11 +304,10 @@ def make_loader(kind: str, source: Path, num_workers: int, **options: Any) -> Da
 @pytest.mark.parametrize(
     ("kind", "num_workers"), [("shards", 0), ("map", 0), pytest.param("shards", 2, marks=pytest.mark.slow)]
 )
-def test_loaders_raise_or_skip_as_for_any_bad_sample(
+def test_loaders_raise_or_skip_the_bad_sample(
     kind: str, num_workers: int, copy: Path, damaged: tuple[str, str]
 ) -> None:
-    with pytest.raises(SampleError, match=damaged[1]):
-        list(make_loader(kind, copy, num_workers))
+    assert_raises(SampleError, damaged[1], lambda: list(make_loader(kind, copy, num_workers)))
     unverified = [key for keys, _, _ in make_loader(kind, copy, num_workers, verify="off") for key in keys]
     assert len(set(unverified)) == 21
     loader = make_loader(kind, copy, num_workers, on_error="skip", quarantine=copy / "quarantine")
@@ -335,8 +323,7 @@ def test_a_sample_is_compared_once_in_a_process(copy: Path) -> None:
     flip(tar, find(tar, next(name for name, _ in read_members(tar) if name.endswith(".cls"))))
     found = dataset.__getitems__(range(21))
     assert sum(one != other for one, other in zip(labels, found, strict=True)) == 1
-    with pytest.raises(SampleError, match="is damaged"):
-        ShardMapDataset(copy, fields="label").__getitems__(range(21))
+    assert_raises(SampleError, "is damaged", lambda: ShardMapDataset(copy, fields="label").__getitems__(range(21)))
 
 
 TEXTS = [(f"{i}.txt", b"text %d" % i) for i in range(6)]
@@ -362,8 +349,7 @@ def test_a_tar_that_was_written_again_is_compared_again(is_replaced: bool, num_w
     loader = DataLoader(dataset, 6, num_workers=num_workers, persistent_workers=num_workers > 0)
     assert list(loader) == [[content.decode() for _, content in TEXTS]]
     write_again(tmp_path / "a.tar", is_replaced=is_replaced)
-    with pytest.raises(SampleError, match=r"field 'txt' of sample 1 in .* is damaged"):
-        list(loader)
+    assert_raises(SampleError, r"field 'txt' of sample 1 in .* is damaged", list, loader)
 
 
 def test_a_damaged_tar_header_is_an_error_that_names_the_sample(copy: Path) -> None:
@@ -373,13 +359,11 @@ def test_a_damaged_tar_header_is_an_error_that_names_the_sample(copy: Path) -> N
     flip(tar, offset - 512)
     key, field = name.split(".")
     message = f"the tar header before field {field!r} of sample {key} in {tar} at byte {offset} is damaged"
-    with pytest.raises(SampleError, match=re.escape(message)):
-        SampleReader(open_table(copy)).read(np.arange(5), ["cls", "jpg"])
+    assert_raises(SampleError, re.escape(message), SampleReader(open_table(copy)).read, np.arange(5), ["cls", "jpg"])
 
 
 @pytest.mark.parametrize("lacks", [None, 6])
 def test_comparing_costs_no_more_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: int | None) -> None:
-    """A header lies between its content and the previous field, and is read with the smaller of the two."""
     members = [(f"{number}.{field}", b"1") for number in range(5) for field in ("cls", "json")]
     members = [*members, *((f"{number}.jpg", bytes(100_000)) for number in range(5))]
     members.sort(key=lambda member: member[0].partition(".")[0])  # Stable: cls, json, jpg of each sample.
@@ -402,7 +386,6 @@ def test_comparing_costs_no_more_reads(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_names_in_extended_headers_win(tmp_path: Path) -> None:
-    """Some archivers write them where none are needed, and something else into the plain header."""
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
         for number in range(5):
             info = tarfile.TarInfo(f"@PaxHeader-{number}")
@@ -415,8 +398,7 @@ def test_names_in_extended_headers_win(tmp_path: Path) -> None:
 @pytest.mark.parametrize("verify", ["always", True, None, ""])
 def test_verify_is_first_or_off(packed: Path, verify: Any) -> None:
     for kind in ShardDataset, ShardMapDataset:
-        with pytest.raises(ValueError, match="verify must be one of 'first', 'off', got"):
-            kind(packed, verify=verify)
+        assert_raises(ValueError, "verify must be one of 'first', 'off', got", kind, packed, verify=verify)
 
 
 VERSION = "1"

@@ -1,6 +1,6 @@
 """An emulation of the Hugging Face Hub, which cannot be installed.
 
-It has what reading datasets needs. The tests compare it with what huggingface_hub expects.
+It implements what reading datasets needs. Tests compare it with what huggingface_hub expects.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class FakeHub:
     def commit(
         self, name: str, files: Path, *, revision: str = "main", is_private: bool = False, is_gated: bool = False
     ) -> str:
-        """Make a commit with the files of a folder, and let a branch or a tag name it. Return its id.
+        """Commit the files of a folder to a branch or a tag. Return the id of the commit.
 
-        From now on, few users may see the repository (``is_private``) or read its files (``is_gated``).
+        From then on, few users can see the repository (``is_private``) or read its files (``is_gated``).
         """
         repository = self.folder / "org" / name
         refs = repository / "refs.json"
@@ -47,7 +47,7 @@ class FakeHub:
         return commit
 
     def redirect_to(self, host: str, port: int) -> None:
-        """Let the Hub redirect requests for large files to another address, such as that of a proxy."""
+        """Make the Hub redirect requests for large files to another address, such as that of a proxy."""
         (self.folder / "storage-address").write_text(f"http://{host}:{port}")
 
 

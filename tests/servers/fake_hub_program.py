@@ -20,13 +20,9 @@ from typing import Any, ClassVar
 from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 PAGE = 5  # The entries in a page of a listing. The Hub has 1000.
-
 GIT_BYTES = 10 * 2**20  # Files of at least this size, and all binary ones, are not stored by git.
-
 READER = "hf_reader"  # The token of a user who may read all repositories.
-
 STRANGER = "hf_stranger"  # The token of a user who may read public repositories.
-
 _API = re.compile(r"/api/datasets/(?P<id>[^/]+/[^/]+)(?:/(?P<kind>revision|tree|paths-info)/(?P<rest>.*))?")
 _RESOLVE = re.compile(r"/datasets/(?P<id>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
 _CACHED = re.compile(r"/api/resolve-cache/datasets/(?P<id>[^/]+/[^/]+)/(?P<revision>[^/]+)/(?P<path>.+)")

@@ -11,8 +11,11 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from shardio.storage import Location, make_direct_access, parse_location
 
 INSTALLED = Path(__file__).parents[2] / ".venv" / "servers"  # By tools/servers.sh.
 HOST = "127.0.0.1"
@@ -28,7 +31,7 @@ wait "$server"; status=$?
 kill "$reader" 2>/dev/null
 exit "$status"
 """
-"""A shell script that runs a server until its own standard input ends, also because the test process is killed."""
+"""A shell script that runs a server until its own standard input ends, even if the test process is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +50,7 @@ class Server:
 
 
 def find_free_port() -> int:
-    """Return a port at which nothing listens. It is below those that the system gives to outgoing connections."""
+    """Return a port where nothing listens, below the range of outgoing connections."""
     for port in random.SystemRandom().sample(range(10_000, 32_000), k=1_000):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((HOST, port))
@@ -104,9 +107,24 @@ def create(method: str, url: str, headers: Mapping[str, str] | None = None) -> N
 
 
 def request(method: str, url: str, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
-    """Send one HTTP request without any proxy of the environment. Return the status and the body."""
     host, _, target = url.removeprefix("http://").partition("/")
     with contextlib.closing(http.client.HTTPConnection(host, timeout=10)) as connection:
         connection.request(method, f"/{target}", headers=dict(headers or {}))
         answer = connection.getresponse()
         return answer.status, answer.read()
+
+
+def put_all(folder: Path, target: Location) -> Location:
+    """Write each file below a folder to a store, several at a time. Return the location of the copies."""
+
+    def write(path: Path) -> None:
+        with (target / path.relative_to(folder).as_posix()).write_whole() as file:
+            file.write(path.read_bytes())
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(write, filter(Path.is_file, folder.rglob("*"))))
+    return target
+
+
+def upload(folder: Path, url: str, options: Mapping[str, str] | None = None) -> Location:
+    return put_all(folder, parse_location(url, make_direct_access(options)))

@@ -1,4 +1,4 @@
-"""Servers beside SeaweedFS: Azurite for Azure, an emulation of Google Cloud Storage, and nginx for plain HTTP."""
+"""Object stores and web servers: real programs, emulations of those that cannot be installed, and fixtures of them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,85 @@ import hmac
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.servers import fake_gcs_program
-from tests.servers.server import BUCKET, HOST, INSTALLED, Server, answers, create, find_free_port, run_server
+from tests.servers.fake_hub import FakeHub, run_fake_hub
+from tests.servers.server import BUCKET, HOST, INSTALLED, Server, answers, create, find_free_port, request, run_server
+
+WEED = INSTALLED / "bin" / "weed"
+ACCESS_KEY_ID, SECRET_ACCESS_KEY = "shardio-tests", "a-secret-of-the-tests"
+
+IDENTITIES = [
+    {
+        "name": "tests",
+        "credentials": [{"accessKey": ACCESS_KEY_ID, "secretKey": SECRET_ACCESS_KEY}],
+        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+    },
+    {"name": "anonymous", "actions": [f"Read:{BUCKET}"]},
+]
+"""Requests without a signature may read objects, as in a public bucket, but neither list nor write them."""
+
+PORTS = ("s3", "master", "volume", "filer", "admin")
+PORT_OPTIONS = [f"{name}.port{kind}" for name in PORTS for kind in ("", ".grpc")]
+SOCKETS = Path("/tmp")  # The program has this folder built in.
+
+
+@contextlib.contextmanager
+def run_seaweedfs(folder: Path) -> Iterator[Server]:
+    data = folder / "data"
+    data.mkdir(parents=True)
+    identities = folder / "identities.json"
+    identities.write_text(json.dumps({"identities": IDENTITIES}))
+    ports = {option: find_free_port() for option in PORT_OPTIONS}
+    url = f"http://{HOST}:{ports['s3.port']}"
+    command: list[str | Path] = [
+        WEED,
+        "-logtostderr=true",
+        "mini",
+        f"-dir={data}",
+        f"-ip={HOST}",
+        f"-ip.bind={HOST}",
+        f"-bucket={BUCKET}",
+        f"-s3.config={identities}",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        "-admin.ui=false",
+        "-webdav=false",
+        "-master.telemetry=false",
+        *(f"-{option}={port}" for option, port in ports.items()),
+    ]
+    options = {
+        "endpoint": url,
+        "access_key_id": ACCESS_KEY_ID,
+        "secret_access_key": SECRET_ACCESS_KEY,
+        "region": "us-east-1",
+        "virtual_hosted_style_request": "false",
+        "allow_http": "true",
+    }
+
+    def has_bucket() -> bool:
+        return b"<Code>NoSuchKey</Code>" in request("GET", f"{url}/{BUCKET}/missing")[1]
+
+    try:
+        with run_server(command, folder, has_bucket):
+            yield Server(url=f"s3://{BUCKET}", options=options, port=ports["s3.port"])
+    finally:
+        for port in ports.values():
+            for socket in SOCKETS.glob(f"seaweedfs-*-{port}.sock"):
+                socket.unlink(missing_ok=True)
+
 
 AZURITE = INSTALLED / "node" / "node_modules" / ".bin" / "azurite-blob"
 MOTO = INSTALLED / "bin" / "moto_server"
 NGINX = shutil.which("nginx", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"]))
-"""Systems install it where only root's searches look."""
-
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """Azurite's account, whose key Microsoft has published:
@@ -104,3 +171,45 @@ def run_nginx(folder: Path, files: Path) -> Iterator[Server]:
     command: list[str | Path] = [NGINX or "nginx", "-e", "stderr", "-p", folder, "-c", configuration]
     with run_server(command, folder, lambda: answers(url)):
         yield Server(url=url, options={"allow_http": "true"}, port=port)
+
+
+MISSING = "{} is not installed: run bash tools/servers.sh"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebServer:
+    server: Server
+    files: Path
+
+
+def _fixture_of(program: Path, run: Callable[[Path], AbstractContextManager[Server]]) -> Any:
+    """Return the fixture of a server with an empty bucket."""
+
+    @pytest.fixture(scope="session")
+    def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+        if not program.exists():
+            pytest.skip(MISSING.format(program.name))
+        with run(tmp_path_factory.mktemp("server")) as running:
+            yield running
+
+    return server
+
+
+seaweedfs_server = _fixture_of(WEED, run_seaweedfs)
+fake_gcs_server = _fixture_of(MOTO, run_fake_gcs)
+azurite_server = _fixture_of(AZURITE, run_azurite)
+
+
+@pytest.fixture(scope="session")
+def nginx_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
+    if NGINX is None:
+        pytest.skip(MISSING.format("nginx"))
+    files = tmp_path_factory.mktemp("nginx-files")
+    with run_nginx(tmp_path_factory.mktemp("nginx"), files) as server:
+        yield WebServer(server=server, files=files)
+
+
+@pytest.fixture(scope="session")
+def fake_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
+    with run_fake_hub(tmp_path_factory.mktemp("fake-hub")) as hub:
+        yield hub

@@ -1,4 +1,4 @@
-"""A web server of a folder, in a thread of the test. Subclasses of :class:`WebFolder` answer as odd servers do."""
+"""Serve a folder from a thread of the test. Subclasses of :class:`WebFolder` answer like unusual servers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pytest
 
 
 class WebFolder(BaseHTTPRequestHandler):
-    """Answers GET, with ranges, and HEAD. Each server has a class of its own, and notes its requests."""
+    """Answers GET, with ranges, and HEAD. Each server has its own subclass, which records requests."""
 
     protocol_version = "HTTP/1.1"
     root: Path
@@ -96,7 +96,7 @@ def _make_certificate() -> tuple[Path, Path]:
 def serve_folder(
     root: Path, kind: type[WebFolder] = WebFolder, *, tls: bool = False
 ) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Serve a folder until the context ends. Yield the URL, and the requests that have arrived."""
+    """Serve a folder until the context ends. Yield the URL and a list of the requests so far."""
     requests = list[tuple[str, str]]()
     with _Server(("127.0.0.1", 0), type("Handler", (kind,), {"root": root, "requests": requests})) as server:
         if tls:

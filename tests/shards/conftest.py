@@ -22,5 +22,4 @@ def tars(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def out(packed: Path, tmp_path: Path) -> Path:
-    """A copy of the packed directory to damage."""
     return Path(shutil.copytree(packed, tmp_path / "out"))

@@ -30,13 +30,11 @@ from shardio.shards.tar_scan import find_member, list_names
 from shardio.shards.verifying import ShardVerification
 from shardio.storage import Location, parse_location
 from tests.memory_store import MemoryStore
-from tests.shards.hostile_shards import WEIGHTS, HostileShard, fit, good_shards, write_index_of
+from tests.shards.hostile import WEIGHTS, HostileShard, fit, good_shards, write_index_of
 from tests.tars import change_metadata
 
 T = TypeVar("T")
-
 MAX_SAMPLES = 64
-"""The maximum number of samples to read of one shard."""
 
 
 class LawBrokenError(AssertionError):

@@ -25,12 +25,11 @@ from shardio.shards import Manifest, open_table, write_manifest, write_shard
 from shardio.shards.index import read_columns
 from shardio.storage import parse_location
 from tests.files import count_open_files
+from tests.raising import assert_raises
 from tests.tars import change_layout, index_of, open_shard, read_members, read_metadata
 
 KEYS = st.text(st.characters(exclude_categories=["C"], exclude_characters="/."), min_size=1, max_size=120)
-
 CONTENTS = st.dictionaries(st.sampled_from(["jpg", "cls", "json", "seg.png"]), st.binary(max_size=600), min_size=1)
-
 SAMPLES = st.dictionaries(KEYS, CONTENTS, min_size=1, max_size=6)
 
 
@@ -127,27 +126,22 @@ def test_the_index_of_a_changed_tar_is_stale(tmp_path: Path, change: str) -> Non
 
 
 Tensors = dict[str, NDArray[Any]]
-
 Header = dict[str, Any]
-
 Damage = Callable[[Tensors, Header], object]
 
 
 @pytest.fixture
 def shard(tmp_path: Path) -> Path:
-    """A tar of two samples, with an index that a test damages."""
     samples = [Sample(key=key, fields={"jpg": key.encode() * 700, "cls": b"1"}, origin=key) for key in ("a", "bé")]
     write_shard(parse_location(tmp_path / "a.tar"), samples)
     return tmp_path / "a.tar"
 
 
 def assert_refused(tar: Path) -> None:
-    with pytest.raises(FormatError, match=r"a\.tar\.idx"):
-        open_shard(tar)
+    assert_raises(FormatError, r"a\.tar\.idx", open_shard, tar)
 
 
 def rewrite(tar: Path, damage: Damage) -> None:
-    """Change the tensors or the header of an index, and write it again as safetensors does."""
     index = tar.with_name("a.tar.idx")
     tensors = {name: np.array(tensor) for name, tensor in safetensors.numpy.load_file(index).items()}
     header = read_metadata(tar)
@@ -258,8 +252,7 @@ def test_keys_whose_lengths_overflow_are_refused(shard: Path) -> None:
     write_shard(parse_location(shard), samples)
     rewrite(shard, lambda tensors, _: tensors["key_stop"].__setitem__(slice(None), [3, -(2**63), -1, 6]))
     assert_refused(shard)
-    with pytest.raises(FormatError, match="keys have negative lengths"):
-        read_columns(parse_location(shard.with_name("a.tar.idx")))
+    assert_raises(FormatError, "keys have negative lengths", read_columns, parse_location(shard.with_name("a.tar.idx")))
 
 
 SHAPES: list[Header] = [{"shape": [], "data_offsets": [0, 1]}, {"shape": {}}, {"shape": [[]]}]
@@ -297,7 +290,6 @@ def read_all(packed: Path) -> list[tuple[str, dict[str, bytes]]]:
 
 
 def test_an_index_of_more_samples_than_fit_the_tar_is_refused(two_shards: Path) -> None:
-    """Its tensors fit its header, and its file is sparse."""
     number, path = 2**33, two_shards / "a.tar.idx"
     header = {**read_metadata(two_shards / "a.tar"), "num_samples": number}
     shapes = {"offset": [2, number], "size": [2, number], "hash": [2, number], "key_stop": [number], "key_bytes": [9]}

@@ -31,12 +31,11 @@ from shardio.shards import (
 )
 from shardio.storage import parse_location
 from tests.files import count_open_files
+from tests.raising import assert_raises
 from tests.sources import encode
 from tests.tars import write_tar
 
 base_plus_ext = pytest.importorskip("webdataset.tariterators").base_plus_ext
-
-
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 ENTRIES = st.builds(
@@ -46,7 +45,6 @@ ENTRIES = st.builds(
     num_samples=st.integers(0, 2**40),
     digest=st.text("0123456789abcdef", min_size=32, max_size=32),
 )
-
 
 MANIFESTS = st.builds(
     Manifest,
@@ -122,21 +120,18 @@ def test_a_manifest_with_wrong_values_is_refused(tmp_path: Path, damage: Callabl
     damage(values)
     path.write_text(json.dumps(values))
     for read in (lambda: read_manifest(parse_location(path)), lambda: open_table(tmp_path)):
-        with pytest.raises(FormatError, match=r"shardio\.json"):
-            read()
+        assert_raises(FormatError, r"shardio\.json", read)
 
 
 @pytest.mark.parametrize("values", [{"num_samples": 2**62}, {"num_samples": 2**50, "num_bytes": 2**62},
                                     {"num_bytes": 2**20}, {"num_bytes": 2**70}, {"num_samples": 10**30}])  # fmt: skip
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_manifest_with_impossible_counts_is_refused(out: Path, number: int, values: dict[str, int]) -> None:
-    """Before any memory of that size is allocated. Only the largest shard's file is looked at."""
     path = out / "shardio.json"
     manifest = json.loads(path.read_bytes())
     manifest["shards"][number].update(values)
     path.write_text(json.dumps(manifest))
-    with pytest.raises(FormatError, match=r"shardio\.json"):
-        open_table(out)
+    assert_raises(FormatError, r"shardio\.json", open_table, out)
 
 
 CONTENTS: list[tuple[bytes | int, str]] = [
@@ -158,8 +153,7 @@ def test_another_file_than_a_manifest_is_refused(tmp_path: Path, content: bytes 
     path = tmp_path / "shardio.json"
     write_manifest(parse_location(path), Manifest(shards=(entry(), entry(name="b.tar")), fields=("jpg",)))
     path.write_bytes(path.read_bytes()[:content] if isinstance(content, int) else content)
-    with pytest.raises(FormatError, match=rf"shardio\.json.*{message}"):
-        read_manifest(parse_location(path))
+    assert_raises(FormatError, rf"shardio\.json.*{message}", read_manifest, parse_location(path))
 
 
 NAMES = st.lists(st.sampled_from(["a", "B", "é", "0", ".", "..", "/", "__", "_", " ", "jpg", "JPG"]), max_size=9).map(
@@ -168,7 +162,7 @@ NAMES = st.lists(st.sampled_from(["a", "B", "é", "0", ".", "..", "/", "__", "_"
 
 
 def is_meta(name: str) -> bool:
-    """What WebDataset skips: a first path component that begins and ends with two underscores."""
+    """Return whether WebDataset skips a name: its first component begins and ends with two underscores."""
     first = name.split("/", 1)[0]
     return first.startswith("__") and first.endswith("__") and len(first) >= 4
 
@@ -256,22 +250,17 @@ def test_an_existing_tar_with_a_brace_in_its_path_is_not_a_pattern(tars: Path) -
     folder = tars.parent / "a{b"
     folder.mkdir()
     write_tar(folder / "{x,y}.tar", [("a.txt", b"")])
-    assert shard_names(folder / "{x,y}.tar") == ["{x,y}.tar"]
-    assert shard_names(folder) == ["{x,y}.tar"]
+    assert (shard_names(folder / "{x,y}.tar"), shard_names(folder)) == (["{x,y}.tar"], ["{x,y}.tar"])
 
 
 def test_missing_sources_are_not_found(tars: Path, tmp_path: Path) -> None:
     for name in ("nothing", "nothing.tar", "nothing.json", "x-{000003..000005}.tar"):
-        with pytest.raises(FileNotFoundError, match=r"nothing|x-000004\.tar, .*x-000005\.tar"):
-            open_table(tars / name)
+        assert_raises(FileNotFoundError, r"nothing|x-000004\.tar, .*x-000005\.tar", open_table, tars / name)
     (tmp_path / "empty").mkdir()
     for folder, remedy in ((tmp_path / "empty", ": pack the images first"), (tmp_path, ", but its folders tars do")):
-        with pytest.raises(FileNotFoundError, match=rf"holds neither shardio\.json nor any \*\.tar{remedy}"):
-            open_table(folder)
-    with pytest.raises(FileNotFoundError):
-        open_table([])
-    with pytest.raises(FileNotFoundError, match=re.escape(f"but {tars} is a directory: pass it by itself")):
-        open_table([tars])
+        assert_raises(FileNotFoundError, rf"holds neither shardio\.json nor any \*\.tar{remedy}", open_table, folder)
+    assert_raises(FileNotFoundError, None, open_table, [])
+    assert_raises(FileNotFoundError, re.escape(f"but {tars} is a directory: pass it by itself"), open_table, [tars])
 
 
 @pytest.mark.parametrize("pattern", [["{0}/one", "{0}/two"], ["{0}/{{one,two}}"], ["{0}/x.tar", "{0}/one", "{0}/two"]])
@@ -280,9 +269,8 @@ def test_directories_in_a_list_are_refused(tmp_path: Path, pattern: list[str]) -
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         write_tar(tmp_path / name / "x.tar", [("0.txt", b"")])
-    with pytest.raises(FileNotFoundError) as caught:
-        open_table([name.format(tmp_path) for name in pattern])
-    assert str(caught.value) == (
+    caught = assert_raises(FileNotFoundError, None, open_table, [name.format(tmp_path) for name in pattern])
+    assert str(caught) == (
         f"a list may name only tars and patterns of tars, but {tmp_path}/one and {tmp_path}/two are directories: pass "
         "one directory by itself, or list the tars in them"
     )
@@ -290,12 +278,10 @@ def test_directories_in_a_list_are_refused(tmp_path: Path, pattern: list[str]) -
 
 def test_a_dataset_without_samples_is_refused(tmp_path: Path) -> None:
     write_manifest(parse_location(tmp_path / "shardio.json"), Manifest(shards=()))
-    with pytest.raises(FormatError, match=r"shardio\.json has no samples"):
-        open_table(tmp_path)
+    assert_raises(FormatError, r"shardio\.json has no samples", open_table, tmp_path)
     for members in ([], [("README", b"no sample")], [("__meta__/a.json", b"{}")]):
         write_tar(tmp_path / "a.tar", members)
-        with pytest.raises(FormatError, match="no samples"):
-            open_table(tmp_path / "a.tar")
+        assert_raises(FormatError, "no samples", open_table, tmp_path / "a.tar")
 
 
 @pytest.mark.parametrize("lost", [["shardio.json"], ["shardio.json", "shard-000001.tar"]])
@@ -304,15 +290,13 @@ def test_a_packed_directory_without_its_manifest_is_unfinished(packed: Path, out
     for name in lost:
         (copy / name).unlink()
     message = rf"holds shards or indexes that shardio packed \(\d, .* no {' and no '.join(lost)}: a pack or a copy is"
-    with pytest.raises(FormatError, match=message):
-        open_table(copy)
+    assert_raises(FormatError, message, open_table, copy)
     assert sorted(path.name for path in copy.iterdir()) == sorted({path.name for path in packed.iterdir()} - {*lost})
 
 
 def test_a_copy_that_has_only_an_index_is_unfinished(packed: Path, tmp_path: Path) -> None:
     shutil.copy(packed / "shard-000000.tar.idx", tmp_path)
-    with pytest.raises(FormatError, match=r"no shardio\.json and no shard-000000\.tar"):
-        open_table(tmp_path)
+    assert_raises(FormatError, r"no shardio\.json and no shard-000000\.tar", open_table, tmp_path)
 
 
 def test_tars_that_shardio_packed_are_read_from_a_list(packed: Path, tmp_path: Path) -> None:
@@ -327,8 +311,7 @@ def test_foreign_tars_may_be_called_shards(tars: Path) -> None:
     for tar in sorted(tars.glob("*.tar")):
         tar.rename(tar.with_name(tar.name.replace("x", "shard")))
     names = [f"shard-{i:06d}.tar" for i in range(4)]
-    assert shard_names(tars) == names
-    assert shard_names(tars) == names
+    assert (shard_names(tars), shard_names(tars)) == (names, names)
 
 
 def test_tars_in_upper_case_are_read_and_hidden_ones_are_not(tars: Path) -> None:
@@ -344,8 +327,7 @@ def test_an_empty_name_is_not_the_working_directory(
 ) -> None:
     monkeypatch.chdir(tars)
     write_tar(tars / "x.tar", [("a.txt", b"")])
-    with pytest.raises(ValueError, match=r"the path is empty: pass a file or a directory, or '\.'"):
-        open_table(source)
+    assert_raises(ValueError, r"the path is empty: pass a file or a directory, or '\.'", open_table, source)
 
 
 def test_gaps_in_the_numbers_of_tars_are_named_once(tars: Path) -> None:
@@ -380,8 +362,7 @@ def test_files_that_macos_added_are_not_tars(tmp_path: Path) -> None:
     files = [tmp_path / f"._{number}.tar" for number in (0, 1, 3)]
     for file in files:
         file.write_bytes(b"")
-    with pytest.raises(FileNotFoundError, match=r"holds neither shardio\.json nor any \*\.tar"):
-        open_table(tmp_path)
+    assert_raises(FileNotFoundError, r"holds neither shardio\.json nor any \*\.tar", open_table, tmp_path)
     with pytest.raises(FileNotFoundError, match=f"{re.escape(str(files[0]))} is a file that macOS added, not a tar"):
         open_table(files)
     write_tar(tmp_path / "a.tar", [("0.txt", b"")])
@@ -416,8 +397,7 @@ def test_a_tar_that_is_named_twice_is_refused(tars: Path) -> None:
     os.link(tar, tars / "hard.tar")
     for again in (tar, tars / ".." / tars.name / tar.name, tars / "link.tar", tars / "hard.tar"):
         message = r"x-000001\.tar.* so each of its samples would be delivered twice: name it once"
-        with pytest.raises(FormatError, match=message):
-            open_table([tar, tars / "x-000002.tar", again])
+        assert_raises(FormatError, message, open_table, [tar, tars / "x-000002.tar", again])
 
 
 def test_copies_of_a_tar_give_a_warning(tars: Path) -> None:
@@ -436,8 +416,7 @@ def test_a_manifest_that_lists_a_shard_twice_is_refused(packed: Path, tmp_path: 
     copy = shutil.copytree(packed, tmp_path / "copy")
     shards = open_table(packed).manifest.shards
     write_manifest(parse_location(copy / "shardio.json"), Manifest(shards=(*shards, shards[1])))
-    with pytest.raises(FormatError, match=r"shardio\.json is damaged: it lists shard-000001\.tar twice"):
-        open_table(copy)
+    assert_raises(FormatError, r"shardio\.json is damaged: it lists shard-000001\.tar twice", open_table, copy)
 
 
 def test_compressed_tars_are_not_silently_left_out(tars: Path) -> None:
@@ -451,7 +430,6 @@ def test_compressed_tars_are_not_silently_left_out(tars: Path) -> None:
 
 
 def test_the_tars_of_several_splits_are_not_read_as_one_dataset(tmp_path: Path) -> None:
-    """Neither by a dataset nor by a command; the pattern in the error reads one split."""
     for split, count in (("train", 3), ("val", 1)):
         for number in range(count):
             (tmp_path / "tars").mkdir(exist_ok=True)
@@ -463,5 +441,4 @@ def test_the_tars_of_several_splits_are_not_read_as_one_dataset(tmp_path: Path) 
     assert [key for (key,) in shardio.ShardDataset(pattern, fields=("key",))] == ["train0", "train1", "train2"]
     tars = sorted((tmp_path / "tars").glob("*.tar"))
     assert len(open_table(tars).tars) == 4
-    with pytest.raises(FormatError, match="several splits"):
-        shardio.open(tmp_path / "tars")
+    assert_raises(FormatError, "several splits", shardio.open, tmp_path / "tars")

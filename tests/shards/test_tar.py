@@ -1,12 +1,15 @@
-"""Tars as shardio writes, scans and streams them; oracles: tarfile, GNU tar and WebDataset."""
+"""Tars as shardio writes, scans and streams them, and tars with false headers: an error, or what tarfile reads."""
 
 from __future__ import annotations
 
 import gzip
 import io
+import json
 import random
 import subprocess
 import tarfile
+import tracemalloc
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from functools import partial
@@ -15,27 +18,259 @@ from typing import Literal
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import xxhash
-from hypothesis import given, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from numpy.typing import NDArray
 
-from shardio.errors import FormatError
+import shardio
+from shardio.errors import FormatError, SampleError, StaleIndexError
+from shardio.reading import KeyedShards
 from shardio.sample import Sample
-from shardio.shards import size_in_tar, write_shard
-from shardio.shards.sources import scan_contents
-from shardio.shards.tar import BLOCK, END, StoredField, are_plain_headers, header_fits, make_header
-from shardio.shards.tar_scan import IncompleteTarError, StreamedTar, TarScan
+from shardio.shards import open_compressed, open_table, size_in_tar, write_shard
+from shardio.shards.repairing import repair
+from shardio.shards.sources import index_tar, scan_contents
+from shardio.shards.tar import BLOCK, END, MAX_MEMBER, StoredField, are_plain_headers, header_fits, make_header
+from shardio.shards.tar_scan import IncompleteTarError, StreamedTar, TarScan, find_member
 from shardio.storage import Location, parse_location
 from tests.memory_store import MemoryStore
-from tests.shards.hostile_tars import damage
-from tests.shards.test_hostile_tars import HOSTILE, LONG_NAME, MEMBER, RIGHT
-from tests.tars import Samples, open_file, read_members, read_with_webdataset, write_tar
+from tests.raising import assert_raises
+from tests.shards.hostile import (
+    HostileShard,
+    damage,
+    fix_checksum,
+    make_header as make_random_header,
+    make_record,
+    make_shard,
+    pad,
+)
+from tests.shards.tar_laws import LawBrokenError, Laws
+from tests.tars import Samples, index_of, open_file, open_shard, read_metadata, read_with_webdataset, write_tar
+
+
+def header_of(size: int, kind: bytes = tarfile.REGTYPE, name: str = "a.txt") -> bytes:
+    return bytes(make_random_header(random.Random(0), name.encode(), size, kind[0]))
+
+
+def make_pax(keyword: str, value: str, kind: bytes = tarfile.XHDTYPE) -> bytes:
+    record = make_record(keyword.encode(), value.encode())
+    return header_of(len(record), kind) + pad(record)
+
+
+def make_sparse() -> bytes:
+    """Return the header of a sparse file whose map continues in the next block."""
+    block = bytearray(header_of(3, tarfile.GNUTYPE_SPARSE))
+    block[482] = 1
+    return bytes(fix_checksum(block))
+
+
+MEMBER = header_of(3) + pad(b"abc")
+LONG_NAME = header_of(6, tarfile.GNUTYPE_LONGNAME) + pad(b"b.txt\0")
+HOSTILE = {
+    "pax-headers-in-a-row": 3000 * make_pax("comment", "x") + MEMBER,
+    "global-headers-in-a-row": 3000 * make_pax("comment", "x", tarfile.XGLTYPE) + MEMBER,
+    "long-names-in-a-row": 3000 * LONG_NAME + MEMBER,
+    "pax-header-huge": header_of(2**43, tarfile.XHDTYPE) + MEMBER,
+    "pax-header-negative": header_of(-5, tarfile.XHDTYPE) + MEMBER,
+    "long-name-huge": header_of(2**62, tarfile.GNUTYPE_LONGNAME) + MEMBER,
+    "long-name-negative": header_of(-5, tarfile.GNUTYPE_LONGNAME) + MEMBER,
+    "member-huge": header_of(2**80) + MEMBER,
+    "member-negative": header_of(-512) + MEMBER,
+    "unknown-type-huge": header_of(2**46, b"Q") + MEMBER,
+    "pax-size-huge": make_pax("size", "1" + "0" * 30) + MEMBER,
+    "pax-size-negative": make_pax("size", "-512") + MEMBER,
+    "pax-size-negative-of-the-last": MEMBER + make_pax("size", "-512") + MEMBER,
+    "pax-size-no-number": make_pax("size", "abc") + header_of(1024) + bytes(1024) + MEMBER,
+    "pax-size-global": make_pax("size", "2", tarfile.XGLTYPE) + header_of(1024) + bytes(1024) + MEMBER,
+    "pax-length-of-5000-digits": header_of(5010, tarfile.XHDTYPE) + pad(b"9" * 5000 + b" size=3\n\0\0") + MEMBER,
+    "sparse-map-no-number": make_pax("GNU.sparse.map", "a,b") + MEMBER,
+    "pax-digits": make_pax("comment", "9" * 900_000) + MEMBER,
+    "pax-digits-in-a-sparse-file": make_pax("GNU.sparse.size", "9" * 900_000) + MEMBER,
+    "pax-records-without-equals-sign": header_of(900_002, tarfile.XHDTYPE) + pad(b"5 aaa" * 180_000 + b"=\n") + MEMBER,
+    "pax-keywords-of-many-global-headers": b"".join(
+        make_pax(f"x{i}", "", tarfile.XGLTYPE) + header_of(0, name=f"{i}.txt") for i in range(1002)
+    ),
+    "sparse-map-is-cut": make_sparse() + MEMBER[:100],
+    "sparse": header_of(3, tarfile.GNUTYPE_SPARSE) + pad(b"abc"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_tar_with_false_headers_is_refused_and_has_problems(tmp_path: Path, name: str) -> None:
+    path, compressed, content = tmp_path / "a.tar", tmp_path / "a.tar.gz", HOSTILE[name] + END
+    path.write_bytes(content)
+    assert_raises(FormatError, r"a\.tar", open_table, path)
+    assert not index_of(path).exists()
+    compressed.write_bytes(gzip.compress(content, 1))
+    assert_raises(FormatError, r"a\.tar\.gz", index_tar, parse_location(compressed))
+    path.write_bytes((MEMBER + END).ljust(len(content), b"\0"))
+    open_table(path)
+    path.write_bytes(content)
+    assert "digest" in [problem.kind for problem in shardio.verify(path)]
+    assert_raises(FormatError, None, stream, content, 2**16)
+
+
+RIGHT = {
+    "plain": MEMBER,
+    "long-name": LONG_NAME + MEMBER,
+    "pax-size": make_pax("size", "2") + MEMBER,
+    "some-global-headers": make_pax("x", "y", tarfile.XGLTYPE) * 9 + MEMBER,
+    # tarfile says that the member has this size, and goes on where the header says.
+    "global-size-of-a-skipped-member": MEMBER
+    + make_pax("size", "1500", tarfile.XGLTYPE)
+    + header_of(0, b"D", "README"),
+    "skipped-volume": MEMBER + header_of(0, b"V", "b.txt"),
+    "skipped-directory": MEMBER + header_of(0, b"D", "b.txt"),
+    "skipped-unknown-type-with-content": MEMBER + header_of(512, b"Q", "README") + b"abc".ljust(512, b"\0"),
+}
+
+
+@pytest.mark.parametrize("content", RIGHT.values(), ids=RIGHT)
+def test_a_tar_with_right_headers_is_read(tmp_path: Path, content: bytes) -> None:
+    """The test above proves something only if such headers can be right."""
+    (tmp_path / "a.tar").write_bytes(content + END)
+    assert (open_table(tmp_path / "a.tar").manifest.num_samples, shardio.verify(tmp_path / "a.tar")) == (1, [])
+    assert stream(content + END) == index(content + END)
+
+
+def test_extended_headers_in_a_row_hide_a_members_name(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(HOSTILE["pax-headers-in-a-row"] + END)
+    with open_file(tmp_path / "a.tar") as file:
+        assert find_member(file, 3000 * 1024 + 512) is None
+
+
+def test_a_member_that_is_too_large_is_refused_at_indexing(tmp_path: Path) -> None:
+    """It is sparse: none of it is written, and none of it may be read."""
+    path = tmp_path / "a.tar"
+    path.write_bytes(header_of(MAX_MEMBER + 1))
+    with path.open("r+b") as file:
+        file.truncate(512 + MAX_MEMBER + 512 + len(END))
+    with pytest.raises(FormatError, match=rf"a\.tar holds a\.txt at byte 512 with {MAX_MEMBER + 1} bytes, more than"):
+        open_table(path)
+
+
+def test_a_field_that_is_too_large_is_refused_at_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {"bin": b"12345678", "txt": b"1"}
+    write_shard(parse_location(tmp_path / "a.tar"), [Sample(key=key, fields=fields, origin="") for key in "ab"])
+    monkeypatch.setattr("shardio.shards.shard.MAX_MEMBER", 7)
+    with open_shard(tmp_path / "a.tar") as shard:
+        with pytest.raises(
+            SampleError, match=r"field 'bin' of sample b in .*a\.tar at byte 2560 has 8 bytes, more than"
+        ):
+            shard.read_many(np.array([1]), ["txt", "bin"])
+        assert shard.read_many(np.array([1]), ["txt"]) == [[b"1"]]
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_names_that_lead_outside_are_keys_like_others(tmp_path: Path, tar_format: int) -> None:
+    keys = ["/etc/x", "../../x", "a/../../x", "C:\\x", "d" * 90 + "/" + "e" * 60 + "/../x", "\u202ex"]
+    write_tar(tmp_path / "a.tar", [(f"{key}.txt", key.encode()) for key in keys], tar_format=tar_format)
+    with shardio.open(tmp_path / "a.tar") as samples:
+        assert {key: sample["txt"].decode() for key, sample in samples.items()} == {key: key for key in keys}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "a.tar.idx"]
+    assert shardio.verify(tmp_path / "a.tar") == []
+
+
+@pytest.mark.parametrize("claimed", [2**31, 2**20])
+def test_an_index_that_claims_more_than_a_compressed_tar_needs_little_memory(tmp_path: Path, claimed: int) -> None:
+    tar = tmp_path / "a.tar.gz"
+    tar.write_bytes(gzip.compress(MEMBER + END))
+    index_tar(parse_location(tar))
+    tensors, values = safetensors.numpy.load_file(index_of(tar)), {**read_metadata(tar), "num_bytes": 2**32}
+    tensors["size"][:] = claimed
+    index_of(tar).write_bytes(safetensors.numpy.save(tensors, {"shardio": json.dumps(values)}))
+    tracemalloc.start()
+    try:
+        with (
+            KeyedShards(open_compressed(parse_location(tar))) as samples,
+            pytest.raises(SampleError, match=r"a cannot be read from .*a\.tar\.gz ends at byte 2048 of the decomp"),
+        ):
+            samples.read("a")
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_tar_of_many_fields_that_hardly_any_sample_has_is_refused(tmp_path: Path) -> None:
+    """Its index would have an entry for each pair of a sample and a field."""
+    path = tmp_path / "a.tar"
+    path.write_bytes(b"".join(header_of(0, name=f"{i}.{i}") for i in range(1000)) + END)
+    with pytest.raises(FormatError, match=r"a\.tar has 1000 different fields, but a sample has only 1\.0 of them"):
+        open_table(path)
+    path.write_bytes(b"".join(header_of(0, name=f"photo.{i}") for i in range(1025)) + END)
+    assert_raises(FormatError, r"a\.tar has 1025 different fields, but an index holds at most 1024", open_table, path)
+    path.write_bytes(b"".join(header_of(0, name=f"{i}.{i}") for i in range(100)) + END)
+    assert open_table(path).manifest.num_samples == 100
+
+
+def test_a_truncated_tar_that_holds_a_field_twice_is_not_rewritten(tmp_path: Path) -> None:
+    path = tmp_path / "shard-000000.tar"
+    content = 2 * (header_of(3, name="a.txt") + pad(b"abc"))
+    path.write_bytes(content)
+    result = repair(parse_location(tmp_path))
+    assert ([problem.kind for problem in result.problems], path.read_bytes()) == (["header"], content)
+
+
+def test_a_member_that_has_another_size_for_other_tools_is_refused(tmp_path: Path) -> None:
+    """They read a size up to the first NUL, so that this one is 0."""
+    write_shard(parse_location(tmp_path / "a.tar"), [Sample(key="a", fields={"bin": b"1", "txt": b"22"}, origin="")])
+    with open_shard(tmp_path / "a.tar") as shard:
+        content = bytearray((tmp_path / "a.tar").read_bytes())
+        content[1024 + 124] = 0
+        fix_checksum(content, 1024)
+        with (tmp_path / "a.tar").open("r+b") as file:  # In place: the shard is open.
+            file.write(content)
+        with pytest.raises(StaleIndexError, match=r"the tar holds a\.txt there with 0 bytes instead of 2"):
+            shard.read_many(np.array([0]), ["txt"], np.array([True]))
+
+
+@given(st.integers(0, 2**31))
+@settings(suppress_health_check=[HealthCheck.too_slow])
+def test_hostile_files_are_refused_or_read_as_tarfile_reads_them(seed: int) -> None:
+    rng = random.Random(seed)
+    Laws().check(make_shard(rng), rng)
+
+
+@given(st.binary(max_size=2000), st.sampled_from("TIZJ"))
+def test_any_bytes_are_files_to_check(content: bytes, kind: str) -> None:
+    Laws().check(HostileShard.load(kind.encode() + content), random.Random(0))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_hostile_files_on_disk_are_refused_or_read(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    Laws().check_folder(make_shard(random.Random(seed)), tmp_path)
+
+
+def test_shards_are_those_of_their_seeds_and_neither_all_refused_nor_all_read() -> None:
+    shards, laws = [make_shard(random.Random(seed)) for seed in range(200)], Laws()
+    assert shards == [make_shard(random.Random(seed)) for seed in range(200)]
+    assert [HostileShard.load(shard.dump()) for shard in shards] == shards
+    assert len(Counter((shard.is_compressed, shard.index is not None) for shard in shards)) == 4
+    for seed, shard in enumerate(shards):
+        laws.check(shard, random.Random(seed))
+    for what in ("index", "read", "read columns"):
+        assert laws.outcomes[f"{what}: done"] > 20
+        assert laws.outcomes[f"{what}: FormatError"] > 20
+
+
+def test_a_wrong_result_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    tar = MEMBER + END
+    Laws().check(HostileShard(tar=tar), random.Random(0))
+    for wrong in (lambda content: None, lambda content: [], lambda content: [("a.txt", 512, 2)]):
+        monkeypatch.setattr("tests.shards.tar_laws.read_by_tarfile", wrong)
+        assert_raises(LawBrokenError, "tarfile re", Laws().check, HostileShard(tar=tar), random.Random(0))
+
+
+def test_an_error_that_is_not_shardios_own_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.shards.tar_laws.write_index_of", {}.__getitem__)
+    assert_raises(LawBrokenError, "index: KeyError", Laws().check, HostileShard(tar=b""), random.Random(0))
+
 
 NAMES = st.text(st.characters(exclude_categories=["C"], exclude_characters="/."), min_size=1, max_size=120)
 
 
 def scan(path: Path) -> tuple[dict[str, StoredField], str]:
-    """Return the members of a tar, and its digest."""
     with open_file(path) as file:
         scanned = TarScan(file)
         return dict(scanned.members()), scanned.digest
@@ -74,19 +309,6 @@ def test_a_shard_is_as_long_as_its_members_and_its_end_and_holds_no_time_and_no_
             assert set(info.pax_headers) <= {"path"}
 
 
-@pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_a_scan_finds_every_member_where_tarfile_finds_it(tmp_path: Path, tar_format: int) -> None:
-    path = tmp_path / "a.tar"
-    prefix = "d" * 60 + "/" + "e" * 60 + "/"  # Fits no single header field, but ustar's prefix and name.
-    write_tar(path, [(f"{prefix}{i}.bin", bytes([i]) * (i**5)) for i in range(20)], tar_format=tar_format)
-    found, digest = scan(path)
-    whole = path.read_bytes()
-    contents = {name: whole[each.offset : each.offset + each.size] for name, each in found.items()}
-    assert list(contents.items()) == read_members(path)
-    assert [each.hash for each in found.values()] == [*map(xxhash.xxh3_64_intdigest, contents.values())]
-    assert digest == xxhash.xxh3_128_hexdigest(whole)
-
-
 @pytest.mark.parametrize("num_zeros", [1, 511, 10240, 3 << 20])
 def test_a_scan_hashes_the_zeros_after_the_end_as_well(tmp_path: Path, num_zeros: int) -> None:
     path = tmp_path / "a.tar"
@@ -105,8 +327,7 @@ def test_a_tar_with_a_damaged_header_is_refused(tmp_path: Path, header: int) -> 
     write_tar(path, [("a.txt", b"a" * 1000), ("b.txt", b"b" * 1000)])
     content = path.read_bytes()
     path.write_bytes(content[: header + 100] + b"?" * 300 + content[header + 400 :])
-    with pytest.raises(FormatError, match=r"bad\.tar"):
-        scan(path)
+    assert_raises(FormatError, r"bad\.tar", scan, path)
 
 
 @pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
@@ -114,8 +335,7 @@ def test_a_compressed_tar_is_refused(tmp_path: Path, mode: str) -> None:
     path = tmp_path / "a.tar"
     with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]  # The overloads want literal modes.
         tar.addfile(tarfile.TarInfo("a.txt"))
-    with pytest.raises(FormatError, match=r"a\.tar is not a complete, uncompressed tar.*Decompress it"):
-        scan(path)
+    assert_raises(FormatError, r"a\.tar is not a complete, uncompressed tar.*Decompress it", scan, path)
 
 
 @pytest.mark.parametrize("num_zeros", [0, 9216, 2 << 20])
@@ -126,8 +346,7 @@ def test_a_tar_that_continues_after_its_end_is_refused(tmp_path: Path, num_zeros
     write_tar(second, [("b.txt", b"b")])
     first = path.read_bytes() + bytes(num_zeros)
     path.write_bytes(first + second.read_bytes())
-    with pytest.raises(FormatError, match=rf"both\.tar has data after its end mark, at byte {len(first)}, .*--ignore"):
-        scan(path)
+    assert_raises(FormatError, rf"both\.tar has data after its end mark, at byte {len(first)}, .*--ignore", scan, path)
 
 
 def test_tars_that_gnu_tar_joined_are_read_whole(tmp_path: Path) -> None:
@@ -156,12 +375,10 @@ def test_a_field_that_has_no_content_of_its_own_is_refused(tmp_path: Path, kind:
         other = tarfile.TarInfo("b.jpg")
         other.type, other.linkname = kind, "a.jpg"
         tar.addfile(other)
-    with pytest.raises(FormatError, match=message):
-        scan(path)
+    assert_raises(FormatError, message, scan, path)
 
 
 def test_a_header_with_another_folder_does_not_fit() -> None:
-    """Long names are divided: the folder is elsewhere in the header, and what remains may be another member's name."""
     folder, name = "f" * 90, "n" * 20 + ".JPG"
     info = tarfile.TarInfo(f"{folder}/{name}")
     info.size = 35
@@ -174,12 +391,8 @@ def test_a_header_with_another_folder_does_not_fit() -> None:
 
 
 UTF8_NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=130)
-
-
 SIZES = st.integers(0, 2**34)
-
 Format = Literal[0, 1, 2]
-
 FORMATS = st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 
 
@@ -205,9 +418,7 @@ def dump(name: str, size: int, tar_format: Format) -> bytes:
 @given(
     members=st.lists(st.tuples(UTF8_NAMES, SIZES, FORMATS), min_size=1, max_size=5), other=st.tuples(UTF8_NAMES, SIZES)
 )
-def test_headers_that_fit_are_read_so_by_tarfile(
-    members: list[tuple[str, int, Format]], other: tuple[str, int]
-) -> None:
+def test_tarfile_agrees_with_headers_that_fit(members: list[tuple[str, int, Format]], other: tuple[str, int]) -> None:
     headers = [dump(*member) for member in members]
     for expected in ([member[:2] for member in members], [other] * len(members)):
         names, sizes = [name.encode() for name, _ in expected], [size for _, size in expected]
@@ -305,19 +516,7 @@ def test_a_tar_that_is_cut_anywhere_is_refused_and_a_stream_ends_after_complete_
 def test_a_compressed_tar_that_is_cut_is_refused(tar: Path) -> None:
     content = gzip.compress(tar.read_bytes())
     for cut in (1, 9, len(content) // 2, len(content) - 5, len(content) - 1):
-        with pytest.raises(IncompleteTarError):
-            stream(content[:cut])
-
-
-@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
-def test_false_headers_are_refused(content: bytes) -> None:
-    with pytest.raises(FormatError):
-        stream(content + END, 2**16)
-
-
-@pytest.mark.parametrize("content", RIGHT.values(), ids=RIGHT)
-def test_right_headers_are_read(content: bytes) -> None:
-    assert stream(content + END) == index(content + END)
+        assert_raises(IncompleteTarError, None, stream, content[:cut])
 
 
 @given(st.integers(0, 2**32), st.integers(1, 3000))
@@ -342,6 +541,5 @@ def test_a_damaged_tar_is_read_or_refused_as_by_the_index(seed: int, piece: int)
     ],
 )
 def test_what_is_no_tar_of_samples_is_refused(content: bytes, message: str) -> None:
-    with pytest.raises(FormatError, match=message):
-        stream(content)
+    assert_raises(FormatError, message, stream, content)
     assert unless_refused(partial(index, content)) is None

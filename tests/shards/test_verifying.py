@@ -24,6 +24,7 @@ from shardio.shards.tar import StoredField, StoredSample
 from shardio.storage import Writer, parse_location, read_pieces
 from shardio.storage.local import LocalStore
 from tests.files import flip, read_files
+from tests.raising import assert_raises
 from tests.sources import encode
 from tests.tars import index_of, open_file, read_members, read_metadata, write_tar
 
@@ -45,7 +46,6 @@ def test_an_intact_pack_has_no_problems_and_nothing_is_written(out: Path) -> Non
 
 
 def test_intact_tars_of_other_tools_have_no_problems(tmp_path: Path) -> None:
-    """Whatever precedes, follows or separates the members: extended headers, directories, skipped members, zeros."""
     long, unicode = "d/" * 80 + "a.txt", "ключ/ü.txt"
     members = [("README", b"1"), (long, b"2"), ("._x.txt", b"3"), (unicode, b"4"), ("b.TXT", b"5" * 700)]
     for name, tar_format in (("pax", tarfile.PAX_FORMAT), ("gnu", tarfile.GNU_FORMAT)):
@@ -69,6 +69,35 @@ def test_no_index_is_created(tars: Path) -> None:
     assert not list(tars.glob("*.idx"))
 
 
+TAR = "shard-000001.tar"
+DAMAGES: list[tuple[dict[str, bytes | None], list[str]]] = [
+    ({TAR: None}, [f"missing {TAR}"]),
+    ({f"{TAR}.idx": None}, [f"missing {TAR}"]),
+    ({f"{TAR}.idx": b"{"}, [f"index {TAR}.idx"]),
+    ({f"{TAR}.idx": b"+"}, [f"index {TAR}.idx"]),
+    ({"shardio.json": None}, ["manifest shardio.json"]),
+    ({"shardio.json": b"{"}, ["manifest shardio.json"]),
+    ({UNFINISHED_NAME: b"0"}, ["unfinished out"]),
+    ({"other.tar": b"1", ".hidden.tar": b"1", "x.tgz": b""}, ["unlisted other.tar", "unlisted out"]),
+]
+"""Files in a packed directory that are removed, written, or continued by one byte; the kinds and places of problems."""
+
+
+@pytest.mark.parametrize(("files", "expected"), DAMAGES, ids=range(len(DAMAGES)))
+def test_a_problem_with_one_file_does_not_hide_those_of_others(
+    out: Path, files: dict[str, bytes | None], expected: list[str]
+) -> None:
+    for name, content in files.items():
+        if content is None:
+            (out / name).unlink()
+        else:
+            (out / name).write_bytes((out / name).read_bytes() + b"x" if content == b"+" else content)
+    for others in ([], ["digest shard-000003.tar"]):
+        found = [f"{problem.kind} {Path(problem.where).name}" for problem in shardio.verify(out)]
+        assert sorted(each for each in found if "digest" in each or "000003" not in each) == sorted(expected + others)
+        flip(out / "shard-000003.tar", 600)
+
+
 def test_a_damaged_content_is_named_by_key_and_offset(out: Path) -> None:
     tar = out / "shard-000001.tar"
     members = [member for member in contents_of(tar) if member.name.endswith(".jpg")]
@@ -81,7 +110,6 @@ def test_a_damaged_content_is_named_by_key_and_offset(out: Path) -> None:
 
 
 def test_each_damaged_header_is_named(out: Path) -> None:
-    """tarfile stops at the first one."""
     tar = out / "shard-000001.tar"
     members = contents_of(tar)
     for member in members[0], members[3], members[-1]:
@@ -112,7 +140,6 @@ def test_a_truncated_tar_names_the_lost_contents(out: Path) -> None:
 
 
 def test_members_that_the_index_lacks_are_named(tmp_path: Path) -> None:
-    """Such as those appended to a tar whose index was then made by hand; here the index is made without them."""
     tar = tmp_path / "a.tar"
     write_tar(tar, [("a.txt", b"1"), ("b.txt", b"2"), ("c.txt", b"3"), ("d.txt", b"4")])
     table = open_table(tar)
@@ -146,14 +173,6 @@ def test_an_index_with_impossible_offsets_is_reported(tmp_path: Path) -> None:
     assert named == {*"012456", None}  # None: there is a size without an offset.
 
 
-@pytest.mark.parametrize("name", ["shard-000001.tar", "shard-000001.tar.idx"])
-def test_a_missing_file_is_reported(out: Path, name: str) -> None:
-    (out / name).unlink()
-    (problem,) = shardio.verify(out)
-    assert problem.kind == "missing"
-    assert problem.where == str(out / "shard-000001.tar")
-
-
 def test_a_manifest_that_differs_is_reported(out: Path) -> None:
     manifest = out / "shardio.json"
     values = json.loads(manifest.read_bytes())
@@ -168,20 +187,12 @@ def test_a_manifest_that_differs_is_reported(out: Path) -> None:
     assert "shard-000000.tar 2 times" in problems[0].message
 
 
-@pytest.mark.parametrize(("name", "kind"), [("shardio.json", "manifest"), ("shard-000001.tar.idx", "index")])
-def test_an_unreadable_file_does_not_hide_the_problems_of_others(out: Path, name: str, kind: str) -> None:
-    (out / name).write_text("{")
-    flip(out / "shard-000003.tar", 600)
-    assert kinds(shardio.verify(out))[:2] == [kind, "digest"]
-
-
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(is_tar=st.booleans(), place=st.floats(0, 1, exclude_max=True), mask=st.sampled_from([1, 128]))
 @example(
     is_tar=False, place=0.9, mask=128
 )  # A key that is no longer ASCII, which a plain header might encode otherwise.
 def test_every_changed_bit_is_found(packed: Path, tmp_path: Path, is_tar: bool, place: float, mask: int) -> None:
-    """Also those in the header of an index, which only opening the shard reads."""
     folder = tmp_path / "copy"
     shutil.copytree(packed, folder, dirs_exist_ok=True)
     tar = folder / "shard-000002.tar"
@@ -192,22 +203,6 @@ def test_every_changed_bit_is_found(packed: Path, tmp_path: Path, is_tar: bool, 
     if is_tar:
         assert "digest" in kinds(problems)
         assert {problem.where for problem in problems} == {str(tar)}
-
-
-def test_a_missing_manifest_and_bytes_after_an_index_are_reported(out: Path) -> None:
-    (out / "shardio.json").unlink()
-    index = index_of(out / "shard-000003.tar")
-    index.write_bytes(index.read_bytes() + b"x")
-    assert kinds(shardio.verify(out)) == ["manifest", "index"]
-
-
-def test_other_tars_and_unfinished_packs_are_reported(out: Path) -> None:
-    write_tar(out / "other.tar", [("a.txt", b"1")])
-    write_tar(out / ".hidden.tar", [("a.txt", b"1")])
-    (out / UNFINISHED_NAME).write_text("0")
-    (out / "x.tgz").write_bytes(b"")
-    problems = shardio.verify(out)
-    assert sorted(kinds(problems)) == ["unfinished", "unlisted", "unlisted"]
 
 
 def test_keys_that_occur_twice_are_named_with_both_places(tars: Path) -> None:
@@ -244,7 +239,6 @@ def test_the_number_of_workers_changes_nothing(out: Path, num_workers: int) -> N
 
 
 def test_contents_and_headers_across_pieces_are_hashed_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members are larger and smaller than the pieces in which a tar is read; oracle: the hashes made at indexing."""
     random = np.random.default_rng(0)
     sizes = [0, 1, 511, 512, 513, 5000, 100_000, 0, 7]
     write_tar(tmp_path / "a.tar", [(f"{i}.bin", random.bytes(size)) for i, size in enumerate(sizes)])
@@ -259,8 +253,7 @@ def test_contents_and_headers_across_pieces_are_hashed_whole(tmp_path: Path, mon
 def test_a_source_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     sources: list[DatasetSource] = [tmp_path / "x", tmp_path / "x.json", tmp_path, []]
     for source in sources:
-        with pytest.raises(FileNotFoundError):
-            shardio.verify(source)
+        assert_raises(FileNotFoundError, None, shardio.verify, source)
 
 
 CLASSES = ["class-0", "class-1", "class-2"]
@@ -278,8 +271,7 @@ def state_of(folder: Path) -> dict[str, tuple[int, int]]:
 def test_an_intact_pack_is_not_written(out: Path) -> None:
     before = state_of(out)
     result = run(out)
-    assert (result.actions, result.problems, result.are_classes_lost) == ((), (), False)
-    assert state_of(out) == before
+    assert (result.actions, result.problems, result.are_classes_lost, state_of(out)) == ((), (), False, before)
 
 
 @pytest.mark.parametrize("damage", ["missing", "garbage", "truncated", "of another shard", "one bit"])
@@ -314,9 +306,7 @@ def test_a_whole_dataset_is_restored_from_its_tars(out: Path, packed: Path) -> N
     assert not result.problems
     found, expected = read_files(out), read_files(packed)
     manifests = [json.loads(files.pop("shardio.json")) for files in (found, expected)]
-    assert found == expected
-    assert manifests[0] == {**manifests[1], "pack": {}}
-    assert shardio.verify(out) == []
+    assert (found, manifests[0], shardio.verify(out)) == (expected, {**manifests[1], "pack": {}}, [])
     assert open_table(out).manifest.classes == tuple(CLASSES)
 
 
@@ -390,7 +380,6 @@ def test_a_tar_without_a_complete_sample_is_kept(out: Path) -> None:
 
 @pytest.mark.parametrize("cut", [0, 700])
 def test_a_tar_that_cannot_be_read_is_kept_and_the_others_are_repaired(out: Path, packed: Path, cut: int) -> None:
-    """A damaged header in the middle is not a truncated end, even if the end is truncated, too."""
     tar = out / "shard-000001.tar"
     with tarfile.open(tar) as opened:
         flip(tar, opened.getmembers()[3].offset)
@@ -407,7 +396,6 @@ def test_a_tar_that_cannot_be_read_is_kept_and_the_others_are_repaired(out: Path
 
 @pytest.mark.parametrize(("has_index", "cut"), [(True, 0), (False, 0), (True, 6000)])
 def test_a_damaged_content_is_not_taken_for_good(out: Path, has_index: bool, cut: int) -> None:
-    """Without an index, only the manifest proves the damage: of the whole tar, not of a truncated one."""
     tar = out / "shard-000001.tar"
     with tarfile.open(tar) as opened:
         member = next(member for member in opened.getmembers() if member.name.endswith(".jpg"))
@@ -428,8 +416,7 @@ def test_a_damaged_content_is_not_taken_for_good(out: Path, has_index: bool, cut
 def test_a_tar_that_was_replaced_by_another_gets_a_new_index(out: Path) -> None:
     write_tar(out / "shard-000001.tar", [("class-0/new.jpg", b"1"), ("class-0/new.cls", b"0")])
     assert not run(out).problems
-    assert shardio.verify(out) == []
-    assert open_table(out).manifest.num_samples == 17
+    assert (shardio.verify(out), open_table(out).manifest.num_samples) == ([], 17)
 
 
 def test_missing_and_unlisted_tars_stay_as_they_are(out: Path) -> None:
@@ -437,8 +424,7 @@ def test_missing_and_unlisted_tars_stay_as_they_are(out: Path) -> None:
     write_tar(out / "shard-000009.tar", [("a.jpg", b"")])
     before = state_of(out)
     result = run(out)
-    assert [problem.kind for problem in result.problems] == ["unlisted", "missing"]
-    assert state_of(out) == before
+    assert ([problem.kind for problem in result.problems], state_of(out)) == (["unlisted", "missing"], before)
 
 
 def test_an_index_without_a_tar_is_a_problem_if_nothing_else_knows_the_tar(out: Path) -> None:
@@ -454,13 +440,11 @@ def test_what_is_no_finished_pack_is_refused(tars: Path, out: Path, tmp_path: Pa
     (out / UNFINISHED_NAME).write_text("0")
     for folder, message in ((out, "rerun the same pack command"), (tars, "shardio index")):
         before = state_of(folder)
-        with pytest.raises(FormatError, match=message):
-            run(folder)
+        assert_raises(FormatError, message, run, folder)
         assert state_of(folder) == before
     (tmp_path / "empty").mkdir()
     for folder in tmp_path / "x", tmp_path / "empty":
-        with pytest.raises(FileNotFoundError):
-            run(folder)
+        assert_raises(FileNotFoundError, None, run, folder)
 
 
 class Killed(BaseException):
@@ -469,10 +453,9 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("num_writes", range(5))
 @pytest.mark.parametrize("is_written", [False, True])
-def test_an_interrupted_repair_can_be_run_again(
+def test_an_interrupted_repair_resumes(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_writes: int, is_written: bool
 ) -> None:
-    """It is killed before or after any of its writes."""
     tar = out / "shard-000001.tar"
     tar.write_bytes(tar.read_bytes()[:-3000])
     index_of(out / "shard-000003.tar").unlink()
@@ -497,8 +480,7 @@ def test_an_interrupted_repair_can_be_run_again(
     with monkeypatch.context() as patch:
         patch.setattr(LocalStore, "write_whole", kill)
         if num_writes < 4:
-            with pytest.raises(Killed):
-                run(out)
+            assert_raises(Killed, None, run, out)
         else:
             run(out)
     run(out)

@@ -13,11 +13,9 @@ from shardio.storage.client import client
 from shardio.storage.copies import CachedCopy
 from shardio.testing.store import put
 from tests.faults.proxy import FaultProxy, Script
-from tests.servers.fixtures import azurite_server, fake_gcs_server, fake_hub, nginx_server, seaweedfs_server
-from tests.servers.server import Server
-from tests.storage.uploading import put_all
+from tests.servers.server import Server, put_all
 
-__all__ = ["azurite_server", "fake_gcs_server", "fake_hub", "nginx_server", "put", "put_all", "seaweedfs_server"]
+__all__ = ["put", "put_all"]
 
 
 @pytest.fixture(scope="session")

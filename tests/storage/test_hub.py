@@ -28,6 +28,7 @@ from shardio.storage.hub import HubRepository
 from shardio.storage.locations import RemoteOptions
 from tests.cli.commands import run
 from tests.faults.proxy import FaultProxy, Script
+from tests.raising import assert_raises
 from tests.servers.fake_hub import FakeHub
 from tests.servers.fake_hub_program import READER, STRANGER
 from tests.sources import write_images
@@ -68,14 +69,12 @@ def test_files_and_folders_are_those_that_were_uploaded(root: Location, files: P
         assert (root / key).is_folder() == (local / key).is_folder()
         assert (root / key).exists() == (local / key).exists()
         if not (local / key).exists():
-            with pytest.raises(FileNotFoundError, match=key):
-                (root / key).read_whole()
+            assert_raises(FileNotFoundError, key, (root / key).read_whole)
     assert root.list() == local.list()
     location = root / "new"
     assert not location.can_write()
     for write in (lambda: location.create(b""), location.remove, lambda: location.write_whole().__enter__()):
-        with pytest.raises(LocationError, match=r"cannot write .*/new: shardio only reads repositories"):
-            write()
+        assert_raises(LocationError, r"cannot write .*/new: shardio only reads repositories", write)
 
 
 def test_content_is_what_was_uploaded(root: Location, files: Path, fake_hub: FakeHub) -> None:
@@ -93,12 +92,10 @@ def test_content_is_what_was_uploaded(root: Location, files: Path, fake_hub: Fak
             if content:
                 starts = np.array([5, 0, 2])
                 assert file.read_many(starts, starts + 4) == [content[start : start + 4] for start in starts]
-            with pytest.raises(EOFError, match=f"ends at byte {len(content)}"):
-                file.read(0, len(content) + 1)
+            assert_raises(EOFError, f"ends at byte {len(content)}", file.read, 0, len(content) + 1)
 
 
 def test_a_folder_with_many_folders_is_listed_in_few_requests(fake_hub: FakeHub, tmp_path: Path) -> None:
-    """The emulation lists 5 entries in each request."""
     keys = sorted(f"{part}/{i:02d}/{j}" for part in ("other", "train") for i in range(60) for j in range(2))
     for key in keys:
         put(tmp_path / "files" / key, key.encode())
@@ -151,13 +148,11 @@ def test_a_branch_that_moves_does_not_change_a_run(fake_hub: FakeHub, files: Pat
         fake_hub.commit(name, files)
         assert file.read(5, 70_000) == CONTENT[5:70_000]
     copy: Location = pickle.loads(pickle.dumps(root))
-    assert (copy / "a.tar").read_whole() == CONTENT
-    assert (copy / "shardio.json").read_whole() == b"shardio.json"
+    assert ((copy / "a.tar").read_whole(), (copy / "shardio.json").read_whole()) == (CONTENT, b"shardio.json")
     assert "new" not in (copy / "ba").list()
     with closing((root / "a.tar").open()) as file:
         client().close()  # The next run, or as if the storage process had been killed.
-        with pytest.raises(ReplacedError, match=r"a\.tar was replaced while it was in use"):
-            file.read(0, 10)
+        assert_raises(ReplacedError, r"a\.tar was replaced while it was in use", file.read, 0, 10)
     assert (root / "a.tar").read_whole() == CONTENT[::-1]
     assert not (root / "shardio.json").exists()
     assert "new" in (root / "ba").list()
@@ -173,11 +168,10 @@ def test_those_who_have_the_right_read_what_is_not_public(fake_hub: FakeHub, fil
     assert (at_server(fake_hub.server, name, token=READER) / "a.tar").read_whole() == CONTENT
     for token in False, STRANGER, "hf_wrong":
         location = at_server(fake_hub.server, name, token=token) / "a.tar"
-        with pytest.raises(
-            (PermissionError, LocationError), match=r"does not exist, or it is private or gated"
-        ) as caught:
-            location.read_whole()
-        assert "hf_" not in f"{caught.value} {location!r}"
+        caught = assert_raises(
+            (PermissionError, LocationError), r"does not exist, or it is private or gated", location.read_whole
+        )
+        assert "hf_" not in f"{caught} {location!r}"
 
 
 @pytest.mark.parametrize("from_file", [False, True])
@@ -193,9 +187,7 @@ def test_the_token_and_the_endpoint_come_from_the_users_settings(
     client().close()
 
 
-def test_what_does_not_exist_is_an_error_even_for_those_who_may_read_everything(
-    fake_hub: FakeHub, root: Location
-) -> None:
+def test_what_does_not_exist_is_an_error_for_everyone(fake_hub: FakeHub, root: Location) -> None:
     with pytest.raises(LocationError, match=r"hf://datasets/org/none: .* 404 .* does not exist, or it is private"):
         at_server(fake_hub.server, "none/a", token=READER).exists()
     with pytest.raises(LocationError, match="@v9: the repository has no such revision"):
@@ -211,12 +203,9 @@ def test_what_does_not_exist_is_an_error_even_for_those_who_may_read_everything(
         ({"endpoint": "https://user:hf_secret@hub.example.org"}, "without a query, a user name or a password"),
     ],
 )
-def test_invalid_options_are_errors_that_do_not_show_them(
-    fake_hub: FakeHub, options: dict[str, str], message: str
-) -> None:
-    with pytest.raises(LocationError, match=message) as caught:
-        at_server(fake_hub.server, "a/b", **options).stat()
-    assert "hf_secret" not in str(caught.value)
+def test_errors_do_not_show_invalid_options(fake_hub: FakeHub, options: dict[str, str], message: str) -> None:
+    caught = assert_raises(LocationError, message, lambda: at_server(fake_hub.server, "a/b", **options).stat())
+    assert "hf_secret" not in str(caught)
 
 
 def test_without_the_hubs_library_an_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +229,7 @@ def proxies(fake_hub: FakeHub) -> Iterator[tuple[FaultProxy, FaultProxy]]:
 
 
 @pytest.mark.slow
-def test_content_and_listings_are_right_in_spite_of_faults(
+def test_faults_do_not_change_content_and_listings(
     fake_hub: FakeHub, files: Path, proxies: tuple[FaultProxy, FaultProxy]
 ) -> None:
     content = os.urandom(2_000_000)
@@ -264,7 +253,7 @@ def test_content_and_listings_are_right_in_spite_of_faults(
     assert before_storage.counts().num_faults
 
 
-def test_a_hub_that_keeps_failing_is_an_error_and_damage_is_repaired(
+def test_a_failing_hub_is_an_error_and_damage_is_repaired(
     fake_hub: FakeHub, files: Path, proxies: tuple[FaultProxy, FaultProxy]
 ) -> None:
     fake_hub.commit("failing", files)
@@ -291,8 +280,7 @@ def test_the_hubs_own_library_reads_all_files(fake_hub: FakeHub, files: Path, tm
     root = "datasets/org/library@feature%2Fnew"
     assert system.find(root) == sorted(f"{root}/{name}" for name in contents)
     assert system.info(f"{root}/ba/3")["size"] == len("ba/3")
-    with pytest.raises(FileNotFoundError):
-        system.info(f"{root}/ba/13")
+    assert_raises(FileNotFoundError, None, system.info, f"{root}/ba/13")
     for name in ["shardio.json", "ü/日本語 😀.tar", "empty", "ba/11"]:
         assert system.cat(f"{root}/{name}") == contents[name]
         with system.open(f"{root}/{name}", block_size=1000) as file:
@@ -317,15 +305,14 @@ def test_the_hubs_own_library_reads_all_files(fake_hub: FakeHub, files: Path, tm
         ("gated", STRANGER, GatedRepoError),
     ],
 )
-def test_the_hubs_own_library_reports_what_may_not_be_read(
+def test_the_hubs_library_reports_missing_rights(
     fake_hub: FakeHub, files: Path, name: str, token: str | bool, error: type[Exception]
 ) -> None:
     fake_hub.commit("private", files, is_private=True)
     fake_hub.commit("gated", files, is_gated=True)
     endpoint = fake_hub.server.options["endpoint"]
     url = hf_hub_url(f"org/{name}", "shardio.json", repo_type="dataset", endpoint=endpoint)
-    with pytest.raises(error):
-        get_hf_file_metadata(url, token=token)
+    assert_raises(error, None, get_hf_file_metadata, url, token=token)
     assert get_hf_file_metadata(url.replace(name, "private"), token=READER).size == len("shardio.json")
     with pytest.raises(RevisionNotFoundError):
         HfApi(endpoint=endpoint).dataset_info("org/private", revision="none", token=READER)
@@ -383,7 +370,7 @@ def test_files_that_a_commit_leaves_unchanged_stay_in_the_cache(
     assert proxy.counts().num_requests == 0
 
 
-def test_commands_read_repositories_and_nothing_is_packed_into_one(
+def test_commands_read_repositories_but_do_not_write(
     fake_hub: FakeHub, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_hub.commit("commands", folder)

@@ -31,6 +31,7 @@ from shardio import (
 from shardio.datasets import unwrap
 from shardio.storage import Location
 from tests.faults.proxy import KINDS, FaultProxy, Script
+from tests.raising import assert_raises
 from tests.servers.server import Server
 from tests.sources import encode, write_images
 from tests.storage.conftest import at_server, options_of, put, put_all
@@ -89,7 +90,7 @@ LOADERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("make_loader", LOADERS.values(), ids=LOADERS.keys())
-def test_batches_are_those_of_the_local_folder_and_each_image_is_requested_once(
+def test_batches_are_the_local_ones_and_images_requested_once(
     remote: Any, local: Path, proxy: FaultProxy, make_loader: Any
 ) -> None:
     url, options = remote
@@ -162,8 +163,7 @@ def test_processes_that_start_together_list_the_folder_once(remote: Any, proxy: 
     command = [sys.executable, "-c", LISTING, json.dumps([url, options, str(tmp_path / "listing")])]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     digests = {process.communicate()[0] for process in processes}
-    assert [process.returncode for process in processes] == [0, 0, 0]
-    assert len(digests) == 1
+    assert ([process.returncode for process in processes], len(digests)) == ([0, 0, 0], 1)
     assert sum("list-type" in each.path for each in proxy.requests()) == num_lists
 
 
@@ -182,9 +182,8 @@ def test_images_that_changed_since_they_were_listed_are_named(changing: Any, tmp
     (folder / keys[2]).remove()
     for index, cause in [(1, "was replaced while it was in use"), (2, "does not exist")]:
         message = rf"the image {url}/{keys[index]} cannot be read: .*{cause}.*listing"
-        with pytest.raises(SampleError, match=message) as raised:
-            data.__getitems__([0, index, 3])
-        assert (raised.value.row, raised.value.key, raised.value.where) == (1, f"{url}/{keys[index]}", url)
+        raised = assert_raises(SampleError, message, data.__getitems__, [0, index, 3])
+        assert (raised.row, raised.key, raised.where) == (1, f"{url}/{keys[index]}", url)
     loader = DataLoader(data, batch_size=6, on_error="skip", quarantine=tmp_path / "list.jsonl")
     with pytest.warns(RuntimeWarning, match="unreadable samples skipped: 2"):
         assert [len(labels) for _, labels in loader] == [4]
@@ -201,8 +200,7 @@ def test_images_that_are_not_listed_are_read_all_the_same(changing: Any, proxy: 
     assert label == 1
     np.testing.assert_array_equal(image.permute(1, 2, 0), np.asarray(Image.open(io.BytesIO(content))))
     proxy.set(Script(faults={"status_503": 1.0}))  # This is not a damaged image.
-    with pytest.raises(StoreError, match="after 2 attempts"):
-        data[0]
+    assert_raises(StoreError, "after 2 attempts", lambda: data[0])
 
 
 @pytest.mark.slow

@@ -38,6 +38,7 @@ from shardio.storage.storage_process import MAX_STORES, StorageProcess
 from tests.faults.proxy import FaultProxy, Script
 from tests.faults.worker_processes import wait_until
 from tests.files import suspended_holder
+from tests.raising import assert_raises
 from tests.servers.server import Server
 from tests.servers.web_folder import serve_folder
 from tests.storage.conftest import at_server, in_memory, put, storage_process_id
@@ -61,7 +62,7 @@ def run(program: str, *arguments: str) -> str:
     return subprocess.check_output([sys.executable, "-c", textwrap.dedent(program), *arguments], text=True)
 
 
-# Who shares it
+# Sharing
 
 
 class Locations(list[Location]):
@@ -95,7 +96,7 @@ def test_a_pickled_location_leads_to_the_same_storage_process_or_a_new_one(root:
     assert copy.read_whole() == b"content"
 
 
-# It dies
+# Death
 
 
 def test_a_storage_process_that_was_killed_is_replaced(root: Location) -> None:
@@ -135,8 +136,7 @@ def test_a_private_cache_outlives_a_storage_process_that_cannot_be_replaced() ->
     os.kill(storage_process_id(), signal.SIGKILL)
     with pytest.MonkeyPatch.context() as patch:
         refuse_to_start(patch)
-        with pytest.raises(BlockingIOError):
-            location.stat()
+        assert_raises(BlockingIOError, None, location.stat)
     assert sorted((folder / "cache").iterdir()) == cached
     assert not location.exists(), "the next one starts, and has an empty memory"
     assert client().folder == folder
@@ -147,15 +147,12 @@ def test_a_storage_process_that_cannot_start_leaves_no_folder(monkeypatch: pytes
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "1000")
     arguments = refuse_to_start(monkeypatch)
-    with pytest.raises(BlockingIOError):
-        Client().ask(request("stat"))
+    assert_raises(BlockingIOError, None, lambda: Client().ask(request("stat")))
     assert not list(tmp_path.iterdir())
     assert arguments[0][-1] == 1000, "it is told how many ranks start"
 
 
-def test_the_path_of_temporary_folders_may_be_longer_than_that_of_a_socket(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_path_of_temporary_folders_may_exceed_a_sockets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     long = tmp_path / ("ü" * 60)  # 120 bytes. A socket's path has at most 107.
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
@@ -195,7 +192,7 @@ def test_stores_that_are_not_used_any_more_cost_neither_connections_nor_threads(
         wait_until(lambda: all(count(what) <= most[what] + 4 for what in most), "those being closed are closed")
 
 
-# It starts with many ranks
+# Start with many ranks
 
 
 def test_the_first_requests_of_many_ranks_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +212,7 @@ def test_the_first_requests_of_many_ranks_are_spread(monkeypatch: pytest.MonkeyP
         assert len(waits) == num_waits
 
 
-# It ends
+# End
 
 WRITE = """
 import os, signal, sys
@@ -256,7 +253,7 @@ def test_it_lives_on_for_children_that_use_it() -> None:
     wait_until(lambda: not folder.exists(), "it ends")
 
 
-# It is suspended
+# Suspension
 
 
 def within(call: Callable[[], object]) -> None:
@@ -298,7 +295,7 @@ def test_a_storage_process_that_is_suspended_is_replaced(root: Location, monkeyp
 
 
 @pytest.mark.slow
-def test_a_long_answer_is_awaited(
+def test_long_answers_are_awaited(
     root: Location, behind: Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A storage process that works on a request for a long time is left alone, because it greets new connections."""
@@ -306,8 +303,7 @@ def test_a_long_answer_is_awaited(
     location = put(root / "a", CONTENT)
     proxy.set(Script(latency_s=2.0))
     process_id = storage_process_id()
-    assert at_server(behind, location.key).read_whole() == CONTENT
-    assert storage_process_id() == process_id
+    assert (at_server(behind, location.key).read_whole(), storage_process_id()) == (CONTENT, process_id)
 
 
 def test_locks_of_a_suspended_process_stop_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -327,7 +323,6 @@ def test_locks_of_a_suspended_process_stop_nobody(monkeypatch: pytest.MonkeyPatc
 
 
 def test_all_processes_use_the_listing_that_was_kept_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A process that was suspended while it listed the folder does not replace what others use by now."""
     folder = in_memory("images")
     put(folder / "cat/1.jpg", b"1")
 

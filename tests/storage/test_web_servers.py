@@ -28,7 +28,8 @@ from shardio.storage.backends import FailedRequestError, RequestFailure
 from shardio.storage.client import client
 from shardio.storage.locations import RemoteOptions
 from shardio.storage.operations import Attempts
-from tests.servers.fixtures import WebServer
+from tests.raising import assert_raises
+from tests.servers.stores import WebServer
 from tests.servers.web_folder import WebFolder, serve_folder
 from tests.sources import write_images
 from tests.storage.conftest import storage_process_id
@@ -66,14 +67,11 @@ def check_that_files_are_read_by_ranges(root: Location, folder: Path) -> None:
         assert (file.size, file.version) == (len(CONTENT), location.stat().version)
         for start, stop in [(0, 1), (7, 70_000), (0, len(CONTENT)), (len(CONTENT), len(CONTENT))]:
             assert file.read(start, stop) == CONTENT[start:stop]
-        with pytest.raises(EOFError, match="ends at byte 300000"):
-            file.read(5, 300_001)
+        assert_raises(EOFError, "ends at byte 300000", file.read, 5, 300_001)
         (folder / "a b%20é.tar").write_bytes(CONTENT[::-1][:1000])
-        with pytest.raises(ReplacedError, match="was replaced"):
-            file.read(0, 10)
+        assert_raises(ReplacedError, "was replaced", file.read, 0, 10)
     assert not (root / "a").exists()
-    with pytest.raises(FileNotFoundError, match="a"):
-        (root / "a").read_whole()
+    assert_raises(FileNotFoundError, "a", (root / "a").read_whole)
     (folder / "f").mkdir()
     (folder / "f" / "a").write_bytes(CONTENT)
     assert not (root / "f").is_folder()
@@ -98,7 +96,7 @@ def answer_unless_head(self: WebFolder, path: str, answer: Any) -> None:
 
 
 KINDS: dict[str, type[WebFolder]] = {
-    # As of servers that compress what they can.
+    # Like servers that compress when they can.
     "weak ETags": kind(describe=lambda self, content: [("ETag", f'W/"{hash(content):x}"'), MODIFIED]),
     "dates": kind(describe=lambda self, content: [MODIFIED]),
     "no versions": kind(describe=lambda self, content: []),
@@ -115,7 +113,7 @@ def test_a_dataset_is_read_like_the_local_one(root: Path, name: str) -> None:
 
 
 class PythonsOwn(SimpleHTTPRequestHandler, WebFolder):
-    """As of ``python -m http.server``, which ignores ranges and sends no ETags."""
+    """Like ``python -m http.server``, which ignores ranges and sends no ETags."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments, directory=str(self.root))
@@ -155,8 +153,7 @@ def test_a_server_that_sends_no_parts_needs_a_cache_that_holds_a_shard(root: Pat
             (RemoteAccess(), r"cannot read bytes 0 to 9 .* does not send parts .* nginx"),
         ):
             file = parse_location(f"{url}/packed/shard-000000.tar", access).open()
-            with pytest.raises(StoreError, match=message):
-                file.read(0, 9)
+            assert_raises(StoreError, message, file.read, 0, 9)
 
 
 @pytest.mark.parametrize("is_new_run", [True, False])
@@ -186,7 +183,7 @@ def pack_images_that_end_with(last: int, folder: Path) -> Path:
 
 
 class NoLength(WebFolder):
-    """As of servers that compress or generate answers."""
+    """Like servers that compress or generate answers."""
 
     def answer_file(self, content: bytes) -> None:
         self.answer_head(200, ("Connection", "close"))
@@ -195,7 +192,7 @@ class NoLength(WebFolder):
 
 
 class FillingCache(NoLength):
-    """As of a cache in front of a server: it knows how long a file is when it has fetched all of it."""
+    """Like a cache in front of a server, which knows the length of a file once it has fetched all of it."""
 
     def answer_file(self, content: bytes) -> None:
         is_early = self.requests.count(self.requests[-1]) <= 3 and "Range" not in self.headers
@@ -234,7 +231,7 @@ CIRCLE = kind(answer_path=lambda self, path: self.answer(302, b"", ("Location", 
             StoreError,
             r"invalid date \(Last-Modified: yesterday\)\. Correct the server's settings",
         ),
-        # As of a network that wants a login first.
+        # Like a network that requires a login.
         (kind(answer_path=lambda self, path: self.answer(200, LOGIN)), FormatError, r"it is a web page.*log in"),
         (answering(400), StoreError, r"the server answered 400 Bad Request\. Check the URL"),
         (answering(401), PermissionError, r"the server answered 401 Unauthorized\. shardio does not log in"),
@@ -245,12 +242,11 @@ CIRCLE = kind(answer_path=lambda self, path: self.answer(302, b"", ("Location", 
         (answering(511), StoreError, r"the server answered 511 Network Authentication Required\. Check the URL"),
     ],
 )
-def test_what_cannot_succeed_fails_at_once_and_says_why(
+def test_what_cannot_succeed_fails_at_once(
     root: Path, server: type[WebFolder], error: type[Exception], message: str
 ) -> None:
     with serve_folder(root, server) as (url, requests):
-        with pytest.raises(error, match=message):
-            read_all(f"{url}/packed")
+        assert_raises(error, message, read_all, f"{url}/packed")
         num_hops = 11 if server is CIRCLE else 5 if server is NoLength else 2
         assert len(requests) <= 4 * num_hops, "nothing is repeated, except for sizes that may be known soon"
 
@@ -266,9 +262,8 @@ def test_a_server_without_a_good_certificate_is_an_error_at_once(root: Path, tls
     access = make_direct_access({"retries": 999, "deadline_s": 1e6})
     with serve_folder(root, tls=tls) as (url, _):
         location = parse_location(f"https://{url.partition('://')[2]}/packed/shardio.json", access)
-        with pytest.raises(StoreError, match=message) as caught:
-            location.stat()
-        assert "attempts" not in str(caught.value)
+        caught = assert_raises(StoreError, message, location.stat)
+        assert "attempts" not in str(caught)
 
 
 def make_listing(keys: Sequence[str], token: str = "") -> bytes:
@@ -294,8 +289,7 @@ def test_an_object_that_cannot_be_requested_is_named(key: str) -> None:
         with pytest.raises(StoreError, match=rf'cannot be requested: "{shown}"\. .*Rename or remove') as caught:
             in_bucket(url).list()
         assert "attempts" not in str(caught.value)
-        with pytest.raises(StoreError, match="cannot be requested"):
-            list(in_bucket(url).walk())
+        assert_raises(StoreError, "cannot be requested", lambda: list(in_bucket(url).walk()))
 
 
 def test_a_listing_goes_on_after_its_storage_process_has_died(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import typer
 
 from tests.images.fuzz_laws import LawBrokenError
 from tests.processes import forkserver_context, run_python
-from tests.shards.hostile_shards import HostileShard
+from tests.shards.hostile import HostileShard
 
 # Not an import statement: tools/ is not a package, and mypy knows its files by other names.
 fuzz_images = import_module("tools.fuzz_images")

@@ -24,6 +24,7 @@ from shardio.viewer import DuplicateReport, Overview, find_duplicates, look_at, 
 from shardio.viewer.duplicates import SIDE, count_bits, find_near_pairs, hash_pictures, join_groups, reduce_picture
 from shardio.viewer.overview import MAX_BINS, make_log_histogram
 from tests.files import read_files
+from tests.raising import assert_raises
 from tests.sources import encode, write_images
 from tests.tars import write_tar
 
@@ -60,7 +61,6 @@ class Page(HTMLParser):
             self.text += data + "\n"
 
     def find(self, name: str) -> list[dict[str, str | None]]:
-        """Return the attributes of all elements with a name."""
         return [attributes for found, attributes in self.elements if found == name]
 
     def addresses(self) -> set[str]:
@@ -77,8 +77,7 @@ def look(source: Path, num_thumbnails: int = 200, seed: int | None = None) -> Ov
 @given(st.lists(st.integers(0, 2**40), max_size=50))
 def test_a_histogram_counts_every_value_once(values: list[int]) -> None:
     histogram = make_log_histogram(np.array(values, np.int64))
-    assert sum(histogram.counts) == len(values)
-    assert list(histogram.edges) == sorted(set(histogram.edges))
+    assert (sum(histogram.counts), list(histogram.edges)) == (len(values), sorted(set(histogram.edges)))
     if max(values, default=0) < 2**24:
         assert len(histogram.counts) <= MAX_BINS
 
@@ -89,13 +88,11 @@ def test_a_directory_and_its_shards_contain_the_same(images: Path, packed: Path)
     for overview in (of_folder, of_shards):
         assert overview.class_counts == Counter({f"class-{number}": 7 for number in range(3)})
         assert (overview.num_images, overview.num_image_bytes) == (21, sum(map(len, contents)))
-        assert overview.headers.sizes == Counter({(32, 48): 21})
-        assert overview.headers.formats == Counter(JPEG=21)
+        assert (overview.headers.sizes, overview.headers.formats) == (Counter({(32, 48): 21}), Counter(JPEG=21))
         assert sum(overview.file_sizes.counts) == 21
         assert {thumbnail.label for thumbnail in overview.thumbnails} == {"class-0", "class-1", "class-2"}
     manifest = open_table(packed).manifest
-    assert of_shards.facts["digest"] == manifest.digest
-    assert of_shards.facts["bytes"] == manifest.num_bytes
+    assert (of_shards.facts["digest"], of_shards.facts["bytes"]) == (manifest.digest, manifest.num_bytes)
     assert {use.name: use.num_samples for use in of_shards.fields} == {"cls": 21, "jpg": 21}
 
 
@@ -130,8 +127,7 @@ def test_names_are_text_on_the_page(tmp_path: Path) -> None:
     page = Page(make_overview_page(look(tmp_path / "x.tar")))
     assert f"{name}-0" in page.text
     assert "<img src=x onerror=1>\"'" in page.text
-    assert len(page.find("script")) == 1
-    assert page.addresses() == {"data"}
+    assert (len(page.find("script")), page.addresses()) == (1, {"data"})
     assert not any(key.startswith("on") for _, attributes in page.elements for key in attributes)
 
 
@@ -175,8 +171,7 @@ def test_tars_without_images_have_a_page(tmp_path: Path) -> None:
 
 def test_a_directory_without_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(FileNotFoundError, match="neither images"):
-        open_source(str(tmp_path))
+    assert_raises(FileNotFoundError, "neither images", open_source, str(tmp_path))
 
 
 def search(*sources: Path, threshold: int | None = 4, is_between: bool = False) -> DuplicateReport:
@@ -206,19 +201,14 @@ GROUPS = [["class-0/name-000", "class-0/name-100"], ["class-1/name-002", "class-
 @pytest.mark.parametrize("threshold", [None, 0])
 def test_files_with_the_same_bytes_are_groups(folder: Path, threshold: int | None) -> None:
     report = search(folder, threshold=threshold)
-    assert keys_of(report) == GROUPS
-    assert [group.is_exact for group in report.groups] == [True, True]
+    assert (keys_of(report), [group.is_exact for group in report.groups]) == (GROUPS, [True, True])
     assert [group.labels for group in report.groups] == [("class-0",), ("class-1", "class-2")]
-    assert report.count_within(0) == (2, 3)
-    assert report.num_images == (15,)
-    with pytest.raises(ValueError, match="threshold"):
-        search(folder, threshold=17)
+    assert (report.count_within(0), report.num_images) == ((2, 3), (15,))
+    assert_raises(ValueError, "threshold", search, folder, threshold=17)
 
 
 @pytest.mark.parametrize("threshold", [None, 0])
-def test_shards_have_the_same_groups_and_show_where_they_are(
-    folder: Path, tmp_path: Path, threshold: int | None
-) -> None:
+def test_shards_have_the_same_groups_with_their_places(folder: Path, tmp_path: Path, threshold: int | None) -> None:
     packed = tmp_path / "packed"
     shardio.pack(folder, packed, max_shard_samples=4)
     report = search(packed, threshold=threshold)
@@ -246,8 +236,7 @@ def test_a_leak_between_a_directory_and_shards_is_found(folder: Path, tmp_path: 
     (validation / "class-0" / "other.jpg").write_bytes(encode(77))
     report = search(packed, validation, threshold=None, is_between=True)
     assert keys_of(report) == [["class-2/name-003", "class-0/0", "class-0/1"]]
-    assert report.list_between() == [[0, 1, 1, 1, 2]]
-    assert report.groups[0].labels == ("class-0", "class-2")
+    assert (report.list_between(), report.groups[0].labels) == ([[0, 1, 1, 1, 2]], ("class-0", "class-2"))
     assert len(search(packed, validation, threshold=None).groups) == 3
 
 
@@ -275,8 +264,7 @@ def test_damaged_and_even_images_are_compared_by_their_bytes(tmp_path: Path) -> 
     (root / "not-an-image.png").write_bytes(b"text")
     (root / "vanished.jpg").symlink_to(root / "nothing")
     report = search(root)
-    assert keys_of(report) == [["damaged-a", "damaged-b"]]
-    assert report.num_even == 2
+    assert (keys_of(report), report.num_even) == ([["damaged-a", "damaged-b"]], 2)
     unreadable = {image.key: image.reason for image in report.unreadable}
     assert list(unreadable) == ["damaged-a.jpg", "damaged-b.jpg", "not-an-image.png", "vanished.jpg"]
     assert "No such file" in unreadable["vanished.jpg"]
@@ -287,8 +275,7 @@ def test_samples_without_images_are_not_compared(tmp_path: Path) -> None:
     members = [("a.jpg", image), ("a.cls", b"0"), ("b.cls", b"0"), ("c.cls", b"1"), ("d.png", image), ("d.txt", b"x")]
     write_tar(tmp_path / "x.tar", members)
     report = search(tmp_path / "x.tar", threshold=None)
-    assert keys_of(report) == [["a", "d"]]
-    assert report.num_images == (2,)
+    assert (keys_of(report), report.num_images) == ([["a", "d"]], (2,))
     assert [copy.label for copy in report.groups[0].copies] == ["0", None]
 
 

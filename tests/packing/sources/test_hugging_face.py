@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,8 @@ from tests.sources import encode
 from tests.tars import by_key
 
 datasets = pytest.importorskip("datasets")
-
-
 NUM = 40
-
-
 IMAGES = [encode(seed, suffix="png" if seed % 5 == 4 else "jpg") for seed in range(NUM)]
-
-
 NAMES = ["ant", "bee", "cow"]
 
 
@@ -55,7 +48,6 @@ def dataset() -> Any:
 
 
 def save(dataset: Any, kind: str, folder: Path) -> Path:
-    """Save a dataset in two files as people do; return what to pack."""
     match kind:
         case "saved":
             dataset.save_to_disk(str(folder / "saved"), num_shards=2)
@@ -84,7 +76,6 @@ def test_every_row_is_packed_with_its_bytes(dataset: Any, kind: str, tmp_path: P
 
 
 def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
-    """Plain Parquet of pyarrow: binary columns, names as labels, and keys that are paths."""
     table = pa.table(
         {
             "left": IMAGES[:4],
@@ -100,14 +91,13 @@ def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
     manifest = shardio.pack(tmp_path / "t.parquet", tmp_path / "out", rename_dots=True, **options)
     assert list(manifest.classes) == ["ant", "bee"]
     found = read_packed(tmp_path / "out")
-    assert set(found) == {"x/a", "x/b", "y/a", "y/b_c"}
-    assert found["x/b"]["jpg"] == IMAGES[1]
-    assert found["x/a"]["right.png"] == IMAGES[4]
-    assert found["y/b_c"]["right.image"] == b""
+    assert (set(found), found["x/b"]["jpg"]) == ({"x/a", "x/b", "y/a", "y/b_c"}, IMAGES[1])
+    assert (found["x/a"]["right.png"], found["y/b_c"]["right.image"]) == (IMAGES[4], b"")
     assert found["x/a"]["cls"] == b"1"
     assert json.loads(found["x/b"]["json"]) == {"when": "2024-01-02", "score": None}
-    with pytest.raises(PackError, match=r"several columns of .* may hold the images \(left, right\): choose one with"):
-        shardio.pack(tmp_path / "t.parquet", tmp_path / "other")
+    assert_refused(
+        r"several columns of .* may hold the images \(left, right\): choose one with", tmp_path / "t.parquet"
+    )
     with pytest.raises(
         PackError, match=r"has no column 'picture', which --image-column \(image_column\) names: it has"
     ):
@@ -119,24 +109,7 @@ def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-def _break_the_third(row: dict[str, Any], number: int) -> dict[str, Any]:
-    file = io.BytesIO()
-    row["image"].save(file, "JPEG")
-    return {"image": {"bytes": file.getvalue()[:200] if number == 2 else file.getvalue(), "path": None}}
-
-
-def test_an_image_that_cannot_be_decoded_is_left_out_with_its_row(dataset: Any, tmp_path: Path) -> None:
-    rows = dataset.select(range(6)).map(_break_the_third, with_indices=True, features=dataset.features)
-    source = save(rows, "file", tmp_path)
-    manifest = shardio.pack(source, tmp_path / "out")
-    assert manifest.num_samples == 5
-    (line,) = (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()
-    assert json.loads(line)["file"] == "all.parquet"
-    assert json.loads(line)["reason"].startswith("row 2, field 'jpg': cannot be decoded")
-
-
 def test_class_names_are_given_or_absent(dataset: Any, tmp_path: Path) -> None:
-    """They number the labels. A test set without labels has no such field."""
     shardio.pack(save(dataset, "file", tmp_path), tmp_path / "out", classes=["cow", "x", "ant", "bee"])
     found = read_packed(tmp_path / "out")
     assert [found[f"{row:08d}"]["cls"] for row in range(3)] == [b"2", b"3", b"0"]
@@ -147,13 +120,10 @@ def test_class_names_are_given_or_absent(dataset: Any, tmp_path: Path) -> None:
 
 def test_several_splits_are_refused_with_what_to_pack(dataset: Any, tmp_path: Path) -> None:
     datasets.DatasetDict(train=dataset, test=dataset).save_to_disk(str(tmp_path / "both"))
-    with pytest.raises(PackError, match=r"holds the splits test, train: pack each one, such as .*both/test"):
-        shardio.pack(tmp_path / "both", tmp_path / "out")
+    assert_refused(r"holds the splits test, train: pack each one, such as .*both/test", tmp_path / "both")
     source = save(dataset, "folder", tmp_path)
     dataset.to_parquet(str(source / "data" / "test-00000-of-00001.parquet"))
-    assert_refused(
-        r"files of the splits test, train\. Pack each split .*--source-split train", source, tmp_path / "out"
-    )
+    assert_refused(r"files of the splits test, train\. Pack each split .*--source-split train", source)
     assert shardio.pack(source, tmp_path / "one", source_split="test").num_samples == NUM
     assert shardio.pack(source, tmp_path / "two", source_split="all").num_samples == 2 * NUM
     assert shardio.pack(tmp_path / "both", tmp_path / "three", source_split="test").num_samples == NUM
@@ -162,13 +132,12 @@ def test_several_splits_are_refused_with_what_to_pack(dataset: Any, tmp_path: Pa
 
 
 def test_rows_of_several_splits_are_refused_and_a_split_selects_rows(dataset: Any, tmp_path: Path) -> None:
-    """All splits number their classes in the same way."""
     splits = ["train" if row % 3 else "test" for row in range(NUM)]
     names = [str(dataset.features["label"].names[label]) for label in dataset["label"]]
     rows = dataset.remove_columns("label").add_column("label", names).add_column("split", splits)
     for kind in ("file", "saved"):
         source = save(rows, kind, tmp_path)
-        assert_refused(r"column 'split' of .* to the splits test, train.*--source-split all", source, tmp_path / "out")
+        assert_refused(r"column 'split' of .* to the splits test, train.*--source-split all", source)
         found = dict[str, str]()
         for split in ("train", "test"):
             out = tmp_path / f"{kind}-{split}"
@@ -178,12 +147,10 @@ def test_rows_of_several_splits_are_refused_and_a_split_selects_rows(dataset: An
             found |= {key: classes[int(sample["cls"])] for key, sample in samples.items()}
         assert [found[f"{row:08d}"] for row in range(NUM)] == names
         assert shardio.pack(source, tmp_path / f"{kind}-all", source_split="all").num_samples == NUM
-        with pytest.raises(PackError, match=r"--source-split val does not select rows .* has test, train"):
-            shardio.pack(source, tmp_path / "out", source_split="val")
+        assert_refused(r"--source-split val does not select rows .* has test, train", source, source_split="val")
 
 
 def test_files_that_are_missing_by_their_names_are_reported(dataset: Any, tmp_path: Path) -> None:
-    """As after an unfinished download, or with the files of two versions in one folder."""
     source = save(dataset, "folder", tmp_path)
     for number in (0, 2):
         dataset.to_parquet(str(source / "data" / f"train-{number:05d}-of-00003.parquet"))
@@ -205,12 +172,11 @@ def test_images_that_are_files_beside_the_table_are_read(tmp_path: Path) -> None
 
 
 def test_contents_that_are_missing_in_all_rows(tmp_path: Path) -> None:
-    """pyarrow gives such a column the type null. The paths beside it name the files."""
     (tmp_path / "a.jpg").write_bytes(IMAGES[0])
     for path, match in (("b.jpg", r"b\.jpg, which .* names .*No such file"), (None, "is not an image")):
         named = None if path is None else str(tmp_path / path)
         pq.write_table(pa.Table.from_pylist([{"image": {"bytes": None, "path": named}}]), tmp_path / "t.parquet")
-        assert_refused(match, tmp_path / "t.parquet", tmp_path / "bad")
+        assert_refused(match, tmp_path / "t.parquet")
     rows = [{"image": {"bytes": None, "path": str(tmp_path / "a.jpg")}}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
     shardio.pack(tmp_path / "t.parquet", tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Datasets that MosaicML Streaming's ``MDSWriter`` and LitData's writer, which ``litdata.optimize`` uses, wrote."""
+"""Datasets written by MosaicML Streaming's ``MDSWriter`` and by LitData's writer, which ``litdata.optimize`` uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ import torch
 from PIL import Image
 
 import shardio
-from shardio.errors import PackError
 from shardio.libraries import import_torchvision
 from tests.files import read_files
 from tests.packing.packs import assert_refused, read_packed
@@ -33,7 +32,6 @@ litdata = pytest.importorskip("litdata")
 
 
 def write_mds(folder: Path, columns: dict[str, str], samples: Iterable[Any], **options: Any) -> Path:
-    """Write a dataset with several shards."""
     with streaming.MDSWriter(out=str(folder), columns=columns, **{"size_limit": 1 << 16, **options}) as writer:
         for sample in samples:
             writer.write(sample)
@@ -41,7 +39,6 @@ def write_mds(folder: Path, columns: dict[str, str], samples: Iterable[Any], **o
 
 
 def write_litdata(folder: Path, samples: Iterable[Any], **options: Any) -> Path:
-    """Write a dataset with several chunks."""
     from litdata.streaming.writer import BinaryWriter
 
     folder.mkdir(parents=True)
@@ -59,15 +56,14 @@ LITDATA_COMPRESSIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def write_simple_mds(folder: Path, num: int = 12, *, compressed: bool = False, cut: int | None = None) -> Path:
-    """Write an image and a label in each sample; one image may be cut off."""
-    samples = ({"image": encode(i)[: 200 if i == cut else None], "label": i % 3} for i in range(num))
+def write_simple_mds(folder: Path, num: int = 12, *, compressed: bool = False) -> Path:
+    samples = ({"image": encode(i), "label": i % 3} for i in range(num))
     columns = {"image": "jpeg", "label": "int"}
     return write_mds(folder, columns, samples, size_limit=1 << 12, compression="gz" if compressed else None)
 
 
-def write_simple_litdata(folder: Path, num: int = 12, *, compressed: bool = False, cut: int | None = None) -> Path:
-    samples = ((encode(i)[: 200 if i == cut else None], i % 3) for i in range(num))
+def write_simple_litdata(folder: Path, num: int = 12, *, compressed: bool = False) -> Path:
+    samples = ((encode(i), i % 3) for i in range(num))
     return write_litdata(folder, samples, chunk_size=3, **LITDATA_COMPRESSIONS["chunk" if compressed else "none"])
 
 
@@ -78,7 +74,6 @@ class Kind:
     write: Callable[..., Path]
     second: str
     compressed: str
-    cut_sample: str
     package: str
     install: str
 
@@ -87,7 +82,6 @@ MDS = Kind(
     write=write_simple_mds,
     second="shard.00001.mds",
     compressed="shard.00001.mds.gz",
-    cut_sample="sample 3 of shard.00001.mds",
     package="streaming.base.format",
     install="mosaicml-streaming",
 )
@@ -95,7 +89,6 @@ LITDATA = Kind(
     write=write_simple_litdata,
     second="chunk-0-1.bin",
     compressed="chunk-0-1.zstd.bin",
-    cut_sample="sample 1 of chunk-0-2.bin",
     package="litdata.streaming.config",
     install="litdata",
 )
@@ -144,8 +137,7 @@ def make_common(seed: int) -> dict[str, Any]:
 
 def pop_common(found: dict[str, bytes], expected: dict[str, Any], seed: int) -> None:
     """Compare the fields that both kinds have, and remove them."""
-    assert found.pop("jpg") == expected["image"]
-    assert found.pop("cls") == str(seed % 3).encode()
+    assert (found.pop("jpg"), found.pop("cls")) == (expected["image"], str(seed % 3).encode())
     assert found.pop("depth.png") == expected["depth"]
     assert found.pop("raw.webp" if seed % 2 else "raw.bin") == expected["raw"]
     assert read_pixels(found.pop("pixels.png")) == ("PNG", "RGB", expected["pixels"].tobytes())
@@ -157,7 +149,6 @@ def pop_common(found: dict[str, bytes], expected: dict[str, Any], seed: int) -> 
 
 
 def pack_all(source: Path, out: Path) -> dict[str, dict[str, bytes]]:
-    """Pack a source, which must not change, and return its samples."""
     before = read_files(source)
     assert shardio.pack(source, out, max_shard_samples=11, num_workers=1).num_samples == NUM
     assert read_files(source) == before
@@ -230,7 +221,6 @@ def test_every_sample_of_litdata_is_packed_with_its_bytes(compression: str, tmp_
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # LitData does not close files.
 @KINDS
 def test_files_that_a_loader_decompressed_are_read_in_place(kind: Kind, tmp_path: Path) -> None:
-    """StreamingDataset writes them beside the compressed ones, or replaces these by them."""
     source = kind.write(tmp_path / "in", compressed=True)
     shardio.pack(source, tmp_path / "expected", num_workers=1)
     if kind is MDS:
@@ -252,31 +242,20 @@ def test_files_that_a_loader_decompressed_are_read_in_place(kind: Kind, tmp_path
 def test_several_splits_are_refused_with_what_to_pack(kind: Kind, tmp_path: Path) -> None:
     for name in ("train", "val"):
         kind.write(tmp_path / "in" / name, 2)
-    assert_refused(r"holds the splits train, val: pack each one, such as .*in/train", tmp_path / "in", tmp_path / "out")
-
-
-@KINDS
-def test_an_image_that_cannot_be_decoded_is_left_out_with_its_place(kind: Kind, tmp_path: Path) -> None:
-    source = kind.write(tmp_path / "in", cut=7)
-    assert shardio.pack(source, tmp_path / "out", num_workers=1).num_samples == 11
-    (line,) = (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()
-    assert json.loads(line)["reason"].startswith(f"{kind.cut_sample}, field 'jpg': cannot be decoded")
+    assert_refused(r"holds the splits train, val: pack each one, such as .*in/train", tmp_path / "in")
 
 
 @KINDS
 def test_the_error_says_which_package_to_install(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = kind.write(tmp_path / "in", 1)
     monkeypatch.setitem(sys.modules, kind.package, None)
-    with pytest.raises(
-        PackError, match=rf"{kind.install} .*: install it with --no-deps, as docs/packing\.md describes"
-    ):
-        shardio.pack(source, tmp_path / "out")
+    assert_refused(rf"{kind.install} .*: install it with --no-deps, as docs/packing\.md describes", source)
 
 
 def test_the_disk_must_hold_the_decompressed_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_simple_mds(tmp_path / "mds", compressed=True)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 0, 100))
-    assert_refused(r"only 100 bytes of free space: set the environment variable TMPDIR", source, tmp_path / "out")
+    assert_refused(r"only 100 bytes of free space: set the environment variable TMPDIR", source)
 
 
 MODES = {"1": "PNG", "L": "PNG", "LA": "PNG", "RGBA": "PNG", "I;16": "PNG", "I": "TIFF", "CMYK": "TIFF"}
@@ -301,7 +280,7 @@ NAMES = ["bee", "ant", "bee", "cow"]
 def test_labels_and_keys_come_from_columns_of_mds_or_a_file(tmp_path: Path) -> None:
     samples = [{"a": encode(i), "b": encode(9 + i), "kind": name, "file": f"x/{i}.jpg"} for i, name in enumerate(NAMES)]
     source = write_mds(tmp_path / "mds", {"a": "bytes", "b": "bytes", "kind": "str", "file": "str"}, samples)
-    assert_refused(r"several columns of .* may hold the images \(a, b\)", source, tmp_path / "out")
+    assert_refused(r"several columns of .* may hold the images \(a, b\)", source)
     options: dict[str, Any] = {"image_column": "b", "key_column": "file", "label_column": "kind", "num_workers": 1}
     assert shardio.pack(source, tmp_path / "out", **options).classes == ("ant", "bee", "cow")
     assert read_packed(tmp_path / "out")["x/3"] == {"jpg": encode(12), "a.jpg": encode(3), "cls": b"2"}
@@ -365,14 +344,13 @@ def test_columns_of_mds_that_cannot_be_fields_are_refused(tmp_path: Path) -> Non
         ("case", "a", r"differ only in case \(A, a\)"),
         ("slash", None, r"sample 0 of shard.00000.mds .* the field name 'a/b\.jpg' .* contains a slash"),
     ):
-        assert_refused(message, tmp_path / name, tmp_path / f"{name}-out", image_column=column, num_workers=1)
+        assert_refused(message, tmp_path / name, image_column=column, num_workers=1)
         assert not (tmp_path / f"{name}-out" / "shardio.json").exists()
 
 
 def test_pickles_of_litdata_are_refused_or_not_loaded(tmp_path: Path) -> None:
     source = write_litdata(tmp_path / "in", [{"image": encode(1), "extra": {1, 2}}])
-    with pytest.raises(PackError, match=r"the value 'extra' of each sample .* it is a pickle, which can run any code"):
-        shardio.pack(source, tmp_path / "out")
+    assert_refused(r"the value 'extra' of each sample .* it is a pickle, which can run any code", source)
     assert not (tmp_path / "out").exists()
     edit("config", data_format=["bytes", "file:pickle"])(source)  # LitData takes the serializer of the second part.
     shardio.pack(source, tmp_path / "out", num_workers=1)
@@ -387,7 +365,7 @@ def test_no_module_that_the_index_names_is_imported(tmp_path: Path, monkeypatch:
     named = {"default_factory_module": "surprise", "default_factory_name": "Surprise", "dict_context": ["image"]}
     spec[1] |= {"type": "collections.defaultdict", "context": named}
     edit("config", data_spec=json.dumps(spec))(source)
-    assert_refused(r"contain a collections\.defaultdict: only dictionaries, lists and tuples", source, tmp_path / "out")
+    assert_refused(r"contain a collections\.defaultdict: only dictionaries, lists and tuples", source)
     assert "surprise" not in sys.modules
     litdata.utilities._pytree.treespec_loads(json.dumps(spec))
     assert "surprise" in sys.modules  # LitData imports it.
@@ -493,5 +471,4 @@ def test_a_damaged_dataset_is_an_error_that_says_where(
     if "labelled" in request.node.name:
         (tmp_path / "labels.csv").write_text("key,label\n" + "".join(f"{row:08d},1\n" for row in range(12)))
         options["labels"] = tmp_path / "labels.csv"
-    assert_refused(message, source, tmp_path / "out", num_workers=1, **options)
-    assert not (tmp_path / "out" / "shardio.json").exists()
+    assert_refused(message, source, num_workers=1, **options)

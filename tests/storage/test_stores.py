@@ -1,10 +1,11 @@
-"""What only local files have: descriptors, links, paths, ranges that are read together, and pieces."""
+"""All storage backends pass the conformance suite, and local files have descriptors, links, paths and pieces."""
 
 from __future__ import annotations
 
 import mmap
 import os
 import random
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -13,11 +14,111 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from shardio.errors import FormatError
 from shardio.files import write_whole
-from shardio.storage import PIECE, Location, ReplacedError, parse_location, read_pieces, walk_files
+from shardio.reading import SampleReader
+from shardio.sample import Sample
+from shardio.shards import MANIFEST_NAME, Manifest, open_table, write_manifest, write_shard
+from shardio.storage import (
+    PIECE,
+    Location,
+    RemoteAccess,
+    ReplacedError,
+    make_access,
+    parse_location,
+    read_pieces,
+    walk_files,
+)
 from shardio.storage.local import LIMITS, open_files
 from shardio.storage.store import read_runs
+from shardio.testing.store import MakeRoot, StoreTests
 from tests.files import count_open_files
+from tests.memory_store import MemoryStore
+from tests.raising import assert_raises
+from tests.servers.server import Server
+from tests.storage.conftest import at_server, in_memory, put
+from tests.tars import write_tar
+
+
+class TestLocal(StoreTests):
+    @pytest.fixture
+    def make_root(self) -> MakeRoot:
+        return parse_location
+
+
+class TestObjectStore(StoreTests):
+    @pytest.fixture
+    def make_root(self) -> MakeRoot:
+        return lambda folder: in_memory(folder.name)
+
+
+class TestCachedStore(StoreTests):
+    max_examples = 8
+
+    @pytest.fixture
+    def make_root(self) -> MakeRoot:
+        return lambda folder: in_memory(folder.name, make_access(cache=folder / "cache", cache_size="100MB"))
+
+
+class TestMemoryOfTests(StoreTests):
+    @pytest.fixture
+    def make_root(self) -> MakeRoot:
+        store = MemoryStore()
+        return lambda folder: store.at(f"{uuid.uuid4().hex}/{folder.name}")
+
+
+@pytest.mark.slow
+class TestServers(StoreTests):
+    keys = tuple(key.replace("\\", "") for key in StoreTests.keys)  # SeaweedFS and Azurite store it as a slash.
+    max_examples = 1
+
+    @pytest.fixture(params=["seaweedfs_server", "fake_gcs_server", "azurite_server"])
+    def make_root(self, request: pytest.FixtureRequest) -> MakeRoot:
+        server: Server = request.getfixturevalue(request.param)
+        return lambda folder: at_server(server, f"{uuid.uuid4().hex}/{folder.name}")
+
+
+SAMPLES = [Sample(key=f"ü/{i}", fields={"cls": b"%d" % i, "jpg": bytes([i]) * 1000 * i}, origin="") for i in range(40)]
+EXPECTED = [(sample.key, dict(sample.fields)) for sample in SAMPLES]
+
+
+@pytest.fixture(params=["local", "memory", "cached"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, RemoteAccess]:
+    access = make_access(cache=tmp_path / "cache") if request.param == "cached" else RemoteAccess()
+    return str(tmp_path / "root" if request.param == "local" else in_memory("root")), access
+
+
+def read_all(source: str | list[str | Path], access: RemoteAccess) -> list[tuple[str, dict[str, bytes]]]:
+    table = open_table(source, access)
+    samples = SampleReader(table).read(np.arange(table.manifest.num_samples), ["cls", "jpg"])
+    return [(sample.key, dict(sample.fields)) for sample in samples]
+
+
+def test_a_packed_dataset_is_read_from_any_store(place: tuple[str, RemoteAccess]) -> None:
+    name, access = place
+    root = parse_location(name, access)
+    shards = [write_shard(root / f"shard-{i:06d}.tar", SAMPLES[i * 20 : i * 20 + 20])[0] for i in range(2)]
+    write_manifest(root / MANIFEST_NAME, Manifest(shards=tuple(shards), fields=("cls", "jpg")))
+    for source in (name, f"{name}/{MANIFEST_NAME}", f"{name}/shard-{{000000..000001}}.tar"):
+        assert read_all(source, access) == EXPECTED
+    (root / MANIFEST_NAME).remove()
+    assert_raises(FormatError, r"root holds shards .*\(2, .* but no shardio\.json", open_table, name, access)
+
+
+@pytest.mark.filterwarnings("ignore:the members of some samples")
+@pytest.mark.parametrize("is_adjacent", [True, False])
+def test_foreign_tars_are_indexed_in_any_store(
+    place: tuple[str, RemoteAccess], tmp_path: Path, is_adjacent: bool
+) -> None:
+    name, access = place
+    root = parse_location(name, access)
+    members = [(f"{key}.{field}", content) for key, fields in EXPECTED for field, content in fields.items()]
+    write_tar(tmp_path / "x", members if is_adjacent else members[1::2] + members[::2])
+    for _ in range(2):  # The second time, the index is there.
+        put(root / "a.tar", (tmp_path / "x").read_bytes())
+        assert read_all(name, access) == read_all([f"{name}/a.tar"], access) == EXPECTED
+    assert root.list() == ["a.tar", "a.tar.idx"]
+    assert_raises(FormatError, r"a\.tar is named twice", open_table, [f"{name}/a.tar", f"{name}/a.tar"], access)
 
 
 @pytest.fixture
@@ -50,8 +151,7 @@ def test_closing_or_forgetting_a_file_frees_its_descriptor(file: Location, tmp_p
     assert count_open_files() == before
     for _ in range(5):
         file.open()
-    with pytest.raises(IsADirectoryError, match=r"Is a directory: .*test_closing_or"):
-        parse_location(tmp_path).open()
+    assert_raises(IsADirectoryError, r"Is a directory: .*test_closing_or", parse_location(tmp_path).open)
     assert count_open_files() == before
 
 
@@ -63,13 +163,11 @@ def test_what_is_not_a_regular_file_does_not_exist(tmp_path: Path, make: Callabl
     before = count_open_files()
     assert not location.exists()
     for access in location.open, location.stat:
-        with pytest.raises(FileNotFoundError, match=r"Not a regular file: .*other"):
-            access()
+        assert_raises(FileNotFoundError, r"Not a regular file: .*other", access)
     assert count_open_files() == before
 
 
 def close_descriptors() -> None:
-    """Close the descriptors of all open files, as the budget does when others need them."""
     open_files()._shrink(0)
 
 
@@ -83,9 +181,7 @@ def test_a_file_is_opened_again_when_it_is_needed_unless_it_changed(file: Locati
             opened.read(2, 4)
 
 
-def test_a_descriptor_that_another_thread_closes_at_once_is_kept_until_the_file_is_known(
-    file: Location, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_descriptor_is_kept_until_its_file_is_known(file: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     fstat = os.fstat
 
     def close_and_fstat(descriptor: int) -> os.stat_result:
@@ -108,8 +204,7 @@ def test_links_have_the_identity_of_their_file(file: Location) -> None:
 
 def test_files_that_are_being_written_are_not_listed(tmp_path: Path) -> None:
     with write_whole(tmp_path / "file"):
-        assert len(list(tmp_path.iterdir())) == 1
-        assert parse_location(tmp_path).list() == []
+        assert (len(list(tmp_path.iterdir())), parse_location(tmp_path).list()) == (1, [])
     assert parse_location(tmp_path).list() == ["file"]
 
 
@@ -123,8 +218,7 @@ def test_a_walk_is_sorted_within_each_directory_and_follows_links(tmp_path: Path
     (tmp_path / "c").symlink_to(tmp_path / "b")
     found = [str(path.relative_to(tmp_path)) for path in walk_files(tmp_path)]
     expected = ["Z", "a", "b/1", "b/2", "b/c/d/deep", "b.x", "c/1", "c/2", "c/c/d/deep", "loop", "missing"]
-    assert found == expected
-    assert parse_location(tmp_path / "b").list() == [".cache/", "1", "2", "c/"]
+    assert (found, parse_location(tmp_path / "b").list()) == (expected, [".cache/", "1", "2", "c/"])
     assert parse_location(tmp_path).list()[-2:] == ["loop", "missing"]
     (tmp_path / "b" / "circle").symlink_to(tmp_path)
     with pytest.raises(OSError, match="b/circle is a symbolic link to a directory that contains it"):
@@ -145,15 +239,13 @@ def test_paths_are_those_of_their_working_directory(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("name", ["", "a\0b"])
 def test_a_name_that_no_file_has_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="the path"):
-        parse_location(name)
+    assert_raises(ValueError, "the path", parse_location, name)
 
 
 def test_names_that_are_not_utf8_are_read(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"\xff.tar")
     path.write_bytes(b"1")
-    assert parse_location(path).read_whole() == b"1"
-    assert parse_location(tmp_path).list() == [path.name]
+    assert (parse_location(path).read_whole(), parse_location(tmp_path).list()) == (b"1", [path.name])
 
 
 # Ranges and pieces
@@ -185,8 +277,7 @@ def test_any_ranges_in_any_order_are_read(offsets: list[tuple[int, int]]) -> Non
 
 def test_neighbours_are_read_by_one_call() -> None:
     neighbours = [(i * 1536, i * 1536 + 1024) for i in range(512)]
-    assert read(neighbours)[1] == [511 * 1536 + 1024]
-    assert read(neighbours[::-1])[1] == [511 * 1536 + 1024]
+    assert (read(neighbours)[1], read(neighbours[::-1])[1]) == ([511 * 1536 + 1024], [511 * 1536 + 1024])
 
 
 def test_large_ranges_distant_ones_and_long_runs_are_read_apart() -> None:

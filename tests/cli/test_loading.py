@@ -1,0 +1,532 @@
+"""``shardio bench`` and ``shardio train``: figures, advice, what is learned and resumed, and options."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+
+import shardio
+from shardio.cli import check as check_module, train as command
+from shardio.cli.check import DatasetFormat, ThroughputMeter, advise
+from shardio.cli.main import app, main
+from shardio.cli.options import has_class_folders
+from shardio.cli.train import VARIABLES, choose_threads, leave_processors_to_workers
+from shardio.errors import FormatError, StateError
+from shardio.loader.executor import LoaderStats
+from shardio.train import TrainConfig
+from tests.cli.commands import LINE, error_of, pack_with_bad_image, run, run_main, train_here, unframed, usage_error
+from tests.faults.worker_processes import wait_until
+from tests.packing.packs import write_files
+from tests.processes import run_launched_ranks, start_python
+from tests.sources import encode, write_images
+
+SHARDS = DatasetFormat(in_shards=True, has_images=True, jpeg="copy")
+
+
+def bench(*arguments: object) -> str:
+    return run("bench", *arguments).stdout
+
+
+def samples_of(*arguments: object) -> list[int]:
+    return [json.loads(line)["num_samples"] for line in bench(*arguments, "--json").splitlines()]
+
+
+def stats(seconds: dict[str, Any], *, num_workers: int = 2, elapsed_s: float = 10.0) -> LoaderStats:
+    """Return the statistics of an epoch whose workers spent all their time on these stages."""
+    times: dict[str, Any] = dict.fromkeys(("read_s", "transform_s", "decode_s", "idle_s"), 0.0) | seconds
+    times |= {"num_batches": 10, "num_samples": 1000, "first_batch_s": 1.0, "wait_for_data_s": 1.0}
+    return LoaderStats(elapsed_s=elapsed_s, num_workers=num_workers, **times)
+
+
+def test_bench_reports_the_speed_and_the_time_of_each_stage(packed: Path) -> None:
+    lines = bench(packed, "--batch-size", 4, "--image-size", 48, "--num-workers", 1, "--epochs", 2).splitlines()
+    assert [line[:39] for line in lines if line.startswith("epoch")] == [
+        "epoch 0: 21 samples in 6 batches, " + lines[0][34:39],
+        "epoch 1: 21 samples in 6 batches, " + lines[7][34:39],
+    ]
+    assert "; first batch after " in lines[0]
+    assert lines[0].endswith(" samples/s")
+    assert "decoding, cropping, resizing" in lines[4]
+    # Tests of the advice show which figures give which; here, it depends on the speed of this machine.
+    assert re.search(r"1 worker on .* is the bottleneck|is too short to judge", lines[13])
+
+
+def test_bench_accepts_class_folders_and_single_fields(packed: Path, images: Path, tmp_path: Path) -> None:
+    assert samples_of(images, "--num-workers", 0, "--epochs", 2) == [21, 21]
+    assert samples_of(packed, "--fields", "cls,key", "--num-workers", 0) == [21]
+    assert samples_of(packed, "--batch-size", 4, "--batches", 2, "--epochs", 2, "--num-workers", 1) == [8, 8]
+    assert "1 batch, " in bench(packed, "--fields", "key", "--num-workers", 0)
+    assert "has the field 'txt'" in unframed(run("bench", packed, "--fields", "txt", code=2).output)
+    assert "--fields applies only to shards" in usage_error("bench", images, "--fields", "cls")
+    assert "nothing" in error_of("bench", tmp_path / "nothing")
+
+
+def test_with_torchs_workers_there_are_rates_but_no_stages(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    text = bench(packed, "--batch-size", 4, "--num-workers", 0)
+    assert "21 samples in 6 batches" in text
+    assert "per-stage timings are not available, because shardio's own code does not read these samples" in text
+    assert json.loads(bench(packed, "--batch-size", 4, "--num-workers", 0, "--json"))["samples_per_s"] > 0
+
+
+RECIPE = """
+import threading
+
+def invert(image):
+    return {"image": 255 - image[:20, :20]}
+
+def make_pipeline():
+    from albumentations import Compose, RandomResizedCrop, VerticalFlip
+    return Compose([RandomResizedCrop((24, 24)), VerticalFlip()])
+
+lock = threading.Lock()
+unsendable = lambda image: invert(image) if lock else None
+unsendable.__module__ = "__main__"
+size = 3
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "bench_recipe.py").write_text(RECIPE)
+    monkeypatch.syspath_prepend(tmp_path)  # It is undone, with what the command adds.
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "bench_recipe.py"
+
+
+def test_bench_loads_the_users_own_transform(packed: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = (packed, "--num-workers", 0, "--batch-size", 4, "--transform")
+    own = bench(*options, "bench_recipe:invert")
+    assert "21 samples in 6 batches" in own
+    assert "\n  your own code  " in own
+    assert "\n  run in Python: invert\n" in own
+    unsendable = bench(packed, "--num-workers", 1, "--batch-size", 4, "--transform", "bench_recipe:unsendable")
+    assert "code does not read these samples: the transform cannot be pickled" in unsendable
+    (recipe.parent / "elsewhere").mkdir()
+    monkeypatch.chdir(recipe.parent / "elsewhere")
+    assert "\n  run in Python: invert\n" in bench(*options, f"{recipe}:invert")
+    for name in ("size", "missing"):
+        error = usage_error("bench", *options, f"bench_recipe:{name}")
+        assert f"there is no transform 'bench_recipe:{name}': bench_recipe has no function '{name}'" in error
+
+
+@pytest.mark.slow
+def test_bench_names_what_it_replaces(packed: Path, recipe: Path) -> None:
+    recipe.with_name("bench_pipeline.py").write_text(RECIPE + "pipeline = make_pipeline()")
+    options = ("--num-workers", 1, "--batch-size", 4, "--transform", "bench_pipeline:pipeline")
+    replaced = bench(packed, *options)
+    assert "\n  replaced by shardio's own transforms: RandomResizedCrop(size=(24, 24)" in replaced
+    assert "\n  run in Python: VerticalFlip\n" in replaced
+
+
+def test_the_advice_for_pngs_makes_tiled_jpegs_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_images(tmp_path / "pngs", classes=2, per_class=3, width=64, suffix="png")
+    found = list[DatasetFormat]()
+
+    def note(_: LoaderStats, stored: DatasetFormat, *__: object, **___: object) -> str:
+        found.append(stored)
+        return ""
+
+    monkeypatch.setattr(check_module, "advise", note)
+    shardio.pack(tmp_path / "pngs", tmp_path / "packed")
+    for source in ("pngs", "packed"):
+        bench(tmp_path / source, "--num-workers", 0, "--image-size", 32)
+    assert [stored.formats for stored in found] == [{"PNG"}, {"PNG"}]
+    advised = re.search(r"pack with (--.*),", advise(stats({"decode_s": 20.0}), found[1], 2, is_first=True))
+    assert advised is not None
+    run("pack", tmp_path / "pngs", tmp_path / "faster", *advised[1].split())
+    manifest = shardio.open(tmp_path / "faster").manifest
+    assert ("jpeg" in manifest.fields or "jpg" in manifest.fields, "png" in manifest.fields) == (True, False)
+    assert manifest.pack["num_tiled"] == manifest.num_samples == 6
+
+
+def test_a_bad_image_is_an_error_that_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = (pack_with_bad_image(tmp_path), "--batch-size", 4, "--num-workers")
+    error = error_of("bench", *options, 1)
+    assert error.startswith("error: the image of sample class-1/name-003 in ")
+    assert error.endswith("(to continue without it, pass --on-error skip or replace)\n")
+    for policy, num_samples in (("skip", 20), ("replace", 21)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert samples_of(*options, 0, "--on-error", policy) == [num_samples]
+        assert json.loads((tmp_path / "quarantine.jsonl").read_text())["key"] == "class-1/name-003"
+        (tmp_path / "quarantine.jsonl").unlink()
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_too_little_memory_is_an_error_of_one_line(packed: Path, num_workers: int) -> None:
+    error = error_of("bench", packed, "--image-size", 10_000_000, "--num-workers", num_workers)
+    assert error.startswith("error: not enough memory (")
+
+
+@pytest.mark.slow
+def test_ctrl_c_prints_the_results_so_far(packed: Path, tmp_path: Path) -> None:
+    output, errors = tmp_path / "output", tmp_path / "errors"
+    command = ["-m", "shardio", "bench", packed, "--batch-size", "1", "--epochs", "100000"]
+    process = start_python(*command, output=output, errors=errors)
+    wait_until(lambda: output.exists() and "epoch 0: 21 samples" in output.read_text(), "an epoch has ended")
+    while process.is_alive():
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)  # Python drops one that comes while an object is being freed.
+        process.join(10)
+    assert process.exitcode == 130
+    assert errors.read_text().endswith("interrupted: the last epoch is incomplete\n")
+    assert output.read_text().startswith("epoch 0: 21 samples")
+
+
+def test_the_rate_after_the_first_batch_excludes_that_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([104.0, 105.0, 106.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    meter = ThroughputMeter(started=100.0)
+    assert (meter.samples_per_s, meter.samples_per_s_after_first_batch) == (0.0, None)
+    meter.watch([range(8)])
+    assert (meter.samples_per_s, meter.samples_per_s_after_first_batch) == (2.0, None)
+    meter.watch([[range(8), range(8)], [range(4), range(4)]])
+    assert (meter.first_batch_s, meter.elapsed_s, meter.num_samples) == (4.0, 6.0, 20)
+    assert meter.samples_per_s_after_first_batch == 6.0
+
+
+DECODING = {"decode_s": 20.0}
+PYTHON = {"transform_s": 20.0, "python_s": 18.0, "in_python": ("Jitter", "pad")}
+MIXED = {"formats": frozenset({"JPEG", "PNG", "BMP"})}
+MORE_WORKERS = "try more workers (up to {}, the number of processors)"
+FEW_PROCESSORS = "there are already at least as many workers as processors"
+ADVICE: list[tuple[dict[str, Any], dict[str, Any], int, str]] = [
+    (DECODING, {}, 2, "decode faster (pack with --jpeg tile, or with --jpeg reencode --max-side 400)"),
+    (DECODING, {"jpeg": "tile"}, 2, "try smaller images (pack with --jpeg reencode --max-side 400)"),
+    (DECODING, {"jpeg": "reencode"}, 2, "try smaller images (pack with a smaller --max-side)"),
+    (DECODING, MIXED, 2, "BMP and PNG (pack with --convert-to jpeg --jpeg tile, which changes pixels slightly)"),
+    (DECODING, {"has_images": False}, 2, FEW_PROCESSORS),
+    (DECODING, {"has_images": False}, 8, MORE_WORKERS.format(8)),
+    ({"read_s": 20.0}, {}, 2, "try more workers (more reads at a time), or a local disk, or larger shards"),
+    ({"read_s": 20.0}, {"in_shards": False}, 2, "a local disk, or shards (shardio pack)"),
+    ({"transform_s": 20.0}, {}, 2, f"-image overhead is the bottleneck because the images are small; {FEW_PROCESSORS}"),
+    ({"idle_s": 20.0}, {}, 2, "a larger --batch-size"),
+    (PYTHON, {}, 4, f"code is the bottleneck (Jitter, pad); {MORE_WORKERS.format(4)}, or less work in it"),
+]
+
+
+@pytest.mark.parametrize(("times", "stored", "processors", "words"), ADVICE)
+def test_statistics_lead_to_advice(times: dict[str, Any], stored: dict[str, Any], processors: int, words: str) -> None:
+    advice = advise(stats(times), replace(SHARDS, **stored), processors, is_first=True)
+    assert advice.startswith(f"2 workers on {processors} processors: ")
+    assert advice.endswith(words)
+    assert ("more workers (up to" in advice) == ("up to" in words)
+
+
+def test_an_epoch_that_is_mostly_start_up_is_not_judged() -> None:
+    short = stats({"read_s": 0.003, "decode_s": 0.001}, elapsed_s=0.18)
+    advice = advise(short, SHARDS, 2, is_first=True)
+    assert advice.startswith("this epoch is too short to judge: workers took about 0.18 s of 0.18 s to start")
+    assert advise(short, SHARDS, 2, is_first=False).endswith("too short to judge: use a dataset with more samples")
+    alone = advise(stats({"read_s": 0.003}, num_workers=0, elapsed_s=0.18), SHARDS, 1, is_first=True)
+    assert alone.startswith("no workers on 1 processor: storage is the bottleneck")
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_bench_reports_one_of_several_ranks(packed: Path, world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", str(world_size - 1))
+    monkeypatch.setenv("WORLD_SIZE", str(world_size))
+    done = run("bench", packed, "--batch-size", 4, "--num-workers", 0, "--image-size", 32, "--json")
+    found = json.loads(done.stdout)
+    assert (found["rank"], found["world_size"], found["num_samples"]) == (world_size - 1, world_size, 21 // world_size)
+    expected = "rank 2 of 3: this process loads only its share of the samples. If no launcher started it, unset RANK"
+    assert (expected in done.stderr) == (world_size == 3)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["class-0/a.jpg"], True),
+        (["notes/a.txt", "shard.tar"], False),
+        (["notes/a.txt", "SHARD.TAR"], False),
+        (["class-0/a.jpg", "shardio.json"], False),
+        (["a.jpg", ".hidden/b.jpg"], False),
+        (["class-0/a.jpg", "SHARD.TAR"], None),
+        (["a.PNG", "shard.tar"], None),
+    ],
+)
+def test_directories_without_shards_hold_class_folders(tmp_path: Path, names: list[str], expected: bool | None) -> None:
+    write_files(tmp_path, dict.fromkeys(names, b""))
+    if expected is None:
+        with pytest.raises(FormatError, match=f"holds both tars, such as {names[1]}, and images, such as {names[0]}"):
+            has_class_folders(tmp_path)
+    else:
+        assert has_class_folders(tmp_path) == expected
+
+
+def losses_of(source: Path, *options: object) -> list[tuple[str, str]]:
+    output = train_here(source, "--epochs", 1, "--batch-size", 8, *options).stdout
+    return [(figures["loss"], figures["val_loss"]) for figures in map(LINE.fullmatch, output.splitlines()) if figures]
+
+
+def test_each_epoch_prints_one_line_with_its_figures(packed: Path) -> None:
+    lines = train_here(packed, "--epochs", 2, "--batch-size", 8, "--num-workers", 0, "--seed", 3).stdout.splitlines()
+    assert len(lines) == 2
+    for epoch, line in enumerate(lines):
+        figures = LINE.fullmatch(line)
+        assert figures is not None, line
+        assert int(figures["epoch"]) == epoch
+        assert float(figures["loss"]) > 0
+        assert 0 <= float(figures["accuracy"]) <= 100
+        assert 0 <= float(figures["val_accuracy"]) <= 100
+        assert int(figures["rate"]) > 0
+        assert 0 <= int(figures["wait"]) <= 100
+
+
+@pytest.mark.slow
+def test_workers_do_not_change_what_is_learned_but_the_seed_does(packed: Path) -> None:
+    first = losses_of(packed, "--num-workers", 0, "--seed", 3)
+    assert (len(first), losses_of(packed, "--num-workers", 2, "--seed", 3)) == (1, first)
+    assert losses_of(packed, "--num-workers", 0, "--seed", 4) != first
+
+
+def test_every_setting_has_an_option_with_its_text() -> None:
+    options = {option.name: option for option in typer.main.get_command(app).commands["train"].params}  # type: ignore[attr-defined]  # a group
+    renamed = {"directory": "out", "resume": "fresh"}
+    no_options = {"steps_per_epoch", "num_classes", "mean", "std", "data"}
+    for setting in fields(TrainConfig):
+        option = options.get(renamed.get(setting.name, setting.name))
+        assert (option is None) == (setting.name in no_options), setting.name
+        if option is not None and setting.name not in renamed:
+            assert option.default == {"lr": 2e-3}.get(setting.name, setting.default)
+            assert option.help
+
+
+WRONG = {
+    "--precision fp8": "'fp8' is not one of 'fp32'",
+    "--precision fp16": "Invalid value for --precision: 'fp16' needs CUDA",
+    "--optimizer lion": "'lion' is not one of 'adamw'",
+    "--epochs 0": "Invalid value for --epochs: must be at least 1, got 0",
+    "--mixup -1": "Invalid value for --mixup: must be at least 0 and finite, got -1.0",
+    "--weight-decay -1": "Invalid value for --weight-decay: must be at least 0, got -1.0",
+    "--device toaster": "Invalid value for --device: must be one that torch knows",
+    "--val-share 1": "Invalid value for --val-share: must be at least 0 and below 1",
+    "--val elsewhere --val-share 0.1": "Invalid value for --val-share: pass either --val or --val-share, not both",
+    "--plot lr.jpg": "'lr.jpg' must end in .png",
+    "--model huge": "there is no model 'huge'",
+    "--pretrained": "no pretrained weights for 'small'",
+    "--checkpoint-every 3": "Invalid value for --checkpoint-every: needs a directory to write checkpoints to",
+    "--out s3://bucket/run": "Invalid value for --out: must be local",
+    "--recipe trivial_augmen": "did you mean trivial_augment",
+    "--recipe simclr": "simclr makes several crops of each image",
+    "--recipe cifar --transform a.py:b": "pass either --recipe or --transform",
+}
+
+
+@pytest.mark.parametrize("options", WRONG)
+def test_a_wrong_value_is_wrong_usage_of_its_option(packed: Path, options: str) -> None:
+    done = train_here(packed, "--epochs", 1, "--num-workers", 0, *options.split(), code=2)
+    assert done.stdout == ""
+    assert WRONG[options].replace(" ", "") in unframed(done.stderr).replace(" ", "")
+
+
+@pytest.mark.parametrize("command", ["train", "bench"])
+@pytest.mark.parametrize("variables", [{"RANK": "1"}, {"RANK": "x", "WORLD_SIZE": "2"}], ids=str)
+def test_launcher_variables_that_name_no_rank_are_wrong_usage(
+    packed: Path, monkeypatch: pytest.MonkeyPatch, command: str, variables: dict[str, str]
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    done = run(command, packed, "--num-workers", 0, code=2)
+    assert done.stdout == ""
+    assert "unset RANK" in re.sub(r"[\W_]+", " ", done.stderr)
+
+
+def test_a_last_batch_of_one_small_image_can_be_trained_on(packed: Path) -> None:
+    """17 of 21 samples are for training: a batch of 16, and one of a single sample."""
+    train_here(packed, "--epochs", 1, "--batch-size", 16, "--image-size", 16, "--num-workers", 0)
+
+
+def test_a_bad_image_is_an_error_that_names_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = pack_with_bad_image(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = run_main("train", packed, "--image-size", 32, "--device", "cpu", "--num-workers", 0)
+    line = done.stderr.splitlines()[-1]
+    assert (done.code, line.startswith("error: ")) == (1, True)
+    assert "class-1/name-003" in line
+    assert line.endswith("(to continue without it, pass --on-error skip or replace)")
+    with pytest.warns(RuntimeWarning, match="replaced"):
+        train_here(packed, "--epochs", 1, "--num-workers", 0, "--on-error", "replace")
+    assert "class-1/name-003" in (tmp_path / "quarantine.jsonl").read_text()
+
+
+def assert_fails(kind: type[Exception], message: str, source: Path, *options: object) -> None:
+    error = train_here(source, *options, "--num-workers", 0, code=1).exception
+    assert isinstance(error, kind)
+    assert message in str(error)
+
+
+def test_sources_that_cannot_be_trained_on_are_refused(images: Path, packed: Path, tmp_path: Path) -> None:
+    write_files(tmp_path / "flat", {f"{index}.jpg": encode(index) for index in range(6)})
+    shardio.pack(tmp_path / "flat", tmp_path / "packed")
+    assert_fails(FormatError, "has no class names: pass class folders", tmp_path / "packed")
+    assert_fails(FileNotFoundError, "nowhere", tmp_path / "nowhere")
+    write_images(tmp_path / "other", classes=4)
+    message = "are not among the given ones (class-0, class-1, class-2): class-3"
+    assert_fails(FormatError, message, images, "--val", tmp_path / "other")
+
+
+MODEL = """
+from torch import nn
+
+def make(num_classes, image_size):
+    hidden = nn.Sequential(nn.Flatten(), nn.Dropout(0.1), nn.Linear(3 * image_size**2, 8), nn.ReLU())
+    return nn.Sequential(hidden, nn.Linear(8, num_classes))
+"""
+
+
+def test_the_same_command_resumes_a_run(packed: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    folder = tmp_path / "run"
+    command = " ".join(
+        (
+            f"--out {folder} --model {tmp_path}/model.py:make --plot {folder}/lr.png --batch-size 4 --accumulate 2",
+            "--recipe trivial_augment --mixup 0.2 --cutmix 1 --random-erasing 0.1 --label-smoothing 0.1",
+            "--optimizer rmsprop --momentum 0.5 --schedule cosine --warmup 0.1 --clip-norm 1 --clip-value 0.5",
+            "--gradient-penalty 0.01 --patience 5 --deterministic --checkpoint-every 2 --log-every 1",
+            "--no-channels-last --num-workers 0",
+        )
+    ).split()
+    done = train_here(packed, "--epochs", 1, *command)
+    assert done.stderr == ""
+    assert [line["epoch"] for line in map(LINE.fullmatch, done.stdout.splitlines()) if line] == ["0"]
+    names = {"best.pt", "last.pt", "log.jsonl", "report.html", "report.png", "lr.png"}
+    assert {path.name for path in folder.iterdir()} >= names
+    first, *lines = train_here(packed, "--epochs", 2, *command).stdout.splitlines()
+    assert first == "resuming after step 3 (complete epochs: 1)"
+    assert [line["epoch"] for line in map(LINE.fullmatch, lines) if line] == ["1"]
+    steps = [line["step"] for line in map(json.loads, (folder / "log.jsonl").read_text().splitlines())]
+    assert steps == [1, 2, 3, 3, 4, 5, 6, 6]
+    changes = "lr was 0.002 and is now 0.5; image_size was 32 and is now 48; val_share was 0.2 and is now 0.3"
+    others = ["--lr", 0.5, "--image-size", 48, "--val-share", 0.3]
+    assert_fails(StateError, changes, packed, "--epochs", 2, *command, *others)
+    command[command.index("trivial_augment")] = "randaugment"
+    message = "recipe was 'trivial_augment' and is now 'randaugment'"
+    assert_fails(StateError, message, packed, "--epochs", 2, *command)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated:DeprecationWarning")  # It is still supported.
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="torch has no TorchScript on Python 3.14")
+def test_validation_is_of_other_shards_or_left_out(images: Path, packed: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from shardio.transforms import Compose, RandomInvert, RandomResizedCrop\n"
+        "def make(size): return Compose([RandomResizedCrop(size), RandomInvert()])\n"
+    )
+    ((_, loss),) = losses_of(images, "--val", packed, "--num-workers", 0, "--transform", f"{tmp_path}/mine.py:make")
+    assert loss is not None
+    ((_, loss),) = losses_of(packed, "--val-share", 0, "--num-workers", 0, "--script")
+    assert loss is None
+
+
+def _train_as_rank(rank: int, packed: Path, out: Path) -> None:
+    options = "--epochs 1 --batch-size 4 --image-size 16 --num-workers 1 --device cpu --precision fp32"
+    sys.argv = ["shardio", "train", str(packed), *options.split(), "--out", str(out / "run")]
+    with (out / f"output-{rank}").open("w") as output, redirect_stdout(output):
+        main()
+
+
+@pytest.mark.slow
+def test_two_ranks_print_everything_once(packed: Path, tmp_path: Path) -> None:
+    run_launched_ranks(_train_as_rank, packed, tmp_path, num_ranks=2)
+    first, second = ((tmp_path / f"output-{rank}").read_text() for rank in range(2))
+    assert LINE.fullmatch(first.strip()) is not None, first
+    assert second == ""
+    assert (tmp_path / "run" / "last.pt").exists()
+
+
+COUNT_THREADS = """
+from pathlib import Path
+import torch
+from torch import nn
+
+class Count(nn.Sequential):
+    def forward(self, images):
+        with Path(__file__).with_name("threads").open("a") as file:
+            file.write(f"{torch.get_num_threads()} ")
+        return super().forward(images)
+
+def make(num_classes, image_size):
+    Path(__file__).with_name("default").write_text(str(torch.get_num_threads()))
+    return Count(nn.Flatten(), nn.Linear(3 * image_size**2, num_classes))
+"""
+
+
+@pytest.mark.usefixtures("six_of_eight")
+def test_torch_leaves_processors_to_workers(packed: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(COUNT_THREADS)
+    options = "--image-size 16 --device cpu --num-workers 3 --epochs 1 --precision fp32"
+    done = run("train", packed, *options.split(), "--model", f"{tmp_path}/model.py:make")
+    assert ((tmp_path / "default").read_text(), {*(tmp_path / "threads").read_text().split()}) == ("6", {"5"})
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("torch uses 5 of its 6 threads")
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def six_of_eight(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make torch use six threads on a machine with eight processors, as if the user had chosen no number."""
+    monkeypatch.setattr(command, "count_processors", lambda: 8)
+    for name in (*VARIABLES, "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(6)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("num_processors", [1, 2, 3, 8, 64])
+@pytest.mark.parametrize("num_ranks", [1, 2, 8])
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 100])
+def test_threads_and_workers_share_the_processors(num_processors: int, num_ranks: int, num_workers: int) -> None:
+    num_threads = choose_threads(num_processors, num_ranks, num_workers)
+    assert num_threads >= 1
+    assert num_threads == 1 or num_ranks * (num_threads + num_workers) <= num_processors
+    assert num_ranks * (num_threads + num_workers + 1) > num_processors, "at most one processor per rank stays idle"
+
+
+@pytest.mark.usefixtures("six_of_eight")
+@pytest.mark.parametrize(
+    ("num_ranks", "num_workers", "num_left"), [(1, 3, 5), (2, 1, 3), (1, 0, None), (1, 1, None), (1, 2, None)]
+)
+def test_the_number_is_set_and_reported_unless_processors_remain(
+    monkeypatch: pytest.MonkeyPatch, num_ranks: int, num_workers: int, num_left: int | None
+) -> None:
+    if num_ranks > 1:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(num_ranks))
+    message = leave_processors_to_workers(num_workers, CPU, 6)
+    assert torch.get_num_threads() == (num_left or 6)
+    if num_left is None:
+        assert message is None
+    else:
+        assert str(message).startswith(f"torch uses {num_left} of its 6 threads")
+        assert f"(processors: 8, ranks: {num_ranks}, workers: {num_workers})" in str(message)
+
+
+@pytest.mark.usefixtures("six_of_eight")
+def test_a_chosen_number_is_kept_and_all_threads_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert leave_processors_to_workers(3, CPU, 4) is None  # It was 4 at the start.
+    assert leave_processors_to_workers(3, torch.device("cuda"), 6) is None
+    for name in VARIABLES:
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "6")
+            assert leave_processors_to_workers(3, CPU, 6) is None
+    assert torch.get_num_threads() == 6
