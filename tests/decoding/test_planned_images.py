@@ -59,9 +59,7 @@ def test_rows_of_another_size_do_not_fit(size: tuple[int, int]) -> None:
     ],
     ids=["Pillow images", "a function of Pillow images", "a function of arrays"],
 )
-def test_images_that_need_pixels_are_finished_when_they_are_planned(
-    options: dict[str, Any], decoder_names: list[str]
-) -> None:
+def test_images_that_need_pixels_are_planned_as_finished(options: dict[str, Any], decoder_names: list[str]) -> None:
     planned = plan_all(FieldDecoder(fields="image", **options))
     ((images, plan),) = planned.crops
     assert plan is None

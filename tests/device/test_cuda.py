@@ -64,9 +64,7 @@ def _normalised(images: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("is_pinned", [False, True])
 @pytest.mark.parametrize(("depth", "has_own_stream"), [(1, False), (2, False), (4, False), (2, True)])
-def test_a_slow_consumer_that_frees_batches_at_once_gets_whole_batches(
-    depth: int, has_own_stream: bool, is_pinned: bool
-) -> None:
+def test_a_slow_consumer_that_frees_batches_gets_whole_ones(depth: int, has_own_stream: bool, is_pinned: bool) -> None:
     """The consumer's stream computes the sums after slow work, when Python has already freed the batch."""
     loader, sums = _Batches(is_pinned=is_pinned), []
     stream = torch.cuda.Stream() if has_own_stream else torch.cuda.current_stream()

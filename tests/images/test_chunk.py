@@ -13,16 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shardio.images import (
-    CropPlan,
-    DecodedPicture,
-    DecodeError,
-    Picture,
-    Pixels,
-    Resampling,
-    open_image,
-    render_chunk,
-)
+from shardio.images import CropPlan, DecodedPicture, DecodeError, Picture, Pixels, Resampling, open_image, render_chunk
 from shardio.images.jpeg import Box
 from shardio.images.tiling import tile_jpeg
 from shardio.transforms import (
@@ -350,9 +341,7 @@ def test_plans_of_whole_images_and_of_none() -> None:
     ],
     ids=str,
 )
-def test_an_image_does_not_depend_on_which_others_need_pixels_first(
-    steps: list[Geometry], sizes: list[tuple[int, int]]
-) -> None:
+def test_images_do_not_depend_on_which_others_need_pixels(steps: list[Geometry], sizes: list[tuple[int, int]]) -> None:
     """Padded or resized images are resized from full-size pixels; other JPEGs may be decoded at a smaller scale."""
     files = [tile_jpeg(by_pillow(make_picture(*size))) for size in sizes]
     rng_keys = make_rng_keys(len(files))

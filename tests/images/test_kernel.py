@@ -126,7 +126,7 @@ def test_it_renders_the_crops_of_the_turned_image(orientation: int) -> None:
                 np.testing.assert_array_equal(rows[i], expected, err_msg=f"{boxes[i]}, {plan.resampling}")
 
 
-def test_an_image_depends_neither_on_what_else_is_decoded_nor_on_whether_there_is_a_kernel(
+def test_images_depend_neither_on_others_nor_on_the_kernel(
     contents: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the rest of the chunk, nor other threads, nor earlier content of the memory change it."""
@@ -153,9 +153,7 @@ def without_last_row(sizes: NDArray[np.int64]) -> CropPlan:
     return CropPlan.whole(sizes).crop(np.concatenate([top_left, after], axis=1))
 
 
-def test_rows_of_different_sizes_are_rendered_one_by_one(
-    contents: list[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_several_sizes_are_rendered_one_by_one(contents: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     pictures = [open_image(content) for content in contents]
     plans = without_last_row(np.array([picture.size for picture in pictures]))
     rows = [np.zeros((picture.size[0] - 1, picture.size[1], 3), np.uint8) for picture in pictures]
@@ -194,9 +192,7 @@ def test_unsupported_images_are_left_to_libjpeg_for_a_short_reason(name: str) ->
 
 
 @pytest.mark.parametrize("restart_interval", [0, 2])
-def test_with_any_byte_of_the_scan_changed_it_agrees_with_libjpeg_or_leaves_the_image_to_it(
-    restart_interval: int,
-) -> None:
+def test_with_any_byte_of_the_scan_changed_it_agrees_with_libjpeg_or_leaves_it(restart_interval: int) -> None:
     """It renders nothing if libjpeg-turbo reports damage."""
     content = make_jpeg(
         "", noise(20, 36), factors=SAMPLINGS["4:2:0"], quality=60, restart_interval=restart_interval

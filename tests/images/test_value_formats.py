@@ -183,7 +183,7 @@ def test_what_describes_the_pixels_of_a_png_does_not_change_them(capfd: pytest.C
 
 
 @pytest.mark.parametrize("write", [write_png, write_tiff], ids=["PNG", "TIFF"])
-def test_damaged_files_are_errors_and_large_ones_too(
+def test_damaged_or_large_files_are_errors(
     write: Callable[[NDArray[Any]], bytes], capfd: pytest.CaptureFixture[str]
 ) -> None:
     content = write(make_values("uint16", *SIZE, 3))

@@ -216,7 +216,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("jpeg", ["copy", "tile", "reencode"])
-def test_pack_takes_the_harmless_and_leaves_out_the_damaged(
+def test_pack_leaves_out_what_is_damaged(
     folder: Path, tmp_path: Path, jpeg: Literal["copy", "tile", "reencode"]
 ) -> None:
     manifest = shardio.pack(folder / "in", tmp_path / "out", jpeg=jpeg, shuffle_seed=None)

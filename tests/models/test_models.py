@@ -172,7 +172,7 @@ def test_the_users_function_may_have_pretrained_weights(own: Path) -> None:
         *((name, True, "no pretrained weights") for name in ("small", "own_models.py:plain", "own_models:any_options")),
     ],
 )
-def test_models_that_do_not_exist_or_that_train_does_not_support_are_refused(
+def test_models_that_do_not_exist_or_cannot_train_are_refused(
     own: Path, name: str, pretrained: bool, message: str
 ) -> None:
     if (library := name.partition(":")[0]) in ("torchvision", "timm"):
@@ -200,7 +200,7 @@ def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
-def test_a_torchvision_that_does_not_load_with_this_torch_is_named(
+def test_a_torchvision_that_does_not_load_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::roi does not exist')")
@@ -307,7 +307,7 @@ def test_torchvisions_head_is_kept_if_it_has_the_right_number_of_outputs(no_netw
 
 @pytest.mark.parametrize(("name", "head"), [("test_resnet", "fc"), ("mobilenetv3_small_050", "classifier")])
 @pytest.mark.parametrize("num_classes", [5, 1000])
-def test_timms_pretrained_weights_are_loaded_except_the_head(
+def test_timms_pretrained_weights_are_loaded_but_the_head(
     timm_cache: Path, name: str, head: str, num_classes: int
 ) -> None:
     timm = load("timm")

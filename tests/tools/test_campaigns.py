@@ -143,9 +143,7 @@ def test_a_campaign_reports_the_outcomes(photos: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [AssertionError("a law does not hold"), IndexError("it is out of bounds")])
-def test_a_file_that_breaks_a_law_is_named_and_saved(
-    photos: Path, fail: Any, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_what_breaks_a_law_is_saved(photos: Path, fail: Any, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def check(name: str, content: bytes) -> str:
         if name.endswith("B.JPEG"):
             raise type(error)(f"{name}: {error}")
@@ -165,9 +163,7 @@ def test_a_crop_with_different_pixels_breaks_a_law(fail: Any, monkeypatch: pytes
     assert "has other pixels" in fail(crops=1)
 
 
-def test_a_campaign_without_files_or_without_jpegtran_is_refused(
-    tmp_path: Path, fail: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_files_or_jpegtran_it_is_refused(tmp_path: Path, fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no files" in fail(2)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "libjpeg-turbo-progs" in fail(2, photos=None, corpus=True, jpegtran=True)
@@ -183,7 +179,7 @@ def test_a_campaign_without_files_or_without_jpegtran_is_refused(
     ],
     ids=["other scan", "not read", "same scan"],
 )  # fmt: skip
-def test_tiled_files_are_compared_with_jpegtrans(
+def test_tiled_files_are_jpegtrans(
     answer: str, outcome: str, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     contents = [path.read_bytes() for path in (photos / "a.jpg", photos / "more" / "B.JPEG")]
@@ -227,7 +223,7 @@ class Forked:
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_a_random_moment_gives_the_losses_of_an_uninterrupted_run(
+def test_a_killed_run_equals_an_uninterrupted_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replaced = SimpleNamespace(**{**vars(subprocess), "Popen": Forked})

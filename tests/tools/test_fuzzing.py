@@ -92,9 +92,7 @@ def _hang(seeds: range, reports: Any, path: Path) -> None:
 
 
 @pytest.mark.parametrize(("run", "said"), [(_die, "the process ended by SIGSEGV"), (_hang, "longer than 5 s")])
-def test_a_crash_or_a_hang_is_a_failure_and_the_file_stays(
-    run: Any, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_crash_or_a_hang_keeps_the_file(run: Any, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     context = forkserver_context()
     monkeypatch.setattr(fuzz_images.multiprocessing, "get_context", lambda _: context)
     monkeypatch.setattr(fuzz_images, "run_seeds", run)
@@ -133,7 +131,7 @@ def _break(seeds: range, reports: Any, current: Any, folder: Path) -> None:
             return
 
 
-def test_a_campaign_goes_on_after_a_broken_law_a_crash_and_a_hang(
+def test_a_campaign_continues_after_a_broken_law_a_crash_and_a_hang(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     context = forkserver_context()

@@ -86,9 +86,7 @@ def test_a_failed_save_keeps_the_previous_checkpoint(tmp_path: Path, num_bytes: 
     assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
 
 
-def test_the_memory_of_a_checkpoint_is_freed_after_loading(
-    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoints_are_freed_after_loading(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
     tensors: list[weakref.ref[torch.Tensor]] = []
 
@@ -112,7 +110,7 @@ def test_the_memory_of_a_checkpoint_is_freed_after_loading(
     assert look.num_alive == 0
 
 
-def test_a_run_killed_between_its_two_checkpoints_still_writes_the_best_one(
+def test_a_run_killed_before_last_pt_keeps_its_best(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def save(path: Path, state: dict[str, Any]) -> None:
@@ -216,9 +214,7 @@ def test_a_state_without_one_of_its_parts_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("log_every", [1, 10])
-def test_the_error_of_a_nan_loss_names_its_step_its_keys_and_the_remedy(
-    packed: Path, tmp_path: Path, log_every: int
-) -> None:
+def test_the_error_of_a_nan_loss_names_step_keys_and_remedy(packed: Path, tmp_path: Path, log_every: int) -> None:
     """In batch 9, which is the first half of step 5 (step 2 of epoch 1). The checkpoint before it is finite."""
     keys = list[list[str]]()
 
@@ -350,9 +346,7 @@ def test_all_ranks_raise_the_error_of_rank_0(tmp_path: Path, monkeypatch: pytest
     assert [type(outcome) for outcome in outcomes] == [NotADirectoryError, list]
 
 
-def test_the_lock_is_released_if_another_rank_fails_to_hear_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_lock_is_released_if_another_rank_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with monkeypatch.context() as patch:
@@ -393,9 +387,7 @@ def test_without_locks_a_warning_is_logged_and_training_works(
 
 
 @pytest.mark.parametrize("kept", [["best.pt", "log.jsonl"], ["best.pt"], ["log.jsonl"]])
-def test_a_run_without_its_last_checkpoint_is_not_replaced_silently(
-    packed: Path, tmp_path: Path, kept: list[str]
-) -> None:
+def test_a_run_without_last_pt_is_not_replaced_silently(packed: Path, tmp_path: Path, kept: list[str]) -> None:
     train(make_model(), make_loader(packed), make_config(tmp_path, epochs=2))
     for name in read_files(tmp_path).keys() - kept:
         (tmp_path / name).unlink()

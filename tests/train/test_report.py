@@ -118,9 +118,7 @@ def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("has_validation", [True, False])
-def test_the_page_shows_all_epochs_and_the_curves_the_figures_that_callbacks_get(
-    tmp_path: Path, has_validation: bool
-) -> None:
+def test_the_page_and_the_curves_show_the_figures_that_callbacks_get(tmp_path: Path, has_validation: bool) -> None:
     config, listener = make_config(tmp_path), Listener()
     results = run(config, listener, has_validation=has_validation)
     page, png = Page(tmp_path / "report.html"), (tmp_path / "report.png").read_bytes()
@@ -196,9 +194,7 @@ def test_names_and_settings_are_escaped(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_report")
-def test_the_same_log_gives_the_same_report_without_matplotlib_the_table(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_the_same_log_gives_the_same_report(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     run(make_config(tmp_path))
     change_log(tmp_path, "val_loss", [float("nan"), float("inf"), 0.5])  # Those of validation do not stop a run.
     names = {path.name for path in tmp_path.iterdir()}

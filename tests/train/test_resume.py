@@ -94,7 +94,7 @@ def test_stopped_anywhere_and_resumed_equals_uninterrupted(
 
 
 @pytest.mark.parametrize(("num_workers", "options"), [(0, {}), (0, MIXED), pytest.param(2, {}, marks=pytest.mark.slow)])
-def test_torchs_loader_resumes_at_the_start_of_an_epoch(
+def test_torchs_loader_resumes_at_an_epoch(
     packed: Path, tmp_path: Path, num_workers: int, options: dict[str, Any]
 ) -> None:
     """It has no state, but its order depends only on torch's random numbers, which are restored."""

@@ -9,8 +9,13 @@ from numpy.typing import NDArray
 
 NUM_DRAWS = 20_000
 
-THRESHOLD = 1.95 * (2 / NUM_DRAWS) ** 0.5
-"""Two samples of one distribution exceed it once in a thousand cases (Kolmogorov-Smirnov). Seeds are fixed."""
+
+def ks_limit(num_draws: int) -> float:
+    """Return what two samples of one distribution exceed once in 1,000 cases (Kolmogorov-Smirnov); seeds are fixed."""
+    return float(1.95 * (2 / num_draws) ** 0.5)
+
+
+THRESHOLD = ks_limit(NUM_DRAWS)
 
 
 def make_noise(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:

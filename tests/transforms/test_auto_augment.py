@@ -18,7 +18,7 @@ from shardio.images.rendering import edit_by_pillow
 from shardio.transforms import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
 from shardio.transforms.automatic import draw_gammas, read_policy, space_evenly
 from tests.transforms.by_torchvision import v2
-from tests.transforms.inputs import chi_square, ks_distance, make_noise, make_rng_keys, repeat_size
+from tests.transforms.inputs import chi_square, ks_distance, ks_limit, make_noise, make_rng_keys, repeat_size
 
 KEYS = make_rng_keys(14_000)
 
@@ -43,9 +43,7 @@ def make_image(random: np.random.Generator) -> np.ndarray[Any, np.dtype[np.uint8
         ("AugMix", {"all_ops": False}, "nearest"),
     ],
 )
-def test_every_operation_at_every_strength_gives_torchvisions_pixels(
-    kind: str, options: dict[str, Any], interpolation: str
-) -> None:
+def test_every_operation_and_strength_is_torchvisions(kind: str, options: dict[str, Any], interpolation: str) -> None:
     num_bins = options.get("num_magnitude_bins", 10)
     random, settings = np.random.default_rng(num_bins), {"fill": [7, 250, 130], "interpolation": interpolation}
     ours, theirs = (getattr(library, kind)(**options, **settings) for library in (transforms, v2))
@@ -121,8 +119,7 @@ def test_choices_are_uniform_and_independent() -> None:
 # AugMix.
 
 COUNT = 6000
-LIMIT = 1.95 * (2 / COUNT) ** 0.5
-"""As THRESHOLD, of other numbers of draws."""
+LIMIT = ks_limit(COUNT)
 
 
 @pytest.mark.parametrize(

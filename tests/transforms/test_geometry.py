@@ -28,9 +28,7 @@ def resized_size(height: int, width: int, size: int) -> Size:
 
 
 @given(height=st.integers(1, 5000), width=st.integers(1, 5000), size=st.integers(1, 1000))
-def test_one_number_is_the_shorter_side_and_the_longer_keeps_the_proportions_rounded_down(
-    height: int, width: int, size: int
-) -> None:
+def test_one_number_is_the_shorter_side_and_the_longer_is_rounded_down(height: int, width: int, size: int) -> None:
     new_size = Resize(size).draw(repeat_size(height, width, 1), make_rng_keys(1))[0]
     assert tuple(new_size.tolist()) == resized_size(height, width, size)
 
@@ -94,7 +92,7 @@ lengths = st.one_of(st.integers(1, 40), st.integers(1, 5000))
 
 
 @given(lengths, lengths, bounds(0.001, 1), bounds(0.05, 20), st.integers(0, 2**32))
-def test_boxes_lie_inside_the_image_and_keep_the_bounds_or_are_the_central_fallback(
+def test_boxes_keep_the_bounds_or_are_the_fallback(
     height: int, width: int, scale: Bounds, ratio: Bounds, seed: int
 ) -> None:
     boxes = RandomResizedCrop(8, scale, ratio).draw(repeat_size(height, width, 20), make_rng_keys(20, seed)).tolist()
