@@ -329,7 +329,6 @@ def test_plans_of_whole_images_and_of_none() -> None:
     ids=str,
 )
 def test_images_do_not_depend_on_which_others_need_pixels(steps: list[Geometry], sizes: list[tuple[int, int]]) -> None:
-    """Padded or resized images are resized from full-size pixels; other JPEGs may be decoded at a smaller scale."""
     files = [tile_jpeg(by_pillow(make_picture(*size))) for size in sizes]
     rng_keys = make_rng_keys(len(files))
     together = apply_transform(Compose(steps), [open_image(file) for file in files], rng_keys)

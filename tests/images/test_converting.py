@@ -61,13 +61,11 @@ CASES = [(name, source) for name, (_, sources) in IMAGES.items() for source in s
 
 
 def values_of(image: Image.Image) -> NDArray[Any]:
-    """Return an image's values in native byte order."""
     values = np.asarray(image)
     return values.astype(values.dtype.newbyteorder("="))
 
 
 def replace_chunk(content: bytes, name: bytes, data: bytes) -> bytes:
-    """Return a PNG with other data in its first chunk of a name."""
     start = content.index(name) - 4
     stop = start + 12 + int.from_bytes(content[start : start + 4], "big")
     chunk = len(data).to_bytes(4, "big") + name + data + zlib.crc32(name + data).to_bytes(4, "big")
@@ -84,7 +82,6 @@ def to_png(content: bytes, **options: Any) -> Image.Image:
 
 @pytest.mark.parametrize(("name", "source"), CASES)
 def test_values_are_those_that_pillow_decodes(name: str, source: str) -> None:
-    """JPEG and WebP are encoded from them: an encoder of the same library is the oracle."""
     content = save(IMAGES[name][0], source)
     stored, found = open_by_pillow(content), to_png(content)
     assert found.format == "PNG"

@@ -66,7 +66,6 @@ def _write_noise(factors: Factors, size: tuple[int, int], **options: Any) -> byt
 
 
 def _write(factors: Factors, size: tuple[int, int], kind: str) -> tuple[bytes, bytes]:
-    """Return a JPEG of noise, and the same as a kind."""
     rgb: dict[str, Any] = {"rgb": True, "header": "adobe"} if kind.startswith("rgb") else {}
     content = _write_noise(factors, size, **rgb)
     if kind == "tiled by ones":
@@ -116,7 +115,8 @@ PHOTOGRAPHS = {
 def test_random_crops_of_photographs(original: bytes, scale: int) -> None:
     height, width, *_ = simplejpeg.decode_jpeg_header(original)
     expected = full_decode(original, (height, width), scale)
-    boxes = random_boxes(*expected.shape[:2], 15, np.random.default_rng(scale))
+    height, width = expected.shape[:2]
+    boxes = random_boxes(height, width, 15, np.random.default_rng(scale))
     for content in (original, tile_jpeg(original)):
         assert_parts(content, expected, boxes, scale=scale)
 
@@ -166,10 +166,12 @@ def test_crops_of_upright_pictures_are_crops_of_the_turned_full_decode(orientati
     for scale in (1,) if is_png else SCALES:
         stored = read_by_pillow(original) if is_png else full_decode(original, size, scale)
         upright = TURNS[orientation](stored)
-        boxes = random_boxes(*upright.shape[:2], 12, np.random.default_rng(orientation))
-        boxes.append(Box(0, 0, *upright.shape[:2]))
+        (height, width), (stored_height, stored_width) = upright.shape[:2], stored.shape[:2]
+        boxes = random_boxes(height, width, 12, np.random.default_rng(orientation))
+        boxes.append(Box(0, 0, height, width))
         assert_parts(content, upright, boxes, scale=scale, orientation="apply")
-        assert_parts(content, stored, random_boxes(*stored.shape[:2], 5, np.random.default_rng(1)), scale=scale)
+        boxes = random_boxes(stored_height, stored_width, 5, np.random.default_rng(1))
+        assert_parts(content, stored, boxes, scale=scale)
 
 
 SIZE = (24, 83)
@@ -187,7 +189,6 @@ def _with_table(part_of_table: bytes) -> bytes:
 
 
 def _table_of(content: bytes) -> tuple[bytes, list[int]]:
-    """Return the fields and the lengths of a file's table."""
     start, end = next((start, end) for marker, start, end in segments_of(content) if marker == 0xE9)
     table = content[start + HEADER : end]
     return table[:11], list(struct.unpack(f">{(len(table) - 11) // 2}H", table[11:]))
@@ -209,7 +210,6 @@ def _is_right(content: bytes) -> bool:
 
 
 def _read(content: bytes, box: Box) -> Array | None:
-    """Return a part of a file, None where there is an error."""
     try:
         return open_image(content).read(box)
     except ValueError:

@@ -129,7 +129,6 @@ def test_it_renders_the_crops_of_the_turned_image(orientation: int) -> None:
 def test_images_depend_neither_on_others_nor_on_the_kernel(
     contents: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the rest of the chunk, nor other threads, nor earlier content of the memory change it."""
     others = [by_pillow(make_picture(50, 60), progressive=True), save(make_picture(40, 70), "PNG")]
     pictures = [open_image(content) for content in [*contents, *others]]
     plans = _draw_plans([picture.size for picture in pictures], np.random.default_rng(3))
@@ -193,7 +192,6 @@ def test_unsupported_images_are_left_to_libjpeg_for_a_short_reason(name: str) ->
 
 @pytest.mark.parametrize("restart_interval", [0, 2])
 def test_with_any_byte_of_the_scan_changed_it_agrees_with_libjpeg_or_leaves_it(restart_interval: int) -> None:
-    """It renders nothing if libjpeg-turbo reports damage."""
     content = make_jpeg(
         "", noise(20, 36), factors=SAMPLINGS["4:2:0"], quality=60, restart_interval=restart_interval
     ).content

@@ -22,7 +22,6 @@ from tests.train.runs import make_batches, weights_of
 
 
 def load(name: str) -> Any:
-    """Import a library, or skip the test if it is not installed."""
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed: pip install {name}")
     return import_library(name)

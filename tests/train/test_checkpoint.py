@@ -304,7 +304,7 @@ def test_a_second_run_is_refused_and_a_killed_one_can_be_resumed_at_once(packed:
 def test_all_ranks_raise_the_error_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"")
     outcomes = list[Any]()
-    monkeypatch.setattr("shardio.train.step.gather", lambda outcome: outcomes.append(outcome) or outcomes)  # type: ignore[func-returns-value]
+    monkeypatch.setattr("shardio.train.step.gather", lambda outcome: (outcomes.append(outcome), outcomes)[1])  # type: ignore[func-returns-value]
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))

@@ -11,6 +11,7 @@ import os
 import shutil
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -203,7 +204,8 @@ def test_one_rank_resumes_a_run_of_two_in_torchs_order_after_an_epoch(packed: Pa
     train_as(settings)
     dataset = ShardMapDataset(packed, fields="key")
     sampler: Any = DistributedSampler(dataset, 1, 0)
-    for epoch, order in enumerate((sorted, list)):  # Two ranks made the first epoch, in their own order.
+    orders: list[Callable[[Any], list[str]]] = [sorted, list]  # Two ranks made the first epoch, in their own order.
+    for epoch, order in enumerate(orders):
         sampler.set_epoch(epoch)
         keys = [key for line in _read_keys(directory, epoch) if line["epoch"] == epoch for key in line["keys"]]
         assert order(set(keys) if epoch == 0 else keys) == order([dataset[index] for index in sampler])

@@ -7,6 +7,7 @@ import importlib
 import io
 import json
 import sys
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -281,7 +282,11 @@ def test_a_failed_picture_leaves_no_partial_file(tmp_path: Path, monkeypatch: py
     run(make_config(tmp_path, epochs=1))
     before = read_files(tmp_path).keys()
     monkeypatch.setattr(Figure, "savefig", fail)
-    for draw in (lambda: write_report(tmp_path), lambda: plot_rates(tmp_path / "lr.png", [(0, 1.0)], [])):
+    draws: list[Callable[[], Any]] = [
+        lambda: write_report(tmp_path),
+        lambda: plot_rates(tmp_path / "lr.png", [(0, 1.0)], []),
+    ]
+    for draw in draws:
         with pytest.raises(OSError, match="no space left"):
             draw()
     # The old picture would belong to another page.

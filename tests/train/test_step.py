@@ -85,7 +85,7 @@ def test_gradients_are_unscaled_before_they_are_clipped() -> None:
     norms, (batch,) = list[float](), _floats([4])
     for precision in ("fp16", "fp32"):
         model = make_network()
-        step = TrainStep(model, _sgd(model), precision=precision, clip_norm=1e-3)  # type: ignore[arg-type]  # a literal
+        step = TrainStep(model, _sgd(model), precision=precision, clip_norm=1e-3)
         step(*batch)
         assert step.grad_norm is not None
         norms.append(float(step.grad_norm))

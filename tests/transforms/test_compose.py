@@ -44,7 +44,8 @@ def test_steps_run_in_their_order_also_nested() -> None:
         np.testing.assert_array_equal(tr.Compose([one, other])(image), other(one(image)))
     steps: list[tr.Transform] = [resize, tr.CenterCrop((20, 26)), tr.RandomHorizontalFlip(1.0), tr.Resize((9, 8))]
     flat = tr.Compose(steps)(image)
-    for nested in ([steps[0], tr.Compose(steps[1:3]), steps[3]], [tr.Compose([tr.Compose(steps)])]):
+    nestings: list[list[Any]] = [[steps[0], tr.Compose(steps[1:3]), steps[3]], [tr.Compose([tr.Compose(steps)])]]
+    for nested in nestings:
         np.testing.assert_array_equal(tr.Compose(nested)(image), flat)
     assert are_equal(apply(tr.Compose([]), [image]), [image])
 
@@ -173,7 +174,6 @@ def test_all_orders_are_equally_frequent() -> None:
 
 
 def by_hand(choice: Any, images: list[Any], keys: Any) -> list[Any]:
-    """Apply the chosen transforms to one image after another."""
     numbers, results = choice.choose(keys), []
     for row, image in enumerate(images):
         for number in numbers[row].tolist():

@@ -168,7 +168,6 @@ def test_crops_have_torchvisions_distribution(case: str) -> None:
 
 
 def test_every_corner_of_a_box_is_equally_likely() -> None:
-    """A box of 2x2 pixels in 6x5: its corner is in rows 0 to 4 and columns 0 to 3, both inclusive."""
     crop = RandomResizedCrop(8, scale=(4 / 30, 4 / 30), ratio=(1.0, 1.0))
     boxes = crop.draw(repeat_size(6, 5, NUM_DRAWS), make_rng_keys(NUM_DRAWS))
     assert (boxes[:, 2:] == 2).all()

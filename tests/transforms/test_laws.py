@@ -111,7 +111,6 @@ OTHER_DEFAULTS = {("RandomResizedCrop", "antialias"), ("Resize", "antialias"), (
 
 
 def parameters_of(transform: type) -> dict[str, Any]:
-    """Return the defaults of a transform's parameters, in order."""
     _, *parameters = inspect.signature(transform.__init__).parameters.values()  # type: ignore[misc]  # of a class
     return {
         parameter.name: getattr(parameter.default, "value", parameter.default)
