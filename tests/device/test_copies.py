@@ -58,7 +58,7 @@ class SpoilingLoader:
 
 @pytest.fixture(params=[True, False], ids=["pinned", "not pinned"])
 def is_pinned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the loader's tensors are in pinned memory, so that the device copies from them directly."""
+    """Put the loader's tensors into pinned memory, from which the device copies directly, or not."""
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: request.param)
     return bool(request.param)
 

@@ -1,4 +1,4 @@
-"""Bilinear resizing has OpenCV's pixels, the same ones whatever its build does."""
+"""Bilinear resizing has OpenCV's pixels, also if a build of OpenCV rounds differently."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_random_plans_give_the_pixels_of_cropped_resized_and_cropped_arrays(resa
 
 @pytest.fixture
 def _small_boxes_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let boxes of eight by eight pixels be too large to be averaged."""
+    """Treat boxes of eight by eight pixels as too large to average."""
     monkeypatch.setattr("shardio.images.crop_plan.MAX_AVERAGED_PIXELS", 63)
 
 

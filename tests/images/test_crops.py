@@ -221,7 +221,7 @@ def _check_leniently(content: bytes) -> None:
         check_reading(content, [Original.of_jpeg(TILED)], random.Random(seed))
 
 
-def test_whatever_byte_of_the_table_changes_the_pixels_stay() -> None:
+def test_a_changed_byte_of_the_table_changes_no_pixels() -> None:
     start, end = TABLE
     num_right = num_without = 0
     for place in range(start, end):
@@ -391,7 +391,7 @@ FILES = {"untouched": SMALL, "tiled": tile_jpeg(SMALL)}
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_whatever_byte_changes_crops_are_right_or_an_error(kind: str) -> None:
+def test_if_a_byte_changes_crops_are_right_or_an_error(kind: str) -> None:
     content, draw = FILES[kind], random.Random(kind)
     made_of = [Original.of_jpeg(content)]
     for place in range(0, len(content), 2):
@@ -400,7 +400,7 @@ def test_whatever_byte_changes_crops_are_right_or_an_error(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_whatever_a_marker_of_the_head_becomes_crops_are_right_or_an_error(kind: str) -> None:
+def test_if_a_marker_of_the_head_changes_crops_are_right_or_an_error(kind: str) -> None:
     """Without its own Huffman tables, libjpeg would take the standard ones: none may be left out unseen."""
     content, draw = FILES[kind], random.Random(kind)
     for (_, start, _), value in itertools.product(segments_of(content), range(256)):

@@ -66,7 +66,7 @@ class Collect(Callback):
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize(("num_micro", "accumulate"), [(8, 1), (8, 2), (8, 8), (5, 2), (7, 3), (3, 8)])
 def test_accumulated_microbatches_train_as_one_big_batch(num_micro: int, accumulate: int, optimizer: str) -> None:
-    """Each sample has the same weight, whatever the sizes. An incomplete last group counts as a smaller batch."""
+    """All samples have the same weight. An incomplete last group counts as a smaller batch."""
     micro = make_batches([4, 2, 7, 1, 4, 5, 3, 4][:num_micro])
     big = [join(micro[start : start + accumulate]) for start in range(0, num_micro, accumulate)]
     model = make_network()

@@ -276,7 +276,7 @@ def test_all_ranks_say_which_process_uses_their_directory(two_ranks: Launch) -> 
 
 @pytest.mark.slow
 def test_ranks_can_train_again_and_evaluate(by_torchrun: Launch) -> None:
-    """They leave each other after each run, and join again at different times; the score is that of all ranks."""
+    """They leave the group after each run and join again at different times; the score is that of all ranks."""
     one, other = _read_ends(by_torchrun.directory / "again")
     assert one == other
     assert one["num_images"] == SAMPLES
